@@ -29,6 +29,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
+from django.core.exceptions import ImproperlyConfigured
 from psycopg import sql
 
 from sample_app import supervisor
@@ -42,7 +43,7 @@ SOCKET_PATH_LIMIT = 100  # bytes; 104 on macOS and 108 on Linux, with the final 
 _in_use: dict[Path, int] = {}  # folder → descriptor of its users.lock, held until this process ends
 
 
-class EmbeddedServerError(RuntimeError):
+class EmbeddedServerError(ImproperlyConfigured):
     """The embedded PostgreSQL cannot be had; the message says how to do without it."""
 
 
