@@ -1,0 +1,51 @@
+"""Where the shop's e-mails go, as Django's settings want it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django
+import environ
+
+# The EMAIL_* settings and what Django 6.1's MAILERS calls the same things.
+MAILER_OPTIONS = {
+    "smtp": {
+        "EMAIL_HOST": "host",
+        "EMAIL_PORT": "port",
+        "EMAIL_HOST_USER": "username",
+        "EMAIL_HOST_PASSWORD": "password",
+        "EMAIL_USE_TLS": "use_tls",
+        "EMAIL_USE_SSL": "use_ssl",
+    },
+    "filebased": {"EMAIL_FILE_PATH": "file_path"},
+}
+
+
+def mail_settings(env: environ.Env) -> dict[str, Any]:
+    """Return what EMAIL_URL says, else EMAIL_HOST and EMAIL_PORT, else the console."""
+    if url := env.str("EMAIL_URL", default=""):
+        return in_this_django(environ.Env.email_url_config(url))
+    if host := env.str("EMAIL_HOST", default=""):
+        return smtp_settings(host, env.int("EMAIL_PORT", default=25))
+    return in_this_django({"EMAIL_BACKEND": "django.core.mail.backends.console.EmailBackend"})
+
+
+def smtp_settings(host: str, port: int) -> dict[str, Any]:
+    """Return the settings for a plain SMTP server."""
+    return in_this_django(
+        {
+            "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
+            "EMAIL_HOST": host,
+            "EMAIL_PORT": port,
+        }
+    )
+
+
+def in_this_django(config: dict[str, Any]) -> dict[str, Any]:
+    """Rewrite EMAIL_* settings as MAILERS where EMAIL_* is deprecated: from Django 6.1 on."""
+    if django.VERSION < (6, 1):
+        return config
+    backend = config["EMAIL_BACKEND"]
+    names = MAILER_OPTIONS.get(backend.split(".")[-2], {})
+    options = {option: config[name] for name, option in names.items() if config.get(name)}
+    return {"MAILERS": {"default": {"BACKEND": backend, "OPTIONS": options}}}

@@ -1,0 +1,27 @@
+#!/usr/bin/env python
+"""Django's command line for the sample shop."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the management command named on the command line."""
+    # Python puts this file's own folder first, where "shop" and "settings" would be
+    # importable a second time under shorter names; the checkout belongs there instead.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sample_app.settings")
+    from django.core.exceptions import ImproperlyConfigured
+    from django.core.management import execute_from_command_line
+
+    try:
+        execute_from_command_line(sys.argv)
+    except ImproperlyConfigured as error:
+        sys.exit(f"The settings are not usable: {error}")
+    except KeyboardInterrupt:
+        sys.exit("Interrupted.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A small real shop whose orders are processed by dcl_processor."""

@@ -1,0 +1,12 @@
+"""The shop's pages: the admin is all there is to see."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import path
+from django.views.generic import RedirectView
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", RedirectView.as_view(pattern_name="admin:index")),
+]
