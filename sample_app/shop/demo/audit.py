@@ -1,0 +1,72 @@
+"""Compare the mails really delivered with the orders that were due."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sample_app.shop.demo.mailbox import DeliveredMail
+from sample_app.shop.models import Order
+
+UnshippedRows = dict[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the database said before the copies started."""
+
+    due: frozenset[int]
+    unshipped: UnshippedRows
+
+    @classmethod
+    def look(cls) -> Self:
+        """Read the numbers of the orders due for a mail, and every unshipped order whole."""
+        return cls(due=frozenset(_due()), unshipped=_unshipped())
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The verdict; clean if every due order got one mail and nothing else changed."""
+
+    due: int
+    delivered: int
+    duplicates: int
+    missing: tuple[int, ...]
+    not_due: tuple[int | None, ...]
+    still_due: int
+    unshipped: int
+    touched: tuple[int, ...]
+
+    @property
+    def clean(self) -> bool:
+        """True if there is nothing to complain about."""
+        return not any((self.duplicates, self.missing, self.not_due, self.still_due, self.touched))
+
+
+def audit(before: Before, mails: Iterable[DeliveredMail]) -> Audit:
+    """Return what the mails and the database say now."""
+    mails_of = Counter(mail.order_number for mail in mails)
+    after = _unshipped()
+    return Audit(
+        due=len(before.due),
+        delivered=mails_of.total(),
+        duplicates=mails_of.total() - len(mails_of),
+        missing=tuple(sorted(before.due - mails_of.keys())),
+        not_due=tuple(number for number in mails_of if number not in before.due),
+        still_due=len(_due()),
+        unshipped=len(before.unshipped),
+        touched=tuple(
+            number for number, row in before.unshipped.items() if after.get(number) != row
+        ),
+    )
+
+
+def _due() -> list[int]:
+    due = Order.objects.filter(shipped_at__isnull=False, shipped_email_sent=False)
+    return list(due.order_by().values_list("number", flat=True))
+
+
+def _unshipped() -> UnshippedRows:
+    return {row["number"]: row for row in Order.objects.filter(shipped_at__isnull=True).values()}
