@@ -57,6 +57,12 @@ class Order(models.Model):
                 condition=models.Q(shipped_at__isnull=True, overdue_noted=False),
             ),
         ]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.CheckConstraint(
+                name="shop_order_required_not_before_ordered",
+                condition=models.Q(required_date__gte=models.F("order_date")),
+            )
+        ]
 
     def __str__(self) -> str:
         return f"Order {self.number}"
