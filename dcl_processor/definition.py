@@ -1,0 +1,244 @@
+"""What the user writes: a ``BatchProcessor``, or a function under ``@batch_processor``.
+
+Both spellings end in a validated instance. What can be judged without the model is judged
+here, when it is defined; the rest in ``manage.py check`` and at the first run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from threading import Event
+from typing import Any, Generic, Never, TypedDict, TypeVar, Unpack, overload
+
+from django.apps import apps
+from django.db.models import Model, Q, QuerySet
+
+from . import validation
+from .delivery import Delivery
+from .report import Report
+from .runner import Run
+
+M = TypeVar("M", bound=Model)
+
+
+class Options(TypedDict, total=False):
+    """The options of ``@batch_processor`` beside ``pending``, ``done`` and ``base``."""
+
+    name: str
+    delivery: Delivery
+    batch_size: int
+    strict_order: bool
+    repeats: bool
+    using: str | None
+    read_using: str | None
+
+
+class _DefaultName:
+    """Gives "<label of the app the code is in>.<name>", once the apps are known."""
+
+    def __get__(self, processor: BatchProcessor[Any] | None, owner: type) -> str:
+        if processor is None:
+            return owner.__name__
+        # Before the apps are loaded nobody knows them; the module still tells where it is.
+        module = processor.__module__
+        config = apps.get_containing_app_config(module) if apps.apps_ready else None
+        label = config.label if config else module
+        return f"{label}.{processor.__name__}"
+
+
+class BatchProcessor(Generic[M]):
+    """Process the pending rows of a model, once each, from any number of copies.
+
+    Subclass it with ``pending()`` and ``process()``, and instantiate the subclass at module
+    level in an app's ``processors.py``; or decorate a function with ``@batch_processor``.
+    Calling the instance runs it.
+
+    The pattern is double-checked locking: a lock-free read, then per row a lock and *the same
+    question asked again under the lock*, the work, and the flip that takes the row out of
+    ``pending``. Spring Batch calls the flag a process indicator.
+
+    Options (class attributes, or keyword arguments of the instance):
+
+    ``name``: default "<app label>.<class or function name>"; not inherited.
+    ``delivery``: what a crash does; ``Delivery.TRANSACTIONAL`` is the one this version has.
+    ``batch_size``: rows per transaction; 1 is the one this version has.
+    ``strict_order``: take the rows in the queryset's order over all pending rows, and not only
+    within each window of 500; every window is then read from the head again.
+    ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
+    is called at the flip. ``None``: the handler itself takes the row out of ``pending``, and
+    that is verified.
+    ``repeats``: a row may rightly stay pending after its flip; it is handled once per run.
+    ``using``: the database alias that is locked and written; default: the router's.
+    ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
+
+    Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` when it is
+    instantiated with something that cannot work.
+    """
+
+    name: str = _DefaultName()  # type: ignore[assignment]  # a descriptor that gives a str
+    delivery: Delivery = Delivery.TRANSACTIONAL
+    batch_size: int = 1
+    strict_order: bool = False
+    done: Mapping[str, Any] | None = None
+    repeats: bool = False
+    using: str | None = None
+    read_using: str | None = None
+
+    __name__: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = _DefaultName()  # type: ignore[assignment]  # as above; never inherited
+
+    def __init__(self, **options: Any) -> None:
+        validation.check_option_names(type(self), options)
+        self.__name__ = type(self).__name__
+        for option, value in options.items():
+            setattr(self, option, value)
+        inherited = (self.pending, BatchProcessor.pending), (self.process, BatchProcessor.process)
+        missing = {
+            base.__name__ for method, base in inherited if getattr(method, "__func__", None) is base
+        }
+        validation.check_options(self, missing)
+
+    def pending(self) -> QuerySet[M]:
+        """Return the rows that wait to be handled; asked afresh for every window of rows."""
+        raise NotImplementedError
+
+    def process(self, row: M, /) -> Any:
+        """Handle one row, which is locked and was pending when it was locked.
+
+        What it returns is given to ``get_done()``. What it raises is the row's failure: its
+        transaction is rolled back and the row stays pending.
+        """
+        raise NotImplementedError
+
+    def get_done(self, row: M, result: Any, /) -> Mapping[str, Any]:
+        """Return the flip for a row, given what the handler returned.
+
+        Override it to keep a result, such as a tracking number, in the same write as the flag.
+        """
+        return self.done or {}
+
+    def run(
+        self,
+        *,
+        filter: Q | None = None,
+        using: str | None = None,
+        limit: int | None = None,
+        timeout: float | timedelta | None = None,
+        wait_for_locked: float | timedelta = 10,
+        stop: Event | None = None,
+    ) -> Report:
+        """Handle what is pending now, and return what became of it.
+
+        ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
+        ``using``: overrides the option. ``limit``: handler calls, at most. ``timeout``: seconds
+        after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
+        others had locked; never outlasts ``timeout``. ``stop``: no row starts once it is set.
+
+        Raises ``InsideTransaction`` inside ``atomic()`` (Django's own ``TestCase`` excepted),
+        ``StillPending`` before any handler when ``done`` would leave a row pending, and
+        configuration errors for what only the model can tell. Rows that fail do not raise:
+        they are in the report.
+        """
+        return Run(
+            self,
+            filter=filter,
+            using=using,
+            limit=limit,
+            timeout=timeout,
+            wait_for_locked=wait_for_locked,
+            stop=stop,
+        ).report()
+
+    def __call__(
+        self,
+        *rows: Never,
+        filter: Q | None = None,
+        using: str | None = None,
+        limit: int | None = None,
+        timeout: float | timedelta | None = None,
+        wait_for_locked: float | timedelta = 10,
+        stop: Event | None = None,
+    ) -> Report:
+        """Run it: the same as ``run()``."""
+        validation.refuse_rows(self, rows)
+        return self.run(
+            filter=filter,
+            using=using,
+            limit=limit,
+            timeout=timeout,
+            wait_for_locked=wait_for_locked,
+            stop=stop,
+        )
+
+    @property
+    def _has_fixed_flip(self) -> bool:
+        """Whether the flip is ``done``, whatever the handler returns."""
+        rewritten = getattr(self.get_done, "__func__", None) is not BatchProcessor.get_done
+        return self.done is not None and not rewritten
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+@overload
+def batch_processor(
+    *,
+    pending: QuerySet[M] | Callable[[], QuerySet[M]],
+    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
+    **options: Unpack[Options],
+) -> Callable[[Callable[[M], Any]], BatchProcessor[M]]: ...
+
+
+@overload
+def batch_processor(
+    *,
+    pending: QuerySet[M] | Callable[[], QuerySet[M]],
+    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
+    base: type[BatchProcessor[Any]],
+    **options: Any,
+) -> Callable[[Callable[[M], Any]], BatchProcessor[M]]: ...
+
+
+def batch_processor(
+    *,
+    pending: Any,
+    done: Any = None,
+    base: type[BatchProcessor[Any]] = BatchProcessor,
+    **options: Any,
+) -> Callable[[Callable[[Any], Any]], BatchProcessor[Any]]:
+    """Turn a function of one row into a processor; the function's name becomes the processor's.
+
+    ``pending``: a queryset (cloned for each window), or a callable without arguments that
+    returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
+    ``None`` when the function takes the row out of ``pending`` itself. ``base``: a subclass of
+    ``BatchProcessor`` to build on. Every other option of ``BatchProcessor`` may be given too.
+
+        >>> @batch_processor(
+        ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),
+        ...     done={"shipped_email_sent": True},
+        ... )
+        ... def send_shipped_emails(order): ...
+
+    Returns a ``BatchProcessor`` instance: ``send_shipped_emails()`` runs it, and
+    ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises as
+    ``BatchProcessor`` does.
+    """
+    if done is not None:
+        options["get_done" if callable(done) else "done"] = done
+
+    def decorate(function: Callable[[Any], Any]) -> BatchProcessor[Any]:
+        identity = {
+            "__module__": function.__module__,
+            "__qualname__": function.__qualname__,
+            "__doc__": function.__doc__,
+        }
+        processor = base(pending=pending, process=function, **options)
+        vars(processor).update(identity, __name__=function.__name__)
+        return processor
+
+    return decorate

@@ -1,0 +1,183 @@
+"""What kind of question ``pending`` is, and how it is asked of one row.
+
+*Own-table*: every condition compares a column of the model's own table with a constant, a
+column of the same row, or the database's clock. Only then may the lock and the second check be
+one statement: PostgreSQL re-evaluates the WHERE clause of a row that changed before the lock was
+got, but only against the locked row's new version; whatever comes through a join, a subquery or a
+function is still the statement's old snapshot, and hands out rows that are done already.
+
+*Spanning*: everything else. The row is locked by primary key first, and the whole question is
+asked in a second statement, which has a snapshot of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from django.db import router
+from django.db.models import Model, Q, QuerySet, Value, lookups
+from django.db.models.expressions import Col
+from django.db.models.fields import related_lookups
+from django.db.models.functions import Now
+from django.db.models.query import ModelIterable
+from django.db.models.sql.where import WhereNode
+
+from .exceptions import InvalidPending
+
+M = TypeVar("M", bound=Model)
+
+# A lookup that a user registered may compile to any SQL at all, so Django's own are listed.
+_PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[M]):
+    """The pending question, asked afresh for one window of rows."""
+
+    #: The user's queryset with the run's filter, on the alias that is locked and written.
+    queryset: QuerySet[M, M]
+    #: The concrete model whose rows are locked.
+    model: type[M]
+    #: The models whose tables hold the row's own columns, each with the row's primary key.
+    tables: tuple[type[Model], ...]
+    using: str
+    read_using: str
+    own_table: bool
+
+    def of(self, pk: Any) -> QuerySet[M, M]:
+        """Ask about one row, with everything that the handler's row is to carry."""
+        return self.queryset.filter(pk=pk).order_by()
+
+    def among(self, pks: Iterable[Any]) -> QuerySet[M, M]:
+        """Ask about some rows."""
+        return self.queryset.filter(pk__in=list(pks)).order_by()
+
+
+def ask(
+    source: Any,
+    *,
+    label: str,
+    filter: Q | None = None,
+    using: str | None = None,
+    read_using: str | None = None,
+    flips: Iterable[str] | None = (),
+) -> Question[Any]:
+    """Return the question for the next window.
+
+    ``source``: a queryset or a callable that gives one. ``flips``: the columns that the flip
+    writes, or ``None`` when that is not known beforehand. Raises ``InvalidPending`` for a
+    queryset whose rows cannot be locked and asked about one by one.
+    """
+    queryset = source.all() if isinstance(source, QuerySet) else source()
+    refuse(queryset, label)
+    if filter is not None:
+        queryset = queryset.filter(filter)
+        refuse(queryset, label)
+    alias = using or queryset._db or router.db_for_write(queryset.model)
+    queryset = queryset.using(alias)
+    # The lock-free read must not lock, and the claim brings a lock of its own.
+    queryset.query.select_for_update = False
+    model = queryset.model._meta.concrete_model
+    return Question(
+        queryset=queryset,
+        model=model,
+        tables=tables_of(queryset, flips),
+        using=alias,
+        read_using=read_using or alias,
+        own_table=is_own_table(queryset),
+    )
+
+
+def refuse(queryset: Any, label: str) -> None:
+    """Raise ``InvalidPending`` for a shape that cannot be narrowed to one row and locked."""
+    if got := _refused_shape(queryset):
+        raise InvalidPending(
+            f"{label}: expected pending to be a queryset of model instances that can be narrowed "
+            f"to one row, got {got}."
+        )
+
+
+def _refused_shape(queryset: Any) -> str | None:
+    if not isinstance(queryset, QuerySet):
+        return (
+            f"{queryset!r:.100}, of type {type(queryset).__name__}; return Model.objects.filter(…)"
+        )
+    query = queryset.query
+    if query.combinator:
+        return f"a {query.combinator}(); write it as one filter with Q objects"
+    if query.is_sliced:
+        return "a slice; pass limit= to the run instead"
+    if not issubclass(queryset._iterable_class, ModelIterable):  # type: ignore[attr-defined]
+        return "values(), values_list(), dates() or the like; leave that out"
+    if query.distinct_fields:
+        return "distinct() on columns, which gives other rows once it is narrowed; use a subquery"
+    if query.where.contains_over_clause or _has_window(query.annotations.values()):
+        return "a window expression, which gives other values once it is narrowed; use a subquery"
+    return None
+
+
+def _has_window(annotations: Iterable[Any]) -> bool:
+    return any(annotation.contains_over_clause for annotation in annotations)
+
+
+def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
+    """Tell whether lock and second check may be one statement: a whitelist, not a guess."""
+    query = queryset.query
+    concrete = queryset.model._meta.concrete_model
+    assert concrete is not None
+    joined = {alias for alias, count in query.alias_refcount.items() if count}
+    plain = not (
+        query.annotations
+        or query.extra
+        or query.extra_tables
+        or query.select_related
+        or query.distinct
+        or query.group_by
+        or joined - {query.base_table}
+        or any(field.model._meta.concrete_model is not concrete for field in _columns(concrete))
+    )
+    return plain and _is_own(query.where, query.base_table)
+
+
+def _columns(model: type[Model]) -> list[Any]:
+    return list(model._meta.concrete_fields)
+
+
+def _is_own(node: Any, table: str | None) -> bool:
+    if isinstance(node, WhereNode):
+        return all(_is_own(child, table) for child in node.children)
+    if type(node).__module__ not in _PLAIN_LOOKUPS or not isinstance(node, lookups.Lookup):
+        return False
+    value: Any = node.rhs
+    values = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    return _is_column(node.lhs, table) and all(_is_plain(value, table) for value in values)
+
+
+def _is_plain(value: Any, table: str | None) -> bool:
+    if _is_column(value, table) or type(value) in (Value, Now):
+        return True
+    return not hasattr(value, "resolve_expression") and not hasattr(value, "as_sql")
+
+
+def _is_column(expression: Any, table: str | None) -> bool:
+    return type(expression) is Col and expression.alias == table
+
+
+def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tuple[type[Model], ...]:
+    """Return the models whose tables hold the row's own columns, the row's model first.
+
+    With multi-table inheritance a row has a part in each parent's table. A parent is named only
+    when it holds a column of the question or of the flip (``None``: of an unknown flip).
+    """
+    model = queryset.model._meta.concrete_model
+    assert model is not None
+    asked = {join.table_name for join in queryset.query.alias_map.values()}
+    flipped = {
+        field.model._meta.db_table
+        for field in model._meta.concrete_fields
+        if flips is None or {field.name, field.attname} & {*flips}
+    }
+    parents = (parent for parent in model._meta.all_parents if not parent._meta.proxy)
+    return (model, *(p for p in parents if p._meta.db_table in asked | flipped))

@@ -1,0 +1,92 @@
+"""Stage 5: what a run did, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from .exceptions import RowsFailed
+
+Stopped = Literal["drained", "limit", "timeout", "signal", "failures"]
+
+COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One row that failed: its primary key, the error, and the traceback as text."""
+
+    pk: Any
+    error: BaseException
+    traceback: str
+
+    def as_dict(self) -> dict[str, Any]:
+        pk = self.pk if isinstance(self.pk, int | str) else str(self.pk)
+        return {"pk": pk, "error": repr(self.error), "traceback": self.traceback}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one run of a processor did.
+
+    Counts are rows. ``processed``: handled and settled. ``failed``: the handler or its
+    transaction raised; the row is as it was before. ``skipped``: still pending at the end, and
+    locked by somebody else. ``stale``: gone, or finished by another copy since it was read
+    (all is well). ``duration`` is in seconds. ``stopped`` says what ended the run.
+    ``failures`` holds the first 100.
+
+    ``discarded``, ``snoozed`` and ``lease_lost`` belong to deliveries that this version does not
+    have yet: they are 0.
+    """
+
+    name: str
+    processed: int = 0
+    failed: int = 0
+    discarded: int = 0
+    snoozed: int = 0
+    skipped: int = 0
+    stale: int = 0
+    lease_lost: int = 0
+    passes: int = 0
+    duration: float = 0.0
+    stopped: Stopped = "drained"
+    failures: Sequence[Failure] = field(default=(), repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """True when no row failed and failures did not end the run."""
+        return self.failed == 0 and self.stopped != "failures"
+
+    def raise_for_failures(self) -> Self:
+        """Return the report, or raise ``RowsFailed`` from the first row's error.
+
+        The name and the habit are those of ``raise_for_status()`` in HTTP clients.
+        """
+        if self.ok:
+            return self
+        raise RowsFailed(self) from (self.failures[0].error if self.failures else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain values that ``json.dumps()`` takes."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        return {
+            "name": self.name,
+            **counts,
+            "passes": self.passes,
+            "duration": round(self.duration, 6),
+            "stopped": self.stopped,
+            "ok": self.ok,
+            "failures": [failure.as_dict() for failure in self.failures],
+        }
+
+    def __json__(self) -> dict[str, Any]:
+        """Return ``as_dict()``: kombu, Celery's serialiser, looks for this method."""
+        return self.as_dict()
+
+    def __str__(self) -> str:
+        """Say it in one line, leaving out what is 0."""
+        counts = [f"{n} {name}" for name in COUNTS if (n := getattr(self, name))]
+        did = ", ".join(counts) or "nothing pending"
+        end = "" if self.stopped == "drained" else f"; stopped by {self.stopped}"
+        return f"{self.name}: {did} in {self.duration:.2f} s{end}"

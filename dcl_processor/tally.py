@@ -1,0 +1,93 @@
+"""Counts outcomes while a run goes on, tells the log about them, and makes the report."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .exceptions import InvalidDone, StillPending
+from .execution import Failed
+from .report import Failure, Report, Stopped
+from .signals import row_finished
+
+if TYPE_CHECKING:
+    from .definition import BatchProcessor
+
+logger = logging.getLogger("dcl_processor")
+
+#: Failures kept in a report, and failed rows logged by one run.
+MOST_FAILURES = 100
+
+
+@dataclass(slots=True)
+class Tally:
+    """The report in the making."""
+
+    processor: BatchProcessor[Any]
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    passes: int = 0
+    wrong: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def handled(self) -> int:
+        """Rows that were tried, which is what ``limit`` counts."""
+        return self.counts["processed"] + self.counts["failed"]
+
+    @property
+    def processor_is_wrong(self) -> bool:
+        """Whether the rows that were handled stay pending, all of them: it is not the rows then.
+
+        One such row is its own failure; at the second the run has to end, since each further
+        handler call would be repeated by every run to come.
+        """
+        return self.wrong >= 2 and not self.counts["processed"]
+
+    def processed(self, pk: Any) -> None:
+        """Count a row that was settled."""
+        self.counts["processed"] += 1
+        self._tell(pk, "processed")
+
+    def failed(self, pk: Any, outcome: Failed) -> None:
+        """Count a row that failed, and log it with its traceback."""
+        self.counts["failed"] += 1
+        error = outcome.error
+        self.wrong += isinstance(error, StillPending | InvalidDone)
+        if len(self.failures) < MOST_FAILURES:
+            text = "".join(traceback.format_exception(error))
+            self.failures.append(Failure(pk, error, text))
+            name = self.processor.name
+            logger.error("%s: row %s failed: %s", name, pk, error or repr(error), exc_info=error)
+        # A kept traceback keeps the variables of every frame it went through: rows, and what the
+        # handler had loaded.
+        traceback.clear_frames(error.__traceback__)
+        self._tell(pk, "failed")
+
+    def report(self, stopped: Stopped) -> Report:
+        """Return the report so far."""
+        return Report(
+            name=self.processor.name,
+            **self.counts,
+            passes=self.passes,
+            duration=time.monotonic() - self.started,
+            stopped=stopped,
+            failures=tuple(self.failures),
+        )
+
+    def _tell(self, pk: Any, outcome: str) -> None:
+        sender = type(self.processor)
+        row_finished.send_robust(sender, processor=self.processor, pk=pk, outcome=outcome)
+
+
+def log_end(report: Report) -> None:
+    """Log a finished run: INFO when it did something, DEBUG when there was nothing to do."""
+    if report.failed > MOST_FAILURES:
+        more = report.failed - MOST_FAILURES
+        logger.error("%s: %d more rows failed and were not logged", report.name, more)
+    did = report.processed or report.failed or report.skipped
+    logger.log(logging.INFO if did else logging.DEBUG, "%s", report)

@@ -1,0 +1,185 @@
+"""What can be judged of a definition before any model or database is looked at."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Manager, Model, QuerySet
+
+from .delivery import Delivery
+from .exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
+
+if TYPE_CHECKING:
+    from .definition import BatchProcessor
+
+
+def check_option_names(cls: type[BatchProcessor[Any]], options: Mapping[str, Any]) -> None:
+    """Refuse options that override nothing, by the rule of Django's ``View.as_view()``."""
+    known = sorted(name for name in dir(cls) if not name.startswith("_"))
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
+            raise InvalidOption(f"{cls.__name__} has no option {name!r}; {guess}")
+
+
+def check_options(processor: BatchProcessor[Any], missing: Set[str]) -> None:
+    """Refuse what cannot work, whichever way it was spelled; ``missing``: methods not written."""
+    if missing:
+        raise InvalidOption(
+            f"{_label(processor)}: expected the methods pending(self) and process(self, row), got "
+            f"no {' and no '.join(sorted(missing))}; write what is missing."
+        )
+    _check_delivery(processor)
+    _check_batch_size(processor)
+    for name in ("strict_order", "repeats"):
+        _expect(processor, name, bool, "True or False")
+    for name in ("using", "read_using"):
+        _expect(processor, name, str | None, "the name of a database in DATABASES")
+    _check_name(processor)
+    _check_pending(processor)
+    _check_handler(processor)
+    _check_done(processor)
+    if processor.strict_order and processor.repeats:
+        raise Unsupported(
+            f"{_label(processor)}: expected strict_order or repeats, got both: a row that stays "
+            "pending would be at the head of the order for ever; leave one of them out."
+        )
+
+
+def refuse_rows(processor: BatchProcessor[Any], rows: tuple[object, ...]) -> None:
+    """Say which of the two to use when a processor is called like its handler."""
+    if rows:
+        raise TypeError(
+            f"{processor.__name__}() runs over all pending rows and takes no row, got "
+            f"{rows[0]!r}; call {processor.__name__}.process(row) to handle one row, or "
+            f"{processor.__name__}(filter=Q(pk=…)) to run for some."
+        )
+
+
+def _check_delivery(processor: BatchProcessor[Any]) -> None:
+    if processor.delivery not in set(Delivery):
+        raise InvalidOption(
+            f"{_label(processor)}: expected delivery to be one of "
+            f"{', '.join(str(d) for d in Delivery)}, got {processor.delivery!r}."
+        )
+    if processor.delivery != Delivery.TRANSACTIONAL:
+        raise Unsupported(
+            f"{_label(processor)}: delivery {str(processor.delivery)!r} is not in this version; "
+            "use Delivery.TRANSACTIONAL."
+        )
+
+
+def _check_batch_size(processor: BatchProcessor[Any]) -> None:
+    size = processor.batch_size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise InvalidOption(
+            f"{_label(processor)}: expected batch_size to be a whole number of rows from 1, "
+            f"got {size!r}."
+        )
+    if size > 1:
+        raise Unsupported(
+            f"{_label(processor)}: batch_size={size} is not in this version, which commits each "
+            "row by itself; leave batch_size out."
+        )
+
+
+def _check_name(processor: BatchProcessor[Any]) -> None:
+    name = vars(processor).get("name", vars(type(processor)).get("name"))
+    if isinstance(name, str) and (not name or name != name.strip()):
+        raise InvalidOption(f"{_label(processor)}: expected name to be a word, got {name!r}.")
+    if "name" in vars(processor):
+        _expect(processor, "name", str, "a string")
+
+
+def _check_pending(processor: BatchProcessor[Any]) -> None:
+    source: Any = processor.pending
+    if isinstance(source, QuerySet):
+        return
+    if isinstance(source, Manager) or (isinstance(source, type) and issubclass(source, Model)):
+        raise InvalidPending(
+            f"{_label(processor)}: expected pending to be a queryset or a callable that returns "
+            f"one, got {source!r}; write …objects.filter(…)."
+        )
+    if not callable(source):
+        raise InvalidPending(
+            f"{_label(processor)}: expected pending to be a queryset or a callable that returns "
+            f"one, got {source!r}."
+        )
+    if not _takes(source):
+        raise InvalidPending(
+            f"{_label(processor)}: expected pending to take no arguments, got "
+            f"pending{inspect.signature(source)}; narrow a run with filter=Q(…) instead."
+        )
+
+
+def _check_handler(processor: BatchProcessor[Any]) -> None:
+    handler: Any = processor.process
+    called = getattr(handler, "__name__", "process")
+    if not callable(handler):
+        raise InvalidOption(
+            f"{_label(processor)}: expected process to be a function of one row, got {handler!r}."
+        )
+    if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
+        raise Unsupported(
+            f"{_label(processor)}: expected a plain function, got 'async def {called}': a row's "
+            "lock cannot be held across an event loop; write 'def', and call async code in it "
+            "with asgiref's async_to_sync()."
+        )
+    if inspect.isgeneratorfunction(handler):
+        raise InvalidOption(
+            f"{_label(processor)}: expected a function that does the work when it is called, got "
+            f"the generator {called}(); take the 'yield' out."
+        )
+    if not _takes(handler, None):
+        raise InvalidOption(
+            f"{_label(processor)}: expected the handler to take one row, got "
+            f"{called}{inspect.signature(handler)}."
+        )
+
+
+def _check_done(processor: BatchProcessor[Any]) -> None:
+    done, get_done = processor.done, processor.get_done
+    if not callable(get_done) or not _takes(get_done, None, None):
+        raise InvalidDone(
+            f"{_label(processor)}: expected done as a callable to take (row, result), got "
+            f"{get_done!r}."
+        )
+    if done is None:
+        return
+    if not isinstance(done, Mapping) or not all(isinstance(name, str) for name in done):
+        raise InvalidDone(
+            f"{_label(processor)}: expected done to be a mapping of column names to values, such "
+            f"as {{'sent': True}}, got {done!r}."
+        )
+    if not done:
+        raise InvalidDone(
+            f"{_label(processor)}: expected done to name at least one column, got {{}}; leave it "
+            "out when the handler itself takes the row out of pending."
+        )
+
+
+def _expect(processor: BatchProcessor[Any], name: str, kind: Any, words: str) -> None:
+    value = getattr(processor, name)
+    if not isinstance(value, kind):
+        raise InvalidOption(f"{_label(processor)}: expected {name} to be {words}, got {value!r}.")
+
+
+def _takes(function: Any, *args: object) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none to look at
+        return True
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
+def _label(processor: BatchProcessor[Any]) -> str:
+    handler = vars(processor).get("process")
+    return getattr(handler, "__name__", None) or type(processor).__name__

@@ -1,0 +1,118 @@
+"""Tables of every kind that a pending queryset may be built on."""
+
+from __future__ import annotations
+
+import uuid
+from typing import ClassVar
+
+from django.db import models
+
+
+class Depot(models.Model):
+    name = models.CharField(max_length=50)
+    open = models.BooleanField(default=True)
+
+
+class Tag(models.Model):
+    name = models.CharField(max_length=50)
+
+
+class Parcel(models.Model):
+    """The plain case: a flag in the row itself."""
+
+    depot = models.ForeignKey(Depot, models.CASCADE, null=True, related_name="parcels")
+    tags = models.ManyToManyField(Tag, related_name="parcels")
+    sent = models.BooleanField(default=False)
+    tries = models.IntegerField(default=0)
+    weight = models.IntegerField(null=True)
+    priority = models.IntegerField(default=0)
+    note = models.CharField(max_length=200, default="")
+    sent_at = models.DateTimeField(null=True)
+    code = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001  # unique or none
+
+
+class QuietParcel(Parcel):
+    """A proxy."""
+
+    class Meta:
+        proxy = True
+
+
+class Scan(models.Model):
+    parcel = models.ForeignKey(Parcel, models.CASCADE, related_name="scans")
+    ok = models.BooleanField(default=True)
+
+
+class Receipt(models.Model):
+    """Holds the flag of a parcel beside it."""
+
+    parcel = models.OneToOneField(Parcel, models.CASCADE, related_name="receipt")
+    printed = models.BooleanField(default=False)
+
+
+class Letter(models.Model):
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    sent = models.BooleanField(default=False)
+
+
+class Seat(models.Model):
+    pk = models.CompositePrimaryKey("row", "number")
+    row = models.IntegerField()
+    number = models.IntegerField()
+    sent = models.BooleanField(default=False)
+
+
+class Vehicle(models.Model):
+    """The parent of a multi-table family, which holds the flag."""
+
+    inspected = models.BooleanField(default=False)
+    plate = models.CharField(max_length=20, default="")
+
+
+class Truck(Vehicle):
+    load = models.IntegerField(default=0)
+    weighed = models.BooleanField(default=False)
+
+
+class Trailer(Vehicle):
+    """A child whose primary key is not its parent's."""
+
+    serial = models.BigAutoField(primary_key=True)
+    vehicle = models.OneToOneField(Vehicle, models.CASCADE, parent_link=True)
+    axles = models.IntegerField(default=2)
+
+
+class RoadTrain(Truck):
+    """A grandchild."""
+
+    length = models.IntegerField(default=0)
+
+
+class VisibleManager(models.Manager["Crate"]):
+    def get_queryset(self) -> models.QuerySet[Crate]:
+        return super().get_queryset().filter(hidden=False)
+
+
+class Crate(models.Model):
+    """Its default and base managers hide rows; ``visible`` is the one that users write."""
+
+    hidden = models.BooleanField(default=False)
+    sent = models.BooleanField(default=False)
+
+    visible: ClassVar[VisibleManager] = VisibleManager()
+
+    class Meta:
+        base_manager_name = "visible"
+
+
+class Priced(models.Model):
+    """Ordered by default, and with a generated column."""
+
+    net = models.IntegerField(default=1)
+    gross = models.GeneratedField(
+        expression=models.F("net") * 2, output_field=models.IntegerField(), db_persist=True
+    )
+    sent = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ("-net",)
