@@ -115,7 +115,7 @@ class BatchProcessor(Generic[M]):
         """
         raise NotImplementedError
 
-    def get_done(self, row: M, result: Any, /) -> Mapping[str, Any]:
+    def get_done(self, row: M, result: Any, /) -> Mapping[str, Any]:  # noqa: ARG002  # see below
         """Return the flip for a row, given what the handler returned.
 
         Override it to keep a result, such as a tracking number, in the same write as the flag.

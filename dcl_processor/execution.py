@@ -44,7 +44,7 @@ def execute(processor: BatchProcessor[Any], row: Any, using: str) -> Handled | F
         with connections[using].execute_wrapper(watch):
             result = processor.process(row)
         _refuse_coroutine(processor, result)
-    except Exception as error:  # whatever a handler raises is its row's failure
+    except Exception as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
         return Failed(error)
     # A handler may have swallowed the error that cost the transaction, and with it the lock and
     # the work; a flip would now be alone in a new transaction.

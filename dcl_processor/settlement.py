@@ -28,7 +28,7 @@ def settle(
     if isinstance(outcome, Handled):
         try:
             _flip(processor, question, pk, row, outcome.result)
-        except Exception as error:  # the work is done, the flip is not: this row's failure
+        except Exception as error:  # noqa: BLE001  # the work is done, the flip is not
             outcome = Failed(error, handled=True)
     if isinstance(outcome, Failed):
         transaction.set_rollback(True, using=question.using)
@@ -91,7 +91,7 @@ def _write(question: Question[Any], pk: Any, values: Mapping[str, Any], label: s
     Never ``save()``, which would write back columns that somebody else has changed since. The
     key is the one that was claimed: a handler that deletes or copies its row changes ``row.pk``.
     """
-    table = QuerySet(question.model, using=question.using).filter(pk=pk)
+    table: QuerySet[Any] = QuerySet(question.model, using=question.using).filter(pk=pk)
     resolved = {name: value() if callable(value) else value for name, value in values.items()}
     try:
         written = table.update(**resolved)
@@ -111,5 +111,5 @@ def _keep_callbacks_apart(using: str) -> None:
     The row is settled when they run. One that raises would make Django drop those behind it,
     and look like a commit that failed; Django logs it instead.
     """
-    connection = connections[using]
+    connection: Any = connections[using]  # the stubs know the callbacks as pairs
     connection.run_on_commit = [(sids, call, True) for sids, call, _ in connection.run_on_commit]

@@ -62,7 +62,9 @@ class Tally:
             text = "".join(traceback.format_exception(error))
             self.failures.append(Failure(pk, error, text))
             name = self.processor.name
-            logger.error("%s: row %s failed: %s", name, pk, error or repr(error), exc_info=error)
+            logger.error(
+                "%s: row %s failed: %s", name, pk, str(error) or repr(error), exc_info=error
+            )
         # A kept traceback keeps the variables of every frame it went through: rows, and what the
         # handler had loaded.
         traceback.clear_frames(error.__traceback__)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Manager, Model, QuerySet
@@ -26,7 +27,7 @@ def check_option_names(cls: type[BatchProcessor[Any]], options: Mapping[str, Any
             raise InvalidOption(f"{cls.__name__} has no option {name!r}; {guess}")
 
 
-def check_options(processor: BatchProcessor[Any], missing: Set[str]) -> None:
+def check_options(processor: BatchProcessor[Any], missing: AbstractSet[str]) -> None:
     """Refuse what cannot work, whichever way it was spelled; ``missing``: methods not written."""
     if missing:
         raise InvalidOption(
@@ -74,7 +75,7 @@ def _check_delivery(processor: BatchProcessor[Any]) -> None:
 
 
 def _check_batch_size(processor: BatchProcessor[Any]) -> None:
-    size = processor.batch_size
+    size: Any = processor.batch_size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise InvalidOption(
             f"{_label(processor)}: expected batch_size to be a whole number of rows from 1, "
@@ -142,7 +143,8 @@ def _check_handler(processor: BatchProcessor[Any]) -> None:
 
 
 def _check_done(processor: BatchProcessor[Any]) -> None:
-    done, get_done = processor.done, processor.get_done
+    done: Any = processor.done
+    get_done: Any = processor.get_done
     if not callable(get_done) or not _takes(get_done, None, None):
         raise InvalidDone(
             f"{_label(processor)}: expected done as a callable to take (row, result), got "

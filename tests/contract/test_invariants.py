@@ -1,0 +1,335 @@
+"""The promises, each under its number, on every database."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Barrier, Event, Thread
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import BatchProcessor, Report, batch_processor, candidates, runner
+from dcl_processor.exceptions import StillPending
+from tests.models import Depot, Letter, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+HAS_ROW_LOCKS = connection.features.has_select_for_update
+
+
+def parcels(number: int, **values: Any) -> list[Parcel]:
+    rows = [Parcel(priority=place, **values) for place in range(number)]
+    Parcel.objects.bulk_create(rows)
+    return list(Parcel.objects.order_by("pk"))
+
+
+def processor(handler: Callable[[Any], Any], **options: Any) -> BatchProcessor[Parcel]:
+    options = {"pending": Parcel.objects.filter(sent=False), "done": {"sent": True}, **options}
+    return batch_processor(**options)(handler)
+
+
+def ignore(row: Any) -> None:
+    """Handle a row by doing nothing."""
+
+
+@contextmanager
+def another_session_holds(*pks: Any) -> Iterator[Event]:
+    """Lock rows, as another copy does, from a thread of its own until told or left."""
+    held, release = Event(), Event()
+
+    def hold() -> None:
+        run = processor(work, pending=Parcel.objects.filter(pk__in=pks, sent=False))
+        run()
+        connections.close_all()
+
+    locked: list[Any] = []
+
+    def work(row: Parcel) -> None:
+        locked.append(row.pk)
+        held.set()
+        assert release.wait(30)
+
+    threads = [Thread(target=hold)]
+    threads[0].start()
+    assert held.wait(30)
+    try:
+        yield release
+    finally:
+        release.set()
+        threads[0].join(30)
+        assert not threads[0].is_alive()
+
+
+def test_i1_empty_is_free() -> None:
+    parcels(3, sent=True)
+    run = processor(ignore)
+    with CaptureQueriesContext(connection) as queries:
+        report = run()
+    assert len(queries) == 1
+    assert queries[0]["sql"].startswith("SELECT")
+    assert "FOR" not in queries[0]["sql"].replace("FROM", "")
+    assert not connection.in_atomic_block
+    assert (report.processed, report.passes, str(report.stopped)) == (0, 1, "drained")
+
+
+def test_a_row_costs_two_statements_once_the_flip_was_rehearsed() -> None:
+    """Lock-and-ask, flip: own-table. The rehearsal adds four, once in a run."""
+    parcels(1)
+    run = processor(ignore)
+    run()  # the connection has been asked for its isolation level
+    Parcel.objects.update(sent=False)
+    with CaptureQueriesContext(connection) as one:
+        assert run().processed == 1
+    parcels(20)
+    with CaptureQueriesContext(connection) as many:
+        assert run().processed == 20
+
+    def statements(queries: CaptureQueriesContext) -> int:
+        return sum(query["sql"].split()[0] in {"SELECT", "UPDATE"} for query in queries)
+
+    each = 2 if HAS_ROW_LOCKS else 3  # SQLite: an empty update takes the lock for writing
+    assert statements(many) - statements(one) == 19 * each
+
+
+def test_i2_two_copies_handle_each_row_once() -> None:
+    parcels(60)
+    start = Barrier(2)
+    handled: list[list[int]] = [[], []]
+    reports: list[Report | None] = [None, None]
+
+    def copy(number: int) -> None:
+        start.wait(30)
+        reports[number] = processor(lambda row: handled[number].append(row.pk))()
+        connections.close_all()
+
+    threads = [Thread(target=copy, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(handled[0] + handled[1]) == [row.pk for row in Parcel.objects.order_by("pk")]
+    assert all(reports)
+    assert not Parcel.objects.filter(sent=False).exists()
+
+
+def test_i5_a_flip_that_leaves_the_row_pending_is_found_before_any_handler() -> None:
+    rows = parcels(3)
+    calls: list[int] = []
+    run = processor(lambda row: calls.append(row.pk), done={"note": "sent"})
+    with pytest.raises(StillPending, match=r"expected done=.* to take a row out .* still pending"):
+        run()
+    assert calls == []
+    assert set(Parcel.objects.values_list("note", flat=True)) == {""}
+    assert not connection.in_atomic_block
+    assert len(rows) == Parcel.objects.filter(sent=False).count()
+
+
+def test_i5_is_asked_once_per_run() -> None:
+    parcels(5)
+    run = processor(ignore)
+    with CaptureQueriesContext(connection) as queries:
+        assert run().processed == 5
+    savepoints = [query for query in queries if query["sql"].startswith("ROLLBACK TO")]
+    assert len(savepoints) == 1
+
+
+def test_i5_repeats_allows_a_row_to_stay_and_handles_it_once_per_run() -> None:
+    parcels(3)
+    calls: list[int] = []
+    run = processor(lambda row: calls.append(row.pk), done={"note": "again"}, repeats=True)
+    assert run().processed == 3
+    assert run().processed == 3
+    assert len(calls) == 6
+    assert len(set(calls)) == 3
+
+
+def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "WINDOW", 4)
+    parcels(8)
+
+    def handle(row: Parcel) -> None:
+        Parcel.objects.create(priority=row.priority + 100)
+        Parcel.objects.create(priority=row.priority + 200)
+
+    report = processor(handle)()
+    assert (report.processed, report.stopped) == (8, "drained")
+    assert Parcel.objects.filter(sent=False).count() == 16
+
+
+def test_i6_random_keys_that_keep_arriving_do_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "WINDOW", 4)
+    Letter.objects.bulk_create([Letter() for _ in range(20)])
+    calls: list[Any] = []
+
+    def handle(row: Letter) -> None:
+        calls.append(row.pk)
+        Letter.objects.create()
+
+    pending = Letter.objects.filter(sent=False)
+    report = batch_processor(pending=pending, done={"sent": True})(handle)(timeout=60)
+    assert report.stopped == "drained"
+    assert len(calls) == len(set(calls)) == report.processed >= 20
+
+
+@pytest.mark.parametrize("strict_order", [False, True])
+def test_i6_a_sort_key_that_changes_makes_no_row_come_twice(
+    strict_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "WINDOW", 3)
+    parcels(10)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        others = Parcel.objects.filter(sent=False).exclude(pk=row.pk)
+        others.update(priority=1000 - len(calls) * 10 - row.pk)
+        Parcel.objects.filter(pk=row.pk).update(priority=-1)
+
+    pending = Parcel.objects.filter(sent=False).order_by("-priority")
+    report = processor(handle, pending=pending, strict_order=strict_order)()
+    assert (report.processed, len(set(calls)), report.stopped) == (10, 10, "drained")
+
+
+def test_i6_locked_rows_are_tried_again_until_they_are_free() -> None:
+    first, *_ = parcels(3)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+
+    with another_session_holds(first.pk) as release:
+        # The other copy lets go, without having flipped, when our first pass is over.
+        Thread(target=lambda: (wait_until(lambda: len(calls) == 2), release.set())).start()
+        if not HAS_ROW_LOCKS:
+            release.set()  # SQLite: the other copy has the whole database
+        report = processor(handle)(wait_for_locked=30)
+    assert report.skipped == 0
+    assert report.processed + report.stale == 3
+    assert Parcel.objects.filter(sent=False).count() == 0
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_i8_memory_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times the rows, the same peak: what is kept is a window, not a backlog."""
+    monkeypatch.setattr(candidates, "WINDOW", 20)
+    run = processor(ignore)
+
+    def peak(number: int) -> int:
+        Parcel.objects.all().delete()
+        parcels(number)
+        tracemalloc.start()
+        try:
+            assert run().processed == number
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(50)
+    assert peak(500) < peak(50) + 200_000
+
+
+def test_i11_the_flip_writes_its_columns_by_primary_key_and_nothing_else() -> None:
+    [row] = parcels(1)
+    run = processor(ignore)
+    with CaptureQueriesContext(connection) as queries:
+        run()
+    [*_, flip] = [query["sql"] for query in queries if query["sql"].startswith("UPDATE")]
+    quote = connection.ops.quote_name
+    settings, _, where = flip.partition(" WHERE ")
+    assert settings.count("=") == 1
+    assert quote("sent") in settings
+    assert where == f"{quote('tests_parcel')}.{quote('id')} = {row.pk}"
+
+
+if HAS_ROW_LOCKS:
+
+    def test_i12_locked_and_finished_rows_are_told_apart() -> None:
+        locked, finished, gone, free = parcels(4)
+
+        def handle(row: Parcel) -> None:
+            assert row.pk == free.pk
+
+        pending = Parcel.objects.filter(sent=False).order_by("-pk")
+
+        def finish_two(row: Parcel) -> None:
+            handle(row)
+            Parcel.objects.using("other").filter(pk=finished.pk).update(sent=True)
+            Parcel.objects.using("other").filter(pk=gone.pk).delete()
+
+        with another_session_holds(locked.pk):
+            report = processor(finish_two, pending=pending)(wait_for_locked=0)
+        assert (report.processed, report.skipped, report.stale) == (1, 1, 2)
+        assert report.passes == 1
+
+    def test_i12_only_locked_rows_are_tried_again() -> None:
+        locked, failing, *_ = parcels(4)
+        calls: list[int] = []
+
+        def handle(row: Parcel) -> None:
+            calls.append(row.pk)
+            if row.pk == failing.pk:
+                raise ValueError
+
+        with another_session_holds(locked.pk):
+            report = processor(handle)(wait_for_locked=0.3)
+        assert report.passes > 1
+        assert (report.processed, report.failed, report.skipped) == (2, 1, 1)
+        assert len(calls) == 3
+
+    def test_i6_waiting_for_locked_rows_never_outlasts_the_timeout() -> None:
+        locked, *_ = parcels(2)
+        with another_session_holds(locked.pk):
+            report = processor(ignore)(wait_for_locked=60, timeout=0.3)
+        assert (report.processed, report.skipped, report.stopped) == (1, 1, "timeout")
+        assert 0.3 <= report.duration < 10
+
+    def test_i6_no_more_than_a_bounded_number_of_locked_rows_is_remembered(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(runner, "MOST_LOCKED", 2)
+        rows = parcels(5)
+        pks = [row.pk for row in rows[:4]]
+        with connections["other"].cursor() as cursor:
+            connections["other"].set_autocommit(False)
+            for pk in pks:  # one by one: a range would lock the row behind it too on MariaDB
+                cursor.execute("SELECT id FROM tests_parcel WHERE id = %s FOR UPDATE", [pk])
+            report = processor(ignore)(wait_for_locked=0.1)
+            connections["other"].rollback()
+            connections["other"].set_autocommit(True)
+        assert (report.processed, report.skipped) == (1, 4)
+
+    def test_a_filter_narrows_both_checks() -> None:
+        """A row that leaves the filter after it was read is not handled."""
+        first, second, third = parcels(3, note="mine")
+        calls: list[int] = []
+
+        def handle(row: Parcel) -> None:
+            calls.append(row.pk)
+            Parcel.objects.using("other").filter(pk=second.pk).update(note="yours")
+
+        report = processor(handle)(filter=Q(note="mine"))
+        assert calls == [first.pk, third.pk]
+        assert (report.processed, report.stale) == (2, 1)
+
+
+def test_a_filter_across_a_relation_narrows_a_run() -> None:
+    north, south = Depot.objects.create(name="north"), Depot.objects.create(name="south")
+    parcels(2, depot=north)
+    Parcel.objects.create(depot=south)
+    assert processor(ignore)(filter=Q(depot__name="south")).processed == 1
+    assert Parcel.objects.filter(sent=True, depot=south).count() == 1
+    assert Parcel.objects.filter(sent=False).count() == 2

@@ -1,0 +1,142 @@
+"""Connections whose default would make the second check read an old snapshot."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from dcl_processor import BatchProcessor, batch_processor, isolation
+from dcl_processor.exceptions import Unsupported
+from tests.contract.sessions import before_statement, connected
+from tests.models import Depot, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+# Every way in which a connection may come by another level than READ COMMITTED.
+LEVELS: dict[str, list[dict[str, Any]]] = {
+    "postgresql": [
+        {},
+        {"isolation_level": 3},  # psycopg's numbers: repeatable read, serializable
+        {"isolation_level": 4},
+        {"options": "-c default_transaction_isolation=serializable"},
+        {"options": "-c default_transaction_isolation=repeatable\\ read"},
+    ],
+    "mysql": [{}, {"isolation_level": "repeatable read"}, {"isolation_level": "serializable"}],
+    "sqlite": [{}, {"transaction_mode": "IMMEDIATE"}, {"transaction_mode": "EXCLUSIVE"}],
+}
+options = pytest.mark.parametrize("options", LEVELS[connection.vendor], ids=str)
+
+
+def processor(calls: list[Any]) -> BatchProcessor[Parcel]:
+    """A spanning question: the flag that counts is the depot's."""
+
+    @batch_processor(
+        pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}
+    )
+    def send(row: Parcel) -> None:
+        calls.append(sees_what_others_commit())
+
+    return send
+
+
+def sees_what_others_commit() -> bool:
+    """Tell whether each statement of the running transaction has a snapshot of its own."""
+    if not connection.features.has_select_for_update:
+        return True  # SQLite: we hold the lock for writing, nobody can commit anything
+    before = Depot.objects.count()
+    Depot.objects.using("other").create()
+    return Depot.objects.count() == before + 1
+
+
+@options
+def test_every_row_is_handled_at_read_committed(options: dict[str, Any]) -> None:
+    depot = Depot.objects.create()
+    Parcel.objects.create(depot=depot)
+    Parcel.objects.create(depot=depot)
+    calls: list[Any] = []
+    with connected(options):
+        assert processor(calls)().processed == 2
+    assert calls == [True, True]
+
+
+def between_lock_and_question(sql: str) -> bool:
+    """Recognise the second statement of a spanning claim: it joins, in a transaction."""
+    joins = re.search(r"JOIN\W+tests_depot", sql)
+    return bool(joins) and connection.in_atomic_block and "UPDATE" not in sql
+
+
+def close_depots() -> None:
+    Depot.objects.using("other").update(open=False)
+
+
+if connection.features.has_select_for_update:
+    # On SQLite nobody can commit between our lock and our question.
+
+    @options
+    def test_the_second_check_sees_what_was_committed_after_the_lock(
+        options: dict[str, Any],
+    ) -> None:
+        Parcel.objects.create(depot=Depot.objects.create())
+        calls: list[Any] = []
+        with connected(options), before_statement(between_lock_and_question, close_depots):
+            report = processor(calls)()
+        assert (report.processed, report.stale, calls) == (0, 1, [])
+
+
+if connection.vendor == "postgresql":
+    # InnoDB takes the snapshot of a REPEATABLE READ transaction at its first plain read, which is
+    # the question itself: only PostgreSQL's is as old as the lock statement.
+
+    @pytest.mark.parametrize("options", LEVELS["postgresql"][1:], ids=str)
+    def test_without_the_level_the_second_check_hands_out_a_finished_row(
+        options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The broken variant: this is what setting the level is for."""
+        Parcel.objects.create(depot=Depot.objects.create())
+        monkeypatch.setattr(isolation, "_read_committed", lambda connection: None)
+        calls: list[Any] = []
+        with connected(options), before_statement(between_lock_and_question, close_depots):
+            processor(calls)()
+        assert len(calls) == 1
+
+
+def test_the_server_is_asked_once_per_connection() -> None:
+    depot = Depot.objects.create()
+    asked: list[str] = []
+
+    def watch(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("SHOW"):
+            asked.append(sql)
+        return execute(sql, *args)
+
+    run = processor([])
+    run.process = lambda row: None  # type: ignore[method-assign]  # ask nothing of our own
+    connection.close()
+    with connection.execute_wrapper(watch):
+        for _ in range(3):
+            Parcel.objects.create(depot=depot)
+            Parcel.objects.create(depot=depot)
+            assert run().processed == 2
+    assert len(asked) == (0 if connection.vendor == "sqlite" else 1)
+
+
+def test_a_connection_without_autocommit_is_refused() -> None:
+    with connected({}, autocommit=False) as wrapper:
+        with pytest.raises(Unsupported, match=r"expected .* autocommit .* got AUTOCOMMIT=False"):
+            processor([])()
+        wrapper.rollback()
+
+
+def test_a_connection_whose_autocommit_was_switched_off_is_refused() -> None:
+    Parcel.objects.create(depot=Depot.objects.create())
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(Unsupported, match="autocommit"):
+            processor([])()
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert connections["other"].in_atomic_block is False
