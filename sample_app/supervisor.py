@@ -86,14 +86,15 @@ def supervise(home: Path, wheel: Path, supervisor_lock: int) -> None:
 
 
 def _start(home: Path, wheel: Path, server_lock: int) -> subprocess.Popen[bytes]:
-    identity = _identity()
+    identity = server_user()
     binaries = _reachable(home, wheel) if identity else wheel / "bin"
     how: dict[str, Any] = {**identity, "pass_fds": (server_lock,), "cwd": "/"}
     data = home / "data"
     if not data.exists():
         _make_data(home, binaries, how)
     # With server.lock in hand no server of ours lives, whoever has its old process id now.
-    (data / "postmaster.pid").unlink(missing_ok=True)
+    for stale in ("postmaster.pid", f".s.PGSQL.{PORT}.lock"):
+        (data / stale).unlink(missing_ok=True)
     settings = {
         "listen_addresses": "",
         "unix_socket_directories": f'"{data}"',
@@ -131,7 +132,7 @@ def _stop(home: Path, server: subprocess.Popen[bytes] | None) -> None:
         server.wait(STOP_WITHIN)
 
 
-def _identity() -> dict[str, Any]:
+def server_user() -> dict[str, Any]:
     """Return whom to run PostgreSQL as: it refuses to run as root."""
     if os.geteuid() != 0:
         return {}

@@ -1,0 +1,96 @@
+"""The Django versions that the package's metadata claims, each under a Python that suits it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+class EnvironmentBrokenError(Exception):
+    """An environment could not be made; pip or venv has said why."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of its own, made once and again when pyproject.toml changes."""
+
+    django: str
+    python: str
+    pytest_arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"django{self.django}"
+
+    def __str__(self) -> str:
+        what = "the contract" if self.pytest_arguments else "everything"
+        return f"{what} on PostgreSQL with Django {self.django} and Python {self.python}"
+
+    @property
+    def variable(self) -> str:
+        """Name the environment variable that says where the Python is."""
+        return f"PYTHON_{self.python.replace('.', '_')}"
+
+    def find_python(self) -> str | None:
+        """Return a Python of the right version that can make environments, or None."""
+        return next((found for found in self._candidates() if self._suits(found)), None)
+
+    def make(self, python: str) -> str:
+        """Make the environment unless it is there already, and return its Python."""
+        folder = CHECKOUT / f".venv-{self.name}"
+        made, made_from = folder / "made-from", f"{python}\n{_metadata()}"
+        inside = str(folder / "bin" / "python")
+        if not made.exists() or made.read_text() != made_from:
+            print(f"Making {folder.name} with {python}", flush=True)
+            _call(python, "-m", "venv", "--clear", str(folder))
+            _call(
+                *(inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+                *("--editable", ".[test]", f"Django~={self.django}.0"),
+            )
+            made.write_text(made_from)
+        return inside
+
+    def _candidates(self) -> Iterator[str]:
+        """Find Pythons where people have them; a pyenv shim may be on PATH and not work."""
+        command = f"python{self.python}"
+        if self.variable in os.environ:
+            yield os.environ[self.variable]
+        on_path = shutil.which(command)
+        if on_path is not None:
+            yield on_path
+        pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+        uv = Path("~/.local/share/uv/python").expanduser()
+        for root, pattern in ((pyenv, f"{self.python}.*"), (uv, f"cpython-{self.python}.*")):
+            yield from (str(found) for found in sorted(root.glob(f"{pattern}/bin/{command}")))
+
+    def _suits(self, python: str) -> bool:
+        question = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
+        try:
+            answer = subprocess.run(
+                [python, "-c", question], capture_output=True, text=True, check=True, timeout=60
+            )
+        except (OSError, subprocess.SubprocessError):
+            return False
+        return answer.stdout.strip() == self.python
+
+
+def _metadata() -> str:
+    return (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def _call(*command: str) -> None:
+    if subprocess.call(command, cwd=CHECKOUT) != 0:
+        raise EnvironmentBrokenError
+
+
+ENVIRONMENTS = (
+    Environment(django="5.2", python="3.11"),
+    Environment(django="6.0", python="3.12", pytest_arguments=("tests/contract",)),
+    Environment(django="6.1", python="3.13"),
+)

@@ -1,0 +1,1 @@
+"""Servers that the suite starts for itself: private, and gone when it ends."""

@@ -1,0 +1,156 @@
+"""Everything that ``make test`` runs, stage by stage.
+
+A stage for which this machine lacks something is left out, with one line that says what; with
+CI=true that is a failure. ``python -m tests.suite STAGE…`` runs only the stages named.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+
+from tests.environments import ENVIRONMENTS, Environment, EnvironmentBrokenError
+from tests.servers.mariadb import is_installed as mariadb_is_installed
+
+Stage = tuple[str, Callable[[], None]]
+
+CONTRACT = "tests/contract"
+MARIADB_PACKAGES = ("mariadb-server", "libmariadb-dev", "pkg-config", "gcc", "python3-dev")
+
+
+class LeftOutError(Exception):
+    """This machine lacks something that the stage needs; the message says what."""
+
+
+class StageFailedError(Exception):
+    """A command of the stage failed, and has said why itself."""
+
+
+def lint() -> None:
+    """Check style, format and types."""
+    # mypy's plugin reads the settings, and no server is needed for that.
+    no_server = {"DATABASE_URL": "sqlite://:memory:"}
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    run("mypy", **no_server)
+    run("pyright", **no_server)
+
+
+def docs() -> None:
+    """Build the documentation, where a warning is an error."""
+    run("sphinx", "-W", "--keep-going", "--quiet", "docs", "docs/_build/html")
+
+
+def postgresql() -> None:
+    """Run the full suite on PostgreSQL."""
+    run("pytest")
+
+
+def mariadb() -> None:
+    """Run the contract suite on a private MariaDB."""
+    if not (mariadb_is_installed() and has_driver()):
+        install_mariadb()
+    tests = (CONTRACT, "tests/test_servers.py")
+    run("tests.servers.mariadb", "--", sys.executable, "-m", "pytest", *tests)
+
+
+def sqlite() -> None:
+    """Run the contract suite on SQLite."""
+    # The settings name a temporary file for the test database; this one is never opened.
+    run("pytest", CONTRACT, DATABASE_URL="sqlite:////nonexistent/dcl.sqlite3")
+
+
+def other_django(environment: Environment) -> None:
+    """Run the suite under another Python and Django."""
+    python = environment.find_python()
+    if python is None:
+        raise LeftOutError(
+            f"Python {environment.python} with its venv module was not found "
+            f"(name it with {environment.variable}=…)"
+        )
+    run("pytest", *environment.pytest_arguments, python=environment.make(python))
+
+
+def stages() -> Mapping[str, Stage]:
+    """Return the stages in their order; the Django of this environment needs no other."""
+    own = version("Django")
+    others = [each for each in ENVIRONMENTS if not own.startswith(f"{each.django}.")]
+    return {
+        "lint": ("style, format and types", lint),
+        "docs": ("the documentation", docs),
+        "postgresql": (f"everything on PostgreSQL with Django {own}", postgresql),
+        "mariadb": ("the contract on MariaDB", mariadb),
+        "sqlite": ("the contract on SQLite", sqlite),
+        **{each.name: (str(each), partial(other_django, each)) for each in others},
+    }
+
+
+def run(module: str, *arguments: str, python: str = sys.executable, **variables: str) -> None:
+    """Run a Python module with the arguments; raise ``StageFailedError`` if it fails."""
+    environment = {**os.environ, **variables}
+    if subprocess.call([python, "-m", module, *arguments], env=environment) != 0:
+        raise StageFailedError
+
+
+def has_driver() -> bool:
+    return subprocess.call([sys.executable, "-c", "import MySQLdb"], stderr=subprocess.DEVNULL) == 0
+
+
+def install_mariadb() -> None:
+    """Install the server, and the driver, which has to be compiled, as far as we may."""
+    if os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        print("Installing MariaDB with apt-get", flush=True)
+        quietly("apt-get", "update")
+        quietly("apt-get", "install", "--yes", "--no-install-recommends", *MARIADB_PACKAGES)
+    if not mariadb_is_installed():
+        raise LeftOutError(f"MariaDB is not installed (packages: {', '.join(MARIADB_PACKAGES)})")
+    if not has_driver():
+        quietly(sys.executable, "-m", "pip", "install", "--editable", ".[mysql]")
+    if not has_driver():
+        raise LeftOutError(
+            "the driver mysqlclient could not be compiled "
+            f"(packages: {', '.join(MARIADB_PACKAGES)})"
+        )
+
+
+def quietly(*command: str) -> None:
+    """Run a command that may fail: what it should have brought is looked for afterwards."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    finished = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if finished.returncode != 0:
+        print(finished.stdout.decode(errors="replace")[-2000:], flush=True)
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the stages named, or all; return 1 if one failed, or was left out in CI."""
+    known = stages()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"Expected stages out of {', '.join(known)}; got {', '.join(unknown)}.")
+        return 2
+    failed, left_out = [], []
+    for name in names or known:
+        what, stage = known[name]
+        print(f"\n=== {name}: {what}", flush=True)
+        try:
+            stage()
+        except (StageFailedError, EnvironmentBrokenError):
+            failed.append(name)
+        except LeftOutError as reason:
+            left_out.append(name)
+            print(f"Left out: {name}, because {reason}.", flush=True)
+    if left_out and os.environ.get("CI") == "true":
+        failed += left_out
+    print(f"\n=== {'failed: ' + ', '.join(failed) if failed else 'all is well'}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

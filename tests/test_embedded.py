@@ -1,0 +1,305 @@
+"""The embedded PostgreSQL outlives whatever is done to its users and to itself.
+
+Every folder here has a space in its path, as a user's may.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from sample_app import embedded, supervisor
+from sample_app.embedded import CHECKOUT, EmbeddedServerError, database_url
+
+WITHIN = 30.0  # seconds
+USER = """
+import sys
+from pathlib import Path
+from sample_app.embedded import database_url
+print(database_url("shop", home=Path(sys.argv[1])), flush=True)
+sys.stdin.read()
+"""
+REMOVER = """
+import sys
+from pathlib import Path
+from sample_app.embedded import remove
+print("ready", flush=True)
+remove(Path(sys.argv[1]))
+"""
+
+
+class User:
+    """A process that asks for the server and uses it until it is told to end."""
+
+    def __init__(self, home: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", USER, str(home)],
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def url(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.communicate("", timeout=WITHIN)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=WITHIN)
+
+
+StartUser = Callable[[Path], User]
+
+
+@pytest.fixture
+def start_user() -> Iterator[StartUser]:
+    """Give the way to start users; none outlives its test."""
+    users: list[User] = []
+
+    def start(home: Path) -> User:
+        users.append(User(home))
+        return users[-1]
+
+    yield start
+    for user in users:
+        if user.process.returncode is None:
+            user.kill()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Give a short folder that the server's user may enter when root runs the tests."""
+    path = Path(tempfile.mkdtemp(prefix="dcl "))
+    path.chmod(0o711)
+    yield path
+    kill(processes_of(path))
+    wait_until(lambda: not processes_of(path))
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def made_home(folder: Path) -> Path:
+    home = folder / "made"
+    user = User(home)
+    assert user.url()
+    user.end()
+    return home
+
+
+@pytest.fixture
+def home(made_home: Path) -> Iterator[Path]:
+    """Give a folder with data in it, whose server has stopped."""
+    wait_until_stopped(made_home)
+    yield made_home
+    wait_until_stopped(made_home)
+
+
+def test_processes_that_start_it_at_once_share_one_server_until_the_last_has_ended(
+    folder: Path, start_user: StartUser
+) -> None:
+    home = folder / "at once"
+    users = [start_user(home) for _ in range(4)]
+    urls = {user.url() for user in users}
+    assert len(urls) == 1
+    assert urls.pop().endswith("/shop")
+    started = started_at(home)
+
+    users[0].end()
+    users[1].kill()
+    users[2].kill()
+    time.sleep(5 * supervisor.POLL)
+    assert started_at(home) == started, "it was stopped under a process that used it"
+
+    users[3].kill()
+    wait_until_stopped(home)
+
+
+def test_it_opens_no_folder_to_the_world(home: Path, start_user: StartUser) -> None:
+    user = start_user(home)
+    assert user.url()
+    assert stat.S_IMODE(home.parent.stat().st_mode) == 0o711
+    assert stat.S_IMODE((home / "data").stat().st_mode) == 0o700
+    user.end()
+
+
+def test_killed_while_its_data_folder_is_being_made_it_starts_again(
+    folder: Path, start_user: StartUser
+) -> None:
+    home = folder / "half"
+    user = start_user(home)
+    wait_until((home / "fresh" / "PG_VERSION").exists)
+    kill(processes_of(home))
+    user.kill()
+    assert (home / "fresh").exists()
+    assert not (home / "data").exists(), "too late: initdb was through"
+
+    user = start_user(home)
+    assert user.url()
+    user.end()
+    wait_until_stopped(home)
+
+
+def test_killed_with_its_supervisor_it_starts_again_though_its_process_id_is_in_use(
+    home: Path, start_user: StartUser
+) -> None:
+    user = start_user(home)
+    assert user.url()
+    write_note(home, "before")
+    kill(processes_of(home))
+    user.kill()
+    wait_until_stopped(home)
+    # PostgreSQL itself refuses to start while a process of its user has the old process id.
+    with somebody_else() as process:
+        pid_file = home / "data" / "postmaster.pid"
+        _, _, rest = pid_file.read_text().partition("\n")
+        pid_file.write_text(f"{process.pid}\n{rest}")
+
+        user = start_user(home)
+        assert user.url()
+        assert process.poll() is None, "the process that has the old process id was ended"
+    assert read_note(home) == "before"
+    user.end()
+
+
+def test_a_server_without_supervisor_gets_a_new_one_and_stops(
+    home: Path, start_user: StartUser
+) -> None:
+    first = start_user(home)
+    assert first.url()
+    started = started_at(home)
+    kill(process for process in processes_of(home) if supervisor.__file__ in process.cmdline())
+    wait_until(lambda: not supervisor.is_locked(home / "supervisor.lock"))
+
+    second = start_user(home)
+    assert second.url()
+    assert started_at(home) == started
+    first.end()
+    second.end()
+    wait_until_stopped(home)
+
+
+def test_a_folder_that_is_not_ones_own_is_refused(folder: Path) -> None:
+    (folder / "theirs").mkdir()
+    home = folder / "link"
+    home.symlink_to(folder / "theirs")
+    with pytest.raises(EmbeddedServerError, match=r"Expected .*link to be your own folder"):
+        database_url(home=home)
+
+
+def test_a_platform_without_binaries_is_told_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "WHEEL_FOLDER", "pginstall0")
+    with pytest.raises(EmbeddedServerError, match="or set DATABASE_URL to a server of your own"):
+        database_url(home=folder / "none")
+
+
+def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
+    home = folder / "broken"
+    (home / "data").mkdir(parents=True)
+    (home / "data" / "PG_VERSION").write_text("9\n")
+    with pytest.raises(EmbeddedServerError, match=r"did not .*postgresql.conf.*: delete .*broken"):
+        database_url(home=home)
+
+
+def test_a_temporary_directory_too_deep_for_a_socket_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
+    assert embedded.default_home().parent == Path("/tmp").resolve()  # noqa: S108 - the fall-back
+
+
+def test_removing_it_waits_until_nobody_uses_it(folder: Path) -> None:
+    home = folder / "removed"
+    home.mkdir()
+    in_use = supervisor.try_lock(home / "users.lock")
+    assert in_use is not None
+    remover = subprocess.Popen(
+        [sys.executable, "-c", REMOVER, str(home)],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+    )
+    assert remover.stdout is not None
+    assert remover.stdout.readline() == b"ready\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        remover.wait(5 * supervisor.POLL)
+    assert home.exists()
+    os.close(in_use)
+    remover.communicate(timeout=WITHIN)
+    assert not home.exists()
+
+
+def connect(home: Path) -> psycopg.Connection[tuple[object, ...]]:
+    return psycopg.connect(
+        host=str(home / "data"),
+        port=supervisor.PORT,
+        user="postgres",
+        dbname="shop",
+        autocommit=True,
+    )
+
+
+def started_at(home: Path) -> object:
+    with connect(home) as connection:
+        row = connection.execute("SELECT pg_postmaster_start_time()").fetchone()
+    assert row is not None
+    return row[0]
+
+
+def write_note(home: Path, text: str) -> None:
+    with connect(home) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS note (text text)")
+        connection.execute("INSERT INTO note VALUES (%s)", [text])
+
+
+def read_note(home: Path) -> object:
+    with connect(home) as connection:
+        row = connection.execute("SELECT text FROM note").fetchone()
+    return row and row[0]
+
+
+def somebody_else() -> subprocess.Popen[bytes]:
+    """Start a process of the user whom the server runs as; it ends with its ``with`` block."""
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, **supervisor.server_user())  # noqa: S607
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(home) in argument for argument in process.info["cmdline"] or ())
+    ]
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def wait_until_stopped(home: Path) -> None:
+    locks = [home / "supervisor.lock", home / "server.lock"]
+    wait_until(lambda: not any(supervisor.is_locked(lock) for lock in locks))
