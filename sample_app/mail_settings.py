@@ -6,6 +6,7 @@ from typing import Any
 
 import django
 import environ
+from django.core.exceptions import ImproperlyConfigured
 
 # The EMAIL_* settings and what Django 6.1's MAILERS calls the same things.
 MAILER_OPTIONS = {
@@ -23,10 +24,16 @@ MAILER_OPTIONS = {
 
 def mail_settings(env: environ.Env) -> dict[str, Any]:
     """Return what EMAIL_URL says, else EMAIL_HOST and EMAIL_PORT, else the console."""
-    if url := env.str("EMAIL_URL", default=""):
-        return in_this_django(environ.Env.email_url_config(url))
-    if host := env.str("EMAIL_HOST", default=""):
-        return smtp_settings(host, env.int("EMAIL_PORT", default=25))
+    try:
+        if url := env.str("EMAIL_URL", default=""):
+            return in_this_django(env.email_url_config(url))
+        if host := env.str("EMAIL_HOST", default=""):
+            return smtp_settings(host, env.int("EMAIL_PORT", default=25))
+    except (ImproperlyConfigured, ValueError) as error:
+        raise ImproperlyConfigured(
+            "Expected an EMAIL_URL like smtp://user:password@host:25 or consolemail://, or an "
+            f"EMAIL_HOST and a number as EMAIL_PORT, got one that cannot be read ({error})."
+        ) from error
     return in_this_django({"EMAIL_BACKEND": "django.core.mail.backends.console.EmailBackend"})
 
 

@@ -18,9 +18,10 @@ def main() -> None:
     try:
         execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
-        sys.exit(f"The settings are not usable: {error}")
+        sys.exit(f"The settings are not usable: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
-        sys.exit("Interrupted.")
+        sys.stderr.write("Interrupted.\n")
+        sys.exit(130)  # what shells make of a SIGINT
 
 
 if __name__ == "__main__":

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import environ
 
+from sample_app.database_settings import database_settings
 from sample_app.mail_settings import mail_settings
 
 env = environ.Env()
 
-if not env.str("DATABASE_URL", default=""):
-    from sample_app.embedded import database_url
-
-    # Set for the processes started from this one too: they join the same server.
-    os.environ["DATABASE_URL"] = database_url()
-
-DATABASES = {"default": env.db_url("DATABASE_URL")}
+DATABASES = {"default": database_settings(env)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 SECRET_KEY = env.str("SECRET_KEY", default="a sample needs no secret; a real shop does")

@@ -30,7 +30,10 @@ class Mailbox:
     def __init__(self) -> None:
         self.mails: list[DeliveredMail] = []
         # Bound here and handed over, so that no other program can get the port in between.
-        self._socket = socket.create_server((HOST, 0))
+        # The protocol is named because only then asyncio turns off the delay of small packets,
+        # which would hold up every mail by 40 ms.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.bind((HOST, 0))
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(self, self._socket, self.port)
 
