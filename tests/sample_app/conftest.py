@@ -1,0 +1,150 @@
+"""Order files, a mail server, and an empty database for commands run as processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from django.test import override_settings
+from environ import Env
+from psycopg import sql
+
+from sample_app.embedded import database_url
+from sample_app.mail_settings import smtp_settings
+from sample_app.shop.demo.copies import MANAGE_PY
+from sample_app.shop.demo.mailbox import HOST, Mailbox
+from sample_app.shop.orders_csv import COLUMNS
+
+REAL_FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "northwind_orders.csv"
+ORDERS, SHIPPED = 830, 809
+STAND_IN, REAL = "stand-in", "northwind"
+
+WriteOrders = Callable[..., Path]
+Start = Callable[..., subprocess.Popen[str]]
+LookAtOrders = Callable[[], dict[int, tuple[bool, bool]]]
+
+
+def order_line(number: object, **changes: object) -> str:
+    """Return one line of an order file that is good but for the changes."""
+    cells: dict[str, object] = {
+        "order_id": number,
+        "customer_id": "VINET",
+        "company": "Vins Étoile",
+        "contact_name": "Paul Martin",
+        "order_date": "1996-07-04",
+        "required_date": "1996-08-01",
+        "shipped_date": "1996-07-16",
+        "freight": "32.38",
+        "ship_city": "Reims",
+        "ship_country": "France",
+    }
+    return ",".join(str(cell) for cell in (cells | changes).values())
+
+
+@pytest.fixture
+def write_orders(tmp_path: Path) -> WriteOrders:
+    """Write an order file of these lines; give its path."""
+
+    def write(*lines: str, header: str = ",".join(COLUMNS)) -> Path:
+        path = tmp_path / "orders.csv"
+        path.write_text("\n".join((header, *lines)) + "\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(params=[STAND_IN, REAL] if REAL_FILE.exists() else [STAND_IN])
+def order_file(request: pytest.FixtureRequest, write_orders: WriteOrders) -> Path:
+    """Give a file of 830 orders of 89 customers, of which all but 21 have shipped."""
+    if request.param == REAL:
+        return REAL_FILE
+    return write_orders(
+        *(
+            order_line(
+                10248 + index,
+                customer_id=f"C{index % 89}",
+                shipped_date="" if index % 40 == 0 else "1996-07-16",
+            )
+            for index in range(ORDERS)
+        )
+    )
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox]:
+    """Run a real SMTP server, and have Django send its mail there."""
+    with Mailbox() as box, override_settings(**smtp_settings(HOST, box.port)):
+        yield box
+
+
+@pytest.fixture
+def empty_database() -> Iterator[str]:
+    """Give the URL of an empty PostgreSQL database, and drop it in the end."""
+    name = f"demo_{secrets.token_hex(4)}"
+    given = os.environ.get("DATABASE_URL", "")
+    server = urlsplit(given if given.startswith("postgres") else database_url("postgres"))
+    url = server._replace(path=f"{server.path.rpartition('/')[0]}/{name}").geturl()
+    with connect(server.geturl()) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        yield url
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def start(empty_database: str, tmp_path: Path) -> Start:
+    """Start manage.py with these arguments; environment variables may be given by name."""
+
+    def start(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+        database = {
+            "DJANGO_SETTINGS_MODULE": "sample_app.settings",
+            "DATABASE_URL": empty_database,
+        }
+        return subprocess.Popen(
+            [sys.executable, str(MANAGE_PY), *map(str, arguments)],
+            env={**os.environ, **database, **environment},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Wait for its end; return the exit code and what it said on stdout and stderr."""
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+@pytest.fixture
+def look_at_orders(empty_database: str) -> LookAtOrders:
+    """Tell of each order number whether it has shipped, and whether a mail has said so."""
+    question = "SELECT number, shipped_at IS NOT NULL, shipped_email_sent FROM shop_order"
+
+    def look() -> dict[int, tuple[bool, bool]]:
+        with connect(empty_database) as connection, connection.cursor() as cursor:
+            rows = cursor.execute(question).fetchall()
+        return {number: (shipped, sent) for number, shipped, sent in rows}
+
+    return look
+
+
+def connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
+    config = Env.db_url_config(url)
+    return psycopg.connect(
+        host=config["HOST"],
+        port=config["PORT"] or None,
+        user=config["USER"],
+        password=config["PASSWORD"] or None,
+        dbname=config["NAME"],
+        autocommit=True,
+    )

@@ -1,0 +1,58 @@
+"""The shop's back office loads, empty and full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+from pytest_django import DjangoAssertNumQueries
+
+from sample_app.shop.models import Customer, Order
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("model", ["customer", "order"])
+def test_lists_and_forms_load_without_any_rows(admin_client: Client, model: str) -> None:
+    assert admin_client.get(f"/admin/shop/{model}/").status_code == 200
+    assert admin_client.get(f"/admin/shop/{model}/add/").status_code == 200
+
+
+def test_pages_show_the_orders(admin_client: Client, order_file: Path) -> None:
+    call_command("load_orders", str(order_file), "--invent-lines")
+    order = Order.objects.select_related("customer").get(number=10248)
+
+    index = admin_client.get("/admin/shop/order/?shipped_email_sent__exact=0").content.decode()
+    found = admin_client.get("/admin/shop/order/?q=10248").content.decode()
+    page = admin_client.get(f"/admin/shop/order/{order.pk}/change/").content.decode()
+
+    assert "830 orders" in index
+    assert "1 result" in found
+    assert order.customer.company in found
+    assert all(line.product in page for line in order.lines.all())
+
+
+def test_the_order_list_costs_the_same_however_many_orders(
+    admin_client: Client, order_file: Path, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    call_command("load_orders", str(order_file))
+
+    with django_assert_max_num_queries(12):
+        admin_client.get("/admin/shop/order/")
+
+
+def test_customers_can_be_searched(admin_client: Client, order_file: Path) -> None:
+    call_command("load_orders", str(order_file))
+    customer = Customer.objects.earliest("pk")
+
+    page = admin_client.get(f"/admin/shop/customer/?q={customer.code}").content.decode()
+
+    assert customer.email in page
+
+
+def test_the_front_page_leads_to_the_admin(client: Client) -> None:
+    response = client.get("/")
+
+    assert (response.status_code, response.headers["Location"]) == (302, "/admin/")

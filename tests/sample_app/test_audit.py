@@ -1,0 +1,100 @@
+"""The audit finds what it is there to find."""
+
+from __future__ import annotations
+
+import pytest
+
+from sample_app.shop.demo.audit import Audit, Before, audit
+from sample_app.shop.demo.mailbox import DeliveredMail
+from sample_app.shop.loading import Loading
+from sample_app.shop.models import Order
+from tests.sample_app.conftest import WriteOrders, order_line
+
+pytestmark = pytest.mark.django_db
+
+
+def mail(number: int | None) -> DeliveredMail:
+    return DeliveredMail(message_id="", recipient="", order_number=number)
+
+
+@pytest.fixture
+def before(write_orders: WriteOrders) -> Before:
+    """Orders 1 to 3 have shipped, 4 has not, 5 has and its mail was sent long ago."""
+    lines = [order_line(number) for number in (1, 2, 3, 5)]
+    path = write_orders(*lines, order_line(4, shipped_date=""))
+    Loading(lambda bad: pytest.fail(bad.reason)).load(path)
+    Order.objects.filter(number=5).update(shipped_email_sent=True)
+    return Before.look()
+
+
+def flag_the_due_orders() -> None:
+    Order.objects.filter(shipped_at__isnull=False).update(shipped_email_sent=True)
+
+
+def test_one_mail_for_every_due_order_is_clean(before: Before) -> None:
+    flag_the_due_orders()
+
+    verdict = audit(before, map(mail, (1, 2, 3)))
+
+    assert verdict == Audit(
+        due=3,
+        delivered=3,
+        duplicates=0,
+        missing=(),
+        not_due=(),
+        still_due=0,
+        unshipped=1,
+        touched=(),
+    )
+    assert verdict.clean
+
+
+def test_nothing_due_and_nothing_sent_is_clean(before: Before) -> None:
+    flag_the_due_orders()
+
+    assert audit(Before.look(), []).clean
+
+
+def test_a_second_mail_is_a_duplicate(before: Before) -> None:
+    flag_the_due_orders()
+
+    verdict = audit(before, map(mail, (1, 2, 2, 2, 3)))
+
+    assert (verdict.delivered, verdict.duplicates, verdict.missing) == (5, 2, ())
+    assert not verdict.clean
+
+
+def test_a_flag_without_a_mail_is_missing(before: Before) -> None:
+    flag_the_due_orders()
+
+    verdict = audit(before, map(mail, (1, 3)))
+
+    assert (verdict.duplicates, verdict.missing, verdict.still_due) == (0, (2,), 0)
+    assert not verdict.clean
+
+
+@pytest.mark.parametrize("number", [4, 5, None])
+def test_a_mail_for_an_order_that_was_not_due_is_found(before: Before, number: int | None) -> None:
+    flag_the_due_orders()
+
+    verdict = audit(before, map(mail, (1, 2, 3, number)))
+
+    assert verdict.not_due == (number,)
+    assert not verdict.clean
+
+
+def test_a_mail_without_a_flag_is_found(before: Before) -> None:
+    verdict = audit(before, map(mail, (1, 2, 3)))
+
+    assert verdict.still_due == 3
+    assert not verdict.clean
+
+
+def test_a_change_to_an_unshipped_order_is_found(before: Before) -> None:
+    flag_the_due_orders()
+    Order.objects.filter(number=4).update(ship_city="Elsewhere")
+
+    verdict = audit(before, map(mail, (1, 2, 3)))
+
+    assert (verdict.unshipped, verdict.touched) == (1, (4,))
+    assert not verdict.clean

@@ -1,0 +1,171 @@
+"""What a line of an order file may look like, and what is said of one that does not."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from sample_app.shop.orders_csv import COLUMNS, BadLine, OrderFileError, ParsedOrder, read_orders
+from tests.sample_app.conftest import ORDERS, SHIPPED, WriteOrders, order_line
+
+
+def test_reads_every_order_of_a_whole_file(order_file: Path) -> None:
+    lines = list(read_orders(order_file))
+
+    orders = [line for line in lines if isinstance(line, ParsedOrder)]
+    assert len(orders) == len(lines) == ORDERS
+    assert sum(order.shipped_date is not None for order in orders) == SHIPPED
+    assert len({order.customer_code for order in orders}) == 89
+
+
+def test_reads_each_column(write_orders: WriteOrders) -> None:
+    [order] = read_orders(write_orders(order_line(7, company='"Tea, and more"', freight="1.005")))
+
+    assert order == ParsedOrder(
+        line=2,
+        number=7,
+        customer_code="VINET",
+        company="Tea, and more",
+        contact_name="Paul Martin",
+        order_date=date(1996, 7, 4),
+        required_date=date(1996, 8, 1),
+        shipped_date=date(1996, 7, 16),
+        freight=Decimal("1.01"),
+        ship_city="Reims",
+        ship_country="France",
+    )
+
+
+def test_no_shipped_date_means_not_shipped(write_orders: WriteOrders) -> None:
+    [order] = read_orders(write_orders(order_line(7, shipped_date="")))
+
+    assert isinstance(order, ParsedOrder)
+    assert order.shipped_date is None
+
+
+def test_columns_may_come_in_any_order_and_others_beside_them(tmp_path: Path) -> None:
+    path = tmp_path / "orders.csv"
+    line = order_line(7).split(",")
+    path.write_text(
+        f"remark,{','.join(reversed(COLUMNS))}\nhello,{','.join(reversed(line))}\n",
+        encoding="utf-8-sig",
+        newline="\r\n",
+    )
+
+    [order] = read_orders(path)
+
+    assert isinstance(order, ParsedOrder)
+    assert (order.number, order.ship_country) == (7, "France")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"order_id": "12a"}, "expected a whole number in order_id, got '12a'"),
+        ({"order_id": "-5"}, "expected a whole number in order_id, got '-5'"),
+        ({"order_id": "٣"}, "expected a whole number in order_id, got '٣'"),
+        ({"order_id": ""}, "expected a whole number in order_id, got nothing"),
+        (
+            {"customer_id": "A B"},
+            "expected up to 20 letters, digits, - or _ in customer_id, got 'A B'",
+        ),
+        ({"company": " "}, "expected a name in company, got nothing"),
+        (
+            {"order_date": "04.07.1996"},
+            "expected a date like 1996-07-04 in order_date, got '04.07.1996'",
+        ),
+        (
+            {"required_date": "1996-02-30"},
+            "expected a date like 1996-07-04 in required_date, got '1996-02-30'",
+        ),
+        (
+            {"shipped_date": "1996-W27-4"},
+            "expected a date like 1996-07-04 in shipped_date, got '1996-W27-4'",
+        ),
+        (
+            {"freight": "NaN"},
+            "expected an amount like 32.38, below 100,000,000 in freight, got 'NaN'",
+        ),
+        (
+            {"freight": "99999999.995"},
+            "expected an amount like 32.38, below 100,000,000 in freight, got '99999999.995'",
+        ),
+        (
+            {"freight": "1e999"},
+            "expected an amount like 32.38, below 100,000,000 in freight, got '1e999'",
+        ),
+        ({"freight": "32,38"}, "expected 10 columns, got 11"),
+        ({"company": '"Tea'}, "is not a complete line of CSV (unexpected end of data)"),
+    ],
+)
+def test_says_what_is_wrong_with_a_line_and_reads_on(
+    write_orders: WriteOrders, changes: dict[str, str], reason: str
+) -> None:
+    path = write_orders(order_line(7, **changes), order_line(8))
+
+    bad, good = read_orders(path)
+
+    assert bad == BadLine(2, reason)
+    assert isinstance(good, ParsedOrder)
+    assert good.number == 8
+
+
+def test_a_line_that_is_cut_short_names_the_columns_it_has(write_orders: WriteOrders) -> None:
+    assert list(read_orders(write_orders("10248,VINET"))) == [
+        BadLine(2, "expected 10 columns, got 2")
+    ]
+
+
+def test_counts_lines_as_an_editor_does(write_orders: WriteOrders) -> None:
+    path = write_orders(order_line(7), "", order_line("x"))
+
+    assert [line.line for line in read_orders(path)] == [2, 4]
+
+
+def test_bytes_that_are_not_utf8_spoil_their_own_line_only(write_orders: WriteOrders) -> None:
+    path = write_orders(order_line(7), order_line(8))
+    with path.open("ab") as file:
+        file.write(order_line(9, ship_city="Münster").encode("latin-1") + b"\n")
+        file.write(order_line(10).encode() + b"\n")
+
+    lines = list(read_orders(path))
+
+    assert [line for line in lines if isinstance(line, BadLine)] == [
+        BadLine(4, "is not UTF-8 text")
+    ]
+    assert [line.number for line in lines if isinstance(line, ParsedOrder)] == [7, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "missing or named twice: order_id, customer_id"),
+        (b"order_id;customer_id\n", "missing or named twice: order_id, customer_id"),
+        (",".join(COLUMNS[:-1]).encode(), "missing or named twice: ship_country."),
+        (",".join((*COLUMNS, "freight")).encode(), "missing or named twice: freight."),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe", "but its first line is not UTF-8 text."),
+        (b'"order_id', "but its first line is not a complete line of CSV"),
+    ],
+)
+def test_refuses_a_file_without_the_columns(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "orders.csv"
+    path.write_bytes(content)
+
+    with pytest.raises(OrderFileError) as refused:
+        list(read_orders(path))
+
+    assert str(refused.value).startswith(f"{path}: expected a CSV file whose first line names")
+    assert complaint in str(refused.value)
+
+
+def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OrderFileError, match=r"^Cannot read .*: No such file or directory\.$"):
+        list(read_orders(tmp_path / "none.csv"))
+
+
+def test_refuses_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(OrderFileError, match=r"^Cannot read .*: Is a directory\.$"):
+        list(read_orders(tmp_path))

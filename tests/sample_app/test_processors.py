@@ -1,0 +1,134 @@
+"""The shop's two processors, at real work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.mail import EmailMessage
+from django.core.management import call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from sample_app.shop.demo.mailbox import Mailbox
+from sample_app.shop.models import Order, OrderNote
+from sample_app.shop.processors import NoteOverdueOrders, note_overdue_orders, send_shipped_emails
+from tests.sample_app.conftest import SHIPPED, WriteOrders, order_line
+
+
+def unshipped() -> list[Mapping[str, Any]]:
+    return list(Order.objects.filter(shipped_at__isnull=True).values())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_sends_one_mail_for_every_shipped_order_and_none_again(
+    order_file: Path, mailbox: Mailbox
+) -> None:
+    call_command("load_orders", str(order_file), verbosity=0)
+    shipped = set(Order.objects.filter(shipped_at__isnull=False).values_list("number", flat=True))
+    untouched = unshipped()
+
+    report = send_shipped_emails().raise_for_failures()
+
+    assert (report.processed, report.failed, report.skipped) == (SHIPPED, 0, 0)
+    assert len(mailbox.mails) == SHIPPED
+    assert {mail.order_number for mail in mailbox.mails} == shipped
+    assert len({mail.message_id for mail in mailbox.mails}) == SHIPPED
+    assert (
+        set(Order.objects.filter(shipped_email_sent=True).values_list("number", flat=True))
+        == shipped
+    )
+    assert unshipped() == untouched
+
+    with CaptureQueriesContext(connection) as queries:
+        report = send_shipped_emails()
+
+    assert (report.processed, len(mailbox.mails)) == (0, SHIPPED)
+    [query] = queries.captured_queries
+    assert query["sql"].startswith("SELECT")
+    assert "FOR " not in query["sql"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_mail_goes_to_the_customer(write_orders: WriteOrders, mailbox: Mailbox) -> None:
+    call_command("load_orders", str(write_orders(order_line(7), order_line(8, shipped_date=""))))
+
+    assert send_shipped_emails().processed == 1
+
+    [mail] = mailbox.mails
+    assert (mail.recipient, mail.order_number) == ("vinet@example.com", 7)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_mail_that_fails_leaves_its_order_due_and_the_others_sent(
+    write_orders: WriteOrders, mailbox: Mailbox
+) -> None:
+    call_command("load_orders", str(write_orders(*(order_line(n) for n in (7, 8, 9)))))
+    eighth = Order.objects.get(number=8)
+    eighth.customer = type(eighth.customer).objects.create(
+        code="BAD", company="Nowhere", email="two@example.com\nlines"
+    )
+    eighth.save()
+
+    report = send_shipped_emails()
+
+    assert (report.processed, report.failed) == (2, 1)
+    assert [mail.order_number for mail in mailbox.mails] == [7, 9]
+    assert [order.number for order in send_shipped_emails.pending()] == [8]
+
+
+@pytest.mark.django_db
+def test_the_greeting_falls_back_to_the_company(
+    write_orders: WriteOrders, mailoutbox: list[EmailMessage]
+) -> None:
+    call_command("load_orders", str(write_orders(order_line(7, contact_name=""))))
+
+    send_shipped_emails.process(Order.objects.get())
+
+    [mail] = mailoutbox
+    assert str(mail.body).startswith("Dear Vins Étoile,")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_notes_each_overdue_order_once(write_orders: WriteOrders) -> None:
+    today = timezone.localdate()
+    call_command(
+        "load_orders",
+        str(
+            write_orders(
+                order_line(1, shipped_date="", required_date=today - timedelta(days=1)),
+                order_line(2, shipped_date="", required_date=today),
+                order_line(3, required_date=today - timedelta(days=1)),
+            )
+        ),
+    )
+
+    assert note_overdue_orders().processed == 1
+    assert note_overdue_orders().processed == 0
+
+    note = OrderNote.objects.get()
+    assert note.order.number == 1
+    assert note.text == f"Was due on {today - timedelta(days=1)}, and has not shipped."
+    assert list(Order.objects.filter(overdue_noted=True)) == [note.order]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_note_and_its_flag_are_written_together_or_not_at_all(write_orders: WriteOrders) -> None:
+    class Failing(NoteOverdueOrders):
+        """Fails between the note and the flag."""
+
+        def get_done(self, row: Order, _result: object, /) -> Mapping[str, Any]:
+            assert row.notes.count() == 1
+            raise ConnectionError
+
+    call_command("load_orders", str(write_orders(order_line(1, shipped_date=""))))
+
+    assert Failing().run().failed == 1
+    assert not OrderNote.objects.exists()
+
+    assert note_overdue_orders().processed == 1
+    assert OrderNote.objects.count() == 1
