@@ -82,20 +82,27 @@ def _as_whom() -> list[str]:
     if setpriv is None:
         return []
     identity = ["--reuid=mysql", "--regid=mysql", "--init-groups"] if os.geteuid() == 0 else []
-    return [setpriv, *identity, "--pdeathsig=TERM"]
+    return [setpriv, *identity, "--pdeathsig=KILL"]
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], socket_path: Path, log: Path) -> None:
     deadline = time.monotonic() + READY_WITHIN
     while process.poll() is None and time.monotonic() < deadline:
-        with socket.socket(socket.AF_UNIX) as client:
-            try:
-                client.connect(str(socket_path))
-            except OSError:
-                time.sleep(0.05)
-            else:
-                return
+        if _greets(socket_path):
+            return
+        time.sleep(0.05)
     raise RuntimeError(f"Expected MariaDB to start, but it did not:\n{log.read_text()[-2000:]}")
+
+
+def _greets(socket_path: Path) -> bool:
+    """Say whether the server sends its greeting: it takes connections long before it is ready."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(READY_WITHIN)
+        try:
+            client.connect(str(socket_path))
+            return bool(client.recv(1))
+        except OSError:
+            return False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
