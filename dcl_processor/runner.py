@@ -59,8 +59,8 @@ class Run(Generic[M]):
     def report(self) -> Report:
         """Run, and return what became of it."""
         question = self.ask()
-        refuse_outer_transaction(question.using, self.processor.name)
         settlement.check_columns(self.processor.done or {}, question.model, self.processor.name)
+        refuse_outer_transaction(question.using, self.processor.name)
         try:
             self.first_pass()
             self.later_passes()

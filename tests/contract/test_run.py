@@ -1,0 +1,299 @@
+"""The parameters of a run, and where a run may be called from."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F
+from django.db.models.functions import Now
+from django.test import TestCase
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import BatchProcessor, batch_processor, candidates
+from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
+from dcl_processor.signals import row_finished, run_finished
+from tests.models import Parcel, Priced
+
+database = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def processor(calls: list[int] | None = None, **options: Any) -> BatchProcessor[Parcel]:
+    options = {"pending": Parcel.objects.filter(sent=False), "done": {"sent": True}, **options}
+
+    @batch_processor(**options)
+    def send(row: Parcel) -> None:
+        """Send a parcel."""
+        if calls is not None:
+            calls.append(row.priority)
+
+    return send
+
+
+def parcels(number: int) -> None:
+    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(number)])
+
+
+@database
+def test_limit_counts_handler_calls_those_that_fail_included() -> None:
+    parcels(5)
+
+    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+    def send(row: Parcel) -> None:
+        if row.priority == 0:
+            raise ValueError
+
+    report = send(limit=3)
+    assert (report.processed, report.failed, report.stopped) == (2, 1, "limit")
+    assert send(limit=0).as_dict().items() >= {"processed": 0, "stopped": "limit"}.items()
+
+
+@database
+def test_a_limit_that_is_just_met_is_no_reason_to_say_more_is_left() -> None:
+    parcels(2)
+    assert processor()(limit=2).stopped == "drained"
+
+
+@database
+def test_after_the_timeout_no_row_starts() -> None:
+    parcels(3)
+    calls: list[int] = []
+    report = processor(calls)(timeout=timedelta(0))
+    assert (report.processed, report.stopped, calls) == (0, "timeout", [])
+
+
+@database
+def test_a_stop_ends_the_run_after_the_row_at_hand() -> None:
+    parcels(3)
+    stop = Event()
+
+    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+    def send(row: Parcel) -> None:
+        stop.set()
+
+    report = send(stop=stop)
+    assert (report.processed, report.stopped) == (1, "signal")
+    assert Parcel.objects.filter(sent=True).count() == 1
+
+
+@database
+def test_the_other_alias_may_be_named_for_the_run_or_the_read() -> None:
+    parcels(2)
+    aliases: list[str | None] = []
+
+    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+    def send(row: Parcel) -> None:
+        aliases.append(row._state.db)
+
+    assert send(using="other", limit=1).processed == 1
+    send.read_using = "other"
+    with CaptureQueriesContext(connection) as queries:
+        assert send().processed == 1
+    assert aliases == ["other", "default"]
+    assert not any(f"LIMIT {candidates.WINDOW}" in query["sql"] for query in queries)
+
+
+@database
+def test_the_default_order_of_the_model_is_followed() -> None:
+    for net in (2, 3, 1):
+        Priced.objects.create(net=net)
+    nets: list[int] = []
+
+    @batch_processor(pending=Priced.objects.filter(sent=False), done={"sent": True})
+    def send(row: Priced) -> None:
+        nets.append(row.net)
+
+    send()
+    assert nets == [3, 2, 1]
+
+
+@database
+def test_inside_a_transaction_nothing_is_done() -> None:
+    parcels(1)
+    calls: list[int] = []
+    words = r"outside any transaction.* got a run inside transaction.atomic\(\) on 'default'"
+    with transaction.atomic():
+        with pytest.raises(InsideTransaction, match=words):
+            processor(calls)()
+    assert calls == []
+    assert Parcel.objects.filter(sent=True).count() == 0
+
+
+@database
+def test_a_transaction_on_another_alias_is_none_of_its_business() -> None:
+    parcels(1)
+    with transaction.atomic(using="other"):
+        assert processor()().processed == 1
+
+
+class InsideTestCase(TestCase):
+    """Django's own TestCase wraps each test in a transaction, and a run works in it."""
+
+    databases = {"default"}
+
+    def test_a_run_works(self) -> None:
+        parcels(3)
+        calls: list[int] = []
+        assert processor(calls)().processed == 3
+        assert calls == [0, 1, 2]
+        assert processor(calls)().processed == 0
+
+    def test_a_failing_row_is_rolled_back_alone(self) -> None:
+        parcels(2)
+
+        @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+        def send(row: Parcel) -> None:
+            Parcel.objects.filter(pk=row.pk).update(note="worked")
+            if row.priority == 0:
+                raise ValueError
+
+        report = send()
+        assert (report.processed, report.failed) == (1, 1)
+        assert list(Parcel.objects.order_by("pk").values_list("note", "sent")) == [
+            ("", False),
+            ("worked", True),
+        ]
+
+    def test_a_block_of_ones_own_is_refused_here_too(self) -> None:
+        with transaction.atomic(), pytest.raises(InsideTransaction):
+            processor()()
+
+    def test_callbacks_can_be_captured_and_run(self) -> None:
+        parcels(1)
+        ran: list[int] = []
+
+        @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+        def send(row: Parcel) -> None:
+            transaction.on_commit(lambda: ran.append(row.pk))
+
+        with self.captureOnCommitCallbacks(execute=True):
+            assert send().processed == 1
+        assert len(ran) == 1
+
+
+@database
+def test_signals_tell_of_rows_and_runs_and_cannot_break_them() -> None:
+    parcels(2)
+    told: list[Any] = []
+    send = processor()
+
+    def on_row(sender: Any, processor: Any, pk: Any, outcome: str, **kwargs: Any) -> None:
+        told.append((processor, outcome))
+        raise ValueError("a receiver's own")
+
+    def on_run(sender: Any, processor: Any, report: Any, **kwargs: Any) -> None:
+        told.append(report)
+
+    row_finished.connect(on_row)
+    run_finished.connect(on_run)
+    try:
+        report = send()
+    finally:
+        row_finished.disconnect(on_row)
+        run_finished.disconnect(on_run)
+    assert report.processed == 2
+    assert told == [(send, "processed"), (send, "processed"), report]
+
+
+@database
+def test_a_run_that_did_something_is_logged_and_an_empty_one_only_for_debugging(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parcels(1)
+    with caplog.at_level(logging.DEBUG, logger="dcl_processor"):
+        processor()()
+        processor()()
+    assert [(r.levelname, r.getMessage().split(" in ")[0]) for r in caplog.records] == [
+        ("INFO", "tests.send: 1 processed"),
+        ("DEBUG", "tests.send: nothing pending"),
+    ]
+
+
+@database
+def test_the_log_of_failures_is_capped_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    parcels(103)
+
+    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+    def send(row: Parcel) -> None:
+        raise ValueError(row.priority)
+
+    report = send()
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert (report.failed, len(report.failures), len(errors)) == (103, 100, 101)
+    assert errors[-1] == "tests.send: 3 more rows failed and were not logged"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"limit": -1}, r"expected limit to be a number of rows from 0, got -1"),
+        ({"limit": "3"}, r"expected limit to be a number of rows from 0, got '3'"),
+        ({"limit": True}, r"expected limit .* got True"),
+        ({"timeout": -0.5}, r"expected timeout to be a number of seconds from 0.* got -0.5"),
+        ({"timeout": "soon"}, r"expected timeout .* got 'soon'"),
+        ({"timeout": float("nan")}, r"expected timeout .* got nan"),
+        ({"wait_for_locked": None}, r"expected wait_for_locked .* got None"),
+        ({"using": "elsewhere"}, r"expected using .* default, other, got 'elsewhere'"),
+        ({"filter": {"note": "x"}}, r"expected filter to be a Q object, got {'note': 'x'}"),
+    ],
+    ids=str,
+)
+def test_parameters_that_cannot_be_meant_are_refused(
+    parameters: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        processor()(**parameters)
+
+
+def test_an_unknown_read_alias_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"expected read_using .* got 'replica'"):
+        processor(read_using="replica")()
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        ({"send": True}, r"expected done to name columns of tests.Parcel, got 'send'.* sent,"),
+        ({"id": 3}, r"columns that a flip may write, got 'id', which is the primary key"),
+        ({"scans": 3}, r"expected done to name columns of tests.Parcel, got 'scans'"),
+    ],
+)
+def test_columns_that_cannot_be_flipped_are_refused_before_any_read(
+    done: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidDone, match=words):
+        processor(done=done)()
+
+
+def test_a_callable_that_gives_no_queryset_is_refused() -> None:
+    with pytest.raises(InvalidPending, match=r"got \[\], of type list"):
+        processor(pending=lambda: [])()
+
+
+@database
+def test_a_flip_over_an_unknown_column_of_an_expression_is_one_clear_sentence() -> None:
+
+    parcels(1)
+    with pytest.raises(InvalidDone, match=r"expected done to name columns, got: Cannot resolve"):
+        processor(done={"sent": True, "note": F("no_such")})()
+
+
+@database
+def test_values_of_a_flip_may_be_expressions_and_callables() -> None:
+
+    parcels(2)
+    numbers = iter(range(10, 20))
+    flip = {
+        "sent": True,
+        "tries": F("tries") + 1,
+        "sent_at": Now(),
+        "weight": lambda: next(numbers),
+    }
+    assert processor(done=flip)().processed == 2
+    rows = Parcel.objects.order_by("pk")
+    assert all(row.tries == 1 and row.sent_at is not None for row in rows)
+    assert [row.weight for row in rows] == [11, 12]  # 10 went to the rehearsal

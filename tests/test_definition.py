@@ -1,0 +1,174 @@
+"""What is refused when a processor is defined, and what a definition looks like from outside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import QuerySet
+
+from dcl_processor import BatchProcessor, Delivery, batch_processor
+from dcl_processor.exceptions import (
+    InvalidDone,
+    InvalidOption,
+    InvalidPending,
+    ProcessorError,
+    Unsupported,
+)
+from tests.models import Parcel
+
+PENDING = Parcel.objects.filter(sent=False)
+DONE = {"sent": True}
+
+
+def define(handler: Callable[..., Any] | None = None, **options: Any) -> BatchProcessor[Parcel]:
+    def send(row: Parcel) -> str:
+        """Send a parcel."""
+        return f"sent {row.pk}"
+
+    options = {"pending": PENDING, "done": DONE, **options}
+    return batch_processor(**options)(handler or send)
+
+
+def test_a_decorated_function_keeps_its_identity() -> None:
+    send = define()
+    assert isinstance(send, BatchProcessor)
+    assert send.__name__ == "send"  # type: ignore[attr-defined]  # an instance's own
+    assert send.__doc__ == "Send a parcel."
+    assert send.__module__ == __name__
+    assert send.name == "tests.send"
+    assert repr(send) == "<BatchProcessor tests.send>"
+
+
+def test_process_is_the_plain_handler() -> None:
+    assert define().process(Parcel(pk=7)) == "sent 7"
+
+
+def test_calling_a_processor_with_a_row_says_which_of_the_two_to_use() -> None:
+    words = r"send\(\) runs over all pending rows .* got <Parcel.*>; call send.process\(row\)"
+    with pytest.raises(TypeError, match=words):
+        define()(Parcel(pk=7))  # type: ignore[arg-type]  # the mistake
+
+
+class SendParcels(BatchProcessor[Parcel]):
+    """A class to derive from."""
+
+    done = DONE
+    name = "parcels.send"
+
+    def pending(self) -> QuerySet[Parcel]:
+        return PENDING.all()
+
+    def process(self, row: Parcel, /) -> None: ...
+
+
+class SendHeavyParcels(SendParcels):
+    pass
+
+
+def test_a_class_has_its_own_name_and_does_not_inherit_one() -> None:
+    assert SendParcels().name == "parcels.send"
+    assert SendHeavyParcels().name == "tests.SendHeavyParcels"
+    assert SendHeavyParcels(name="heavy").name == "heavy"
+
+
+def test_options_of_an_instance_override_those_of_its_class() -> None:
+    other = SendParcels(done={"note": "sent"}, strict_order=True)
+    assert (other.done, other.strict_order) == ({"note": "sent"}, True)
+    assert (SendParcels().done, SendParcels().strict_order) == (DONE, False)
+
+
+def test_a_base_brings_its_options_to_a_decorated_function() -> None:
+    class Ordered(BatchProcessor[Parcel]):
+        strict_order = True
+        colour = "red"
+
+    send = define(base=Ordered, colour="blue")
+    assert isinstance(send, Ordered)
+    assert (send.strict_order, send.colour) == (True, "blue")
+
+
+def test_partials_and_callable_objects_are_handlers_of_a_class() -> None:
+    def handler(prefix: str, row: Parcel) -> str:
+        return f"{prefix} {row.pk}"
+
+    send = SendParcels(process=functools.partial(handler, "sent"))
+    assert send.process(Parcel(pk=1)) == "sent 1"  # type: ignore[func-returns-value]
+
+
+async def asynchronous(row: Parcel) -> None: ...
+
+
+def lazy(row: Parcel) -> Iterator[None]:
+    yield None
+
+
+REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
+    ({"done": {}}, InvalidDone, r"expected done to name at least one column, got {}; leave it out"),
+    ({"done": "sent"}, InvalidDone, r"expected done to be a mapping .* got 'sent'"),
+    ({"done": {1: True}}, InvalidDone, r"expected done to be a mapping .* got {1: True}"),
+    ({"done": lambda row: {}}, InvalidDone, r"expected done as a callable to take \(row, result\)"),
+    ({"pending": None}, InvalidPending, r"expected pending to be a queryset .* got None"),
+    ({"pending": [1]}, InvalidPending, r"expected pending to be a queryset .* got \[1\]"),
+    ({"pending": Parcel.objects}, InvalidPending, r"got <.*Manager.*>; write …objects.filter"),
+    ({"pending": Parcel}, InvalidPending, r"got <class 'tests.models.Parcel'>; write …objects"),
+    (
+        {"pending": lambda tenant: PENDING},
+        InvalidPending,
+        r"expected pending to take no arguments, got pending\(tenant\); .* filter=Q",
+    ),
+    ({"batch_size": 0}, InvalidOption, r"expected batch_size .* from 1, got 0"),
+    ({"batch_size": "3"}, InvalidOption, r"expected batch_size .* from 1, got '3'"),
+    ({"batch_size": True}, InvalidOption, r"expected batch_size .* from 1, got True"),
+    ({"batch_size": 10}, Unsupported, r"batch_size=10 is not in this version"),
+    ({"delivery": "exactly_once"}, InvalidOption, r"transactional, .* got 'exactly_once'"),
+    ({"delivery": Delivery.AT_MOST_ONCE}, Unsupported, r"'at_most_once' is not in this version"),
+    ({"strict_order": "yes"}, InvalidOption, r"expected strict_order to be True or False"),
+    ({"repeats": 1}, InvalidOption, r"expected repeats to be True or False, got 1"),
+    ({"repeats": True, "strict_order": True}, Unsupported, r"strict_order or repeats, got both"),
+    ({"using": 3}, InvalidOption, r"expected using to be the name of a database .* got 3"),
+    ({"name": ""}, InvalidOption, r"expected name to be a word, got ''"),
+    ({"name": 3}, InvalidOption, r"expected name to be a string, got 3"),
+    ({"bach_size": 3}, InvalidOption, r"no option 'bach_size'; did you mean 'batch_size'\?"),
+    ({"zzz": 3}, InvalidOption, r"no option 'zzz'; known are .*delivery.*"),
+    ({"_has_fixed_flip": 3}, InvalidOption, r"no option '_has_fixed_flip'"),
+    ({"handler": asynchronous}, Unsupported, r"expected a plain function, got 'async def asyn"),
+    ({"handler": lazy}, InvalidOption, r"got the generator lazy\(\); take the 'yield' out"),
+    ({"handler": lambda: None}, InvalidOption, r"expected the handler to take one row, got"),
+    ({"handler": lambda row, more: None}, InvalidOption, r"handler to take one row, got"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), REFUSED, ids=[w for _, _, w in REFUSED])
+def test_bad_input_is_one_clear_sentence_at_definition(
+    options: dict[str, Any], error: type[ProcessorError], words: str
+) -> None:
+    with pytest.raises(error, match=words) as refused:
+        define(**options)
+    assert isinstance(refused.value, ImproperlyConfigured)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_class_without_its_methods_is_refused() -> None:
+    class Nothing(BatchProcessor[Parcel]):
+        done = DONE
+
+    words = r"expected the methods pending\(self\) and process\(self, row\), got no pending and no"
+    with pytest.raises(InvalidOption, match=words):
+        Nothing()
+
+
+def test_a_value_that_is_called_at_the_flip_is_no_misuse() -> None:
+    assert define(done={"sent": True, "note": lambda: "x"}).done is not None
+    assert define(done=lambda row, result: {}).done is None
+    assert define(done=None).done is None
+
+
+def test_the_name_is_known_before_the_apps_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.apps import apps
+
+    monkeypatch.setattr(apps, "apps_ready", False)
+    assert define().name == f"{__name__}.send"

@@ -1,0 +1,71 @@
+"""The report as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+
+import pytest
+
+from dcl_processor import Report
+from dcl_processor.exceptions import RowsFailed
+from dcl_processor.report import Failure
+
+FAILURE = Failure(uuid.UUID(int=7), ValueError("no address"), "Traceback …")
+
+
+def test_it_is_ok_unless_rows_failed_or_failures_ended_the_run() -> None:
+    assert Report(name="shop.send", processed=3, skipped=1).ok
+    assert not Report(name="shop.send", failed=1).ok
+    assert not Report(name="shop.send", stopped="failures").ok
+
+
+def test_raise_for_failures_gives_back_a_report_that_is_ok() -> None:
+    report = Report(name="shop.send", processed=3)
+    assert report.raise_for_failures() is report
+
+
+def test_raise_for_failures_raises_from_the_first_error() -> None:
+    report = Report(name="shop.send", failed=2, failures=(FAILURE,))
+    with pytest.raises(RowsFailed, match=r"shop.send: 2 failed in 0.00 s") as raised:
+        report.raise_for_failures()
+    assert raised.value.__cause__ is FAILURE.error
+    assert raised.value.report is report
+
+
+def test_one_line_leaves_out_what_is_nothing() -> None:
+    report = Report(name="shop.send", processed=3, skipped=1, duration=1.25, stopped="limit")
+    assert str(report) == "shop.send: 3 processed, 1 skipped in 1.25 s; stopped by limit"
+    assert str(Report(name="shop.send")) == "shop.send: nothing pending in 0.00 s"
+
+
+def test_it_goes_through_json() -> None:
+    report = Report(name="shop.send", processed=1, failed=1, failures=(FAILURE,), duration=0.5)
+    assert json.loads(json.dumps(report.as_dict())) == {
+        "name": "shop.send",
+        "processed": 1,
+        "failed": 1,
+        "discarded": 0,
+        "snoozed": 0,
+        "skipped": 0,
+        "stale": 0,
+        "lease_lost": 0,
+        "passes": 0,
+        "duration": 0.5,
+        "stopped": "drained",
+        "ok": False,
+        "failures": [
+            {
+                "pk": "00000000-0000-0000-0000-000000000007",
+                "error": "ValueError('no address')",
+                "traceback": "Traceback …",
+            }
+        ],
+    }
+    assert report.__json__() == report.as_dict()
+
+
+def test_it_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Report(name="shop.send").processed = 3  # type: ignore[misc]  # the point of it
