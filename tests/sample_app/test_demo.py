@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from sample_app.shop.demo.invented_orders import FIRST_NUMBER
 from sample_app.shop.demo.invented_orders import ORDERS as INVENTED
@@ -53,6 +56,15 @@ def test_invents_new_orders_on_every_run_when_given_none(
         assert 0 < sum(sent for _, sent in orders.values()) < len(orders)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let processes started here take SIGINT even where this one was told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_copies_too(start: Start, empty_database: str) -> None:
     demo = start("demo")
     assert demo.stdout is not None

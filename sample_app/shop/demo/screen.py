@@ -52,7 +52,7 @@ class Screen:
 
     def shares(self, shares: Sequence[Share]) -> None:
         """Show who sent how many, and what each copy complained about."""
-        table = Table(box=None, padding=(0, 3, 0, 0))
+        table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
         for heading in ("  copy", "sent", "failed", "seconds"):
             table.add_column(heading, justify="right", style="default")
         for share in shares:
