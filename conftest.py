@@ -1,0 +1,47 @@
+"""Run the code blocks of README.md and docs/ as tests.
+
+The blocks of one page share their names. Their rows they do not share: each block begins with a
+fresh shop, so that it says all that it depends on.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from sybil import Sybil
+
+from tests.docs.blocks import PARSERS
+
+
+def _as_in_the_shop(namespace: dict[str, Any]) -> None:
+    # Functions defined on a page say that they come from here, and get their names from it.
+    namespace["__name__"] = "sample_app.shop.processors"
+
+
+@pytest.fixture
+def shop(transactional_db: None) -> None:  # noqa: ARG001  # asked for by name
+    """Give the block a shop with three shipped orders and one that is not."""
+    from sample_app.shop.models import Customer, Order
+
+    customer = Customer.objects.create(code="ANNA", company="Café Anna", email="anna@example.com")
+    for number in range(1, 5):
+        Order.objects.create(
+            number=number,
+            customer=customer,
+            order_date=date(2024, 5, 1),
+            required_date=date(2024, 5, 29),
+            shipped_at=timezone.now() if number < 4 else None,
+            freight="7.50",
+        )
+
+
+pytest_collect_file = Sybil(
+    parsers=PARSERS,
+    patterns=["README.md", "docs/*.md", "docs/*/*.md"],
+    setup=_as_in_the_shop,
+    excludes=["docs/tutorial.md"],  # tests/docs/test_tutorial.py follows it in a folder of its own
+    fixtures=["shop"],
+).pytest()

@@ -1,0 +1,32 @@
+"""Compare what a block shows with what came."""
+
+from __future__ import annotations
+
+import doctest
+import re
+
+# A run's duration, and how many rows each copy got, differ each time.
+_SECONDS = re.compile(r"\b\d+\.\d+ s\b")
+_SHARES = re.compile(r"(?<= copies: )[\d, ]+(?=\))")
+_NOT_ZERO = re.compile(r"[1-9]\d*")
+
+
+class Checker(doctest.OutputChecker):
+    """Doctest's own comparison, with all durations equal and ``...`` for any text."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        """Tell whether the output is what the page shows."""
+        return super().check_output(plain(want), plain(got), optionflags | doctest.ELLIPSIS)
+
+
+def plain(text: str) -> str:
+    """Make outputs of two runs comparable; a copy that got no row still differs from others."""
+    text = _SECONDS.sub("0.00 s", text)
+    return _SHARES.sub(lambda shares: _NOT_ZERO.sub("n", shares[0]), text)
+
+
+def difference(want: str, got: str) -> str | None:
+    """Say how the output differs from what the page shows, or None when it does not."""
+    if Checker().check_output(want, got, 0):
+        return None
+    return f"the page shows:\n{want}\nbut the output is:\n{got}"
