@@ -28,7 +28,6 @@ def test_sends_every_mail_once_and_nothing_when_run_again(
     ) in output
     shares = {copy: int(sent) for copy, sent in SHARE.findall(output)}
     assert shares.keys() == {"1", "2", "3", "4"}
-    assert all(shares.values())
     assert sum(shares.values()) == SHIPPED
     orders = look_at_orders()
     assert len(orders) == ORDERS

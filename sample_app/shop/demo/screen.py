@@ -13,6 +13,7 @@ from sample_app.shop.demo.audit import Audit
 from sample_app.shop.demo.copies import Share
 
 NUMBERS_SHOWN = 5
+COMPLAINT_LINES_SHOWN = 3  # the last ones: where a traceback has its point
 
 
 class Screen:
@@ -65,7 +66,8 @@ class Screen:
         for share in shares:
             if share.exit_code or share.complaint:
                 self.warn(f"copy {share.copy} ended with exit code {share.exit_code}")
-                self.warn(share.complaint)
+                for line in share.complaint.splitlines()[-COMPLAINT_LINES_SHOWN:]:
+                    self.warn(f"  {line}")
 
     def verdict(self, audit: Audit) -> None:
         """Show the figures, the orders behind every bad one, and whether all is well."""

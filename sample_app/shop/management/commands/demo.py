@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.template.defaultfilters import pluralize
 
 from sample_app.shop.catalogue import invent_lines
 from sample_app.shop.database_errors import told_plainly
@@ -40,7 +41,9 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, orders: str, copies: int, **_options: Any) -> None:
         """Go through the stages; the exit code says whether the audit was clean."""
         screen = Screen()
-        screen.title(f"{copies} copies of {send_shipped_emails.name}, at once")
+        screen.title(
+            f"{copies} cop{pluralize(copies, 'y,ies')} of {send_shipped_emails.name}, at once"
+        )
         with told_plainly():
             call_command("migrate", verbosity=0)
             _load(screen, orders)
