@@ -1,0 +1,215 @@
+"""``manage.py processors``: run processors, and list them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import close_old_connections, connections
+
+from dcl_processor import backlog, registry, workers
+from dcl_processor.definition import BatchProcessor
+from dcl_processor.exceptions import ProcessorError
+from dcl_processor.management.output import Output
+from dcl_processor.report import Report
+from dcl_processor.spawned import Trouble
+from dcl_processor.stopping import Stop, StoppedAtOnce, polite_stop
+from dcl_processor.watching import quiet_unless_configured
+
+USAGE_ERROR = 2
+
+
+class Command(BaseCommand):
+    help = "Run batch processors, or list them with the number of their pending rows."
+
+    # A run verifies what it needs by itself. The checks of the whole project, and their warnings,
+    # are not for something that cron starts every minute and whose output it mails.
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        common = _base_options()
+        actions = parser.add_subparsers(dest="action", required=True, metavar="run | list")
+        run = actions.add_parser("run", parents=[common], help="Handle what is pending now.")
+        run.add_argument("names", nargs="*", metavar="NAME", help="Processors to run, in order.")
+        run.add_argument("--all", action="store_true", help="Run every processor there is.")
+        run.add_argument(
+            "--limit", type=_rows, metavar="ROWS", help="Rows to try, at most, for each processor."
+        )
+        run.add_argument(
+            "--timeout",
+            type=_seconds,
+            metavar="SECONDS",
+            help="Seconds after which no row starts, for all processors together.",
+        )
+        run.add_argument(
+            "--copies",
+            type=_processes,
+            default=1,
+            metavar="N",
+            help="Processes on this machine that share the rows, and the limit.",
+        )
+        listing = actions.add_parser("list", parents=[common], help="Show what is pending.")
+        for action in (run, listing):
+            action.add_argument(
+                "--using", choices=tuple(connections), help="The database, instead of their own."
+            )
+            action.add_argument(
+                "--json", action="store_true", help="Print JSON, and nothing else, to stdout."
+            )
+
+    def handle(self, *_: Any, action: str, **options: Any) -> None:
+        output = Output(
+            self.stdout,
+            self.stderr,
+            as_json=options["json"],
+            verbosity=options["verbosity"],
+            tracebacks=options["traceback"] or options.get("tracebacks", False),
+            color=not options["no_color"],
+        )
+        if action == "list":
+            self.list_backlogs(output, options["using"])
+            return
+        chosen = _choose(options["names"], run_all=options["all"])
+        try:
+            with quiet_unless_configured(), polite_stop(output.stopping) as stop:
+                self.run_each(chosen, output, stop, options)
+        except StoppedAtOnce as stopped:
+            raise CommandError(
+                f"stopped at once by {stopped}; the row at hand was rolled back.",
+                returncode=128 + stopped.signum,
+            ) from stopped
+
+    def run_each(
+        self,
+        chosen: Sequence[BatchProcessor[Any]],
+        output: Output,
+        stop: Stop,
+        options: dict[str, Any],
+    ) -> None:
+        """Run one after the other; what goes wrong with one costs the others nothing."""
+        using, limit, timeout = options["using"], options["limit"], options["timeout"]
+        end = None if timeout is None else time.monotonic() + timeout
+        failed, broken = 0, []
+        for processor in chosen:
+            if stop.is_set():
+                break
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                with output.watching(processor, stop, using=using, limit=limit) as on_row:
+                    report, copies = workers.run(
+                        processor,
+                        copies=options["copies"],
+                        using=using,
+                        limit=limit,
+                        timeout=left,
+                        stop=stop,
+                        on_row=on_row,
+                    )
+            except Exception as error:  # noqa: BLE001  # the next processor is still to be run
+                output.trouble(processor.name, Trouble.of(error, processor, using))
+                close_old_connections()
+                broken.append(processor.name)
+                continue
+            output.report(report, copies)
+            failed += report.failed
+            if not all(isinstance(copy, Report) for copy in copies):
+                broken.append(processor.name)
+        if failed or broken:
+            raise CommandError(_summary(failed, broken))
+
+    def list_backlogs(self, output: Output, using: str | None) -> None:
+        """Show every processor with its pending rows, and what is wrong with it."""
+        found: list[tuple[BatchProcessor[Any], int | None]] = []
+        troubles: list[tuple[str, Trouble]] = []
+        for processor in _choose([], run_all=True):
+            try:
+                found.append((processor, backlog.count(processor, using=using)))
+            except Exception as error:  # noqa: BLE001  # the others can still be counted
+                found.append((processor, None))
+                troubles.append((processor.name, Trouble.of(error, processor, using)))
+                close_old_connections()
+        output.backlogs(found)
+        for name, trouble in troubles:
+            output.trouble(name, trouble)
+        if troubles:
+            raise CommandError(f"{len(troubles)} of {len(found)} could not be counted.")
+
+
+def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]:
+    try:
+        if bool(names) == run_all:
+            got = "both" if names else "neither"
+            known = ", ".join(registry.processors()) or "none"
+            raise CommandError(
+                f"expected names of processors or --all, got {got}. Known are {known}.",
+                returncode=USAGE_ERROR,
+            )
+        chosen = registry.get(names) if names else list(registry.processors().values())
+    except registry.UnknownProcessor as error:
+        raise CommandError(str(error), returncode=USAGE_ERROR) from error
+    except ProcessorError as error:
+        raise CommandError(str(error)) from error
+    if not chosen:
+        raise CommandError(
+            "expected a processor in the processors.py of an app in INSTALLED_APPS, got none.",
+            returncode=USAGE_ERROR,
+        )
+    return chosen
+
+
+def _summary(failed: int, broken: Sequence[str]) -> str:
+    rows = [f"{failed} row{'s' if failed > 1 else ''} failed"] if failed else []
+    runs = [f"{' and '.join(broken)} did not run to the end"] if broken else []
+    return "; ".join(rows + runs) + "."
+
+
+def _base_options() -> CommandParser:
+    """Return Django's own options for the actions, which know only those they are given.
+
+    Nothing is set by default: what stands before the action is to stay as it is.
+    """
+    options = CommandParser(add_help=False, argument_default=argparse.SUPPRESS)
+    options.add_argument(
+        "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks too."
+    )
+    options.add_argument(
+        "--traceback",
+        action="store_true",
+        # Django's own would answer a row that failed with a traceback of this command.
+        dest="tracebacks",
+        help="Show the traceback of what failed.",
+    )
+    # These are read by Django before the command is.
+    options.add_argument("--settings", help=argparse.SUPPRESS)
+    options.add_argument("--pythonpath", help=argparse.SUPPRESS)
+    options.add_argument("--no-color", action="store_true", help=argparse.SUPPRESS)
+    options.add_argument("--force-color", action="store_true", help=argparse.SUPPRESS)
+    return options
+
+
+def _rows(text: str) -> int:
+    return _whole(text, 0, "a number of rows from 0")
+
+
+def _processes(text: str) -> int:
+    return _whole(text, 1, "a number of processes from 1")
+
+
+def _whole(text: str, least: int, words: str) -> int:
+    if not text.strip().isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected {words}, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds from 0, got {text!r}")
+    return seconds

@@ -1,0 +1,97 @@
+"""Finds the processors: the instances that are module-level names in an app's ``processors.py``.
+
+Defining a processor has no side effect; it is here that one becomes known to the command and to
+the checks.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.utils.module_loading import module_has_submodule
+
+from .definition import BatchProcessor
+from .exceptions import InvalidOption, ProcessorError
+
+MODULE = "processors"
+
+
+class UnknownProcessor(ProcessorError, LookupError):
+    """No installed app has a processor of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A processor, and the place where it was found: "module.name"."""
+
+    processor: BatchProcessor[Any]
+    place: str
+
+
+def find(app_configs: Iterable[AppConfig] | None = None) -> list[Found]:
+    """Return the processors of the apps (default: all installed), each once, in their order.
+
+    An app without a ``processors.py`` has none. What the import of one raises is not caught.
+    """
+    configs = apps.get_app_configs() if app_configs is None else app_configs
+    found: dict[int, Found] = {}
+    for each in (found for config in configs for found in _of(config)):
+        # The same instance may have several names, and be imported into other apps' modules.
+        found.setdefault(id(each.processor), each)
+    return list(found.values())
+
+
+def processors() -> dict[str, BatchProcessor[Any]]:
+    """Return all processors by name; raise ``InvalidOption`` when two share one."""
+    by_name: dict[str, Found] = {}
+    for each in find():
+        first = by_name.setdefault(each.processor.name, each)
+        if first is not each:
+            raise InvalidOption(shared_name(first, each))
+    return {name: found.processor for name, found in by_name.items()}
+
+
+def get(names: Iterable[str]) -> list[BatchProcessor[Any]]:
+    """Return the processors of these names, each once; raise ``UnknownProcessor`` for others."""
+    known = processors()
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in known:
+            raise UnknownProcessor(_unknown(name, list(known)))
+    return [known[name] for name in wanted]
+
+
+def shared_name(first: Found, second: Found) -> str:
+    """Say that two processors have one name, and how to mend it."""
+    return (
+        f"expected every processor to have a name of its own, got {first.processor.name!r} for "
+        f"both {first.place} and {second.place}; give one of them name=."
+    )
+
+
+def _of(config: AppConfig) -> Iterator[Found]:
+    # Asked first, so that an ImportError inside the module is not taken for a missing module.
+    if config.module is None or not module_has_submodule(config.module, MODULE):
+        return
+    module = import_module(f"{config.name}.{MODULE}")
+    for name, value in list(vars(module).items()):
+        if isinstance(value, BatchProcessor):
+            yield Found(value, f"{module.__name__}.{name}")
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    if not known:
+        return (
+            f"expected the name of a processor, got {name!r}, and there are none: put one into "
+            f"{MODULE}.py of an app in INSTALLED_APPS."
+        )
+    # People leave the app label out.
+    short = {each.rpartition(".")[2]: each for each in known}
+    close = difflib.get_close_matches(name, [*known, *short], n=1)
+    guess = f"; did you mean {short.get(close[0], close[0])}?" if close else "."
+    return f"expected the name of a processor, got {name!r}{guess} Known are {', '.join(known)}."

@@ -1,0 +1,263 @@
+"""Several copies of one run on this machine: processes that share the rows among themselves.
+
+They are spawned, since a forked child would share the parent's database connections, and its
+threads' locks in whatever state they were.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from multiprocessing import connection, resource_tracker
+from threading import Event
+from typing import Any
+
+from django.db import connections
+
+from . import backlog
+from .definition import BatchProcessor
+from .exceptions import InvalidOption, Unsupported
+from .report import COUNTS, Report, Stopped
+from .spawned import STOP, STOP_AT_ONCE, Share, Trouble, main
+from .stopping import POLL, SIGNALS, StoppedAtOnce
+from .tally import MOST_FAILURES
+from .watching import OnRow, watched
+
+#: Seconds for a copy that has said its last word to end by itself.
+EXIT_WITHIN = 10.0
+
+_processes = multiprocessing.get_context("spawn")
+
+
+class Copy:
+    """The parent's view of one copy; ``outcome`` is there when it has ended."""
+
+    def __init__(self, number: int, share: Share) -> None:
+        self.number = number
+        self.share = share
+        self.outcome: Report | Trouble | None = None
+        word, self._control = _processes.Pipe(duplex=False)
+        self.results, telling = _processes.Pipe(duplex=False)
+        self._process = _processes.Process(
+            target=main, args=(share, word, telling), name=f"{share.name}, copy {number}"
+        )
+        self._process.start()
+        # Only the child may hold these ends, or its death would not be seen.
+        word.close()
+        telling.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def tell(self, word: str) -> None:
+        # One that has ended needs no telling.
+        with suppress(OSError):
+            self._control.send(word)
+
+    def hear(self, on_row: OnRow) -> bool:
+        """Take one message; return whether it was the last."""
+        try:
+            message = self.results.recv()
+        except (EOFError, OSError):
+            self.outcome = Trouble(self._death())
+        else:
+            if isinstance(message, str):
+                on_row(message)
+            else:
+                self.outcome = message
+        return self.outcome is not None
+
+    def end(self) -> None:
+        """Let the process end, or end it; to be called once, whatever happened."""
+        self._control.close()  # which says stop to one that is still running
+        self._process.join(EXIT_WITHIN)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self.results.close()
+        self._process.close()
+
+    def _death(self) -> str:
+        self._process.join(EXIT_WITHIN)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code} and without a report"
+        return f"{how}; what it had committed is done, and in no count"
+
+
+def run(
+    processor: BatchProcessor[Any],
+    *,
+    copies: int = 1,
+    using: str | None = None,
+    limit: int | None = None,
+    timeout: float | None = None,
+    stop: Event,
+    on_row: OnRow | None = None,
+) -> tuple[Report, list[Report | Trouble]]:
+    """Run the processor in so many copies; return the report, and what became of each copy.
+
+    The parameters are those of ``BatchProcessor.run()``; ``limit`` is for all copies together,
+    and ``on_row`` is called with each row's outcome. One copy is this process.
+    """
+    _check_copies(copies)
+    if copies > 1:
+        # Nothing pending starts nothing: there is no copy without a row for it.
+        needed = min(copies, backlog.count(processor, using=using, most=copies - 1))
+        if needed > 1:
+            outcomes = run_copies(
+                *(processor, needed),
+                using=using,
+                limit=limit,
+                timeout=timeout,
+                stop=stop,
+                on_row=on_row,
+            )
+            return merge(processor.name, outcomes, limit), outcomes
+    with watched(processor, on_row):
+        report = processor.run(using=using, limit=limit, timeout=timeout, stop=stop)
+    return report, [report] if copies > 1 else []
+
+
+def run_copies(
+    processor: BatchProcessor[Any],
+    copies: int,
+    *,
+    using: str | None = None,
+    limit: int | None = None,
+    timeout: float | None = None,
+    stop: Event,
+    on_row: OnRow | None = None,
+) -> list[Report | Trouble]:
+    """Run the processor in that many processes, and return what became of each.
+
+    ``limit`` is for all copies together: it is shared out before they start. ``timeout`` counts
+    from now for each. ``on_row`` is called with each row's outcome. Raises ``Unsupported`` where
+    other processes could not see the rows. One that dies costs the others nothing.
+    """
+    _refuse_what_only_we_can_see()
+    connections.close_all()  # nobody uses them until the copies have ended
+    deadline = None if timeout is None else time.monotonic() + timeout
+    names = {alias: database["NAME"] for alias, database in connections.databases.items()}
+    running: list[Copy] = []
+    # Started first, since it would unblock the signals that are blocked below.
+    resource_tracker.ensure_running()
+    try:
+        for number, limit_ in enumerate(_shares(limit, copies), start=1):
+            share = Share(
+                name=processor.name,
+                databases=names,
+                using=using,
+                limit=limit_,
+                deadline=deadline,
+                tells_rows=on_row is not None,
+            )
+            running.append(_start(number, share))
+        _collect(running, stop, on_row or (lambda _: None))
+    except StoppedAtOnce:
+        for copy in running:
+            copy.tell(STOP_AT_ONCE)
+        raise
+    finally:
+        for copy in running:
+            copy.end()
+    return [copy.outcome for copy in running if copy.outcome is not None]
+
+
+def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> Report:
+    """Return one report for what the copies did; one without a report counts nothing.
+
+    Each copy may try a row that fails: it is one failed row, as long as all failures are kept.
+    """
+    reports = [copy for copy in copies if isinstance(copy, Report)]
+    counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
+    tried = counts["processed"] + counts["failed"]
+    failures = {str(failure.pk): failure for report in reports for failure in report.failures}
+    if all(report.failed == len(report.failures) for report in reports):
+        counts["failed"] = len(failures)
+    return Report(
+        name=name,
+        **counts,
+        passes=max((report.passes for report in reports), default=0),
+        duration=max((report.duration for report in reports), default=0.0),
+        stopped=_stopped(
+            {report.stopped for report in reports},
+            limit is not None and tried >= limit,
+        ),
+        failures=tuple(islice(failures.values(), MOST_FAILURES)),
+    )
+
+
+def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
+    # A copy that came to the end of its share while another found nothing left has not kept the
+    # run from draining.
+    order: tuple[Stopped, ...] = ("failures", "signal", "timeout")
+    last: Stopped = "limit" if reached_limit else "drained"
+    return next((reason for reason in order if reason in reasons), last)
+
+
+def _shares(limit: int | None, copies: int) -> list[int | None]:
+    """Share a limit out as evenly as it goes; a copy that could handle no row is left out."""
+    if limit is None:
+        return [None] * copies
+    each, rest = divmod(limit, copies)
+    shares: list[int | None] = [each + (number < rest) for number in range(copies)]
+    return [share for share in shares if share] or [0]
+
+
+def _start(number: int, share: Share) -> Copy:
+    # A signal that comes before the child has its handlers would kill it, or print a traceback;
+    # it inherits the blocking, and ends it when it is ready.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return Copy(number, share)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _collect(running: Sequence[Copy], stop: Event, on_row: OnRow) -> None:
+    waiting = {copy.results: copy for copy in running}
+    told = False
+    while waiting:
+        if stop.is_set() and not told:
+            told = True
+            for copy in running:
+                copy.tell(STOP)
+        for ready in connection.wait(list(waiting), POLL):
+            copy = next(copy for copy in waiting.values() if copy.results is ready)
+            if copy.hear(on_row):
+                del waiting[copy.results]
+
+
+def _check_copies(copies: int) -> None:
+    if copies < 1:
+        raise InvalidOption(f"expected copies to be a number of processes from 1, got {copies!r}.")
+
+
+def _refuse_what_only_we_can_see() -> None:
+    if "DJANGO_SETTINGS_MODULE" not in os.environ:
+        raise Unsupported(
+            "expected DJANGO_SETTINGS_MODULE to name the settings, got settings made by "
+            "configure(), which other processes cannot read; run one copy."
+        )
+    for connected in connections.all(initialized_only=True):
+        if connected.in_atomic_block:
+            raise Unsupported(
+                f"expected no open transaction on {connected.alias!r}, got one: copies are other "
+                "processes, which see only what is committed; in tests use TransactionTestCase."
+            )
+    for alias in connections:
+        in_memory: Any = getattr(connections[alias], "is_in_memory_db", None)
+        if in_memory is not None and in_memory():
+            raise Unsupported(
+                f"expected a database that other processes can open, got {alias!r} in this "
+                "process's memory; use a file, or run one copy."
+            )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from django.db.models import QuerySet
+
+from dcl_processor import BatchProcessor, batch_processor
+from tests.models import Parcel
+
+PATIENCE = 30.0  # seconds
+
+
+@batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
+def deliver(parcel: Parcel) -> None:
+    """Bring a parcel to its door.
+
+    Each call adds a line to the file in the variable AUDIT.
+    """
+    match parcel.note:
+        case "broken":
+            raise ValueError("no\naddress")
+        case "gate":
+            wait_at_gate()
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "print":
+            print(f"at the door of {parcel.pk}")
+    audit(parcel)
+
+
+class Weigh(BatchProcessor[Parcel]):
+    """Weigh what nobody has weighed."""
+
+    name = "warehouse.weigh"
+    done = {"weight": 7}
+
+    def pending(self) -> QuerySet[Parcel]:
+        """Return the parcels without a weight."""
+        return Parcel.objects.filter(weight=None)
+
+    def process(self, row: Parcel, /) -> None:
+        """Pretend."""
+
+
+weigh = Weigh()
+
+
+def audit(parcel: Parcel) -> None:
+    if path := os.environ.get("AUDIT"):
+        # One short line in append mode is written whole, whoever else writes.
+        with Path(path).open("a") as file:
+            file.write(f"{parcel.pk} {os.getpid()}\n")
+
+
+def wait_at_gate() -> None:
+    """Say that a handler is at work, and stay there until the gate is opened."""
+    gate = Path(os.environ["GATE"])
+    (gate / f"reached-{os.getpid()}").touch()
+    deadline = time.monotonic() + PATIENCE
+    while not (gate / "open").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("nobody opened the gate")
+        time.sleep(0.01)
