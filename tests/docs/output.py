@@ -5,9 +5,10 @@ from __future__ import annotations
 import doctest
 import re
 
-# A run's duration, and how many rows each copy got, differ each time.
+# A run's duration, and how copies shared the rows and met each other, differ each time.
 _SECONDS = re.compile(r"\b\d+\.\d+ s\b")
 _SHARES = re.compile(r"(?<= copies: )[\d, ]+(?=\))")
+_STALE = re.compile(r"\b[1-9]\d* stale\b")
 _NOT_ZERO = re.compile(r"[1-9]\d*")
 
 
@@ -21,7 +22,7 @@ class Checker(doctest.OutputChecker):
 
 def plain(text: str) -> str:
     """Make outputs of two runs comparable; a copy that got no row still differs from others."""
-    text = _SECONDS.sub("0.00 s", text)
+    text = _STALE.sub("n stale", _SECONDS.sub("0.00 s", text))
     return _SHARES.sub(lambda shares: _NOT_ZERO.sub("n", shares[0]), text)
 
 

@@ -32,6 +32,7 @@ class Reader:
             **os.environ,
             "DATABASE_URL": database_url,
             "DJANGO_COLORS": "nocolor",
+            "TERM": "dumb",  # one that cannot draw a progress bar
             # What the page installs is here already.
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(CHECKOUT),
@@ -52,23 +53,20 @@ class Reader:
             assert problem is None, f"tutorial.md, line {example.line}: {command}: {problem}"
 
     def run(self, command: str) -> str:
-        """Run a command as on a terminal; return what it printed, errors first."""
-        terminal, stdout = pty.openpty()
-        # Standard error is a pipe, so that no progress bar is drawn into the output.
+        """Run a command on a terminal; return what it printed there."""
+        terminal, screen = pty.openpty()
         process = subprocess.Popen(
             ["/bin/sh", "-c", command],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=screen,
+            stderr=screen,
         )
-        os.close(stdout)
+        os.close(screen)
         printed = b"".join(_read(terminal)).decode().replace("\r\n", "\n")
-        _, errors = process.communicate(timeout=60)
-        self.exit_code = process.returncode
-        return errors + printed
+        self.exit_code = process.wait(timeout=60)
+        return printed.removeprefix("\n")  # what the bar leaves on such a terminal
 
 
 def _read(terminal: int) -> Iterator[bytes]:
