@@ -35,10 +35,14 @@ def lint() -> None:
     """Check style, format and types."""
     # mypy's plugin reads the settings, and no server is needed for that.
     no_server = {"DATABASE_URL": "sqlite://:memory:"}
-    run("ruff", "check", ".")
-    run("ruff", "format", "--check", ".")
-    run("mypy", **no_server)
-    run("pyright", **no_server)
+    outcomes = [
+        call("ruff", "check", "."),
+        call("ruff", "format", "--check", "."),
+        call("mypy", **no_server),
+        call("pyright", **no_server),
+    ]
+    if any(outcomes):
+        raise StageFailedError
 
 
 def docs() -> None:
@@ -92,9 +96,13 @@ def stages() -> Mapping[str, Stage]:
 
 def run(module: str, *arguments: str, python: str = sys.executable, **variables: str) -> None:
     """Run a Python module with the arguments; raise ``StageFailedError`` if it fails."""
-    environment = {**os.environ, **variables}
-    if subprocess.call([python, "-m", module, *arguments], env=environment) != 0:
+    if call(module, *arguments, python=python, **variables) != 0:
         raise StageFailedError
+
+
+def call(module: str, *arguments: str, python: str = sys.executable, **variables: str) -> int:
+    """Run a Python module with the arguments, and return its exit code."""
+    return subprocess.call([python, "-m", module, *arguments], env={**os.environ, **variables})
 
 
 def has_driver() -> bool:
