@@ -3,14 +3,20 @@
 What is read here is a hint. Rows are walked by primary key, each window starting after the last
 key of the one before: dead index entries are passed once, and a sort key that changes while the
 run goes on can make no row come twice.
+
+Copies that walk side by side would all try to claim the same rows. So a copy that finds a row
+taken knows that it is not alone, reads a larger window of what is pending now, and goes on from a
+random place in it, as every other copy does: from then on they rarely meet. Nobody has to know how
+many copies there are, and a lone copy keeps its order.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 from .pending import Question
 
@@ -20,33 +26,79 @@ Window = tuple[Question[M], list[Any]]
 #: Rows per window. Large enough to make the read cheap, small enough to stay a fresh hint.
 WINDOW = 500
 
+#: Rows per window among other copies: room enough to be alone in.
+WIDE_WINDOW = 2_000
 
-def walk(ask: Callable[[], Question[M]]) -> Iterator[Window[M]]:
-    """Yield windows by primary key, up to the highest key there was when the walk began."""
-    question = ask()
-    pks, full = _read(_keys(question))
-    # Rows that arrive while the run goes on get higher keys; without an upper end a table that
-    # fills as fast as it is drained would keep one run going for ever.
-    last = _highest(question) if full else None
-    while pks:
-        yield question, _in_order(question, pks)
-        if not full:
+
+class Walk(Generic[M]):
+    """Yields windows by primary key, up to the highest key there was when the walk began.
+
+    ``tried``: keys that were tried in this walk and may still be pending; the caller adds them,
+    the walk forgets those that it cannot read again.
+    """
+
+    def __init__(self, ask: Callable[[], Question[M]], tried: set[Any]) -> None:
+        self._ask = ask
+        self._tried = tried
+        self._last: Any = None
+        self._among_others = False
+
+    def met_another(self) -> None:
+        """Be told that a row was taken; the rest of the window is stale then, too."""
+        self._among_others = True
+
+    def __iter__(self) -> Iterator[Window[M]]:
+        question = self._ask()
+        pks, full = _read(_keys(question))
+        if not pks:
             return
-        question = ask()
-        pks, full = _read(_keys(question).filter(pk__gt=pks[-1], pk__lte=last))
+        # Rows that arrive while the run goes on get higher keys; without an upper end a table
+        # that fills as fast as it is drained would keep one run going for ever.
+        self._last = _highest(question) if full else pks[-1]
+        start = Q(pk__gte=pks[0])
+        while pks:
+            yield question, _in_order(question, pks)
+            if self._among_others:
+                yield from self._scattered(start)
+                return
+            if not full:
+                return
+            self._tried.clear()
+            start = Q(pk__gt=pks[-1])
+            question = self._ask()
+            pks, full = _read(_keys(question).filter(start, pk__lte=self._last))
+
+    def _scattered(self, start: Q) -> Iterator[Window[M]]:
+        while True:
+            question = self._ask()
+            keys = _keys(question).filter(start, pk__lte=self._last)
+            pks, full = _read(keys, WIDE_WINDOW)
+            fresh = [pk for pk in pks if pk not in self._tried]
+            if fresh:
+                # What lies before the first fresh row is not read again.
+                start = Q(pk__gte=fresh[0])
+                self._tried.difference_update(pks[: pks.index(fresh[0])])
+                # Not random.random(): forked copies share its state and would jump together.
+                place = secrets.randbelow(len(fresh))
+                yield question, _in_order(question, fresh)[place:]
+            elif full:
+                start = Q(pk__gt=pks[-1])
+                self._tried.difference_update(pks)
+            else:
+                return
 
 
-def walk_in_order(ask: Callable[[], Question[M]], held: Collection[Any]) -> Iterator[Window[M]]:
+def walk_in_order(ask: Callable[[], Question[M]], tried: Collection[Any]) -> Iterator[Window[M]]:
     """Yield windows in the queryset's own order, each read from the head again.
 
-    ``held``: keys that were tried and may still be pending; they stay at the head and are read
+    ``tried``: keys that were tried and may still be pending; they stay at the head and are read
     past. The upper end is a number here, as many rows as were pending at the start: keys say
     nothing about an order of the user's own.
     """
     left: int | None = None
     while left is None or left > 0:
         question = ask()
-        keys = _keys(question).order_by(*_ordering(question), "pk").exclude(pk__in=list(held))
+        keys = _keys(question).order_by(*_ordering(question), "pk").exclude(pk__in=list(tried))
         pks, full = _read(keys)
         if left is None:
             left = question.queryset.count() if full else len(pks)
@@ -66,15 +118,16 @@ def _keys(question: Question[M]) -> QuerySet[M, Any]:
     return question.queryset.using(question.read_using).order_by("pk").values_list("pk", flat=True)
 
 
-def _read(keys: QuerySet[M, Any]) -> tuple[list[Any], bool]:
+def _read(keys: QuerySet[M, Any], size: int | None = None) -> tuple[list[Any], bool]:
     """Read one window; the second value tells whether there may be more behind it."""
-    rows = list(keys[:WINDOW])
+    size = size or WINDOW
+    rows = list(keys[:size])
     # A filter over a to-many relation gives a row once per match.
-    return list(dict.fromkeys(rows)), len(rows) == WINDOW
+    return list(dict.fromkeys(rows)), len(rows) == size
 
 
 def _highest(question: Question[M]) -> Any:
-    table = QuerySet(question.model, using=question.read_using)
+    table: QuerySet[M] = QuerySet(question.model, using=question.read_using)
     return table.order_by("-pk").values_list("pk", flat=True).first()
 
 

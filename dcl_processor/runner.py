@@ -52,7 +52,8 @@ class Run(Generic[M]):
         self.using = using or processor.using
         self.tally = Tally(processor)
         self.locked: list[Any] = []
-        self.held: set[Any] = set()
+        self.absent: list[Any] = []
+        self.tried: set[Any] = set()
         self.rehearsed = processor.repeats or not processor._has_fixed_flip
         self.stopped: Stopped | None = None
 
@@ -74,53 +75,77 @@ class Run(Generic[M]):
     def first_pass(self) -> None:
         """Visit every candidate once."""
         self.tally.passes += 1
-        windows = (
-            candidates.walk_in_order(self.ask, self.held)
-            if self.processor.strict_order
-            else candidates.walk(self.ask)
-        )
-        for question, pks in windows:
-            locked, _ = self.visit(question, pks)
-            self.remember(locked)
+        walk = candidates.Walk(self.ask, self.tried)
+        in_order = candidates.walk_in_order(self.ask, self.tried)
+        for question, pks in in_order if self.processor.strict_order else walk:
+            for pk in pks:
+                if self.must_stop():
+                    break
+                if self.visit(question, pk) or self.processor.strict_order:
+                    continue
+                walk.met_another()
+                break
+            if len(self.absent) >= candidates.WINDOW:
+                self.look_at_absent(question)
             if self.stopped:
                 break
+        if self.absent:
+            self.look_at_absent(self.ask())
 
     def later_passes(self) -> None:
         """Come back to the rows that others had locked, and to no others."""
         waits = self.budget.waits()
-        while self.locked and not self.stopped and next(waits, False):
+        while self.locked and not self.must_stop() and next(waits, False):
             self.tally.passes += 1
-            waiting, self.locked = self.locked, []
-            for start in range(0, len(waiting), candidates.WINDOW):
-                chunk = waiting[start : start + candidates.WINDOW]
-                locked, unvisited = self.visit(self.ask(), chunk)
-                self.remember([*locked, *unvisited])
-        if self.locked and not self.stopped:
-            self.stopped = self.budget.exceeded(self.tally.handled)
+            waiting, self.locked = deque(self.locked), []
+            while waiting:
+                question = self.ask()
+                while waiting and len(self.absent) < candidates.WINDOW and not self.must_stop():
+                    self.visit(question, waiting.popleft())
+                self.look_at_absent(question)
+                if self.must_stop():
+                    self.locked += waiting
+                    break
+        if self.locked:
+            self.must_stop()
         self.tally.counts["skipped"] += len(self.locked)
 
-    def visit(self, question: pending.Question[M], pks: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Claim and handle each row; return those locked by others, and those not reached."""
-        absent = []
-        unvisited = deque(pks)
-        while unvisited and not self.must_stop():
-            pk = unvisited.popleft()
-            match transactional(self.processor, question, pk, self.before_handler):
-                case Handled():
-                    self.tally.processed(pk)
-                case Failed() as outcome:
-                    self.tally.failed(pk, outcome)
-                    self.hold(pk)
-                case Miss.STALE:
-                    self.tally.counts["stale"] += 1
-                case Miss.ABSENT:
-                    absent.append(pk)
-                    self.hold(pk)
-        # Locked and stale look the same to SKIP LOCKED. Only what is locked is worth coming back
-        # for, so one look per window tells them apart, when there is something to tell.
+    def visit(self, question: pending.Question[M], pk: Any) -> bool:
+        """Claim and handle one row; tell whether it was there to be claimed."""
+        match transactional(self.processor, question, pk, self.before_handler):
+            case Handled():
+                self.tally.processed(pk)
+                if not self.stays_readable(question):
+                    return True
+            case Failed() as outcome:
+                self.tally.failed(pk, outcome)
+            case Miss.STALE:
+                self.tally.counts["stale"] += 1
+                self.tried.add(pk)
+                return False
+            case Miss.ABSENT:
+                self.absent.append(pk)
+                self.tried.add(pk)
+                return False
+        self.tried.add(pk)
+        return True
+
+    def stays_readable(self, question: pending.Question[M]) -> bool:
+        """Tell whether a row may still be read as pending after it was settled."""
+        return self.processor.repeats or question.read_using != question.using
+
+    def look_at_absent(self, question: pending.Question[M]) -> None:
+        """Remember the rows that others have locked, and count those that are finished.
+
+        SKIP LOCKED gives neither of them, and only what is locked is worth coming back for: one
+        look per window, without a lock, tells them apart when there is something to tell.
+        """
+        absent, self.absent = self.absent, []
         locked = candidates.still_pending(question, absent)
         self.tally.counts["stale"] += len(absent) - len(locked)
-        return locked, list(unvisited)
+        room = MOST_LOCKED - len(self.locked)
+        self.locked += locked[:room]
+        self.tally.counts["skipped"] += len(locked[room:])
 
     def must_stop(self) -> bool:
         """Ask, before each row, whether it may start."""
@@ -135,17 +160,6 @@ class Run(Generic[M]):
         if not self.rehearsed:
             settlement.rehearse(self.processor, question, pk)
             self.rehearsed = True
-
-    def remember(self, locked: list[Any]) -> None:
-        """Keep the rows to come back to, as far as memory that does not grow allows."""
-        room = MOST_LOCKED - len(self.locked)
-        self.locked += locked[:room]
-        self.tally.counts["skipped"] += len(locked[room:])
-
-    def hold(self, pk: Any) -> None:
-        """Keep a row that stays at the head of a strict order, so that it is read past."""
-        if self.processor.strict_order:
-            self.held.add(pk)
 
     def ask(self) -> pending.Question[M]:
         """Ask the user's question afresh."""

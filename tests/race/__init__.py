@@ -1,0 +1,1 @@
+"""Real processes that race over real rows."""
