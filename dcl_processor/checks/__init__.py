@@ -1,0 +1,95 @@
+"""System checks: what ``manage.py check`` can find before a run does.
+
+- E001  pending cannot be used
+- E002  done names what is no column, or none that a flip may write
+- E003  done would write the same value twice into unique columns
+- E004  done holds a value that its column cannot
+- E005  two processors have one name
+- E006  using or read_using names no database
+- E007  the database is never committed
+- E008  a processor is refused when it is defined
+- W001  pending tests a row that several rows share
+- W002  done holds a time that was frozen at import
+- W003  pending holds a time that was frozen at import
+- W004  the database has no row locks
+- W005  the database cannot skip locked rows: only asked by ``check --database``
+
+Otherwise no check asks a database anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.apps import AppConfig, apps
+from django.core import checks
+from django.core.checks import CheckMessage
+
+from dcl_processor import registry
+from dcl_processor.exceptions import ProcessorError
+
+from . import databases, flips, questions
+
+TAG = "processors"
+
+
+def register() -> None:
+    """Make the checks known to Django; ``manage.py check --tag processors`` runs these alone."""
+    checks.register(check_processors, TAG)
+
+
+def check_processors(
+    app_configs: Iterable[AppConfig] | None = None,
+    databases: Sequence[str] | None = None,
+    **_: Any,
+) -> list[CheckMessage]:
+    """Check the processors of the apps; what the import of a ``processors.py`` raises is raised."""
+    found, messages = _find(apps.get_app_configs() if app_configs is None else app_configs)
+    messages += _shared_names(found)
+    return messages + check_found(found, databases or ())
+
+
+def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> list[CheckMessage]:
+    """Check each processor by itself, and the databases they use; ``asked``: may be connected."""
+    messages: list[CheckMessage] = []
+    users: dict[str, list[str]] = {}
+    for processor in (each.processor for each in found):
+        messages += databases.check_names(processor)
+        question, about_pending = questions.check(processor)
+        messages += about_pending
+        if question is not None:
+            messages += flips.check(processor, question.model)
+            users.setdefault(question.using, []).append(processor.name)
+    for alias, names in users.items():
+        messages += databases.check(alias, names, ask=alias in asked)
+    return messages
+
+
+def _find(configs: Iterable[AppConfig]) -> tuple[list[registry.Found], list[CheckMessage]]:
+    found: dict[int, registry.Found] = {}
+    messages: list[CheckMessage] = []
+    for config in configs:
+        try:
+            for each in registry.find([config]):
+                found.setdefault(id(each.processor), each)
+        except ProcessorError as error:
+            hint = f"It is defined in {config.name}.{registry.MODULE}, or in what that imports."
+            messages.append(
+                checks.Error(str(error), hint=hint, obj=config.label, id="dcl_processor.E008")
+            )
+    return list(found.values()), messages
+
+
+def _shared_names(found: Sequence[registry.Found]) -> list[CheckMessage]:
+    first: dict[str, registry.Found] = {}
+    return [
+        checks.Error(
+            registry.shared_name(other, each),
+            hint="The command and the logs know a processor by its name.",
+            obj=each.processor.name,
+            id="dcl_processor.E005",
+        )
+        for each in found
+        if (other := first.setdefault(each.processor.name, each)) is not each
+    ]

@@ -1,0 +1,63 @@
+"""Checks of the databases that processors use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.db import DatabaseError, connections
+
+from dcl_processor import budget
+from dcl_processor.definition import BatchProcessor
+from dcl_processor.exceptions import InvalidOption
+
+
+def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
+    """Say which of the processor's aliases there is not."""
+    for option in ("using", "read_using"):
+        try:
+            budget.check_alias(option, getattr(processor, option))
+        except InvalidOption as error:
+            hint = "Add it to DATABASES, or leave the option out: the router chooses then."
+            yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")
+
+
+def check(alias: str, names: Sequence[str], *, ask: bool) -> Iterator[CheckMessage]:
+    """Say what the database cannot do for these processors; connect to it only if told to."""
+    if alias not in connections.databases:
+        return  # found by its option, or by Django when the queryset is asked
+    who = f"database {alias!r}"
+    connection = connections[alias]
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        yield checks.Error(
+            f"expected autocommit for {', '.join(names)}, got AUTOCOMMIT=False, where Django "
+            "never commits.",
+            hint="Set it to True, or give the processors an alias of their own with using=.",
+            obj=who,
+            id="dcl_processor.E007",
+        )
+    if not connection.features.has_select_for_update:
+        yield checks.Warning(
+            f"this database has no row locks: copies of {', '.join(names)} handle one row at a "
+            "time between them, and all other writers wait while a handler runs.",
+            hint="Keep handlers short, run one copy, or use PostgreSQL, MariaDB or MySQL.",
+            obj=who,
+            id="dcl_processor.W004",
+        )
+    elif ask and not _skips_locked(alias):
+        yield checks.Warning(
+            f"this database has row locks and no SKIP LOCKED: copies of {', '.join(names)} may "
+            "wait for each other's rows.",
+            hint="PostgreSQL, MariaDB from 10.6 and MySQL from 8.0.1 skip locked rows.",
+            obj=who,
+            id="dcl_processor.W005",
+        )
+
+
+def _skips_locked(alias: str) -> bool:
+    try:
+        return bool(connections[alias].features.has_select_for_update_skip_locked)
+    except DatabaseError:
+        return True  # it does not answer, which is for others to say

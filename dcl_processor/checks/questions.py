@@ -1,0 +1,131 @@
+"""Checks of ``pending``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.db.models import ForeignKey, QuerySet
+from django.db.models.expressions import Col, Subquery, Value
+from django.db.models.lookups import Lookup
+from django.db.models.sql import Query
+from django.db.models.sql.where import WhereNode
+
+from dcl_processor import pending
+from dcl_processor.definition import BatchProcessor
+from dcl_processor.diagnosis import describe
+from dcl_processor.exceptions import InvalidPending
+
+from .clock import is_frozen
+from .offline import DatabaseAskedError, offline
+
+
+def check(
+    processor: BatchProcessor[Any],
+) -> tuple[pending.Question[Any] | None, list[CheckMessage]]:
+    """Return the question, if there is one to look at without a database, and what is wrong."""
+    try:
+        with offline():
+            question = pending.ask(
+                processor.pending,
+                label=processor.name,
+                using=processor.using,
+                read_using=processor.read_using,
+            )
+    except DatabaseAskedError:
+        return None, []
+    except InvalidPending as error:
+        return None, [_unusable(processor, str(error).removeprefix(f"{processor.name}: "))]
+    except Exception as error:  # noqa: BLE001  # whatever the user's code raises is the finding
+        return None, [_unusable(processor, f"expected pending() to return, got {describe(error)}.")]
+    query = question.queryset.query
+    return question, [*_check_frozen(processor, query), *_check_shared(processor, query)]
+
+
+def _unusable(processor: BatchProcessor[Any], sentence: str) -> CheckMessage:
+    hint = "pending is a queryset that can be narrowed to one row, or a callable that returns one."
+    return checks.Error(sentence, hint=hint, obj=processor.name, id="dcl_processor.E001")
+
+
+def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
+    source: Any = processor.pending
+    if not isinstance(source, QuerySet):
+        return  # asked afresh, time and all
+    frozen = {str(part) for part in _parts(query) if is_frozen(part)}
+    for value in sorted(frozen):
+        yield checks.Warning(
+            f"pending compares with {value}, which was read from the clock at import and stays.",
+            hint="Give a callable, which is asked for every window: pending=lambda: ….",
+            obj=processor.name,
+            id="dcl_processor.W003",
+        )
+
+
+def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
+    rewritten = getattr(processor.get_done, "__func__", None) is not BatchProcessor.get_done
+    if processor.done is not None and not rewritten and not processor.repeats:
+        return  # the row leaves pending by its own columns, as every run proves
+    nodes = list(_parts(query.where, into_queries=False))
+    own = any(isinstance(node, Col) and not _shared_by(query, node.alias) for node in nodes)
+    if rewritten and own:
+        return  # likewise, by a value that the handler's result decides
+    shared = {label for node in nodes for label in _shared_models(query, node)}
+    for label in sorted(shared):
+        yield checks.Warning(
+            f"pending tests {label} across a foreign key, and several rows may share one row "
+            "there: they can be handled at the same time, since a copy locks its own row only.",
+            hint=(
+                "If handling changes the row itself, name the column in done. If it changes the "
+                f"shared row, take the rows of {label} for pending."
+            ),
+            obj=processor.name,
+            id="dcl_processor.W001",
+        )
+
+
+def _shared_models(query: Query, node: Any) -> Iterator[str]:
+    if isinstance(node, Col):
+        yield from _shared_by(query, node.alias)
+    elif isinstance(node, Lookup) and isinstance(node.rhs, Query) and node.rhs.where.children:
+        target = getattr(node.lhs, "target", None)
+        if _is_shared(target) and node.rhs.model is not None:
+            yield node.rhs.model._meta.label
+
+
+def _shared_by(query: Query, alias: str | None) -> list[str]:
+    """Return the model that the alias reaches over a key which several rows may have."""
+    reached = query.alias_map.get(alias or "")
+    join: Any = reached
+    while join is not None and join.parent_alias is not None:
+        if _is_shared(join.join_field):
+            return [join.join_field.remote_field.model._meta.label]
+        join = query.alias_map.get(join.parent_alias)
+    return []
+
+
+def _is_shared(field: Any) -> bool:
+    return isinstance(field, ForeignKey) and not field.unique
+
+
+def _parts(node: Any, *, into_queries: bool = True) -> Iterator[Any]:
+    """Yield every expression and constant below a query, a condition or an expression."""
+    yield node
+    children: list[Any] = []
+    match node:
+        case Query() if into_queries:
+            children = [node.where, *node.annotations.values()]
+        case WhereNode():
+            children = node.children
+        case Lookup():
+            several = isinstance(node.rhs, list | tuple | set | frozenset)
+            children = [node.lhs, *(node.rhs if several else [node.rhs])]
+        case Value():
+            children = [node.value]
+        case Subquery():
+            children = [node.query]
+        case _ if hasattr(node, "get_source_expressions") and not isinstance(node, Query):
+            children = [child for child in node.get_source_expressions() if child is not None]
+    for child in children:
+        yield from _parts(child, into_queries=into_queries)
