@@ -6,14 +6,19 @@ fresh shop, so that it says all that it depends on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from django.utils import timezone
 from sybil import Sybil
 
+from sample_app.mail_settings import in_this_django
 from tests.docs.blocks import PARSERS
+
+MAILBOX = "django.core.mail.backends.locmem.EmailBackend"
 
 
 def _as_in_the_shop(namespace: dict[str, Any]) -> None:
@@ -22,8 +27,8 @@ def _as_in_the_shop(namespace: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def shop(transactional_db: None) -> None:  # noqa: ARG001  # asked for by name
-    """Give the block a shop with three shipped orders and one that is not."""
+def shop(transactional_db: None) -> Iterator[None]:  # noqa: ARG001  # asked for by name
+    """Give the block a mailbox, and a shop with three shipped orders and one that is not."""
     from sample_app.shop.models import Customer, Order
 
     customer = Customer.objects.create(code="ANNA", company="Café Anna", email="anna@example.com")
@@ -36,6 +41,8 @@ def shop(transactional_db: None) -> None:  # noqa: ARG001  # asked for by name
             shipped_at=timezone.now() if number < 4 else None,
             freight="7.50",
         )
+    with override_settings(**in_this_django({"EMAIL_BACKEND": MAILBOX})):
+        yield
 
 
 pytest_collect_file = Sybil(
