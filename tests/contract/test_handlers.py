@@ -363,7 +363,7 @@ def test_a_handler_that_returns_a_coroutine_has_not_worked() -> None:
 
     async def later(row: Parcel) -> None: ...
 
-    report = processor(lambda row: later(row))()
+    report = processor(lambda row: later(row))()  # noqa: PLW0108  # a coroutine function would be refused
     assert (report.processed, report.failed) == (0, 1)
     assert "coroutine" in str(report.failures[0].error)
 
@@ -391,8 +391,8 @@ def test_a_row_that_cannot_be_loaded_is_its_own_failure() -> None:
             app_label = "tests"
 
         @classmethod
-        def from_db(cls, *args: Any) -> Any:
-            row = super().from_db(*args)
+        def from_db(cls, *args: Any, **kwargs: Any) -> Any:
+            row = super().from_db(*args, **kwargs)
             if row.priority == 1:
                 raise ValueError("corrupt")
             return row

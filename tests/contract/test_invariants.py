@@ -206,8 +206,8 @@ def test_i6_locked_rows_are_tried_again_until_they_are_free() -> None:
         calls.append(row.pk)
 
     with another_session_holds(first.pk) as release:
-        # The other copy lets go, without having flipped, when our first pass is over.
-        Thread(target=lambda: (wait_until(lambda: len(calls) == 2), release.set())).start()
+        # The other copy lets go when our first pass is over.
+        Thread(target=release_when, args=[release, lambda: len(calls) == 2]).start()
         if not HAS_ROW_LOCKS:
             release.set()  # SQLite: the other copy has the whole database
         report = processor(handle)(wait_for_locked=30)
@@ -216,11 +216,11 @@ def test_i6_locked_rows_are_tried_again_until_they_are_free() -> None:
     assert Parcel.objects.filter(sent=False).count() == 0
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
+def release_when(release: Event, true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true() and time.monotonic() < end:
         time.sleep(0.005)
+    release.set()
 
 
 def test_i8_memory_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:

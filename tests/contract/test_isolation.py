@@ -31,7 +31,7 @@ options = pytest.mark.parametrize("options", LEVELS[connection.vendor], ids=str)
 
 
 def processor(calls: list[Any]) -> BatchProcessor[Parcel]:
-    """A spanning question: the flag that counts is the depot's."""
+    """Ask a spanning question: the flag that counts is the depot's."""
 
     @batch_processor(
         pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}

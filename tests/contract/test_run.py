@@ -271,7 +271,7 @@ def test_columns_that_cannot_be_flipped_are_refused_before_any_read(
 
 def test_a_callable_that_gives_no_queryset_is_refused() -> None:
     with pytest.raises(InvalidPending, match=r"got \[\], of type list"):
-        processor(pending=lambda: [])()
+        processor(pending=list)()
 
 
 @database
