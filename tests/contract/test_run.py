@@ -116,9 +116,8 @@ def test_inside_a_transaction_nothing_is_done() -> None:
     parcels(1)
     calls: list[int] = []
     words = r"outside any transaction.* got a run inside transaction.atomic\(\) on 'default'"
-    with transaction.atomic():
-        with pytest.raises(InsideTransaction, match=words):
-            processor(calls)()
+    with transaction.atomic(), pytest.raises(InsideTransaction, match=words):
+        processor(calls)()
     assert calls == []
     assert Parcel.objects.filter(sent=True).count() == 0
 
