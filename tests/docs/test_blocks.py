@@ -65,13 +65,13 @@ def test_a_session_with_another_output_fails(tmp_path: Path, shown: str, problem
         evaluate(tmp_path, f"```pycon\n>>> 1\n{shown}```\n")
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(databases="__all__")
 def test_a_command_with_another_output_fails(tmp_path: Path) -> None:
     with pytest.raises(SybilFailure, match="the page shows:\nwrong"):
         evaluate(tmp_path, "```console\n$ python manage.py check\nwrong\n```\n")
 
 
-@pytest.mark.django_db
+@pytest.mark.django_db(databases="__all__")
 def test_a_command_with_another_exit_code_fails(tmp_path: Path) -> None:
     with pytest.raises(SybilFailure, match="the page shows:\n1"):
         evaluate(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dcl_processor
-from dcl_processor import BatchProcessor, Delivery, exceptions
+from dcl_processor import BatchProcessor, Delivery, checks, exceptions
 from dcl_processor.definition import Options
 from dcl_processor.management.commands.processors import Command
 
@@ -85,6 +85,15 @@ def test_every_error_says_when_it_is_raised() -> None:
     ]
     assert len(errors) >= 8
     assert all(each.__dict__.get("__doc__") for each in errors)
+
+
+def test_every_check_has_a_line_on_its_page() -> None:
+    source = "".join(
+        module.read_text(encoding="utf-8") for module in Path(checks.__path__[0]).glob("*.py")
+    )
+    ids = re.findall(r'id="(dcl_processor\.[EW]\d+)"', source)
+    assert len(ids) == len(set(ids)) > 0
+    assert [code(line[0]) for line in rows("checks.md", "System checks")] == sorted(ids)
 
 
 def _parser(action: str) -> argparse.ArgumentParser:
