@@ -1,0 +1,111 @@
+"""What a copy does that has met another one: it goes elsewhere, and misses nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import BatchProcessor, batch_processor, candidates
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "WINDOW", 4)
+    monkeypatch.setattr(candidates, "WIDE_WINDOW", 6)
+
+
+def parcels(number: int) -> list[int]:
+    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(number)])
+    return list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
+
+
+def processor(handler: Any, **options: Any) -> BatchProcessor[Parcel]:
+    pending = Parcel.objects.filter(sent=False)
+    return batch_processor(pending=pending, done={"sent": True}, **options)(handler)
+
+
+def finish(pk: int) -> None:
+    Parcel.objects.using("other").filter(pk=pk).update(sent=True)
+
+
+@pytest.mark.parametrize("meets_at", [0, 3, 4, 9, 28])
+def test_every_row_is_visited_once_wherever_the_other_copy_is_met(meets_at: int) -> None:
+    pks = parcels(30)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        if len(calls) == meets_at + 1 and connection.features.has_select_for_update:
+            waiting = Parcel.objects.using("other").filter(sent=False).exclude(pk=row.pk)
+            finish(waiting.order_by("pk").values_list("pk", flat=True)[0])
+
+    report = processor(handle)()
+    finished = 1 if connection.features.has_select_for_update else 0
+    assert len(calls) == len(set(calls)) == report.processed == 30 - finished
+    assert not Parcel.objects.filter(pk__in=pks, sent=False).exists()
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_rows_that_fail_or_stay_are_not_tried_again_by_a_copy_that_went_elsewhere(
+    repeats: bool,
+) -> None:
+    """More of them than a window holds, at the head, where each new look begins."""
+    pks = parcels(30)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        if len(calls) == 1 and connection.features.has_select_for_update:
+            finish(pks[1])
+        if row.priority < 20:
+            raise ValueError
+
+    run = processor(handle, repeats=repeats)
+    report = run()
+    assert len(calls) == len(set(calls)) >= 29
+    assert (report.failed + report.processed + report.stale, report.stopped) == (30, "drained")
+
+
+def test_a_lone_copy_keeps_its_order_and_never_looks_twice() -> None:
+    parcels(12)
+    places: list[int] = []
+    run = processor(lambda row: places.append(row.priority))
+    with CaptureQueriesContext(connection) as queries:
+        run()
+    assert places == list(range(12))
+    reads = [q["sql"] for q in queries if "LIMIT 4" in q["sql"] or "LIMIT 6" in q["sql"]]
+    assert len(reads) == 4  # three full windows, and one that is empty
+    assert not any("LIMIT 6" in read for read in reads)
+
+
+if connection.features.has_select_for_update:
+
+    def test_a_copy_that_met_another_goes_on_from_a_random_place(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        places: list[int] = []
+        offered: list[int] = []
+
+        def the_middle(number: int) -> int:
+            offered.append(number)
+            return number // 2
+
+        monkeypatch.setattr(candidates.secrets, "randbelow", the_middle)
+        pks = parcels(8)
+
+        def handle(row: Parcel) -> None:
+            places.append(row.priority)
+            if row.priority == 0:
+                finish(pks[1])
+
+        report = processor(handle)()
+        # Row 1 was taken. Six are left, 2 to 7: from the middle, and what was left out after it.
+        assert places == [0, 5, 6, 7, 3, 4, 2]
+        assert offered == [6, 3, 1]
+        assert (report.processed, report.stale) == (7, 1)
