@@ -21,7 +21,7 @@ from django.db.models import Model, Q, QuerySet
 from .pending import Question
 
 M = TypeVar("M", bound=Model)
-Window = tuple[Question[M], list[Any]]
+Window = tuple[Question[M], Iterator[Any]]
 
 #: Rows per window. Large enough to make the read cheap, small enough to stay a fresh hint.
 WINDOW = 500
@@ -42,6 +42,8 @@ class Walk(Generic[M]):
         self._tried = tried
         self._last: Any = None
         self._among_others = False
+        self._visited = 0
+        self._left: int | None = None
 
     def met_another(self) -> None:
         """Be told that a row was taken; the rest of the window is stale then, too."""
@@ -49,15 +51,16 @@ class Walk(Generic[M]):
 
     def __iter__(self) -> Iterator[Window[M]]:
         question = self._ask()
-        pks, full = _read(_keys(question))
+        pks, full = _read(_keys(question), WINDOW)
         if not pks:
             return
         # Rows that arrive while the run goes on get higher keys; without an upper end a table
         # that fills as fast as it is drained would keep one run going for ever.
-        self._last = _highest(question) if full else pks[-1]
+        highest = _highest(question) if full else None
+        self._last = pks[-1] if highest is None else highest
         start = Q(pk__gte=pks[0])
         while pks:
-            yield question, _in_order(question, pks)
+            yield question, self._visits(_in_order(question, pks))
             if self._among_others:
                 yield from self._scattered(start)
                 return
@@ -66,13 +69,12 @@ class Walk(Generic[M]):
             self._tried.clear()
             start = Q(pk__gt=pks[-1])
             question = self._ask()
-            pks, full = _read(_keys(question).filter(start, pk__lte=self._last))
+            pks, full = self._read_on(question, start)
 
     def _scattered(self, start: Q) -> Iterator[Window[M]]:
         while True:
             question = self._ask()
-            keys = _keys(question).filter(start, pk__lte=self._last)
-            pks, full = _read(keys, WIDE_WINDOW)
+            pks, full = self._read_on(question, start, WIDE_WINDOW)
             fresh = [pk for pk in pks if pk not in self._tried]
             if fresh:
                 # What lies before the first fresh row is not read again.
@@ -80,30 +82,50 @@ class Walk(Generic[M]):
                 self._tried.difference_update(pks[: pks.index(fresh[0])])
                 # Not random.random(): forked copies share its state and would jump together.
                 place = secrets.randbelow(len(fresh))
-                yield question, _in_order(question, fresh)[place:]
+                yield question, self._visits(_in_order(question, fresh)[place:])
             elif full:
                 start = Q(pk__gt=pks[-1])
                 self._tried.difference_update(pks)
             else:
                 return
 
+    def _read_on(self, question: Question[M], start: Q, size: int = 0) -> tuple[list[Any], bool]:
+        """Read the next window, while there are visits left."""
+        keys = _keys(question).filter(start, pk__lte=self._last)
+        # Random keys and names arrive below the upper end too, and rows may be put back: so there
+        # is an end in numbers as well. Counting is dear, and a short run never comes here.
+        if self._left is None and self._visited >= WIDE_WINDOW:
+            self._left = keys.count()
+        return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
 
-def walk_in_order(ask: Callable[[], Question[M]], tried: Collection[Any]) -> Iterator[Window[M]]:
+    def _visits(self, pks: list[Any]) -> Iterator[Any]:
+        for pk in pks:
+            if self._left == 0:
+                return
+            self._visited += 1
+            self._left = None if self._left is None else self._left - 1
+            yield pk
+
+
+def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Window[M]]:
     """Yield windows in the queryset's own order, each read from the head again.
 
     ``tried``: keys that were tried and may still be pending; they stay at the head and are read
-    past. The upper end is a number here, as many rows as were pending at the start: keys say
-    nothing about an order of the user's own.
+    past. The upper end is a number here, as many rows as were pending after the first window:
+    keys say nothing about an order of the user's own.
     """
     left: int | None = None
-    while left is None or left > 0:
+    while left != 0:
         question = ask()
-        keys = _keys(question).order_by(*_ordering(question), "pk").exclude(pk__in=list(tried))
-        pks, full = _read(keys)
-        if left is None:
-            left = question.queryset.count() if full else len(pks)
-        yield question, pks[:left]
-        left -= len(pks) or left
+        keys = _keys_in_order(question)
+        if len(tried) > WINDOW:
+            # Finished by others since: they are not at the head any more.
+            tried.intersection_update(_keys(question).filter(pk__in=list(tried)))
+        pks, full = _read(keys.exclude(pk__in=list(tried)), WINDOW)
+        yield question, iter(pks[:left])
+        if not full:
+            return
+        left = keys.count() if left is None else max(left - len(pks), 0)
 
 
 def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
@@ -115,12 +137,23 @@ def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
 
 
 def _keys(question: Question[M]) -> QuerySet[M, Any]:
-    return question.queryset.using(question.read_using).order_by("pk").values_list("pk", flat=True)
+    keys = question.queryset.using(question.read_using).order_by("pk")
+    # A reverse() outlives order_by(), and would turn the walk round.
+    keys.query.standard_ordering = True
+    return keys.values_list("pk", flat=True)
 
 
-def _read(keys: QuerySet[M, Any], size: int | None = None) -> tuple[list[Any], bool]:
+def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
+    queryset = question.queryset.using(question.read_using)
+    query = queryset.query
+    if not query.extra_order_by:
+        default = query.get_meta().ordering if query.default_ordering else ()
+        queryset = queryset.order_by(*(query.order_by or default or ()), "pk")
+    return queryset.values_list("pk", flat=True)
+
+
+def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
     """Read one window; the second value tells whether there may be more behind it."""
-    size = size or WINDOW
     rows = list(keys[:size])
     # A filter over a to-many relation gives a row once per match.
     return list(dict.fromkeys(rows)), len(rows) == size
@@ -138,8 +171,3 @@ def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
     wanted = question.queryset.filter(pk__in=pks).using(question.read_using)
     # What is no longer pending goes to the end, where its claim finds out.
     return list(dict.fromkeys([*wanted.values_list("pk", flat=True), *pks]))
-
-
-def _ordering(question: Question[M]) -> tuple[Any, ...]:
-    query = question.queryset.query
-    return tuple(query.order_by or query.get_meta().ordering or ())

@@ -116,3 +116,75 @@ class Priced(models.Model):
 
     class Meta:
         ordering = ("-net",)
+
+
+class Message(models.Model):
+    """Its flag is a key of a document."""
+
+    data = models.JSONField(default=dict)
+
+
+class Voucher(models.Model):
+    """A key of letters, which says nothing of when a row came."""
+
+    code = models.CharField(max_length=20, primary_key=True)
+    sent = models.BooleanField(default=False)
+
+
+class Badge(models.Model):
+    """Its primary key is somebody else's, and the columns before it are not the key."""
+
+    printed = models.BooleanField(default=False)
+    double = models.GeneratedField(
+        expression=models.F("size") * 2, output_field=models.IntegerField(), db_persist=True
+    )
+    size = models.IntegerField(default=1)
+    parcel = models.OneToOneField(Parcel, models.CASCADE, primary_key=True)
+
+
+class Watched(models.Model):
+    """Remembers how it was loaded, as models that look for changes do."""
+
+    state = models.CharField(max_length=20, default="new")
+    note = models.CharField(max_length=200, default="")
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.loaded = (self.state, self.note)
+
+
+class WatchedChild(Watched):
+    size = models.IntegerField(default=0)
+
+
+class Caravan(Trailer):
+    """A grandchild whose grandparent has another key than itself."""
+
+    beds = models.IntegerField(default=2)
+
+
+class OpenParcel(models.Model):
+    """A view that looks like a table: parcels whose depot is open."""
+
+    depot_id = models.BigIntegerField(null=True)
+    sent = models.BooleanField()
+    note = models.CharField(max_length=200)
+
+    class Meta:
+        managed = False
+        db_table = "tests_openparcel"
+
+
+class Visit(models.Model):
+    """Its order is that of the rows it points to."""
+
+    depot = models.ForeignKey(Depot, models.CASCADE, null=True)
+    at = models.IntegerField(default=0)
+    done = models.BooleanField(default=False)
+
+    class Meta:
+        ordering = ("depot__name", "-at")
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return (self.depot.name if self.depot else "", self.at)

@@ -1,0 +1,231 @@
+"""Stage 1: windows of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models import Count, F, QuerySet
+
+from dcl_processor import batch_processor, candidates, pending
+from tests.models import Depot, Letter, Parcel, Scan, Seat, Visit, Voucher
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "WINDOW", 3)
+    monkeypatch.setattr(candidates, "WIDE_WINDOW", 6)
+
+
+def parcels(number: int, **values: Any) -> list[Parcel]:
+    return [Parcel.objects.create(**{"priority": n, **values}) for n in range(number)]
+
+
+def handled(pending: Any, field: str = "pk", **options: Any) -> list[Any]:
+    """Run over the question, and return a column of the rows in the order they came."""
+    seen: list[Any] = []
+    done = {"done": True} if pending.model is Visit else {"sent": True}
+    make = batch_processor(pending=pending, done=done, **options)
+    make(lambda row: seen.append(getattr(row, field)))(timeout=60).raise_for_failures()
+    return seen
+
+
+unsent = Parcel.objects.filter(sent=False)
+in_both_orders = pytest.mark.parametrize("strict_order", [False, True])
+
+
+@in_both_orders
+@pytest.mark.parametrize(
+    "queryset",
+    [
+        unsent,
+        unsent.reverse(),
+        unsent.order_by(),
+        unsent.order_by("priority").reverse(),
+        unsent.order_by("?"),
+        unsent.order_by("?").reverse(),
+        unsent.order_by("weight"),
+        unsent.order_by(F("weight").asc(nulls_first=True), "priority"),
+        unsent.order_by("scans__id"),
+        unsent.extra(order_by=["-priority"]),
+        unsent.extra(select={"twice": "priority * 2"}, order_by=["-twice"]),
+        unsent.annotate(n=Count("scans")).order_by("-n"),
+        unsent.distinct().order_by("depot__name"),
+        unsent.filter(scans__ok=True),
+        unsent.filter(scans__ok=True).order_by("-scans__ok", "-priority"),
+    ],
+    ids=lambda queryset: str(queryset.query).partition(" ORDER BY ")[2][:60],
+)
+def test_every_row_comes_once_over_several_windows(
+    queryset: QuerySet[Parcel], strict_order: bool
+) -> None:
+    rows = parcels(8, weight=None)
+    Parcel.objects.filter(priority__in=[2, 5, 7]).update(weight=1)
+    for row in rows:
+        Scan.objects.bulk_create([Scan(parcel=row) for _ in range(row.priority + 1)])
+    assert sorted(handled(queryset, strict_order=strict_order)) == [row.pk for row in rows]
+
+
+def test_windows_are_walked_by_key_and_ordered_inside() -> None:
+    parcels(7)
+    assert handled(unsent.order_by("-priority"), "priority") == [2, 1, 0, 5, 4, 3, 6]
+
+
+def test_the_default_order_of_the_model_is_followed_across_windows_when_it_is_strict() -> None:
+    for name in "cab":
+        depot = Depot.objects.create(name=name)
+        Visit.objects.create(depot=depot, at=1)
+        Visit.objects.create(depot=depot, at=2)
+    visits = Visit.objects.filter(done=False)
+    strict = [("a", 2), ("a", 1), ("b", 2), ("b", 1), ("c", 2), ("c", 1)]
+    assert handled(visits, "place", strict_order=True) == strict
+    Visit.objects.update(done=False)
+    assert handled(visits.reverse(), "place", strict_order=True) == strict[::-1]
+    Visit.objects.update(done=False)
+    pks = [visit.pk for visit in Visit.objects.order_by("pk")]
+    assert handled(visits.order_by(), strict_order=True) == pks
+
+
+def test_a_strict_order_goes_across_windows() -> None:
+    parcels(8)
+    down = list(range(8))[::-1]
+    for queryset in (
+        unsent.order_by("-priority"),
+        unsent.order_by("priority").reverse(),
+        unsent.reverse(),
+        unsent.extra(order_by=["-priority"]),
+    ):
+        Parcel.objects.update(sent=False)
+        assert handled(queryset, "priority", strict_order=True) == down
+
+
+def test_rows_that_fail_at_the_head_of_a_strict_order_block_nothing() -> None:
+    parcels(9)
+
+    def handle(row: Parcel) -> None:
+        seen.append(row.priority)
+        if row.priority < 5:
+            raise ValueError
+
+    seen: list[int] = []
+    pending = unsent.order_by("priority")
+    report = batch_processor(pending=pending, done={"sent": True}, strict_order=True)(handle)()
+    assert (report.processed, report.failed) == (4, 5)
+    assert seen == list(range(9))
+
+
+@pytest.mark.parametrize("model", [Letter, Seat, Voucher])
+@in_both_orders
+def test_keys_of_other_kinds_are_walked_window_by_window(model: Any, strict_order: bool) -> None:
+    if model is Seat:
+        model.objects.bulk_create([Seat(row=n % 4, number=n) for n in range(11)])
+    elif model is Voucher:
+        model.objects.bulk_create(
+            [Voucher(code=code) for code in ["b", "ä", "A", "a1", "Z", "_", "z"]]
+        )
+    else:
+        model.objects.bulk_create([Letter() for _ in range(11)])
+    seen = handled(model.objects.filter(sent=False), strict_order=strict_order)
+    assert len(seen) == len(set(seen)) == model.objects.count()
+    assert not model.objects.filter(sent=False).exists()
+
+
+@in_both_orders
+def test_i6_keys_that_arrive_ahead_of_the_walk_do_not_make_it_endless(strict_order: bool) -> None:
+    """Each handled row leaves three behind it that sort between it and the upper end."""
+    Voucher.objects.bulk_create([Voucher(code=code) for code in ["a", "b", "c", "d", "z"]])
+    made = iter(range(10**6))
+
+    def handle(row: Voucher) -> None:
+        assert next(made) < 300
+        for _ in range(3):
+            Voucher.objects.create(code=f"m{next(made):06}")
+
+    run = batch_processor(
+        pending=Voucher.objects.filter(sent=False), done={"sent": True}, strict_order=strict_order
+    )(handle)
+    report = run()
+    assert (report.processed < 50, report.failed, report.stopped) == (True, 0, "drained")
+    assert Voucher.objects.filter(sent=False).exists()
+
+
+@in_both_orders
+def test_i6_rows_that_put_each_other_back_do_not_make_it_endless(strict_order: bool) -> None:
+    """Among other copies too, where a window is read again and again."""
+    rows = parcels(5)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        assert len(calls) < 50
+        if len(calls) == 1:
+            # Finished by another copy: now the run knows that it is not alone.
+            Parcel.objects.using("other").filter(pk=rows[1].pk).update(sent=True)
+        Parcel.objects.filter(sent=True).exclude(pk=rows[1].pk).update(sent=False)
+
+    run = batch_processor(pending=unsent, done={"sent": True}, strict_order=strict_order)(handle)
+    assert run().stopped == "drained"
+    assert len(calls) < 20
+
+
+def test_a_table_that_is_emptied_while_its_upper_end_is_looked_up() -> None:
+    parcels(3)
+
+    def empty(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "DESC" in sql:
+            Parcel.objects.using("other").all().delete()
+        return execute(sql, params, many, context)
+
+    with connections["default"].execute_wrapper(empty):
+        assert handled(unsent) == []
+    assert not Parcel.objects.exists()
+
+
+def test_nothing_is_asked_of_a_queryset_that_is_none(
+    django_assert_num_queries: Any,
+) -> None:
+    parcels(1)
+    with django_assert_num_queries(0):
+        assert handled(Parcel.objects.none()) == []
+        assert handled(Parcel.objects.none(), strict_order=True) == []
+        assert handled(Parcel.objects.filter(pk__in=[])) == []
+        assert handled(unsent.filter(pk=1) & Parcel.objects.none()) == []
+
+
+@in_both_orders
+def test_i1_nothing_pending_costs_one_read(
+    strict_order: bool, django_assert_num_queries: Any
+) -> None:
+    parcels(4, sent=True)
+    with django_assert_num_queries(1):
+        assert handled(unsent.order_by("-priority"), strict_order=strict_order) == []
+
+
+def test_i8_a_strict_order_forgets_the_rows_that_others_finished() -> None:
+    rows = parcels(60)
+    tried: set[int] = set()
+    longest = 0
+    for asked, pks in candidates.walk_in_order(lambda: question(unsent), tried):
+        longest = max(longest, len(tried))
+        for pk in pks:
+            tried.add(pk)  # not there to be claimed: another copy has just finished it
+            asked.queryset.filter(pk=pk).update(sent=True)
+    assert longest <= 2 * candidates.WINDOW
+    assert not unsent.exists()
+    assert len(rows) == 60
+
+
+def question(queryset: QuerySet[Any]) -> pending.Question[Any]:
+    return pending.ask(queryset, label="test")
+
+
+def test_still_pending_keeps_the_order_and_what_is_pending() -> None:
+    rows = parcels(4)
+    Parcel.objects.filter(pk=rows[2].pk).update(sent=True)
+    pks: Iterable[int] = [rows[3].pk, rows[2].pk, rows[0].pk, 10**9]
+    asked = question(unsent.filter(scans=None))
+    assert candidates.still_pending(asked, list(pks)) == [rows[3].pk, rows[0].pk]
