@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeVar
 
-from django.db.models import Model, Q, QuerySet
+from django.db.models import AutoField, Model, Q, QuerySet
 
 from .pending import Question
 
@@ -92,9 +92,11 @@ class Walk(Generic[M]):
     def _read_on(self, question: Question[M], start: Q, size: int = 0) -> tuple[list[Any], bool]:
         """Read the next window, while there are visits left."""
         keys = _keys(question).filter(start, pk__lte=self._last)
-        # Random keys and names arrive below the upper end too, and rows may be put back: so there
-        # is an end in numbers as well. Counting is dear, and a short run never comes here.
-        if self._left is None and self._visited >= WIDE_WINDOW:
+        # A key says nothing of when a row came unless the database counts it up, nor whether it
+        # came back where a window is read again: there the end is a number as well. Counting is
+        # dear, and a short run never comes here.
+        needs_number = self._among_others or not _counts_up(question.model)
+        if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
             self._left = keys.count()
         return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
 
@@ -162,6 +164,13 @@ def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
 def _highest(question: Question[M]) -> Any:
     table: QuerySet[M] = QuerySet(question.model, using=question.read_using)
     return table.order_by("-pk").values_list("pk", flat=True).first()
+
+
+def _counts_up(model: type[Model]) -> bool:
+    field: Any = model._meta.pk
+    while field.remote_field:
+        field = field.target_field
+    return isinstance(field, AutoField)
 
 
 def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
