@@ -74,7 +74,8 @@ def main(share: Share, control: Connection, results: Connection) -> None:
     try:
         last: Report | Trouble = _run(share, stop, results)
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
-        last = Trouble(describe(error), traceback.format_exc())
+        known = isinstance(error, ProcessorError)
+        last = Trouble(str(error) if known else describe(error), traceback.format_exc())
     try:
         results.send(last)
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -80,7 +81,8 @@ def _check_value(
         problem = "" if field.null else "the column is NOT NULL"
     else:
         try:
-            field.to_python(value)
+            with warnings.catch_warnings(action="ignore"):  # the flip will give them
+                field.to_python(value)
         except ValidationError as error:
             problem = " ".join(error.messages)
         except (TypeError, ValueError) as error:

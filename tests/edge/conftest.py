@@ -1,0 +1,84 @@
+"""What the tests of the registry, the checks, the command and the copies share."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from django.conf import settings
+from django.core.management import execute_from_command_line
+from django.test import override_settings
+
+from tests.edge.manage import Install, Manage, Ran
+
+HEAD = (
+    "from dcl_processor import BatchProcessor, batch_processor\nfrom tests.models import Parcel\n"
+)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Write an app with this processors.py (``None``: without one), and install it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    apps: list[str] = []
+    with ExitStack() as stack:
+
+        def install(app: str, processors: str | None) -> None:
+            folder = tmp_path / app
+            folder.mkdir()
+            (folder / "__init__.py").touch()
+            if processors is not None:
+                (folder / "processors.py").write_text(HEAD + dedent(processors))
+            apps.append(app)
+            installed = [*settings.INSTALLED_APPS, app]
+            stack.enter_context(override_settings(INSTALLED_APPS=installed))
+
+        yield install
+    for name in [name for name in sys.modules if name.partition(".")[0] in apps]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the warehouse, for commands that run in this process, and for their copies."""
+    from tests.warehouse.settings import INSTALLED_APPS
+
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.warehouse.settings")
+    with override_settings(INSTALLED_APPS=INSTALLED_APPS):
+        yield
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Return the folder where a handler waits until the file ``open`` is there."""
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Let commands see SIGINT, also where this suite runs in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def manage(installed: None, capsys: pytest.CaptureFixture[str]) -> Manage:
+    """Run ``manage.py processors`` in this process, which is quicker."""
+
+    def manage(*arguments: str) -> Ran:
+        code: object = 0
+        try:
+            execute_from_command_line(["manage.py", "processors", *arguments])
+        except SystemExit as exit_:
+            code = exit_.code
+        return Ran(code, *capsys.readouterr())
+
+    return manage

@@ -1,0 +1,123 @@
+"""Starts ``manage.py processors`` as people do: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+from django.db import connection, connections
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PATIENCE = 30.0  # seconds
+
+
+class Install(Protocol):
+    def __call__(self, app: str, processors: str | None) -> None: ...
+
+
+class Ran(NamedTuple):
+    code: object
+    out: str
+    err: str
+
+
+class Manage(Protocol):
+    def __call__(self, *arguments: str) -> Ran: ...
+
+
+def database_url() -> str:
+    """Return the URL of the test database, which the settings' own URL does not name."""
+    config = connection.settings_dict
+    name = str(config["NAME"])
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{name}"
+    scheme = {"postgresql": "postgres", "mysql": "mysql"}[connection.vendor]
+    login = f"{quote(config['USER'])}:{quote(config['PASSWORD'])}".removesuffix(":")
+    host, port = config["HOST"], config["PORT"]
+    if host.startswith("/"):
+        return f"{scheme}://{login}@:{port}/{quote(host)}/{name}"
+    return f"{scheme}://{login}@{host}:{port}/{name}"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the variables for a command on the test database."""
+    return {
+        **os.environ,
+        "DATABASE_URL": database_url(),
+        "DJANGO_SETTINGS_MODULE": "tests.warehouse.settings",
+        "PYTHONPATH": str(CHECKOUT),
+        "PYTHONWARNINGS": "error",
+        "COLUMNS": "100",
+        **variables,
+    }
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "django", "processors", *arguments]
+
+
+def processors(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``manage.py processors`` to its end, without a terminal."""
+    return subprocess.run(
+        command(*arguments),
+        env=environment(**variables),
+        cwd=CHECKOUT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+@contextmanager
+def started(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Start ``manage.py processors`` in a process group of its own; make sure that it ends."""
+    process = subprocess.Popen(
+        command(*arguments),
+        env=environment(**variables),
+        cwd=CHECKOUT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(happened: Callable[[], bool], what: str) -> None:
+    """Wait, within bounds, for what another process is to do."""
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def at_gate(gate: Path, mark: str = "reached", handlers: int = 1) -> list[int]:
+    """Wait until so many handlers have left the mark at the gate; return their processes."""
+    wait_for(lambda: len(list(gate.glob(f"{mark}-*"))) == handlers, f"{handlers} × {mark}")
+    return sorted(int(path.name.rpartition("-")[2]) for path in gate.glob(f"{mark}-*"))
+
+
+@contextmanager
+def alias(name: str, **changes: Any) -> Iterator[str]:
+    """Add a database to those of the settings."""
+    connections.databases[name] = {**connections.databases["default"], **changes}
+    try:
+        yield name
+    finally:
+        if name in vars(connections._connections):
+            del connections[name]
+        del connections.databases[name]

@@ -1,0 +1,425 @@
+"""Each check, seen to fire and seen to stay silent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, run_checks
+from django.db import connection, connections, models
+from django.db.backends.base.features import BaseDatabaseFeatures
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
+from django.db.models.functions import Now
+from django.test import override_settings
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries, DjangoDbBlocker
+
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.checks import check_found
+from dcl_processor.registry import Found
+from tests.edge.manage import CHECKOUT, Install, alias, environment
+from tests.models import Depot, Parcel, Scan, Trailer
+
+Pending = QuerySet[Any] | Callable[[], QuerySet[Any]]
+
+
+def unsent() -> QuerySet[Parcel]:
+    return Parcel.objects.filter(sent=False)
+
+
+def processor(pending: Any = unsent, done: Any = None, **options: Any) -> BatchProcessor[Any]:
+    @batch_processor(pending=pending, done=done, **options)
+    def handle(row: Any) -> None:
+        raise AssertionError("no check calls a handler")
+
+    return handle
+
+
+def messages(*processors: BatchProcessor[Any], ask: str | None = None) -> list[CheckMessage]:
+    found = [Found(each, "tests.processors.handle") for each in processors]
+    return check_found(found, [ask] if ask else [])
+
+
+def ids(*processors: BatchProcessor[Any], ask: str | None = None) -> list[str]:
+    # The database itself may lack row locks; what is said of that has tests of its own.
+    mine = [message for message in messages(*processors, ask=ask) if "W004" not in str(message.id)]
+    return [str(message.id).removeprefix("dcl_processor.") for message in mine]
+
+
+def test_sound_processors_are_passed_in_silence() -> None:
+    class Sort(BatchProcessor[Parcel]):
+        done = {"sent": True, "sent_at": timezone.now}
+
+        def pending(self) -> QuerySet[Parcel]:
+            return unsent().filter(sent_at__lt=timezone.now(), depot__open=True)
+
+        def process(self, row: Parcel, /) -> None:
+            raise AssertionError
+
+    assert ids(processor(done={"sent": True}), processor(), Sort()) == []
+
+
+# --- E001: unusable pending
+
+
+@pytest.mark.parametrize(
+    ("pending", "words"),
+    [
+        (lambda: unsent()[:10], "got a slice"),
+        (lambda: unsent().values("pk"), "got values()"),
+        (list, "of type list"),
+        (lambda: unsent().union(unsent()), "got a union()"),
+        (lambda: Parcel.objects.filter(snet=False), "FieldError: Cannot resolve keyword 'snet'"),
+        (lambda: 1 // 0, "ZeroDivisionError"),
+    ],
+)
+def test_an_unusable_pending_is_an_error(pending: Any, words: str) -> None:
+    (message,) = messages(processor(pending, {"sent": True}))
+    assert message.id == "dcl_processor.E001"
+    assert words in message.msg
+    assert message.hint
+    assert str(message).startswith("tests.handle: (dcl_processor.E001) expected ")
+
+
+def test_checking_asks_no_database(
+    django_db_blocker: DjangoDbBlocker, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    """A pending that would ask cannot be judged, which is no finding; the barrier is taken away."""
+
+    def asks() -> QuerySet[Parcel]:
+        return unsent() if Depot.objects.exists() else unsent()[:10]
+
+    with django_db_blocker.unblock(), django_assert_num_queries(0):
+        assert ids(processor(asks, {"sent": True})) == []
+        connections["default"].ensure_connection()
+        connections["default"].close()
+    assert not {"connect", "cursor", "chunked_cursor"} & set(vars(connections["default"]))
+
+
+# --- E002, E003, E004: the flip
+
+
+@pytest.mark.parametrize(
+    ("model", "done", "words"),
+    [
+        ("Parcel", {"snet": True}, "got 'snet'"),
+        ("Parcel", {"id": 0}, "the primary key"),
+        ("Parcel", {"scans": None}, "got 'scans'"),
+        ("Priced", {"gross": 4}, "generated"),
+    ],
+)
+def test_what_is_no_column_to_write_is_an_error(
+    model: str, done: dict[str, Any], words: str
+) -> None:
+    rows = apps.get_model("tests", model)._default_manager.filter(sent=False)
+    (message,) = messages(processor(rows, done))
+    assert message.id == "dcl_processor.E002"
+    assert words in message.msg
+
+
+@pytest.mark.parametrize("done", [{"code": "x"}, {"sent": True, "code": Value("x")}])
+def test_a_constant_in_a_unique_column_is_an_error(done: dict[str, Any]) -> None:
+    (message,) = messages(processor(done=done))
+    assert message.id == "dcl_processor.E003"
+    assert "into code of every row" in message.msg
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        {"code": None, "sent": True},  # NULLs do not collide
+        {"code": lambda: uuid4().hex},
+        {"code": F("note")},
+        {"note": "x"},
+    ],
+)
+def test_what_differs_from_row_to_row_may_be_unique(done: dict[str, Any]) -> None:
+    assert ids(processor(done=done)) == []
+
+
+def test_columns_that_are_unique_together_are_found() -> None:
+    """One of them alone may repeat; a conditional constraint says nothing of all rows."""
+
+    class Berth(models.Model):
+        pier = models.IntegerField(null=True)
+        place = models.IntegerField(null=True)
+        ship = models.IntegerField(null=True)
+        flag = models.IntegerField(null=True)
+        sent = models.BooleanField(default=False)
+
+        class Meta:
+            app_label = "tests"
+            unique_together = (("pier", "place"),)
+            constraints = [
+                models.UniqueConstraint(fields=["ship"], name="one", nulls_distinct=False),
+                models.UniqueConstraint(fields=["flag"], condition=Q(sent=False), name="some"),
+            ]
+
+    try:
+        rows = models.QuerySet(Berth).filter(sent=False)
+        assert ids(processor(rows, {"pier": 1, "place": 2})) == ["E003"]
+        assert ids(processor(rows, {"pier": 1, "place": None})) == []
+        assert ids(processor(rows, {"ship": None})) == ["E003"]
+        assert ids(processor(rows, {"flag": 1, "pier": 1})) == []
+    finally:
+        del apps.all_models["tests"]["berth"]
+        apps.clear_cache()
+
+
+@pytest.mark.parametrize(
+    ("done", "words"),
+    [
+        ({"sent": "maybe"}, "must be either True or False"),
+        ({"tries": "many"}, "must be an integer"),
+        ({"sent_at": "yesterday"}, "format"),
+        ({"sent": None}, "NOT NULL"),
+        ({"depot_id": "north"}, "must be an integer"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_column_is_an_error(done: dict[str, Any], words: str) -> None:
+    (message,) = messages(processor(done=done))
+    assert message.id == "dcl_processor.E004"
+    assert words in message.msg
+
+
+def test_values_that_fit_are_passed() -> None:
+    done = {"sent": "True", "tries": "3", "sent_at": "2024-05-01T12:00Z", "depot": Depot(pk=3)}
+    assert ids(processor(done=done)) == []
+    assert ids(processor(done={"depot_id": 3, "weight": None, "tries": F("tries") + 1})) == []
+
+
+# --- W001: a flag that several rows share
+
+
+def flips_depot() -> QuerySet[Parcel]:
+    return Parcel.objects.filter(depot__open=True)
+
+
+@pytest.mark.parametrize(
+    "pending",
+    [
+        flips_depot,
+        lambda: Parcel.objects.exclude(depot__open=False),
+        lambda: unsent().filter(Q(depot__open=True) | Q(weight=None)),
+        lambda: Parcel.objects.filter(depot__in=Depot.objects.filter(open=True)),
+        lambda: Parcel.objects.filter(tags__name="fragile"),
+        lambda: Scan.objects.filter(parcel__depot__open=True),
+    ],
+)
+def test_a_flag_across_a_foreign_key_is_a_warning(pending: Pending) -> None:
+    (message,) = messages(processor(pending))
+    assert message.id == "dcl_processor.W001"
+    assert "tests.Depot" in message.msg or "tests.Tag" in message.msg or "Parcel" in message.msg
+    assert "name the column in done" in str(message.hint)
+
+
+@pytest.mark.parametrize(
+    ("pending", "done"),
+    [
+        # The flip is in the row, which a run proves before the first handler.
+        (lambda: unsent().filter(depot__open=True), {"sent": True}),
+        (lambda: unsent().filter(depot__open=True), lambda row, result: {"sent": result}),
+        # The key itself is a column of the row.
+        (lambda: Parcel.objects.filter(depot_id=3), None),
+        (lambda: Parcel.objects.filter(depot=None), None),
+        # Nobody shares these.
+        (lambda: Parcel.objects.filter(receipt__printed=False), None),
+        (lambda: Parcel.objects.filter(scans__ok=False), None),
+        (lambda: Trailer.objects.filter(inspected=False), None),
+        (lambda: Parcel.objects.filter(Exists(Scan.objects.filter(parcel=OuterRef("pk")))), None),
+    ],
+)
+def test_a_flag_in_the_row_or_in_what_it_owns_is_passed(pending: Pending, done: Any) -> None:
+    assert ids(processor(pending, done)) == []
+
+
+# --- W002, W003: times frozen at import
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        timezone.now,
+        lambda: timezone.now().replace(microsecond=0),
+        lambda: timezone.now().replace(microsecond=1) - timedelta(days=30),
+        lambda: Value(timezone.now()),
+    ],
+)
+def test_a_time_read_at_import_is_a_warning(moment: Callable[[], Any]) -> None:
+    assert ids(processor(done={"sent_at": moment()})) == ["W002"]
+    assert ids(processor(Parcel.objects.filter(sent_at__lt=moment()), {"sent_at": None})) == [
+        "W003"
+    ]
+
+
+def test_a_frozen_time_is_found_wherever_it_stands_in_pending() -> None:
+    now = timezone.now()
+    scans = Scan.objects.filter(parcel__sent_at__lt=now)
+    for rows in (
+        unsent().filter(Q(weight=1) | ~Q(sent_at__range=(now, now))),
+        unsent().filter(Exists(scans.filter(parcel=OuterRef("pk")))),
+        unsent().filter(pk__in=scans.values("parcel")),
+        unsent().annotate(age=now - F("sent_at")),
+    ):
+        assert ids(processor(rows, {"sent": True})) == ["W003"]
+
+
+def test_todays_date_is_a_warning() -> None:
+    today = datetime.now(UTC).date()
+    assert ids(processor(Parcel.objects.filter(sent_at__date=today), {"sent": True})) == ["W003"]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        timezone.now,
+        Now(),
+        F("sent_at"),
+        datetime(2024, 5, 1, tzinfo=UTC),
+        datetime.max.replace(tzinfo=UTC),
+        date(2024, 5, 1),
+        None,
+    ],
+)
+def test_a_time_that_is_meant_is_passed(moment: Any) -> None:
+    """A function, the database's clock, or a moment that somebody wrote down."""
+    assert ids(processor(done={"sent_at": moment})) == []
+
+
+def test_a_callable_pending_reads_the_clock_afresh() -> None:
+    rows = processor(lambda: Parcel.objects.filter(sent_at__lt=timezone.now()), {"sent": True})
+    fixed = processor(Parcel.objects.filter(sent_at__lt=Now()), {"sent": True})
+    assert ids(rows, fixed) == []
+
+
+# --- E005, E008: what the modules hold
+
+
+def found_in(app: str) -> list[str]:
+    configs = [apps.get_app_config(app)]
+    return [str(message) for message in run_checks(app_configs=configs, tags=["processors"])]
+
+
+def test_two_processors_of_one_name_are_an_error(install: Install) -> None:
+    two = """
+    class Sort(BatchProcessor):
+        def pending(self): return Parcel.objects.filter(sent=False)
+        def process(self, row): pass
+    sort = Sort()
+    """
+    install("post", two + "resort = Sort()")
+    (message,) = found_in("post")
+    assert "E005" in message
+    assert "post.processors.sort and post.processors.resort" in message
+    install("office", two + "resort = Sort(name='office.resort')")
+    assert found_in("office") == []
+
+
+def test_a_definition_that_is_refused_is_an_error(install: Install) -> None:
+    """And not a traceback in the middle of manage.py check."""
+    install(
+        "post",
+        """
+    @batch_processor(pending=lambda: Parcel.objects.all(), done={})
+    def send(parcel): pass
+    """,
+    )
+    (message,) = found_in("post")
+    assert message.startswith("post: (dcl_processor.E008) send: expected done to name")
+    assert "post.processors" in message
+
+
+def test_what_an_import_raises_is_raised(install: Install) -> None:
+    """As Django does with models.py and admin.py."""
+    install("post", "import there_is_no_such_module")
+    with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
+        run_checks(tags=["processors"])
+
+
+# --- E006, E007, W004, W005: databases
+
+
+@pytest.mark.parametrize("option", ["using", "read_using"])
+def test_an_alias_that_does_not_exist_is_an_error(option: str) -> None:
+    (message,) = messages(processor(done={"sent": True}, **{option: "nowhere"}))
+    assert message.id == "dcl_processor.E006"
+    assert f"expected {option} to be one of the databases default, other" in message.msg
+    assert ids(processor(done={"sent": True}, **{option: "other"})) == []
+
+
+def test_a_database_that_never_commits_is_an_error() -> None:
+    with alias("manual", AUTOCOMMIT=False):
+        assert ids(processor(done={"sent": True}, using="manual")) == ["E007"]
+        assert ids(processor(unsent().using("manual"), {"sent": True})) == ["E007"]
+        assert ids(processor(done={"sent": True})) == []
+
+
+def test_a_database_without_row_locks_is_one_warning_for_all_its_processors() -> None:
+    with alias("file", ENGINE="django.db.backends.sqlite3", NAME="nowhere.sqlite3"):
+        first = processor(done={"sent": True}, using="file", name="first")
+        second = processor(done={"sent": True}, using="file", name="second")
+        (message,) = messages(first, second)
+    assert message.id == "dcl_processor.W004"
+    assert "copies of first, second handle one row at a time" in message.msg
+    assert str(message).startswith("database 'file'")
+
+
+def test_a_database_with_row_locks_is_passed() -> None:
+    with alias("server", ENGINE="django.db.backends.postgresql", NAME="nowhere"):
+        assert messages(processor(done={"sent": True}, using="server")) == []
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(
+    not connection.features.has_select_for_update, reason="the warning is of row locks"
+)
+def test_no_skip_locked_is_a_warning_when_the_database_may_be_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = processor(done={"sent": True})
+    assert ids(mine, ask="default") == []
+    features: BaseDatabaseFeatures = connection.features
+    # No server that old can be had here; what the features say is all that the check goes by.
+    monkeypatch.setattr(features, "has_select_for_update_skip_locked", False)
+    assert ids(mine) == []
+    assert ids(mine, ask="default") == ["W005"]
+
+
+# --- the command
+
+
+def check(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "django", "check", *arguments],
+        env=environment(**variables),
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+def test_manage_py_check_finds_them_without_a_database() -> None:
+    """The server that is named here does not exist."""
+    nowhere = "postgres://nobody@127.0.0.1:1/nowhere"
+    sound = check(DATABASE_URL=nowhere)
+    assert (sound.returncode, sound.stderr) == (0, "")
+    faulty = check(DATABASE_URL=nowhere, DJANGO_SETTINGS_MODULE="tests.faulty.settings")
+    assert faulty.returncode == 1
+    assert "faulty.slice_off: (dcl_processor.E001) expected pending to be a" in faulty.stderr
+    assert "Traceback" not in faulty.stderr
+
+
+@override_settings(SILENCED_SYSTEM_CHECKS=["dcl_processor.E001"])
+def test_a_check_is_silenced_by_its_id() -> None:
+    (message,) = messages(processor(lambda: unsent()[:10], {"sent": True}))
+    assert message.is_silenced()
+    assert settings.SILENCED_SYSTEM_CHECKS == ["dcl_processor.E001"]

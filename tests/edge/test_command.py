@@ -1,0 +1,459 @@
+"""``manage.py processors``: what it says, to whom, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+from pytest_django import DjangoAssertNumQueries
+
+from dcl_processor import backlog
+from tests.edge.manage import (
+    CHECKOUT,
+    Manage,
+    at_gate,
+    command,
+    environment,
+    processors,
+    started,
+)
+from tests.models import Depot, Parcel, Scan, Seat
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FAULTY = {"DJANGO_SETTINGS_MODULE": "tests.faulty.settings"}
+
+
+def parcels(*notes: str) -> list[int]:
+    return [Parcel.objects.create(note=note).pk for note in notes]
+
+
+def unsent() -> int:
+    return Parcel.objects.filter(sent=False).count()
+
+
+# --- silence, reports, failures
+
+
+def test_without_a_terminal_and_with_nothing_to_do_it_is_silent() -> None:
+    """Cron mails any output."""
+    done = processors("run", "--all")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_without_a_terminal_an_empty_run_costs_one_select_per_copy_that_could_start(
+    installed: None, django_assert_num_queries: DjangoAssertNumQueries, copies: int
+) -> None:
+    """With copies, the first look says that none is needed."""
+    out, err = StringIO(), StringIO()
+    with django_assert_num_queries(1 if copies == 1 else 2) as queries:
+        call_command(
+            *("processors", "run", "warehouse.deliver"), copies=copies, stdout=out, stderr=err
+        )
+    assert all(query["sql"].startswith("SELECT") for query in queries.captured_queries)
+    assert (out.getvalue(), err.getvalue()) == ("", "")
+
+
+def test_a_run_is_reported_in_one_line(manage: Manage) -> None:
+    parcels("", "")
+    done = manage("run", "warehouse.deliver")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("warehouse.deliver: 2 processed in ")
+    assert done.out.count("\n") == 1
+    assert unsent() == 0
+
+
+def test_rows_that_fail_go_to_stderr_in_one_line_each() -> None:
+    """No traceback, neither from the command nor from a log that nobody has configured."""
+    _, broken, _ = parcels("", "broken", "")
+    done = processors("run", "warehouse.deliver")
+    assert done.returncode == 1
+    assert done.stdout.startswith("warehouse.deliver: 2 processed, 1 failed in ")
+    assert done.stderr.splitlines() == [
+        f"warehouse.deliver: row {broken} failed: ValueError: no address",
+        "CommandError: 1 row failed.",
+    ]
+    assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [broken]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "warehouse.deliver", "--verbosity", "2"],
+        ["run", "warehouse.deliver", "--traceback"],
+        ["--verbosity", "2", "run", "warehouse.deliver"],
+    ],
+)
+def test_tracebacks_are_shown_when_asked_for(manage: Manage, arguments: list[str]) -> None:
+    """Once, of the handler, and with the exit code as it is."""
+    parcels("broken")
+    done = manage(*arguments)
+    assert done.code == 1
+    assert done.err.count("Traceback") == 1
+    assert 'raise ValueError("no\\naddress")' in done.err
+    assert done.err.endswith("CommandError: 1 row failed.\n")
+
+
+def test_more_failures_than_a_report_holds_are_counted(installed: None) -> None:
+    Parcel.objects.bulk_create(Parcel(note="broken") for _ in range(103))
+    out, err = StringIO(), StringIO()
+    with pytest.raises(CommandError, match=r"^103 rows failed\.$"):
+        call_command("processors", "run", "warehouse.deliver", stdout=out, stderr=err)
+    lines = err.getvalue().splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "warehouse.deliver: 3 more rows failed"
+
+
+def test_verbosity_0_says_only_what_failed(manage: Manage) -> None:
+    parcels("", "broken")
+    done = manage("run", "warehouse.deliver", "-v", "0")
+    assert (done.code, done.out) == (1, "")
+    assert "row" in done.err
+
+
+# --- several processors
+
+
+def test_several_names_run_one_after_the_other(manage: Manage) -> None:
+    parcels("", "broken")
+    done = manage("run", "warehouse.weigh", "warehouse.deliver")
+    assert done.code == 1
+    first, second = done.out.splitlines()
+    assert first.startswith("warehouse.weigh: 2 processed")
+    assert second.startswith("warehouse.deliver: 1 processed, 1 failed")
+
+
+def test_one_that_cannot_run_does_not_stop_the_others() -> None:
+    parcels("")
+    names = ("faulty.haunt", "faulty.run_in_circles", "faulty.slice_off", "warehouse.deliver")
+    done = processors("run", *names, **FAULTY)
+    assert done.returncode == 1
+    assert done.stdout.startswith("warehouse.deliver: 1 processed")
+    haunt, circles, slice_off, summary = done.stderr.splitlines()
+    assert haunt == (
+        "faulty.haunt: expected the table faulty_ghost, got none in the database 'default'; run "
+        "manage.py migrate."
+    )
+    assert circles.startswith("faulty.run_in_circles: expected done={'tries': 1} to take a row out")
+    assert slice_off.startswith("faulty.slice_off: expected pending to be a queryset")
+    assert summary == (
+        "CommandError: faulty.haunt and faulty.run_in_circles and faulty.slice_off did not run to "
+        "the end."
+    )
+
+
+def test_a_missing_column_is_named(installed: None) -> None:
+    parcels("")
+    with connection.schema_editor() as editor:
+        editor.remove_field(Parcel, Parcel._meta.get_field("priority"))
+    try:
+        err = StringIO()
+        with pytest.raises(CommandError):
+            call_command("processors", "run", "warehouse.deliver", stderr=err)
+        assert err.getvalue() == (
+            "warehouse.deliver: expected the column priority in the table tests_parcel, got none "
+            "in the database 'default'; run manage.py migrate.\n"
+        )
+    finally:
+        with connection.schema_editor() as editor:
+            editor.add_field(Parcel, Parcel._meta.get_field("priority"))
+
+
+def test_a_database_that_is_down_is_one_sentence() -> None:
+    nowhere = "postgres://nobody@127.0.0.1:1/nowhere"
+    done = processors("run", "warehouse.deliver", DATABASE_URL=nowhere)
+    assert (done.returncode, done.stdout) == (1, "")
+    sentence, summary = done.stderr.splitlines()
+    assert sentence.startswith("warehouse.deliver: expected the database 'default' to answer, got:")
+    assert "127.0.0.1" in sentence
+    assert summary == "CommandError: warehouse.deliver did not run to the end."
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "warehouse.delivr"], "did you mean warehouse.deliver? Known are "),
+        (["run"], "expected names of processors or --all, got neither. Known are "),
+        (["run", "warehouse.deliver", "--all"], "got both"),
+        (["run", "--all", "--limit", "-1"], "expected a number of rows from 0, got '-1'"),
+        (["run", "--all", "--limit", "3.5"], "expected a number of rows from 0, got '3.5'"),
+        (["run", "--all", "--timeout", "-1"], "expected a number of seconds from 0, got '-1'"),
+        (["run", "--all", "--timeout", "nan"], "expected a number of seconds from 0, got 'nan'"),
+        (["run", "--all", "--copies", "0"], "expected a number of processes from 1, got '0'"),
+        (["run", "--all", "--using", "nowhere"], "nowhere"),
+        (["walk"], "walk"),
+        ([], "required"),
+    ],
+)
+def test_a_usage_error_ends_with_exit_code_2(
+    manage: Manage, arguments: list[str], words: str
+) -> None:
+    parcels("")
+    done = manage(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert "Traceback" not in done.err
+    assert unsent() == 1
+
+
+def test_call_command_raises_what_the_command_line_would_print(installed: None) -> None:
+    for wrong, words in (
+        ({"limit": -1}, "expected limit to be a number of rows from 0, got -1"),
+        ({"copies": 0}, "expected copies to be a number of processes from 1, got 0"),
+        ({"using": "nowhere"}, "expected using to be one of the databases"),
+    ):
+        err = StringIO()
+        with pytest.raises(CommandError):
+            call_command("processors", "run", "warehouse.deliver", stderr=err, **wrong)
+        assert words in err.getvalue()
+
+
+def test_limit_and_timeout_reach_the_run(manage: Manage) -> None:
+    parcels("", "", "")
+    limited = manage("run", "warehouse.deliver", "--limit", "2")
+    assert limited.out.startswith("warehouse.deliver: 2 processed")
+    assert limited.out.endswith("; stopped by limit\n")
+    assert unsent() == 1
+    timed = manage("run", "--all", "--timeout", "0", "--json")
+    stopped = {
+        (each := json.loads(line))["name"]: each["stopped"] for line in timed.out.splitlines()
+    }
+    assert stopped["warehouse.deliver"] == stopped["warehouse.weigh"] == "timeout"
+    assert unsent() == 1
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_using_chooses_the_database(
+    manage: Manage, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    parcels("")
+    with django_assert_num_queries(0, using="default"):
+        done = manage("run", "warehouse.deliver", "--using", "other")
+    assert done.code == 0
+    assert unsent() == 0
+
+
+def test_json_is_one_document_per_run_and_nothing_else() -> None:
+    _, broken = parcels("", "broken")
+    done = processors("run", "warehouse.deliver", "warehouse.weigh", "--json")
+    assert done.returncode == 1
+    deliver, weigh = (json.loads(line) for line in done.stdout.splitlines())
+    assert (deliver["name"], deliver["processed"], deliver["failed"]) == ("warehouse.deliver", 1, 1)
+    assert deliver["failures"][0]["pk"] == broken
+    assert deliver["failures"][0]["error"] == "ValueError('no\\naddress')"
+    assert (weigh["name"], weigh["processed"], weigh["ok"]) == ("warehouse.weigh", 2, True)
+
+
+def test_json_speaks_of_an_empty_run_too(manage: Manage) -> None:
+    done = manage("run", "warehouse.deliver", "--json")
+    assert json.loads(done.out)["processed"] == 0
+
+
+# --- list
+
+
+def test_list_shows_every_processor_with_its_pending_rows(manage: Manage) -> None:
+    parcels("", "", "")
+    Parcel.objects.create(weight=1, sent=True)
+    done = manage("list")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == "pending  processor"
+    assert "      3  warehouse.deliver         Bring a parcel to its door." in lines
+    assert "      3  warehouse.weigh           Weigh what nobody has weighed." in lines
+
+
+def test_list_as_json(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    parcels("", "", "")
+    monkeypatch.setattr(backlog, "MOST", 2)
+    monkeypatch.setattr(backlog.count, "__kwdefaults__", {"using": None, "most": 2})
+    out = StringIO()
+    call_command("processors", "list", "--json", stdout=out)
+    found = {each["name"]: each for each in json.loads(out.getvalue())}
+    assert found["warehouse.deliver"] == {
+        "name": "warehouse.deliver",
+        "pending": 2,
+        "capped": True,
+    }
+    assert found["shop.send_shipped_emails"]["capped"] is False
+
+
+def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
+    parcels("")
+    done = processors("list", **FAULTY)
+    assert done.returncode == 1
+    assert "      ?  faulty.haunt" in done.stdout
+    assert "      1  warehouse.deliver" in done.stdout
+    assert "faulty.haunt: expected the table faulty_ghost" in done.stderr
+    assert done.stderr.endswith("CommandError: 2 of 7 could not be counted.\n")
+
+
+# --- the backlog
+
+
+def test_a_backlog_is_counted_up_to_a_limit(
+    installed: None, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    from tests.warehouse.processors import deliver
+
+    Parcel.objects.bulk_create(Parcel() for _ in range(12))
+    with django_assert_num_queries(1) as queries:
+        assert backlog.count(deliver, most=10) == 11
+    assert "LIMIT 11" in queries.captured_queries[0]["sql"]
+    assert "ORDER BY" not in queries.captured_queries[0]["sql"]
+    assert backlog.count(deliver) == 12
+    assert (backlog.words(10_000), backlog.words(10_001)) == ("10000", "10000+")
+
+
+def test_a_row_with_several_matches_is_counted_once() -> None:
+    from dcl_processor import batch_processor
+
+    @batch_processor(pending=lambda: Parcel.objects.filter(scans__ok=True).order_by("-weight"))
+    def check(parcel: Parcel) -> None: ...
+
+    @batch_processor(pending=lambda: Seat.objects.filter(sent=False))
+    def usher(seat: Seat) -> None: ...
+
+    parcel = Parcel.objects.create(depot=Depot.objects.create(name="north"))
+    Scan.objects.bulk_create(Scan(parcel=parcel) for _ in range(3))
+    Seat.objects.bulk_create(Seat(row=1, number=number) for number in range(4))
+    assert backlog.count(check) == 1
+    assert backlog.count(usher) == 4
+
+
+# --- on a terminal
+
+
+def on_a_terminal(*arguments: str, hide_rich: bool = False, **variables: str) -> tuple[int, str]:
+    """Run the command on a terminal of its own; return the exit code and what it showed."""
+    argv = command(*arguments)
+    if hide_rich:
+        program = (
+            "import sys; sys.modules['rich'] = None\n"
+            "from django.core.management import execute_from_command_line\n"
+            f"execute_from_command_line(['manage.py', 'processors', *{list(arguments)!r}])"
+        )
+        argv = [sys.executable, "-c", program]
+    ours, theirs = pty.openpty()
+    env = environment(TERM="xterm-256color", **variables)
+    with subprocess.Popen(
+        argv, env=env, cwd=CHECKOUT, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # EIO: the other side has gone
+            while piece := os.read(ours, 65536):
+                shown += piece
+        os.close(ours)
+    return process.returncode, shown.decode()
+
+
+def test_on_a_terminal_a_bar_is_drawn_and_the_report_stays() -> None:
+    parcels("", "broken", "print")
+    code, shown = on_a_terminal("run", "warehouse.deliver")
+    assert code == 1
+    assert "━" in shown
+    assert " of 3" in shown
+    assert "at the door of" in shown
+    # The bar is wiped away line by line.
+    assert "\x1b[2K" in shown
+    assert "warehouse.deliver: 2 processed, 1 failed in" in shown.rpartition("\x1b[2K")[2]
+
+
+def test_on_a_terminal_without_rich_there_are_plain_lines() -> None:
+    parcels("", "broken")
+    code, shown = on_a_terminal("run", "warehouse.deliver", "--no-color", hide_rich=True)
+    assert code == 1
+    assert "━" not in shown
+    assert "\x1b" not in shown
+    name = "warehouse.deliver"
+    assert [line.partition(" in ")[0] for line in shown.splitlines()] == [
+        f"{name}: row {Parcel.objects.get(sent=False).pk} failed: ValueError: no address",
+        "warehouse.deliver: 1 processed, 1 failed",
+        "CommandError: 1 row failed.",
+    ]
+
+
+def test_on_a_terminal_an_empty_run_says_so() -> None:
+    code, shown = on_a_terminal("run", "warehouse.deliver")
+    assert code == 0
+    assert "warehouse.deliver: nothing pending" in shown
+
+
+# --- signals
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_the_row_at_hand_finish(
+    gate: Path, interrupts: None, signum: signal.Signals
+) -> None:
+    first, _, _ = parcels("gate", "", "")
+    with started("run", "--all", "--json", GATE=str(gate)) as process:
+        at_gate(gate)
+        process.send_signal(signum)
+        at_gate(gate, "stopping")
+        (gate / "open").touch()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    # What comes after it in the list is not started.
+    *_, report = [json.loads(line) for line in out.splitlines()]
+    assert (report["name"], report["processed"]) == ("warehouse.deliver", 1)
+    assert report["stopped"] == "signal"
+    assert list(Parcel.objects.filter(sent=True).values_list("pk", flat=True)) == [first]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_stops_at_once(
+    gate: Path, interrupts: None, signum: signal.Signals
+) -> None:
+    parcels("gate", "")
+    with started("run", "warehouse.deliver", GATE=str(gate)) as process:
+        at_gate(gate)
+        process.send_signal(signum)
+        at_gate(gate, "stopping")  # the same signal twice at once may arrive as one
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signum
+    assert out == ""
+    assert err == (
+        f"CommandError: stopped at once by {signum.name}; the row at hand was rolled back.\n"
+    )
+    assert unsent() == 2
+
+
+def test_handlers_are_put_back(installed: None, interrupts: None) -> None:
+    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+    parcels("", "broken")
+    with pytest.raises(CommandError):
+        call_command("processors", "run", "warehouse.deliver", stdout=StringIO(), stderr=StringIO())
+    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_in_a_thread_it_runs_without_handlers(installed: None) -> None:
+    """Python lets only the main thread have any."""
+    parcels("")
+    out = StringIO()
+
+    def run() -> None:
+        call_command("processors", "run", "warehouse.deliver", stdout=out)
+        connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert out.getvalue().startswith("warehouse.deliver: 1 processed")

@@ -1,0 +1,140 @@
+"""Where processors are found, and by which names."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from django.apps import apps
+from django.test import override_settings
+
+from dcl_processor import registry
+from dcl_processor.exceptions import InvalidOption, ProcessorError
+from tests.edge.manage import Install
+
+SEND = """
+    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+    def send(parcel): pass
+"""
+
+
+def names_of(app: str) -> list[str]:
+    return [each.processor.name for each in registry.find([apps.get_app_config(app)])]
+
+
+def test_both_spellings_are_found_in_the_order_of_the_module(install: Install) -> None:
+    """A function and an instance of a class; the class itself is no processor."""
+    install(
+        "post",
+        SEND
+        + """
+    class Sort(BatchProcessor):
+        def pending(self): return Parcel.objects.all()
+        def process(self, row): pass
+    sort = Sort(name="post.sort")
+    """,
+    )
+    assert names_of("post") == ["post.send", "post.sort"]
+    assert [each.place for each in registry.find([apps.get_app_config("post")])] == [
+        "post.processors.send",
+        "post.processors.sort",
+    ]
+
+
+def test_defining_a_processor_does_not_register_it(install: Install) -> None:
+    install(
+        "post",
+        """
+    def factory():
+        @batch_processor(pending=Parcel.objects.all(), done={"sent": True})
+        def hidden(parcel): pass
+        return [hidden]
+    hidden_ones = factory()
+    """,
+    )
+    assert names_of("post") == []
+
+
+def test_an_instance_under_several_names_counts_once(install: Install) -> None:
+    """Under two names of one module, and imported into another app's."""
+    install("post", SEND + "\n    again = send\n")
+    install("office", "from post.processors import send as post_send\n")
+    assert names_of("post") == ["post.send"]
+    assert list(registry.processors()).count("post.send") == 1
+
+
+def test_an_app_without_processors_has_none(install: Install) -> None:
+    install("post", None)
+    assert names_of("post") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("import there_is_no_such_module", ModuleNotFoundError),
+        ("from post import there_is_no_such_name", ImportError),
+        ("1 / 0", ZeroDivisionError),
+    ],
+)
+def test_an_error_in_somebodys_processors_is_not_swallowed(
+    install: Install, line: str, error: type[Exception]
+) -> None:
+    install("post", line)
+    with pytest.raises(error):
+        registry.processors()
+
+
+def test_a_missing_module_called_like_ours_is_not_taken_for_none(install: Install) -> None:
+    """processors.py exists, and what it imports does not: that is no app without processors."""
+    install("post", "import post.processors.more")
+    with pytest.raises(ModuleNotFoundError, match=r"post\.processors"):
+        registry.find([apps.get_app_config("post")])
+
+
+def test_two_processors_of_one_name_are_refused_with_both_places(install: Install) -> None:
+    install("post", SEND)
+    install(
+        "office",
+        """
+    @batch_processor(pending=Parcel.objects.all(), done={"sent": True}, name="post.send")
+    def other(parcel): pass
+    """,
+    )
+    with pytest.raises(InvalidOption) as caught:
+        registry.processors()
+    assert str(caught.value) == (
+        "expected every processor to have a name of its own, got 'post.send' for both "
+        "post.processors.send and office.processors.other; give one of them name=."
+    )
+
+
+def test_get_returns_each_once_in_the_order_asked_for(install: Install) -> None:
+    install("post", SEND + SEND.replace("send(", "sort("))
+    found = registry.get(["post.sort", "post.send", "post.sort"])
+    assert [processor.name for processor in found] == ["post.sort", "post.send"]
+    assert found[1] is sys.modules["post.processors"].send
+
+
+@pytest.mark.parametrize("name", ["post.sendd", "sennd", "send"])
+def test_an_unknown_name_gets_a_guess_and_the_known_ones(install: Install, name: str) -> None:
+    """Also without the app's label, which people leave out."""
+    install("post", SEND)
+    with pytest.raises(registry.UnknownProcessor) as caught:
+        registry.get([name])
+    message = str(caught.value)
+    assert message.startswith(f"expected the name of a processor, got '{name}'; ")
+    assert "did you mean post.send?" in message
+    assert all(known in message.partition("Known are")[2] for known in registry.processors())
+    assert isinstance(caught.value, ProcessorError)
+
+
+def test_a_name_far_from_all_gets_no_guess(install: Install) -> None:
+    install("post", SEND)
+    with pytest.raises(registry.UnknownProcessor, match=r"got 'qqq'\. Known are .*post\.send"):
+        registry.get(["qqq"])
+
+
+@override_settings(INSTALLED_APPS=["django.contrib.contenttypes", "dcl_processor"])
+def test_where_there_are_none_it_says_where_to_put_one() -> None:
+    with pytest.raises(registry.UnknownProcessor, match=r"processors\.py of an app"):
+        registry.get(["post.send"])

@@ -1,0 +1,354 @@
+"""Several copies on one machine: processes that share the rows, whatever becomes of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import threading
+from collections import Counter
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import OutputWrapper
+from django.db import transaction
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcl_processor import Report, workers
+from dcl_processor.exceptions import Unsupported
+from dcl_processor.management.output import Output
+from dcl_processor.report import Failure
+from dcl_processor.spawned import ErrorInCopy, Trouble
+from dcl_processor.stopping import Stop, StoppedAtOnce, polite_stop
+from tests.edge.manage import alias, at_gate, processors, started, wait_for
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file to which each handler adds its row and its process."""
+    path = tmp_path / "audit"
+    path.touch()
+    monkeypatch.setenv("AUDIT", str(path))
+    return path
+
+
+def handled(audit: Path) -> list[tuple[int, int]]:
+    lines = (line.split() for line in audit.read_text().splitlines())
+    return [(int(pk), int(pid)) for pk, pid in lines]
+
+
+def unsent() -> int:
+    return Parcel.objects.filter(sent=False).count()
+
+
+# --- sharing
+
+
+def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
+    """Started from this process, on this suite's own test database.
+
+    The row that fails is tried by each copy, and is one failed row; its error comes across.
+    """
+    from tests.warehouse.processors import deliver
+
+    rows = Parcel.objects.bulk_create(Parcel(note="broken" if n == 3 else "") for n in range(200))
+    told: list[str] = []
+    report, copies = workers.run(deliver, copies=2, stop=Stop(), on_row=told.append)
+    good = {row.pk for row in rows if not row.note}
+    assert Counter(pk for pk, _ in handled(audit)) == Counter(good)
+    assert unsent() == 1
+    assert (report.processed, report.failed, report.stopped) == (199, 1, "drained")
+    assert report.failures[0].pk == rows[3].pk
+    assert repr(report.failures[0].error) == "ValueError('no\\naddress')"
+    assert "tests/warehouse/processors.py" in report.failures[0].traceback
+    shares = Counter(pid for _, pid in handled(audit))
+    reports = [copy for copy in copies if isinstance(copy, Report)]
+    assert sorted(shares.values()) == sorted(copy.processed for copy in reports if copy.processed)
+    assert os.getpid() not in shares
+    # The parent was told of each, as it was finished.
+    assert Counter(told) == {"processed": 199, "failed": sum(copy.failed for copy in reports)}
+
+
+def test_every_copy_gets_a_row_and_a_share_of_the_limit(gate: Path, audit: Path) -> None:
+    """Each waits with the row that it has, so that the others have to take other ones."""
+    Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(9))
+    arguments = ("run", "warehouse.deliver", "--copies", "3", "--limit", "3")
+    with started(*arguments, GATE=str(gate)) as process:
+        copies = at_gate(gate, handlers=3)
+        (gate / "open").touch()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("warehouse.deliver: 3 processed")
+    assert out.endswith("; stopped by limit (3 copies: 1, 1, 1)\n")
+    assert sorted(pid for _, pid in handled(audit)) == copies
+    assert unsent() == 6
+
+
+def test_no_more_copies_start_than_there_are_rows(installed: None, audit: Path) -> None:
+    """A single one is this process."""
+    Parcel.objects.create()
+    out = StringIO()
+    call_command("processors", "run", "warehouse.deliver", "--json", copies=4, stdout=out)
+    report = json.loads(out.getvalue())
+    assert (report["processed"], len(report["copies"])) == (1, 1)
+    assert [pid for _, pid in handled(audit)] == [os.getpid()]
+
+
+def test_what_is_wrong_with_every_copy_is_said_once() -> None:
+    Parcel.objects.bulk_create(Parcel() for _ in range(3))
+    done = processors(
+        *("run", "faulty.run_in_circles", "--copies", "2"),
+        DJANGO_SETTINGS_MODULE="tests.faulty.settings",
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    sentence, summary = done.stderr.splitlines()
+    assert sentence.startswith("faulty.run_in_circles: expected done={'tries': 1} to take a row")
+    assert summary == "CommandError: faulty.run_in_circles did not run to the end."
+
+
+# --- death and signals
+
+
+def test_a_copy_that_is_killed_costs_the_others_nothing(gate: Path, audit: Path) -> None:
+    notes = ("gate", "gate", "", "", "")
+    Parcel.objects.bulk_create(Parcel(note=note) for note in notes)
+    with started("run", "warehouse.deliver", "--copies", "2", "--json", GATE=str(gate)) as process:
+        killed, _ = at_gate(gate, handlers=2)
+        os.kill(killed, signal.SIGKILL)
+        (gate / "open").touch()
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    lost, summary = err.splitlines()
+    sentence = "killed by SIGKILL; what it had committed is done, and in no count"
+    assert re.fullmatch(f"warehouse.deliver, copy [12]: {sentence}", lost)
+    assert summary == "CommandError: warehouse.deliver did not run to the end."
+    # The other one took over its row too, which the database had let go.
+    document = json.loads(out)
+    assert (document["processed"], document["ok"]) == (5, False)
+    assert {"ok": False, "error": sentence} in document["copies"]
+    assert unsent() == 0
+    assert killed not in {pid for _, pid in handled(audit)}
+
+
+def test_a_share_that_is_not_known_is_a_question_mark() -> None:
+    out = StringIO()
+    output = Output(
+        OutputWrapper(out),
+        OutputWrapper(StringIO()),
+        as_json=False,
+        verbosity=1,
+        tracebacks=False,
+        color=False,
+    )
+    copies = [report(processed=5), Trouble("killed by SIGKILL")]
+    output.report(workers.merge("p", copies, None), copies)
+    assert out.getvalue() == "p: 5 processed in 0.00 s (2 copies: 5, ?)\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_lets_every_copy_finish_its_row(
+    gate: Path, audit: Path, interrupts: None, signum: signal.Signals
+) -> None:
+    """It goes to the whole process group, as Ctrl-C does: the copies must not take it for two."""
+    Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(4))
+    with started("run", "warehouse.deliver", "--copies", "2", "--json", GATE=str(gate)) as process:
+        at_gate(gate, handlers=2)
+        os.killpg(process.pid, signum)
+        at_gate(gate, "stopping", handlers=2)
+        (gate / "open").touch()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    report = json.loads(out)
+    assert (report["processed"], report["stopped"]) == (2, "signal")
+    assert len(handled(audit)) == 2
+    assert unsent() == 2
+
+
+def test_a_second_signal_stops_every_copy_at_once(gate: Path, audit: Path) -> None:
+    signum = signal.SIGTERM
+    Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(2))
+    with started("run", "warehouse.deliver", "--copies", "2", GATE=str(gate)) as process:
+        copies = at_gate(gate, handlers=2)
+        os.killpg(process.pid, signum)
+        at_gate(gate, "stopping", handlers=2)
+        os.killpg(process.pid, signum)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (128 + signum, "")
+    assert err == (
+        f"CommandError: stopped at once by {signum.name}; the row at hand was rolled back.\n"
+    )
+    assert not any(is_running(pid) for pid in copies)
+    assert (handled(audit), unsent()) == ([], 2)
+
+
+def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
+    gate: Path, audit: Path
+) -> None:
+    Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(4))
+    with started("run", "warehouse.deliver", "--copies", "2", GATE=str(gate)) as process:
+        copies = at_gate(gate, handlers=2)
+        process.kill()
+        at_gate(gate, "stopping", handlers=2)
+        (gate / "open").touch()
+        wait_for(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
+        _, err = process.communicate(timeout=30)
+    assert err == ""
+    assert len(handled(audit)) == 2
+    assert unsent() == 2
+
+
+def is_running(pid: int) -> bool:
+    # One that nobody has waited for is a zombie, and has ended.
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)],  # noqa: S607  # wherever it is
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return state != "" and not state.startswith("Z")
+
+
+# --- what is refused
+
+
+def refused(words: str, **options: Any) -> None:
+    from tests.warehouse.processors import deliver
+
+    with pytest.raises(Unsupported, match=words):
+        workers.run(deliver, copies=2, stop=Stop(), **options)
+
+
+def test_an_open_transaction_is_refused(installed: None) -> None:
+    """The copies would not see its rows; TestCase is such a transaction too."""
+    Parcel.objects.bulk_create(Parcel() for _ in range(3))
+    with transaction.atomic():
+        refused("no open transaction on 'default', got one: copies are other processes")
+    assert unsent() == 3
+
+
+def test_a_database_in_memory_is_refused(installed: None) -> None:
+    Parcel.objects.bulk_create(Parcel() for _ in range(3))
+    with alias("memory", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
+        refused("got 'memory' in this process's memory; use a file, or run one copy")
+
+
+def test_settings_that_cannot_be_named_are_refused(
+    installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Parcel.objects.bulk_create(Parcel() for _ in range(3))
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
+    refused("expected DJANGO_SETTINGS_MODULE to name the settings")
+
+
+# --- one report of several
+
+
+def report(**values: Any) -> Report:
+    return Report(name="p", **values)
+
+
+def failure(pk: Any) -> Failure:
+    return Failure(pk, ErrorInCopy("ValueError: x", "ValueError('x')"), "Traceback …")
+
+
+def test_reports_are_added_up() -> None:
+    copies = [
+        report(processed=3, skipped=1, stale=5, passes=2, duration=1.5),
+        report(processed=4, stale=1, passes=1, duration=2.5),
+        Trouble("killed by SIGKILL"),
+    ]
+    assert workers.merge("p", copies, None) == report(
+        processed=7, skipped=1, stale=6, passes=2, duration=2.5
+    )
+    assert workers.merge("p", [Trouble("killed")], None) == report()
+
+
+def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
+    copies = [
+        report(failed=2, failures=(failure(1), failure(2))),
+        report(failed=2, failures=(failure(2), failure(3))),
+    ]
+    merged = workers.merge("p", copies, None)
+    assert (merged.failed, [failure.pk for failure in merged.failures]) == (3, [1, 2, 3])
+    many = [report(failed=150, failures=tuple(map(failure, range(100)))) for _ in "12"]
+    merged = workers.merge("p", many, None)
+    assert (merged.failed, len(merged.failures)) == (300, 100)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "limit", "stopped"),
+    [
+        (["drained", "limit"], 9, "drained"),
+        (["limit", "limit"], 2, "limit"),
+        (["drained", "timeout"], None, "timeout"),
+        (["timeout", "signal"], None, "signal"),
+        (["signal", "failures"], None, "failures"),
+    ],
+)
+def test_the_strongest_reason_ends_the_run(
+    reasons: list[Any], limit: int | None, stopped: str
+) -> None:
+    copies = [report(processed=1, stopped=reason) for reason in reasons]
+    assert workers.merge("p", copies, limit).stopped == stopped
+
+
+@given(limit=st.none() | st.integers(0, 1000), copies=st.integers(1, 50))
+def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, copies: int) -> None:
+    shares = workers._shares(limit, copies)
+    if limit is None:
+        assert shares == [None] * copies
+        return
+    numbers = [share for share in shares if share is not None]
+    assert sum(numbers) == limit
+    assert 1 <= len(numbers) <= copies
+    assert max(numbers) - min(numbers) <= 1
+    assert min(numbers) > 0 or limit == 0
+
+
+def test_an_error_travels_without_its_class() -> None:
+    error = ErrorInCopy("ValueError: x", "ValueError('x')")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+    assert (str(copy), repr(copy)) == ("ValueError: x", "ValueError('x')")
+
+
+# --- the polite stop itself
+
+
+def test_a_signal_ignored_by_whoever_started_us_stays_ignored(interrupts: None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with polite_stop() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert not stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_the_second_signal_is_raised_where_the_run_is(interrupts: None) -> None:
+    with polite_stop() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.wait(5)
+        with pytest.raises(StoppedAtOnce, match="SIGINT"):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_wait_ends_when_a_signal_comes_in_the_middle_of_it() -> None:
+    """Which would never end with a plain event, whose lock is held by the wait."""
+    with polite_stop() as stop:
+        timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGTERM])
+        timer.start()
+        assert stop.wait()
+        timer.join()
+    assert Stop().wait(0.01) is False
+    stop.clear()
+    assert not stop.is_set()
