@@ -60,17 +60,17 @@ class BatchProcessor(Generic[M]):
 
     Options (class attributes, or keyword arguments of the instance):
 
-    ``name``: default "<app label>.<class or function name>"; not inherited.
-    ``delivery``: what a crash does; ``Delivery.TRANSACTIONAL`` is the one this version has.
-    ``batch_size``: rows per transaction; 1 is the one this version has.
-    ``strict_order``: take the rows in the queryset's order over all pending rows, and not only
-    within each window of 500; every window is then read from the head again.
-    ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
-    is called at the flip. ``None``: the handler itself takes the row out of ``pending``, and
-    that is verified.
-    ``repeats``: a row may rightly stay pending after its flip; it is handled once per run.
-    ``using``: the database alias that is locked and written; default: the router's.
-    ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
+    - ``name``: default "<app label>.<class or function name>"; not inherited.
+    - ``delivery``: what a crash does; ``Delivery.TRANSACTIONAL`` is the one this version has.
+    - ``batch_size``: rows per transaction; 1 is the one this version has.
+    - ``strict_order``: take the rows in the queryset's order over all pending rows, and not only
+      within each window; every window is then read from the head again.
+    - ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
+      is called at the flip. ``None``: the handler itself takes the row out of ``pending``, and
+      that is verified.
+    - ``repeats``: a row may rightly stay pending after its flip; it is handled once per run.
+    - ``using``: the database alias that is locked and written; default: the router's.
+    - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 
     Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` when it is
     instantiated with something that cannot work.

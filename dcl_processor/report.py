@@ -22,6 +22,7 @@ class Failure:
     traceback: str
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the failure as plain values; the error is its ``repr()``."""
         pk = self.pk if isinstance(self.pk, int | str) else str(self.pk)
         return {"pk": pk, "error": repr(self.error), "traceback": self.traceback}
 

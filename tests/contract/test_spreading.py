@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ if connection.features.has_select_for_update:
             offered.append(number)
             return number // 2
 
-        monkeypatch.setattr(candidates.secrets, "randbelow", the_middle)
+        monkeypatch.setattr(secrets, "randbelow", the_middle)
         pks = parcels(8)
 
         def handle(row: Parcel) -> None:
