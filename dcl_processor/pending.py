@@ -12,7 +12,7 @@ asked in a second statement, which has a snapshot of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,7 +21,7 @@ from django.db.models import Model, Q, QuerySet, Value, lookups
 from django.db.models.expressions import Col
 from django.db.models.fields import related_lookups
 from django.db.models.functions import Now
-from django.db.models.query import ModelIterable
+from django.db.models.query import ModelIterable, ValuesIterable
 from django.db.models.sql.where import WhereNode
 
 from .exceptions import InvalidPending
@@ -70,13 +70,17 @@ def ask(
     writes, or ``None`` when that is not known beforehand. Raises ``InvalidPending`` for a
     queryset whose rows cannot be locked and asked about one by one.
     """
-    queryset = source.all() if isinstance(source, QuerySet) else source()
+    queryset: Any = source.all() if isinstance(source, QuerySet) else source()
     refuse(queryset, label)
     if filter is not None:
         queryset = queryset.filter(filter)
         refuse(queryset, label)
-    alias = using or queryset._db or router.db_for_write(queryset.model)
+    # The hints tell a router by shards which instance a related manager belongs to.
+    hints = queryset._hints  # noqa: SLF001  # Django has no other name for them
+    alias = using or queryset._db or router.db_for_write(queryset.model, **hints)
     queryset = queryset.using(alias)
+    # A related manager would give every row the one instance it was made of, however old it is.
+    queryset._known_related_objects = {}  # noqa: SLF001  # as above
     # The lock-free read must not lock, and the claim brings a lock of its own.
     queryset.query.select_for_update = False
     model = queryset.model._meta.concrete_model
@@ -109,8 +113,10 @@ def _refused_shape(queryset: Any) -> str | None:
         return f"a {query.combinator}(); write it as one filter with Q objects"
     if query.is_sliced:
         return "a slice; pass limit= to the run instead"
-    if not issubclass(queryset._iterable_class, ModelIterable):  # type: ignore[attr-defined]
-        return "values(), values_list(), dates() or the like; leave that out"
+    kind: Any = queryset._iterable_class
+    if not issubclass(kind, ModelIterable):
+        called = "values()" if kind is ValuesIterable else "values_list() or dates()"
+        return f"{called}; leave that out"
     if query.distinct_fields:
         return "distinct() on columns, which gives other rows once it is narrowed; use a subquery"
     if query.where.contains_over_clause or _has_window(query.annotations.values()):
@@ -136,6 +142,8 @@ def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
         or query.distinct
         or query.group_by
         or joined - {query.base_table}
+        # An unmanaged model may stand for a view, which joins and asks what it likes.
+        or not concrete._meta.managed
         or any(field.model._meta.concrete_model is not concrete for field in _columns(concrete))
     )
     return plain and _is_own(query.where, query.base_table)
@@ -173,7 +181,13 @@ def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tupl
     """
     model = queryset.model._meta.concrete_model
     assert model is not None
-    asked = {join.table_name for join in queryset.query.alias_map.values()}
+    query = queryset.query
+    asked = {
+        query.alias_map[column.alias].table_name
+        for expression in (query.where, *query.annotations.values())
+        for column in _columns_in(expression)
+        if column.alias in query.alias_map
+    }
     flipped = {
         field.model._meta.db_table
         for field in model._meta.concrete_fields
@@ -181,3 +195,13 @@ def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tupl
     }
     parents = (parent for parent in model._meta.all_parents if not parent._meta.proxy)
     return (model, *(p for p in parents if p._meta.db_table in asked | flipped))
+
+
+def _columns_in(expression: Any) -> Iterator[Col]:
+    if isinstance(expression, Col):
+        yield expression
+        return
+    for source in getattr(expression, "get_source_expressions", list)():
+        yield from _columns_in(source)
+    # Those that a subquery takes from outside.
+    yield from getattr(expression, "get_external_cols", list)()

@@ -1,0 +1,313 @@
+"""What kind of question a queryset is, and which ones cannot be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from django.db import models
+from django.db.models import (
+    Case,
+    Count,
+    Exists,
+    F,
+    FilteredRelation,
+    Lookup,
+    Max,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Transform,
+    Value,
+    When,
+    Window,
+)
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now, Rank, RowNumber, TruncYear, Upper
+from django.db.models.lookups import Exact
+from django.test.utils import override_settings, register_lookup
+
+from dcl_processor import batch_processor, pending
+from dcl_processor.exceptions import InvalidPending
+from tests.models import (
+    Caravan,
+    Depot,
+    Letter,
+    Message,
+    OpenParcel,
+    Parcel,
+    Priced,
+    QuietParcel,
+    RoadTrain,
+    Scan,
+    Seat,
+    Trailer,
+    Truck,
+    Vehicle,
+)
+
+parcels = Parcel.objects.filter(sent=False)
+open_depots = Depot.objects.filter(open=True)
+
+
+@pytest.mark.parametrize(
+    "queryset",
+    [
+        Parcel.objects.all(),
+        parcels,
+        Parcel.objects.filter(sent__exact=False, priority__in={1, 2}, weight__range=(1, 2)),
+        Parcel.objects.filter(weight__isnull=True).exclude(weight__gt=3),
+        Parcel.objects.filter(~(Q(sent=True) | Q(weight=1) ^ Q(note__iregex="^x"))),
+        Parcel.objects.filter(weight__lt=F("priority")),
+        Parcel.objects.filter(sent_at__lt=Now(), note=Value("x")),
+        Parcel.objects.filter(Exact(F("sent"), Value(value=False))),
+        Parcel.objects.filter(depot=3, depot_id__in=[1], depot__id=3, depot__isnull=False),
+        Parcel.objects.filter(pk__in=[1, 2]),
+        Parcel.objects.filter(depot__in=[Depot(pk=3)]),
+        parcels.only("note").order_by("depot__name").select_for_update(),
+        parcels.defer("note").prefetch_related("scans").reverse(),
+        parcels.annotate(x=F("depot__name")).values("x").model.objects.filter(sent=False),
+        QuietParcel.objects.filter(sent=False),
+        Letter.objects.filter(sent=False),
+        Seat.objects.filter(sent=False, row__lt=F("number")),
+        Vehicle.objects.filter(inspected=False),
+        Priced.objects.filter(gross__gt=3),
+    ],
+    ids=lambda queryset: f"{queryset.query.where}"[:70],
+)
+def test_questions_of_the_rows_own_columns(queryset: QuerySet[Any]) -> None:
+    assert pending.is_own_table(queryset) is True
+
+
+@pytest.mark.parametrize(
+    "queryset",
+    [
+        parcels.filter(depot__open=True),
+        parcels.exclude(depot__open=True),
+        parcels.filter(depot__name=F("note")),
+        parcels.filter(note=F("depot__name")),
+        parcels.filter(priority__in=[F("tries"), 4]),
+        parcels.filter(priority__in=[F("depot__id"), F("scans__id")]),
+        parcels.filter(scans__ok=True),
+        parcels.exclude(scans__ok=True),
+        parcels.filter(tags=None),
+        parcels.filter(receipt__isnull=True),
+        parcels.filter(depot=open_depots[:1]),
+        parcels.filter(depot__in=open_depots),
+        parcels.filter(weight__in=[Subquery(open_depots.values("pk")[:1])]),
+        parcels.filter(weight__range=(1, Subquery(open_depots.values("pk")[:1]))),
+        parcels.filter(weight__gt=Subquery(open_depots.values("pk")[:1])),
+        parcels.filter(pk__in=parcels),
+        parcels.filter(Exists(open_depots.filter(pk=OuterRef("depot")))),
+        parcels.filter(~Exists(open_depots.filter(pk=OuterRef("depot")))),
+        parcels.filter(RawSQL("sent", [], output_field=models.BooleanField())),
+        parcels.filter(note=RawSQL("'x'", [])),
+        parcels.filter(weight__gt=F("priority") + 1),
+        parcels.filter(Case(When(sent=True, then=Value(value=True)), default=Value(value=False))),
+        parcels.filter(sent_at__year=2000),
+        parcels.filter(sent_at__date="2000-01-01"),
+        parcels.filter(sent_at=TruncYear("sent_at")),
+        parcels.extra(where=["sent"]),
+        parcels.extra(select={"x": "1"}),
+        parcels.extra(tables=["tests_depot"]),
+        parcels.annotate(n=Count("scans")),
+        parcels.annotate(n=Value(3)),
+        parcels.alias(n=Value(3)).filter(n=3),
+        parcels.alias(good=FilteredRelation("scans", condition=Q(scans__ok=True))).filter(
+            good=None
+        ),
+        parcels.distinct(),
+        parcels.select_related("depot"),
+        parcels.select_related(),
+        parcels.none(),
+        Message.objects.filter(data__state="new"),
+        Message.objects.filter(data={"state": "new"}),
+        Truck.objects.filter(weighed=False),
+        Trailer.objects.filter(axles=2),
+        OpenParcel.objects.filter(sent=False),
+    ],
+    ids=lambda queryset: f"{queryset.query.where}"[:70],
+)
+def test_everything_else_spans(queryset: QuerySet[Any]) -> None:
+    assert pending.is_own_table(queryset) is False
+
+
+class LooksElsewhere(Lookup):
+    """A project's own lookup may compile to any SQL at all."""
+
+    lookup_name = "elsewhere"
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[()]]:
+        return "EXISTS (SELECT 1 FROM tests_depot WHERE open)", ()
+
+
+class LooksElsewhereExactly(LooksElsewhere):
+    lookup_name = "exact"
+
+
+class Elsewhere(Transform):
+    lookup_name = "far"
+    function = "tests_is_open"
+
+
+def test_lookups_and_transforms_that_a_project_registered_span() -> None:
+    with register_lookup(models.IntegerField, LooksElsewhere, Elsewhere):
+        assert not pending.is_own_table(Parcel.objects.filter(weight__elsewhere=1))
+        assert not pending.is_own_table(Parcel.objects.filter(weight__far=1))
+    with register_lookup(models.CharField, LooksElsewhereExactly):
+        assert not pending.is_own_table(Parcel.objects.filter(note="x"))
+    with register_lookup(models.CharField, Upper):
+        assert not pending.is_own_table(Parcel.objects.filter(note__upper="X"))
+    assert pending.is_own_table(Parcel.objects.filter(note="x"))
+
+
+class NowInAnotherTown(Now):
+    """A subclass of what is known is not known."""
+
+
+def test_a_subclass_of_a_known_expression_spans() -> None:
+    assert not pending.is_own_table(Parcel.objects.filter(sent_at__lt=NowInAnotherTown()))
+
+
+ranked = Parcel.objects.annotate(rank=Window(Rank(), order_by="-priority"))
+NOT_TO_BE_ASKED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: parcels[:5], r"a slice; pass limit="),
+    (lambda: parcels[5:], r"a slice; pass limit="),
+    (lambda: parcels.union(parcels), r"a union\(\); write it as one filter with Q"),
+    (lambda: parcels.intersection(parcels), r"an? intersection\(\); write it as one filter"),
+    (lambda: parcels.difference(parcels), r"a difference\(\); write it as one filter"),
+    (parcels.values, r"values\(\); leave that out"),
+    (lambda: parcels.values("pk"), r"values\(\); leave that out"),
+    (lambda: parcels.values_list("pk", flat=True), r"values_list\(\) or dates\(\); leave that out"),
+    (
+        lambda: parcels.values_list("pk", named=True),
+        r"values_list\(\) or dates\(\); leave that out",
+    ),
+    (lambda: parcels.values("depot").annotate(n=Count("pk")), r"values\(\); leave that out"),
+    (lambda: parcels.dates("sent_at", "day"), r"values_list\(\) or dates\(\); leave that out"),
+    (lambda: parcels.datetimes("sent_at", "day"), r"values_list\(\) or dates\(\); leave that out"),
+    (
+        lambda: Parcel.objects.raw("SELECT * FROM tests_parcel"),
+        r".*of type RawQuerySet; return Model.obj",
+    ),
+    (lambda: ranked.filter(rank=1), r"a window expression, .* use a subquery"),
+    (lambda: ranked, r"a window expression, .* use a subquery"),
+    (lambda: parcels.alias(n=Window(RowNumber())), r"a window expression, .* use a subquery"),
+    (
+        lambda: parcels.annotate(n=Window(Max("weight")) + 1),
+        r"a window expression, .* use a subquery",
+    ),
+    (lambda: list(Parcel.objects.none()), r"\[\], of type list; return Model.objects.filter"),
+    (parcels.iterator, r".*of type generator; return Model.objects.filter"),
+    (lambda: parcels.query, r".*of type Query; return Model.objects.filter"),
+    (Parcel, r".*of type Parcel; return Model.objects.filter"),
+    (lambda: Parcel.objects, r".*of type Manager.*; return Model.objects.filter"),
+    (lambda: Parcel, r".*of type ModelBase; return Model.objects.filter"),
+    (lambda: None, r"None, of type NoneType; return Model.objects.filter"),
+    (lambda: Q(sent=False), r".*of type Q; return Model.objects.filter"),
+]
+refused = pytest.mark.parametrize(
+    ("source", "words"), NOT_TO_BE_ASKED, ids=lambda value: value if isinstance(value, str) else ""
+)
+
+
+@refused
+@pytest.mark.django_db
+def test_refused_when_it_is_returned(source: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InvalidPending, match=rf"^test: expected pending to be .* got {words}"):
+        pending.ask(source, label="test")
+
+
+@refused
+@pytest.mark.django_db
+def test_refused_when_it_is_given(source: Callable[[], Any], words: str) -> None:
+    given = source()
+
+    def define_and_run() -> None:
+        batch_processor(pending=given, done={"sent": True})(lambda row: None)()
+
+    with pytest.raises(InvalidPending, match="expected pending to be a queryset"):
+        define_and_run()
+
+
+@pytest.mark.django_db
+def test_columns_that_are_distinct_are_refused_by_name() -> None:
+    with pytest.raises(InvalidPending, match=r"got distinct\(\) on columns, .* use a subquery"):
+        pending.ask(parcels.distinct("depot"), label="test")
+
+
+@pytest.mark.django_db
+def test_a_window_behind_a_subquery_is_asked() -> None:
+    first = ranked.filter(rank__lte=3).values("pk")
+    assert not pending.ask(parcels.filter(pk__in=first), label="test").own_table
+    assert not pending.ask(parcels.filter(pk__in=Subquery(first)), label="test").own_table
+
+
+class OfTheInstance:
+    """A router by shards: a related row lives where its own row does."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if getattr(hints.get("instance"), "name", "") == "far" else None
+
+
+@override_settings(DATABASE_ROUTERS=["tests.test_pending.OfTheInstance"])
+def test_a_related_managers_queryset_is_locked_where_its_instance_lives() -> None:
+    far, near = Depot(pk=1, name="far"), Depot(pk=2, name="near")
+    assert pending.ask(far.parcels.filter(sent=False), label="test").using == "other"
+    assert pending.ask(near.parcels.filter(sent=False), label="test").using == "default"
+    near._state.db = "other"
+    assert pending.ask(near.parcels.all(), label="test").using == "other"
+    assert pending.ask(near.parcels.all(), label="test", using="default").using == "default"
+    assert pending.ask(parcels.using("other"), label="test").using == "other"
+
+
+def names(tables: Iterable[type[models.Model]]) -> list[str]:
+    return [table.__name__ for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("queryset", "flips", "tables"),
+    [
+        (Truck.objects.filter(weighed=False), ["weighed"], ["Truck"]),
+        (Truck.objects.filter(weighed=False), ["inspected"], ["Truck", "Vehicle"]),
+        (Truck.objects.filter(inspected=False), ["weighed"], ["Truck", "Vehicle"]),
+        (Truck.objects.filter(weighed=False), None, ["Truck", "Vehicle"]),
+        (Truck.objects.filter(pk=3), ["weighed"], ["Truck"]),
+        (Truck.objects.order_by("plate"), ["weighed"], ["Truck"]),
+        (Truck.objects.exclude(inspected=True), ["weighed"], ["Truck", "Vehicle"]),
+        (Truck.objects.filter(Q(plate=F("load"))), ["weighed"], ["Truck", "Vehicle"]),
+        (Truck.objects.annotate(p=Upper("plate")), ["weighed"], ["Truck", "Vehicle"]),
+        (
+            Truck.objects.filter(Exists(Vehicle.objects.filter(plate=OuterRef("plate")))),
+            ["weighed"],
+            ["Truck", "Vehicle"],
+        ),
+        (RoadTrain.objects.filter(length=1), ["length"], ["RoadTrain"]),
+        (RoadTrain.objects.filter(inspected=False), ["length"], ["RoadTrain", "Vehicle"]),
+        (RoadTrain.objects.filter(weighed=False), ["length"], ["RoadTrain", "Truck"]),
+        (RoadTrain.objects.filter(length=1), ["weighed"], ["RoadTrain", "Truck"]),
+        (Caravan.objects.filter(inspected=False), ["beds"], ["Caravan", "Vehicle"]),
+        (Caravan.objects.filter(beds=1), ["inspected"], ["Caravan", "Vehicle"]),
+        (Parcel.objects.filter(depot__open=True), ["sent"], ["Parcel"]),
+        (QuietParcel.objects.filter(sent=False), None, ["Parcel"]),
+    ],
+    ids=lambda value: f"{value.query.where}"[:70] if isinstance(value, QuerySet) else str(value),
+)
+def test_i4_tables_are_those_that_hold_a_column_of_the_question_or_the_flip(
+    queryset: QuerySet[Any], flips: list[str] | None, tables: list[str]
+) -> None:
+    assert sorted(names(pending.tables_of(queryset, flips))) == tables
+    assert names(pending.tables_of(queryset, flips))[0] == tables[0]
+
+
+@pytest.mark.django_db
+def test_the_users_queryset_is_not_changed() -> None:
+    source = parcels.select_for_update().order_by("-priority")
+    before = str(source.query)
+    asked = pending.ask(source, label="test", filter=Q(depot__open=True))
+    assert not asked.queryset.query.select_for_update
+    assert source.query.select_for_update
+    assert str(source.query) == before
+    assert Scan.objects.count() == 0
