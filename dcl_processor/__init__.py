@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from .definition import BatchProcessor, batch_processor
 from .delivery import Delivery
+from .exceptions import Discard, Snooze
+from .lease import Lease
 from .report import Report
+from .retry import Retry
 
-__all__ = ["BatchProcessor", "Delivery", "Report", "batch_processor"]
+__all__ = [
+    "BatchProcessor",
+    "Delivery",
+    "Discard",
+    "Lease",
+    "Report",
+    "Retry",
+    "Snooze",
+    "batch_processor",
+]
 __version__ = "0.1.0"

@@ -49,6 +49,10 @@ class Budget:
             return "timeout"
         return None
 
+    def clip(self, size: int, handled: int) -> int:
+        """Return how many of so many rows the limit leaves room for."""
+        return size if self._limit is None else min(size, self._limit - handled)
+
     def waits(self) -> Iterator[bool]:
         """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over."""
         end = time.monotonic() + self._wait

@@ -6,7 +6,10 @@ here, when it is defined; the rest in ``manage.py check`` and at the first run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from threading import Event
 from typing import Any, Generic, Never, TypedDict, TypeVar, Unpack, overload
@@ -16,10 +19,14 @@ from django.db.models import Model, Q, QuerySet
 
 from . import validation
 from .delivery import Delivery
+from .exceptions import InvalidOption
+from .lease import Lease
 from .report import Report
+from .retry import Retry
 from .runner import Run
 
 M = TypeVar("M", bound=Model)
+Handler = Callable[[M], Any] | Callable[[M, Any], Any]
 
 
 class Options(TypedDict, total=False):
@@ -30,6 +37,12 @@ class Options(TypedDict, total=False):
     batch_size: int
     strict_order: bool
     repeats: bool
+    reset: Mapping[str, Any] | None
+    claim: Mapping[str, Any] | None
+    claimed_at: str | None
+    lease: Lease | None
+    retry: Retry | None
+    max_consecutive_failures: int | None
     using: str | None
     read_using: str | None
 
@@ -82,6 +95,13 @@ class BatchProcessor(Generic[M]):
     strict_order: bool = False
     done: Mapping[str, Any] | None = None
     repeats: bool = False
+    failed: Mapping[str, Any] | None = None
+    reset: Mapping[str, Any] | None = None
+    retry: Retry | None = None
+    max_consecutive_failures: int | None = None
+    claim: Mapping[str, Any] | None = None
+    claimed_at: str | None = None
+    lease: Lease | None = None
     using: str | None = None
     read_using: str | None = None
 
@@ -101,19 +121,59 @@ class BatchProcessor(Generic[M]):
         missing = {
             base.__name__ for method, base in inherited if getattr(method, "__func__", None) is base
         }
+        if self._handles_batches:
+            missing.discard("process")
         validation.check_options(self, missing)
 
     def pending(self) -> QuerySet[M]:
         """Return the rows that wait to be handled; asked afresh for every window of rows."""
         raise NotImplementedError
 
-    def process(self, row: M, /) -> Any:
+    def process(self, row: M, /, *arguments: Any) -> Any:
         """Handle one row, which is locked and was pending when it was locked.
 
-        What it returns is given to ``get_done()``. What it raises is the row's failure: its
-        transaction is rolled back and the row stays pending.
+        The second argument is the ``resource()``, when there is one. What it returns is given to
+        ``get_done()``. What it raises is the row's failure: its transaction is rolled back and
+        the row stays pending.
         """
         raise NotImplementedError
+
+    def process_batch(self, rows: Sequence[M], /, *arguments: Any) -> Sequence[Any] | None:
+        """Handle the rows of a batch together, instead of ``process()`` for each.
+
+        Returns ``None``, or the results in the order of the rows. When it raises, nothing of the
+        batch is flipped, and it is called again for each row alone, so that only the row to blame
+        fails: Spring Batch's scan.
+        """
+        raise NotImplementedError
+
+    def resource(self) -> AbstractContextManager[Any] | None:
+        """Return what the handler needs open, such as a connection to a mail server.
+
+        Opened before the first row of a run, once per thread, and given to the handler as its
+        second argument; opened anew after a row failed; closed at the end.
+        """
+        return None
+
+    def get_failed(self, row: M, error: Exception, /) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return what is written to a row that is given up on: the dead letter.
+
+        Override it to keep more than the ``retry``'s ``last_error``.
+        """
+        return self.failed or {}
+
+    def requeue(self, rows: QuerySet[M, M]) -> int:
+        """Put rows back into ``pending``, as if they had never been tried; return how many.
+
+        Writes ``reset``, which is needed for that, and the ``retry``'s columns.
+        """
+        if self.reset is None:
+            raise InvalidOption(
+                f"{self.name}: expected reset=… to say what puts a row back into pending, got "
+                "requeue() without it."
+            )
+        fresh = self.retry.fresh() if self.retry else {}
+        return rows.order_by().update(**{**fresh, **self.reset})
 
     def get_done(self, row: M, result: Any, /) -> Mapping[str, Any]:  # noqa: ARG002  # see below
         """Return the flip for a row, given what the handler returned.
@@ -181,6 +241,30 @@ class BatchProcessor(Generic[M]):
         rewritten = getattr(self.get_done, "__func__", None) is not BatchProcessor.get_done
         return self.done is not None and not rewritten
 
+    def _due(self) -> Q | None:
+        """Return what is demanded of a row beside being pending; the user never writes it."""
+        due: list[Q] = []
+        if self.retry is not None:
+            due.append(self.retry.due())
+            # With a dead letter, whoever meets a row without attempts left writes it.
+            if not self._notes_failures or self.failed is None:
+                due.append(self.retry.not_used_up())
+        if self.lease is not None:
+            due.append(self.lease.free())
+        return functools.reduce(operator.and_, due) if due else None
+
+    @property
+    def _handles_batches(self) -> bool:
+        """Whether ``process_batch()`` was written."""
+        written = getattr(self.process_batch, "__func__", None)
+        return written is not BatchProcessor.process_batch
+
+    @property
+    def _notes_failures(self) -> bool:
+        """Whether something is written about a row that was not handled."""
+        rewritten = getattr(self.get_failed, "__func__", None) is not BatchProcessor.get_failed
+        return self.retry is not None or self.failed is not None or rewritten
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
@@ -190,8 +274,10 @@ def batch_processor(
     *,
     pending: QuerySet[M] | Callable[[], QuerySet[M]],
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
+    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
+    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
     **options: Unpack[Options],
-) -> Callable[[Callable[[M], Any]], BatchProcessor[M]]: ...
+) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
 
 @overload
@@ -199,18 +285,22 @@ def batch_processor(
     *,
     pending: QuerySet[M] | Callable[[], QuerySet[M]],
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
+    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
+    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
-) -> Callable[[Callable[[M], Any]], BatchProcessor[M]]: ...
+) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
 
 def batch_processor(
     *,
     pending: Any,
     done: Any = None,
+    failed: Any = None,
+    resource: Any = None,
     base: type[BatchProcessor[Any]] = BatchProcessor,
     **options: Any,
-) -> Callable[[Callable[[Any], Any]], BatchProcessor[Any]]:
+) -> Callable[[Callable[..., Any]], BatchProcessor[Any]]:
     """Turn a function of one row into a processor; the function's name becomes the processor's.
 
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
@@ -230,8 +320,12 @@ def batch_processor(
     """
     if done is not None:
         options["get_done" if callable(done) else "done"] = done
+    if failed is not None:
+        options["get_failed" if callable(failed) else "failed"] = failed
+    if resource is not None:
+        options["resource"] = resource
 
-    def decorate(function: Callable[[Any], Any]) -> BatchProcessor[Any]:
+    def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
         identity = {
             "__module__": function.__module__,
             "__qualname__": function.__qualname__,

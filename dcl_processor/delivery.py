@@ -1,26 +1,29 @@
-"""The orders in which lock, work, flip and commit can follow each other."""
+"""The orders in which lock, work, flip and commit can follow each other.
+
+Each of the three functions is one row of the crash table; what a killed process leaves behind can
+be read off the place where its transaction ends. All of them take the keys of some candidates and
+return the outcomes of those that were reached.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db.models import Model
 
-from .contention import is_contention, is_database_error
-from .exceptions import ProcessorError
-from .execution import Failed, Handled, execute
+from . import inside, outside
+from .batch import Batch, Outcomes
 from .isolation import row_transaction
-from .locking import Miss, claim
+from .locking import claim
+from .marks import ClaimMark, LeaseMark
 from .pending import Question
-from .settlement import settle
 
 if TYPE_CHECKING:
-    from .definition import BatchProcessor
+    from .runner import Run
 
 M = TypeVar("M", bound=Model)
-Outcome = Handled | Failed | Miss
 
 
 class Delivery(StrEnum):
@@ -30,7 +33,11 @@ class Delivery(StrEnum):
     happens exactly once; an effect outside it, such as an e-mail, may be repeated when the
     process dies between the effect and the commit.
 
-    ``AT_MOST_ONCE`` and ``AT_LEAST_ONCE`` are names this version knows and refuses.
+    ``AT_MOST_ONCE``: lock and ask again → claim or flip → commit → work. Nothing is repeated; a
+    row whose process died is left claimed, for a person to look at.
+
+    ``AT_LEAST_ONCE``: lock and ask again → lease → commit → work → flip if the lease is still
+    ours. A row whose process died is taken over by another copy when its lease has lapsed.
     """
 
     TRANSACTIONAL = "transactional"
@@ -38,35 +45,52 @@ class Delivery(StrEnum):
     AT_LEAST_ONCE = "at_least_once"
 
 
-def transactional(
-    processor: BatchProcessor[M],
-    question: Question[M],
-    pk: Any,
-    before_handler: Callable[[Question[M], Any], None],
-) -> Outcome:
-    """Lock and ask again → work → flip → commit, in one transaction.
-
-    ``before_handler`` is called with a claimed row's key. Raises what it raises, and database
-    errors of the claim that are not contention; everything else is an outcome.
-    """
-    row: M | Miss = Miss.ABSENT
-    outcome: Handled | Failed | None = None
+def transactional(run: Run[M], question: Question[M], pks: Sequence[Any]) -> Outcomes:
+    """Lock and ask again → work → flip → commit."""
+    batch = Batch(run, question, pks)
     try:
         with row_transaction(question.using):
-            row = claim(question, pk)
-            if isinstance(row, Miss):
-                return row
-            before_handler(question, pk)
-            outcome = execute(processor, row, question.using)
-            outcome = settle(processor, question, pk, row, outcome)
-    except ProcessorError:
-        raise
-    except Exception as error:
-        # A claim that the database refused is nobody's failure.
-        if isinstance(row, Miss) and is_database_error(error):
-            if is_contention(error):
-                return Miss.ABSENT
-            raise
-        # The row could not be loaded or rehearsed, or its COMMIT failed.
-        return Failed(error, handled=outcome is not None)
-    return outcome
+            batch.claimed(claim(question, pks))
+            run.rehearse(question, batch.rows)
+            inside.work(batch)
+            inside.settle(batch)
+    except Exception as error:  # noqa: BLE001  # judged there
+        return batch.abandon(error, redo=transactional)
+    return batch.all_outcomes()
+
+
+def at_most_once(run: Run[M], question: Question[M], pks: Sequence[Any]) -> Outcomes:
+    """Lock and ask again → claim, or flip → commit → work → settle, if the claim still stands."""
+    batch = Batch(run, question, pks)
+    mark = ClaimMark(batch)
+    try:
+        with row_transaction(question.using):
+            batch.claimed(claim(question, pks))
+            run.rehearse(question, batch.rows)
+            mark.write()
+    except Exception as error:  # noqa: BLE001  # judged there
+        return batch.abandon(error, redo=at_most_once)
+    outside.work_and_settle(batch, mark)
+    return batch.all_outcomes()
+
+
+def at_least_once(run: Run[M], question: Question[M], pks: Sequence[Any]) -> Outcomes:
+    """Lock and ask again → lease, attempt + 1 → commit → work → settle, if the lease is ours."""
+    batch = Batch(run, question, pks)
+    mark = LeaseMark(batch)
+    try:
+        with row_transaction(question.using):
+            batch.claimed(claim(question, pks))
+            run.rehearse(question, batch.rows)
+            mark.write()
+    except Exception as error:  # noqa: BLE001  # judged there
+        return batch.abandon(error, redo=at_least_once)
+    outside.work_and_settle(batch, mark)
+    return batch.all_outcomes()
+
+
+DELIVERIES = {
+    Delivery.TRANSACTIONAL: transactional,
+    Delivery.AT_MOST_ONCE: at_most_once,
+    Delivery.AT_LEAST_ONCE: at_least_once,
+}

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
     from .report import Report
 
 
@@ -47,3 +49,44 @@ class RowsFailed(ProcessorError):
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
         self.report = report
+
+
+class AttemptsUsedUp(ProcessorError):
+    """A row was claimed as often as it may be, and no handler lived to tell what became of it."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__(
+            f"all {attempts} attempts were used up, and the last one ended without an outcome: the "
+            "process died, or lost its lease"
+        )
+
+
+class Snooze(Exception):
+    """Raised by a handler to say "not now": the row's work is rolled back and it stays pending.
+
+    That is an outcome and no failure, and costs no attempt. ``delay``: seconds (or a
+    ``timedelta``) before the row is tried again; ``until``: the time from which it may be. Both
+    need the processor's ``retry``, whose column keeps them; without it, or without either, the
+    row is tried again in the next run, or after the ``retry``'s ``backoff``.
+    """
+
+    def __init__(
+        self,
+        reason: str = "",
+        *,
+        delay: float | timedelta | None = None,
+        until: datetime | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.delay = delay
+        self.until = until
+
+
+class Discard(Exception):
+    """Raised by a handler to say "never".
+
+    The row's work is rolled back, and the processor's ``failed`` is written to it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)

@@ -1,16 +1,13 @@
-"""Stage 3: the handler, and the outcome of one row."""
+"""Stage 3: the handler, and the outcome of each row."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
-
-from .contention import ends_transaction
-from .exceptions import Unsupported
+from .exceptions import Discard, Snooze, Unsupported
 
 if TYPE_CHECKING:
     from .definition import BatchProcessor
@@ -25,7 +22,7 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The row failed and is as it was before.
+    """The row failed, and its work was rolled back.
 
     ``handled``: the handler did its work, and it was the flip or the commit that failed.
     """
@@ -34,35 +31,62 @@ class Failed:
     handled: bool = False
 
 
-def execute(processor: BatchProcessor[Any], row: Any, using: str) -> Handled | Failed:
-    """Call the handler in the row's transaction; an exception becomes an outcome here.
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The handler said "not now"."""
+
+    delay: float | timedelta | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """The handler said "never"."""
+
+    error: Discard
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The row was not ours any more when it was to be handled or settled."""
+
+
+Outcome = Handled | Failed | Snoozed | Discarded | Lost
+
+
+def execute(processor: BatchProcessor[Any], row: Any, arguments: tuple[Any, ...]) -> Outcome:
+    """Call the handler; whatever exception it raises becomes an outcome here.
 
     ``KeyboardInterrupt`` and ``SystemExit`` are nobody's failure and go through.
     """
-    watch = _Watch()
     try:
-        with connections[using].execute_wrapper(watch):
-            result = processor.process(row)
+        if processor._handles_batches:
+            [handled] = execute_together(processor, [row], arguments)
+            return handled
+        result = processor.process(row, *arguments)
         _refuse_coroutine(processor, result)
+    except Snooze as snooze:
+        return Snoozed(snooze.delay, snooze.until)
+    except Discard as discard:
+        return Discarded(discard)
     except Exception as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
         return Failed(error)
-    # A handler may have swallowed the error that cost the transaction, and with it the lock and
-    # the work; a flip would now be alone in a new transaction.
-    return Failed(watch.fatal, handled=True) if watch.fatal else Handled(result)
+    return Handled(result)
 
 
-class _Watch:
-    """Sees the handler's statements fail, even when the handler does not tell."""
-
-    fatal: Exception | None = None
-
-    def __call__(self, execute: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return execute(*args)
-        except Exception as error:
-            if ends_transaction(error):
-                self.fatal = error
-            raise
+def execute_together(
+    processor: BatchProcessor[Any], rows: list[Any], arguments: tuple[Any, ...]
+) -> list[Handled]:
+    """Call ``process_batch()``; what it raises is for the caller, who knows how to go on."""
+    results = processor.process_batch(rows, *arguments)
+    if results is None:
+        return [Handled() for _ in rows]
+    if len(results) != len(rows):
+        raise Unsupported(
+            f"{processor.name}: expected process_batch() to return None or one result for each of "
+            f"{len(rows)} rows, got {len(results)}."
+        )
+    return [Handled(result) for result in results]
 
 
 def _refuse_coroutine(processor: BatchProcessor[Any], result: Any) -> None:

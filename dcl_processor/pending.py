@@ -12,7 +12,7 @@ asked in a second statement, which has a snapshot of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +24,7 @@ from django.db.models.functions import Now
 from django.db.models.query import ModelIterable, ValuesIterable
 from django.db.models.sql.where import WhereNode
 
+from .clock import DatabaseNow
 from .exceptions import InvalidPending
 
 M = TypeVar("M", bound=Model)
@@ -37,6 +38,8 @@ class Question(Generic[M]):
     """The pending question, asked afresh for one window of rows."""
 
     #: The user's queryset with the run's filter, on the alias that is locked and written.
+    pending: QuerySet[M, M]
+    #: Those of it that may be tried now.
     queryset: QuerySet[M, M]
     #: The concrete model whose rows are locked.
     model: type[M]
@@ -46,13 +49,19 @@ class Question(Generic[M]):
     read_using: str
     own_table: bool
 
-    def of(self, pk: Any) -> QuerySet[M, M]:
-        """Ask about one row, with everything that the handler's row is to carry."""
-        return self.queryset.filter(pk=pk).order_by()
+    def among(self, pks: Collection[Any]) -> QuerySet[M, M]:
+        """Ask about some rows, with everything that the handler's row is to carry."""
+        return self.queryset.filter(these(pks)).order_by()
 
-    def among(self, pks: Iterable[Any]) -> QuerySet[M, M]:
-        """Ask about some rows."""
-        return self.queryset.filter(pk__in=list(pks)).order_by()
+    def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
+        """Ask the user's question alone: a row may be pending and not due."""
+        return self.pending.filter(these(pks)).order_by()
+
+
+def these(pks: Collection[Any]) -> Q:
+    """Name rows by their primary keys; one is compared and not searched in a list."""
+    [*some] = pks
+    return Q(pk=some[0]) if len(some) == 1 else Q(pk__in=some)
 
 
 def ask(
@@ -62,11 +71,13 @@ def ask(
     filter: Q | None = None,
     using: str | None = None,
     read_using: str | None = None,
+    due: Q | None = None,
     flips: Iterable[str] | None = (),
 ) -> Question[Any]:
     """Return the question for the next window.
 
-    ``source``: a queryset or a callable that gives one. ``flips``: the columns that the flip
+    ``source``: a queryset or a callable that gives one. ``due``: what the processor itself demands
+    of a row that may be tried now. ``flips``: the columns that the flip
     writes, or ``None`` when that is not known beforehand. Raises ``InvalidPending`` for a
     queryset whose rows cannot be locked and asked about one by one.
     """
@@ -84,7 +95,11 @@ def ask(
     # The lock-free read must not lock, and the claim brings a lock of its own.
     queryset.query.select_for_update = False
     model = queryset.model._meta.concrete_model
+    waiting = queryset
+    if due is not None:
+        queryset = queryset.filter(due)
     return Question(
+        pending=waiting,
         queryset=queryset,
         model=model,
         tables=tables_of(queryset, flips),
@@ -164,7 +179,7 @@ def _is_own(node: Any, table: str | None) -> bool:
 
 
 def _is_plain(value: Any, table: str | None) -> bool:
-    if _is_column(value, table) or type(value) in (Value, Now):
+    if _is_column(value, table) or type(value) in (Value, Now, DatabaseNow):
         return True
     return not hasattr(value, "resolve_expression") and not hasattr(value, "as_sql")
 

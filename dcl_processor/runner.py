@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from datetime import timedelta
 from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from django.db.models import Model, Q
 
 from . import budget, candidates, pending, settlement
-from .delivery import transactional
-from .execution import Failed, Handled
+from .delivery import DELIVERIES, Delivery
+from .execution import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from .isolation import refuse_outer_transaction
+from .lease import Keeper
 from .locking import Miss
 from .report import Report, Stopped
+from .resource import Resource
 from .signals import run_finished
 from .tally import Tally, log_end
 
@@ -54,18 +57,24 @@ class Run(Generic[M]):
         self.locked: list[Any] = []
         self.absent: list[Any] = []
         self.tried: set[Any] = set()
-        self.rehearsed = processor.repeats or not processor._has_fixed_flip
+        self.rehearsed = False
+        self.resource = Resource(processor)
+        self.deliver = DELIVERIES[Delivery(processor.delivery)]
+        self.keeper = Keeper(processor.lease, processor.name) if processor.lease else None
         self.stopped: Stopped | None = None
 
     def report(self) -> Report:
         """Run, and return what became of it."""
         question = self.ask()
-        settlement.check_columns(self.processor.done or {}, question.model, self.processor.name)
+        settlement.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
         try:
             self.first_pass()
             self.later_passes()
         finally:
+            self.resource.close()
+            if self.keeper is not None:
+                self.keeper.close()
             report = self.tally.report(self.stopped or "drained")
             log_end(report)
         sender = type(self.processor)
@@ -78,13 +87,11 @@ class Run(Generic[M]):
         walk = candidates.Walk(self.ask, self.tried)
         in_order = candidates.walk_in_order(self.ask, self.tried)
         for question, pks in in_order if self.processor.strict_order else walk:
-            for pk in pks:
-                if self.must_stop():
+            waiting = deque(pks)
+            while waiting and not self.must_stop():
+                if not self.visit(question, waiting) and not self.processor.strict_order:
+                    walk.met_another()
                     break
-                if self.visit(question, pk) or self.processor.strict_order:
-                    continue
-                walk.met_another()
-                break
             if len(self.absent) >= candidates.WINDOW:
                 self.look_at_absent(question)
             if self.stopped:
@@ -101,7 +108,7 @@ class Run(Generic[M]):
             while waiting:
                 question = self.ask()
                 while waiting and len(self.absent) < candidates.WINDOW and not self.must_stop():
-                    self.visit(question, waiting.popleft())
+                    self.visit(question, waiting)
                 self.look_at_absent(question)
                 if self.must_stop():
                     self.locked += waiting
@@ -110,25 +117,42 @@ class Run(Generic[M]):
             self.must_stop()
         self.tally.counts["skipped"] += len(self.locked)
 
-    def visit(self, question: pending.Question[M], pk: Any) -> bool:
-        """Claim and handle one row; tell whether it was there to be claimed."""
-        match transactional(self.processor, question, pk, self.before_handler):
+    def visit(self, question: pending.Question[M], waiting: deque[Any]) -> bool:
+        """Claim and handle the next batch of rows; tell whether all were there to be claimed."""
+        if not self.resource.ready():
+            return True
+        size = self.budget.clip(self.processor.batch_size, self.tally.handled)
+        batch = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+        outcomes = self.deliver(self, question, batch)
+        for pk, outcome in outcomes.items():
+            self.count(pk, outcome)
+            if not isinstance(outcome, Handled) or self.stays_readable(question):
+                self.tried.add(pk)
+        # Not reached, because the run was stopped in between.
+        waiting.extendleft(pk for pk in reversed(batch) if pk not in outcomes)
+        return not any(isinstance(outcome, Miss) for outcome in outcomes.values())
+
+    def count(self, pk: Any, outcome: Outcome | Miss) -> None:
+        """Put an outcome into the report."""
+        match outcome:
             case Handled():
                 self.tally.processed(pk)
-                if not self.stays_readable(question):
-                    return True
-            case Failed() as outcome:
+            case Failed():
                 self.tally.failed(pk, outcome)
+            case Snoozed():
+                self.tally.snoozed(pk)
+            case Discarded():
+                self.tally.discarded(pk, outcome)
+            case Lost():
+                self.tally.counts["lease_lost"] += 1
             case Miss.STALE:
                 self.tally.counts["stale"] += 1
-                self.tried.add(pk)
-                return False
             case Miss.ABSENT:
                 self.absent.append(pk)
-                self.tried.add(pk)
-                return False
-        self.tried.add(pk)
-        return True
+
+    def may_start(self) -> bool:
+        """Tell a delivery whether a row may start; rows of its batch are not counted yet."""
+        return self.resource.ready() and not self.budget.exceeded(self.tally.handled)
 
     def stays_readable(self, question: pending.Question[M]) -> bool:
         """Tell whether a row may still be read as pending after it was settled."""
@@ -148,17 +172,17 @@ class Run(Generic[M]):
         self.tally.counts["skipped"] += len(locked[room:])
 
     def must_stop(self) -> bool:
-        """Ask, before each row, whether it may start."""
-        if self.tally.processor_is_wrong:
+        """Ask, before each batch, whether it may start."""
+        if self.tally.processor_is_wrong or self.tally.too_many_failures or self.resource.broken:
             self.stopped = "failures"
         else:
             self.stopped = self.budget.exceeded(self.tally.handled)
         return self.stopped is not None
 
-    def before_handler(self, question: pending.Question[M], pk: Any) -> None:
-        """Rehearse the flip on the first row that is claimed."""
-        if not self.rehearsed:
-            settlement.rehearse(self.processor, question, pk)
+    def rehearse(self, question: pending.Question[M], rows: Mapping[Any, M]) -> None:
+        """Rehearse the flips on the first row that is claimed."""
+        if rows and not self.rehearsed:
+            settlement.rehearse(self.processor, question, next(iter(rows)))
             self.rehearsed = True
 
     def ask(self) -> pending.Question[M]:
@@ -170,5 +194,6 @@ class Run(Generic[M]):
             filter=self.filter,
             using=self.using,
             read_using=processor.read_using,
+            due=processor._due(),
             flips=processor.done if processor._has_fixed_flip else None,
         )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .exceptions import InvalidDone, StillPending
-from .execution import Failed
-from .report import Failure, Report, Stopped
+from .execution import Discarded, Failed
+from .report import COUNTS, Failure, Report, Stopped
 from .signals import row_finished
 
 if TYPE_CHECKING:
@@ -32,12 +32,13 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
     wrong: int = 0
+    failed_in_a_row: int = 0
     started: float = field(default_factory=time.monotonic)
 
     @property
     def handled(self) -> int:
         """Rows that were tried, which is what ``limit`` counts."""
-        return self.counts["processed"] + self.counts["failed"]
+        return sum(self.counts[name] for name in ("processed", "failed", "discarded", "snoozed"))
 
     @property
     def processor_is_wrong(self) -> bool:
@@ -48,14 +49,34 @@ class Tally:
         """
         return self.wrong >= 2 and not self.counts["processed"]
 
+    @property
+    def too_many_failures(self) -> bool:
+        """Whether so many rows failed one after the other that the next would, too."""
+        most = self.processor.max_consecutive_failures
+        return most is not None and self.failed_in_a_row >= most
+
     def processed(self, pk: Any) -> None:
         """Count a row that was settled."""
         self.counts["processed"] += 1
+        self.failed_in_a_row = 0
         self._tell(pk, "processed")
+
+    def snoozed(self, pk: Any) -> None:
+        """Count a row whose handler said "not now"."""
+        self.counts["snoozed"] += 1
+        self._tell(pk, "snoozed")
+
+    def discarded(self, pk: Any, outcome: Discarded) -> None:
+        """Count a row whose handler said "never", and say so in the log."""
+        self.counts["discarded"] += 1
+        logger.warning("%s: row %s discarded: %s", self.processor.name, pk, outcome.error)
+        traceback.clear_frames(outcome.error.__traceback__)
+        self._tell(pk, "discarded")
 
     def failed(self, pk: Any, outcome: Failed) -> None:
         """Count a row that failed, and log it with its traceback."""
         self.counts["failed"] += 1
+        self.failed_in_a_row += 1
         error = outcome.error
         self.wrong += isinstance(error, StillPending | InvalidDone)
         if len(self.failures) < MOST_FAILURES:
@@ -91,5 +112,5 @@ def log_end(report: Report) -> None:
     if report.failed > MOST_FAILURES:
         more = report.failed - MOST_FAILURES
         logger.error("%s: %d more rows failed and were not logged", report.name, more)
-    did = report.processed or report.failed or report.skipped
+    did = any(getattr(report, name) for name in COUNTS if name != "stale")
     logger.log(logging.INFO if did else logging.DEBUG, "%s", report)

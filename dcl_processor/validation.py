@@ -12,6 +12,7 @@ from django.db.models import Manager, Model, QuerySet
 
 from .delivery import Delivery
 from .exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
+from .retry import Retry
 
 if TYPE_CHECKING:
     from .definition import BatchProcessor
@@ -44,6 +45,15 @@ def check_options(processor: BatchProcessor[Any], missing: AbstractSet[str]) -> 
     _check_pending(processor)
     _check_handler(processor)
     _check_done(processor)
+    for option in ("done", "failed", "reset"):
+        _check_flip(processor, option)
+    _expect(processor, "retry", Retry | None, "a Retry")
+    most: Any = processor.max_consecutive_failures
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise InvalidOption(
+            f"{_label(processor)}: expected max_consecutive_failures to be a number of rows from "
+            f"1, got {most!r}."
+        )
     if processor.strict_order and processor.repeats:
         raise Unsupported(
             f"{_label(processor)}: expected strict_order or repeats, got both: a row that stays "
@@ -67,11 +77,6 @@ def _check_delivery(processor: BatchProcessor[Any]) -> None:
             f"{_label(processor)}: expected delivery to be one of "
             f"{', '.join(str(d) for d in Delivery)}, got {processor.delivery!r}."
         )
-    if processor.delivery != Delivery.TRANSACTIONAL:
-        raise Unsupported(
-            f"{_label(processor)}: delivery {str(processor.delivery)!r} is not in this version; "
-            "use Delivery.TRANSACTIONAL."
-        )
 
 
 def _check_batch_size(processor: BatchProcessor[Any]) -> None:
@@ -80,11 +85,6 @@ def _check_batch_size(processor: BatchProcessor[Any]) -> None:
         raise InvalidOption(
             f"{_label(processor)}: expected batch_size to be a whole number of rows from 1, "
             f"got {size!r}."
-        )
-    if size > 1:
-        raise Unsupported(
-            f"{_label(processor)}: batch_size={size} is not in this version, which commits each "
-            "row by itself; leave batch_size out."
         )
 
 
@@ -135,33 +135,45 @@ def _check_handler(processor: BatchProcessor[Any]) -> None:
             f"{_label(processor)}: expected a function that does the work when it is called, got "
             f"the generator {called}(); take the 'yield' out."
         )
-    if not _takes(handler, None):
+    if processor._handles_batches:
+        return
+    row, *resource = ["row", "resource"] if _has_resource(processor) else ["row"]
+    if not _takes(handler, row, *resource):
         raise InvalidOption(
-            f"{_label(processor)}: expected the handler to take one row, got "
-            f"{called}{inspect.signature(handler)}."
+            f"{_label(processor)}: expected the handler to take one row"
+            f"{' and the resource' if resource else ''}, got {called}{inspect.signature(handler)}."
         )
 
 
 def _check_done(processor: BatchProcessor[Any]) -> None:
-    done: Any = processor.done
-    get_done: Any = processor.get_done
-    if not callable(get_done) or not _takes(get_done, None, None):
-        raise InvalidDone(
-            f"{_label(processor)}: expected done as a callable to take (row, result), got "
-            f"{get_done!r}."
-        )
-    if done is None:
+    for option, words in (("done", "(row, result)"), ("failed", "(row, error)")):
+        get: Any = getattr(processor, f"get_{option}")
+        if not callable(get) or not _takes(get, None, None):
+            raise InvalidDone(
+                f"{_label(processor)}: expected {option} as a callable to take {words}, got "
+                f"{get!r}."
+            )
+
+
+def _check_flip(processor: BatchProcessor[Any], option: str) -> None:
+    flip: Any = getattr(processor, option)
+    if flip is None:
         return
-    if not isinstance(done, Mapping) or not all(isinstance(name, str) for name in done):
+    if not isinstance(flip, Mapping) or not all(isinstance(name, str) for name in flip):
         raise InvalidDone(
-            f"{_label(processor)}: expected done to be a mapping of column names to values, such "
-            f"as {{'sent': True}}, got {done!r}."
+            f"{_label(processor)}: expected {option} to be a mapping of column names to values, "
+            f"such as {{'sent': True}}, got {flip!r}."
         )
-    if not done:
+    if not flip:
+        leave = " when the handler itself takes the row out of pending" if option == "done" else ""
         raise InvalidDone(
-            f"{_label(processor)}: expected done to name at least one column, got {{}}; leave it "
-            "out when the handler itself takes the row out of pending."
+            f"{_label(processor)}: expected {option} to name at least one column, got {{}}; leave "
+            f"it out{leave}."
         )
+
+
+def _has_resource(processor: BatchProcessor[Any]) -> bool:
+    return getattr(processor.resource, "__qualname__", "") != "BatchProcessor.resource"
 
 
 def _expect(processor: BatchProcessor[Any], name: str, kind: Any, words: str) -> None:

@@ -1,0 +1,67 @@
+"""Work, and settle, inside the transaction that holds the rows' locks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.models import Model
+
+from . import settlement
+from .batch import Batch
+from .execution import Failed, Handled, execute, execute_together
+from .scope import RowScope
+
+M = TypeVar("M", bound=Model)
+
+
+def work(batch: Batch[M]) -> None:
+    """Handle the rows, each so that its failure costs the others nothing."""
+    run, processor, using = batch.run, batch.processor, batch.question.using
+    if processor._handles_batches and len(batch.rows) > 1:
+        with RowScope(using, shared=False) as scope:
+            rows = list(batch.rows.values())
+            together = execute_together(processor, rows, run.resource.arguments())
+        scope.close(Handled())
+        batch.outcomes.update(zip(batch.rows, together, strict=True))
+        return
+    shared = len(batch.rows) > 1 or processor._notes_failures
+    for pk, row in batch.rows.items():
+        if not run.may_start():
+            break
+        with RowScope(using, shared=shared) as scope:
+            outcome = execute(processor, row, run.resource.arguments())
+        # Noted before it is known whether it can be kept: an error from here on is the row's.
+        batch.outcomes[pk] = outcome
+        batch.outcomes[pk] = scope.close(outcome)
+        if isinstance(outcome, Failed):
+            run.resource.close()
+
+
+def settle(batch: Batch[M]) -> None:
+    """Flip the rows that were handled, and note what became of the others.
+
+    Raises when that cannot be done; the transaction must then be rolled back.
+    """
+    processor, question = batch.processor, batch.question
+    handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
+    flips = {pk: processor.get_done(batch.rows[pk], result) for pk, result in handled.items()}
+    for values, pks in settlement.group(flips):
+        settlement.write(question, pks, values, processor.name)
+    # The handler or its result decided the flip, so it could not be rehearsed beforehand.
+    if handled and not processor._has_fixed_flip and not processor.repeats:
+        settlement.refuse_pending(processor, question, list(handled))
+    for pk in batch.outcomes.keys() - handled.keys():
+        batch.outcomes[pk], values = settlement.notes(batch, pk, batch.outcomes[pk])
+        settlement.write(question, [pk], values, processor.name)
+    _keep_callbacks_apart(question.using)
+
+
+def _keep_callbacks_apart(using: str) -> None:
+    """Make the on_commit() callbacks robust, as ``on_commit(robust=True)`` does.
+
+    The rows are settled when they run. One that raises would make Django drop those behind it,
+    and look like a commit that failed; Django logs it instead.
+    """
+    connection: Any = connections[using]  # the stubs know the callbacks as pairs
+    connection.run_on_commit = [(sids, call, True) for sids, call, _ in connection.run_on_commit]

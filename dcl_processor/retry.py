@@ -1,0 +1,154 @@
+"""When a row that failed is tried again, and what its columns say of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, TextField
+
+from .clock import DatabaseNow
+from .exceptions import InvalidOption
+
+#: Characters of an error that ``last_error`` keeps.
+LONGEST_ERROR = 2_000
+
+_Errors = type[BaseException] | tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try a failed row again in a later run, later each time, and give up in the end.
+
+    ``max_attempts``: handler calls for one row, the first included. ``backoff``: seconds (or a
+    ``timedelta``) before the second attempt, doubled before each further one up to ``max_delay``;
+    each delay is longer or shorter by a random part up to ``jitter`` of it. ``on``: the errors
+    that are worth another attempt; ``give_up_on``: those that are not, of these. ``attempts``,
+    ``next_attempt_at`` and ``last_error`` name columns of the model: an integer, a nullable date
+    and time, and a text.
+
+    A row that is given up on gets the processor's ``failed``. The names and the exponential
+    backoff are those of tenacity and of Celery's ``autoretry_for``.
+    """
+
+    max_attempts: int = 5
+    _: KW_ONLY
+    backoff: float | timedelta = 30
+    max_delay: float | timedelta = 3600
+    jitter: float = 0.1
+    on: _Errors = Exception
+    give_up_on: _Errors = ()
+    attempts: str = "attempts"
+    next_attempt_at: str = "next_attempt_at"
+    last_error: str = "last_error"
+
+    def __post_init__(self) -> None:
+        most: Any = self.max_attempts
+        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+            raise InvalidOption(f"expected Retry's max_attempts to be from 1, got {most!r}.")
+        for name in ("backoff", "max_delay"):
+            _seconds(name, getattr(self, name))
+        if isinstance(self.jitter, bool) or not 0 <= self.jitter <= 1:
+            raise InvalidOption(f"expected Retry's jitter to be from 0 to 1, got {self.jitter!r}.")
+        for name in ("on", "give_up_on"):
+            _check_errors(name, getattr(self, name))
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        return self.attempts, self.next_attempt_at, self.last_error
+
+    def check(self, model: type[Model], label: str) -> None:
+        """Raise ``InvalidOption`` unless the model has columns of the right kind."""
+        columns = {field.name: field for field in model._meta.concrete_fields}
+        for option, kind, words in (
+            ("attempts", IntegerField, "an integer column"),
+            ("next_attempt_at", DateTimeField, "a nullable date and time column"),
+            ("last_error", (CharField, TextField), "a text column"),
+        ):
+            name = getattr(self, option)
+            field = columns.get(name)
+            if not isinstance(field, kind) or (option == "next_attempt_at" and not field.null):
+                got = "no such column" if field is None else f"{type(field).__name__}"
+                raise InvalidOption(
+                    f"{label}: expected Retry's {option}={name!r} to name {words} of "
+                    f"{model._meta.label}, got {got}; add the column, or name another."
+                )
+
+    def due(self) -> Q:
+        """Return the condition under which a row may be tried now."""
+        at = self.next_attempt_at
+        return Q(**{f"{at}__isnull": True}) | Q(**{f"{at}__lte": DatabaseNow()})
+
+    def not_used_up(self) -> Q:
+        """Return the condition under which a row has attempts left."""
+        return Q(**{f"{self.attempts}__lt": self.max_attempts})
+
+    def gives_up(self, error: BaseException, attempt: int) -> bool:
+        """Tell whether this attempt, counted from 1, was the last."""
+        worth_it = isinstance(error, self.on) and not isinstance(error, self.give_up_on)
+        return attempt >= self.max_attempts or not worth_it
+
+    def after(self, error: BaseException, attempt: int, model: type[Model]) -> dict[str, Any]:
+        """Return what the columns say after a failed attempt that is not the last."""
+        return {**self.given_up(error, attempt, model), self.next_attempt_at: self.in_(attempt)}
+
+    def given_up(self, error: BaseException, attempt: int, model: type[Model]) -> dict[str, Any]:
+        """Return what the columns say after the last attempt."""
+        said = _text(error, _length(model, self.last_error))
+        return {self.attempts: attempt, self.next_attempt_at: None, self.last_error: said}
+
+    def snoozed(self, delay: float | timedelta | None, until: datetime | None) -> dict[str, Any]:
+        """Return what the columns say of a row that is not to be tried before then."""
+        if until is not None:
+            return {self.next_attempt_at: until}
+        wait = self.backoff if delay is None else delay
+        return {self.next_attempt_at: DatabaseNow() + _timedelta(wait)}
+
+    def fresh(self) -> dict[str, Any]:
+        """Return what the columns say of a row that was never tried."""
+        return {self.attempts: 0, self.next_attempt_at: None, self.last_error: ""}
+
+    def in_(self, attempt: int) -> Any:
+        """Return the time of the attempt after this one, by the database's clock."""
+        longest = _timedelta(self.max_delay).total_seconds()
+        # Bounded before it is doubled: 2 ** 10,000 seconds is no float any more.
+        doubled = _timedelta(self.backoff).total_seconds() * 2 ** min(attempt - 1, 60)
+        spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311  # no secret
+        return DatabaseNow() + timedelta(seconds=min(doubled, longest) * spread)
+
+
+def _length(model: type[Model], name: str) -> int | None:
+    longest: int | None = getattr(model._meta.get_field(name), "max_length", None)
+    return longest
+
+
+def _text(error: BaseException, longest: int | None) -> str:
+    # PostgreSQL's text takes no NUL.
+    said = f"{type(error).__name__}: {error}".replace("\0", "")
+    return said[: min(longest or LONGEST_ERROR, LONGEST_ERROR)]
+
+
+def _timedelta(value: float | timedelta) -> timedelta:
+    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+
+
+def _seconds(name: str, value: Any) -> None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds < float("inf"):
+        raise InvalidOption(
+            f"expected Retry's {name} to be a number of seconds from 0, or a timedelta, got "
+            f"{value!r}."
+        )
+
+
+def _check_errors(name: str, errors: Any) -> None:
+    kinds: Any = errors if isinstance(errors, tuple) else (errors,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise InvalidOption(
+                f"expected Retry's {name} to be an exception class or a tuple of them, got "
+                f"{errors!r}."
+            )

@@ -1,0 +1,102 @@
+"""One row's work in a transaction: kept, or taken back without the other rows' work.
+
+A savepoint for every row of a batch costs several times what the batch saves. Most handlers that
+run in batches touch the database little or not at all, so the savepoint waits until the handler
+asks for a cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from django.db import connections
+from django.db.transaction import TransactionManagementError
+
+from .contention import ends_transaction
+from .execution import Failed, Handled, Outcome
+
+_SAVEPOINT = "dcl_row"
+
+
+class RowScope:
+    """Watches what a handler does to the transaction, and ends it for this row.
+
+    ``shared``: other rows' work, or a note about this row, is to survive its failure.
+    """
+
+    def __init__(self, using: str, *, shared: bool) -> None:
+        self._connection: Any = connections[using]
+        self._shared = shared
+        self._callbacks = len(self._connection.run_on_commit)
+        self._open = False
+        self._fatal: Exception | None = None
+
+    def __enter__(self) -> Self:
+        self._connection.execute_wrappers.append(self._watch)
+        if self._shared:
+            # Where cursors are made, and not where statements are executed: cursor.copy() and
+            # the like go past the wrappers.
+            self._connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connection.execute_wrappers.remove(self._watch)
+        vars(self._connection).pop("_cursor", None)
+
+    def close(self, outcome: Outcome) -> Outcome:
+        """Keep the row's work if it was handled, or take it back; return what became of it.
+
+        Called before anything is written about the row: a savepoint around the flip would make
+        PostgreSQL keep a list of lockers for each row. Raises what cost the transaction: a handler
+        may have swallowed the error that took the lock and the work with it, and the next
+        statement would be alone in a new transaction.
+        """
+        if self._fatal is not None:
+            raise self._fatal
+        if isinstance(outcome, Handled):
+            if not self._connection.needs_rollback:
+                self._savepoint("savepoint_commit_sql")
+                return outcome
+            asked = TransactionManagementError("the handler left the transaction to be rolled back")
+            outcome = Failed(asked, handled=True)
+        self._undo()
+        return outcome
+
+    def _undo(self) -> None:
+        if not self._shared:
+            self._connection.set_rollback(True)
+            return
+        # Whoever asked for a rollback gets it: of the row.
+        self._connection.set_rollback(False)
+        self._savepoint("savepoint_rollback_sql")
+        self._savepoint("savepoint_commit_sql")
+        del self._connection.run_on_commit[self._callbacks :]
+
+    def _savepoint(self, kind: str) -> None:
+        if self._open:
+            sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
+            with self._connection.cursor() as cursor:
+                cursor.execute(sql)
+
+    def _first_cursor(self, name: str | None = None) -> Any:
+        del self._connection._cursor  # noqa: SLF001  # ours
+        # Not connection.savepoint(): its ids are those of the handler's own atomic blocks, and
+        # on_commit() would tie the handler's callbacks to ours.
+        self._open = True
+        self._savepoint("savepoint_create_sql")
+        return self._connection._cursor(name)  # noqa: SLF001  # Django's own again
+
+    def _watch(self, execute: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return execute(*args)
+        except Exception as error:
+            if ends_transaction(error):
+                self._fatal = error
+            raise
