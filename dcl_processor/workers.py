@@ -200,8 +200,10 @@ def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
     # A copy that came to the end of its share while another found nothing left has not kept the
     # run from draining.
     order: tuple[Stopped, ...] = ("failures", "signal", "timeout")
-    last: Stopped = "limit" if reached_limit else "drained"
-    return next((reason for reason in order if reason in reasons), last)
+    for reason in order:
+        if reason in reasons:
+            return reason
+    return "limit" if reached_limit else "drained"
 
 
 def _shares(limit: int | None, copies: int) -> list[int | None]:
