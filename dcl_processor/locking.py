@@ -11,9 +11,11 @@ from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
-from .pending import Question
+from .exceptions import InvalidPending
+from .pending import Question, these
 
 M = TypeVar("M", bound=Model)
+R = TypeVar("R")
 
 
 class Miss(Enum):
@@ -34,17 +36,20 @@ class Claimed(Generic[M]):
 
 
 def claim(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
-    """Lock rows and return them as read under their locks.
+    """Lock rows, and return them as read under their locks.
 
     Never waits for a lock, where the database can do without. Runs inside the transaction that
-    the rows are handled or marked in.
+    the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
+    answers for one row.
     """
     if not connections[question.using].features.has_select_for_update:
         return _claim_database(question, pks)
     if question.own_table:
         # Second check: another copy may have finished a row since its key was read. Lock and
-        # check are one statement, and the database checks the locked row's newest version.
-        return _claimed(pks, (), _locking(question.among(pks), question.using))
+        # check are one statement, and the database checks the locked row's newest version. Not
+        # sliced: Oracle refuses LIMIT with FOR UPDATE.
+        rows = _locking(question.among(pks), question.using)
+        return _claimed(pks, {row.pk: row for row in rows}, locked=())
     return _claim_spanning(question, pks)
 
 
@@ -54,7 +59,7 @@ def _claim_spanning(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
         locked = _lock(question, table, locked)
     # Second check: the lock statement's snapshot is older than the lock, and what is joined would
     # be read from that snapshot. A statement of its own sees what was committed until now.
-    return _claimed(pks, locked, question.among(locked) if locked else ())
+    return _claimed(pks, _answers(question, locked), locked=locked)
 
 
 def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
@@ -62,38 +67,49 @@ def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     # writing: an update that matches no row. A read before it would make the write fail later.
     connection = connections[question.using]
     table = connection.ops.quote_name(question.model._meta.db_table)
-    column = connection.ops.quote_name(str(question.model._meta.concrete_fields[0].column))
+    key: Any = question.model._meta.pk_fields[0]
+    column = connection.ops.quote_name(key.column)
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0")  # noqa: S608  # quoted
     # Second check: until the lock was got, another copy may have finished a row.
-    return _claimed(pks, pks, question.among(pks))
+    return _claimed(pks, _answers(question, pks), locked=pks)
 
 
-def _claimed(pks: Sequence[Any], locked: Collection[Any], found: Iterable[M]) -> Claimed[M]:
-    # A join that gives a row twice gives the same row.
-    by_pk = {row.pk: row for row in found}
-    missing = [pk for pk in pks if pk not in by_pk]
+def _claimed(pks: Sequence[Any], found: dict[Any, M], *, locked: Collection[Any]) -> Claimed[M]:
     return Claimed(
-        rows={pk: by_pk[pk] for pk in pks if pk in by_pk},
-        misses={pk: Miss.STALE if pk in locked else Miss.ABSENT for pk in missing},
+        rows={pk: found[pk] for pk in pks if pk in found},
+        misses={
+            pk: Miss.STALE if pk in locked else Miss.ABSENT for pk in pks if pk not in found
+        },
     )
 
 
 def _lock(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> list[Any]:
     """Lock the rows' parts in one table, their own or a parent's; return those that were got."""
-    owners = {pk: pk for pk in pks}
+    if not pks:
+        return []
+    keys = dict(zip(pks, pks, strict=True))
     if table is not question.model:
-        path = question.model._meta.get_path_to_parent(table)
-        link = LOOKUP_SEP.join(step.join_field.name for step in path)
-        own: QuerySet[Any] = QuerySet(question.model, using=question.using)
-        owners = dict(own.filter(pk__in=list(pks)).values_list(link, "pk"))
-    parts: QuerySet[Any] = QuerySet(table, using=question.using)
-    wanted = parts.filter(pk__in=list(owners)).only("pk")
-    held = {owners[part.pk] for part in _locking(wanted, question.using)}
-    return [pk for pk in pks if pk in held]
+        keys = _parent_keys(question, table, pks)
+    # Keys alone: an instance would run the model's own code, for a row that nobody is handed.
+    parts = QuerySet[Any](table, using=question.using).filter(these(list(keys.values())))
+    held = set(_locking(parts.values_list("pk", flat=True), question.using))
+    return [pk for pk in pks if keys.get(pk) in held]
 
 
-def _locking(queryset: QuerySet[M, M], using: str) -> QuerySet[M, M]:
+def _parent_keys(
+    question: Question[Any], parent: type[Model], pks: Sequence[Any]
+) -> dict[Any, Any]:
+    links = [step.join_field for step in question.model._meta.get_path_to_parent(parent)]
+    if all(link.primary_key for link in links):
+        return dict(zip(pks, pks, strict=True))
+    # Asked by itself and not as a subquery, whose rows MariaDB would lock as well. The rows are
+    # locked, so that the answer stays.
+    rows = QuerySet[Any](question.model, using=question.using).filter(these(pks))
+    return dict(rows.values_list("pk", LOOKUP_SEP.join(link.name for link in links)))
+
+
+def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
     """Add the narrowest lock that the database has, and the way that waits least."""
     features = connections[using].features
     skip_locked = features.has_select_for_update_skip_locked
@@ -105,3 +121,29 @@ def _locking(queryset: QuerySet[M, M], using: str) -> QuerySet[M, M]:
         # The lock that an UPDATE of plain columns takes: it lets others insert child rows.
         no_key=features.has_select_for_no_key_update,
     )
+
+
+def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
+    """Ask the whole question of rows that are locked."""
+    if not pks:
+        return {}
+    asked = question.among(pks)
+    added = [*asked.query.annotation_select, *asked.query.extra_select]
+    answers: dict[Any, M] = {}
+    # A to-many join gives a row once per match: the same row, but for what is annotated.
+    for row in asked if added or len(pks) > 1 else asked[:1]:
+        first = answers.setdefault(row.pk, row)
+        _refuse_two_answers(question, first, row, added)
+    return answers
+
+
+def _refuse_two_answers(
+    question: Question[Any], first: Any, row: Any, added: Iterable[str]
+) -> None:
+    for name in added:
+        if getattr(row, name) != getattr(first, name):
+            raise InvalidPending(
+                f"{question.model._meta.label}: expected pending to have one answer for each row, "
+                f"got row {row.pk} several times with different values of {name!r}; aggregate it, "
+                "or take it from a subquery."
+            )

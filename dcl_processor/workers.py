@@ -1,96 +1,26 @@
-"""Several copies of one run on this machine: processes that share the rows among themselves.
-
-They are spawned, since a forked child would share the parent's database connections, and its
-threads' locks in whatever state they were.
-"""
+"""Several copies of one run on this machine, which share the rows among themselves."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import islice
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from threading import Event
 from typing import Any
 
 from django.db import connections
 
 from . import backlog
+from .copies import Copy, start
 from .definition import BatchProcessor
 from .exceptions import InvalidOption, Unsupported
 from .report import COUNTS, Report, Stopped
-from .spawned import STOP, STOP_AT_ONCE, Share, Trouble, main
-from .stopping import POLL, SIGNALS, StoppedAtOnce
+from .spawned import STOP, STOP_AT_ONCE, Share, Trouble
+from .stopping import POLL, StoppedAtOnce
 from .tally import MOST_FAILURES
 from .watching import OnRow, watched
-
-#: Seconds for a copy that has said its last word to end by itself.
-EXIT_WITHIN = 10.0
-
-_processes = multiprocessing.get_context("spawn")
-
-
-class Copy:
-    """The parent's view of one copy; ``outcome`` is there when it has ended."""
-
-    def __init__(self, number: int, share: Share) -> None:
-        self.number = number
-        self.share = share
-        self.outcome: Report | Trouble | None = None
-        word, self._control = _processes.Pipe(duplex=False)
-        self.results, telling = _processes.Pipe(duplex=False)
-        self._process = _processes.Process(
-            target=main, args=(share, word, telling), name=f"{share.name}, copy {number}"
-        )
-        self._process.start()
-        # Only the child may hold these ends, or its death would not be seen.
-        word.close()
-        telling.close()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    def tell(self, word: str) -> None:
-        # One that has ended needs no telling.
-        with suppress(OSError):
-            self._control.send(word)
-
-    def hear(self, on_row: OnRow) -> bool:
-        """Take one message; return whether it was the last."""
-        try:
-            message = self.results.recv()
-        except (EOFError, OSError):
-            self.outcome = Trouble(self._death())
-        else:
-            if isinstance(message, str):
-                on_row(message)
-            else:
-                self.outcome = message
-        return self.outcome is not None
-
-    def end(self) -> None:
-        """Let the process end, or end it; to be called once, whatever happened."""
-        self._control.close()  # which says stop to one that is still running
-        self._process.join(EXIT_WITHIN)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self.results.close()
-        self._process.close()
-
-    def _death(self) -> str:
-        self._process.join(EXIT_WITHIN)
-        code = self._process.exitcode
-        if code is not None and code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
-        else:
-            how = f"ended with exit code {code} and without a report"
-        return f"{how}; what it had committed is done, and in no count"
 
 
 def run(
@@ -148,8 +78,6 @@ def run_copies(
     deadline = None if timeout is None else time.monotonic() + timeout
     names = {alias: database["NAME"] for alias, database in connections.databases.items()}
     running: list[Copy] = []
-    # Started first, since it would unblock the signals that are blocked below.
-    resource_tracker.ensure_running()
     try:
         for number, limit_ in enumerate(_shares(limit, copies), start=1):
             share = Share(
@@ -160,7 +88,7 @@ def run_copies(
                 deadline=deadline,
                 tells_rows=on_row is not None,
             )
-            running.append(_start(number, share))
+            running.append(start(number, share))
         _collect(running, stop, on_row or (lambda _: None))
     except StoppedAtOnce:
         for copy in running:
@@ -200,8 +128,10 @@ def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
     # A copy that came to the end of its share while another found nothing left has not kept the
     # run from draining.
     order: tuple[Stopped, ...] = ("failures", "signal", "timeout")
-    last: Stopped = "limit" if reached_limit else "drained"
-    return next((reason for reason in order if reason in reasons), last)
+    for reason in order:
+        if reason in reasons:
+            return reason
+    return "limit" if reached_limit else "drained"
 
 
 def _shares(limit: int | None, copies: int) -> list[int | None]:
@@ -211,16 +141,6 @@ def _shares(limit: int | None, copies: int) -> list[int | None]:
     each, rest = divmod(limit, copies)
     shares: list[int | None] = [each + (number < rest) for number in range(copies)]
     return [share for share in shares if share] or [0]
-
-
-def _start(number: int, share: Share) -> Copy:
-    # A signal that comes before the child has its handlers would kill it, or print a traceback;
-    # it inherits the blocking, and ends it when it is ready.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        return Copy(number, share)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _collect(running: Sequence[Copy], stop: Event, on_row: OnRow) -> None:

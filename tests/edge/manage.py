@@ -118,6 +118,5 @@ def alias(name: str, **changes: Any) -> Iterator[str]:
     try:
         yield name
     finally:
-        if name in vars(connections._connections):
-            del connections[name]
-        del connections.databases[name]
+        connections[name].close()
+        del connections[name], connections.databases[name]

@@ -1,0 +1,198 @@
+"""Stage 2: what is locked, what is read under the lock, and what is not done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models import F, FilteredRelation, Model, Q, QuerySet
+from django.db.models.signals import post_init
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import pending
+from dcl_processor.exceptions import InvalidPending
+from dcl_processor.locking import Miss, claim
+from tests.models import (
+    Badge,
+    Caravan,
+    Depot,
+    Parcel,
+    RoadTrain,
+    Scan,
+    Seat,
+    Trailer,
+    Truck,
+    Vehicle,
+    Watched,
+    WatchedChild,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def claimed(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Any:
+    with transaction.atomic():
+        return claim(pending.ask(queryset, label="test", flips=flips), pk)
+
+
+def statements(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> list[str]:
+    with CaptureQueriesContext(connection) as queries:
+        assert not isinstance(claimed(queryset, pk, flips), Miss)
+    return [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
+
+
+def test_own_columns_cost_one_statement_and_others_two() -> None:
+    row = Parcel.objects.create(depot=Depot.objects.create())
+    assert len(statements(Parcel.objects.filter(sent=False), row.pk)) == 1
+    assert len(statements(Parcel.objects.filter(depot__open=True), row.pk)) == 2
+
+
+def test_the_lock_statement_of_a_spanning_question_reads_one_table_and_keys_alone() -> None:
+    truck = RoadTrain.objects.create()
+    asked = RoadTrain.objects.filter(inspected=False, weighed=False)
+    *locks, question = statements(asked, truck.pk, ["length"])
+    assert len(locks) == 3
+    assert all("JOIN" not in sql and "inspected" not in sql and "FOR " in sql for sql in locks)
+    assert "JOIN" in question
+    assert "FOR NO KEY" not in question
+
+
+def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
+    for _ in range(3):
+        Vehicle.objects.create()
+    Trailer.objects.create(inspected=True)
+    row = Caravan.objects.create()
+    assert row.pk != row.vehicle_id
+    with transaction.atomic():
+        question = pending.ask(Caravan.objects.filter(inspected=False), label="test")
+        assert isinstance(claim(question, row.pk), Caravan)
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT id FROM tests_vehicle FOR NO KEY UPDATE SKIP LOCKED")
+            free = {key for (key,) in cursor.fetchall()}
+    assert set(Vehicle.objects.values_list("pk", flat=True)) - free == {row.vehicle_id}
+
+
+def test_a_parent_that_another_session_holds_makes_the_row_absent() -> None:
+    truck = Truck.objects.create()
+    with transaction.atomic(using="other"):
+        Vehicle.objects.using("other").filter(pk=truck.pk).update(plate="x")
+        assert claimed(Truck.objects.filter(inspected=False), truck.pk) is Miss.ABSENT
+        assert isinstance(claimed(Truck.objects.filter(weighed=False), truck.pk), Truck)
+
+
+def test_gone_and_finished_rows_are_missed() -> None:
+    row = Parcel.objects.create(depot=Depot.objects.create())
+    truck = Truck.objects.create(inspected=True)
+    asked = Parcel.objects.filter(sent=False, depot__open=True)
+    assert claimed(asked, row.pk + 1) is Miss.ABSENT
+    assert claimed(Truck.objects.filter(inspected=False), truck.pk) is Miss.STALE
+    Depot.objects.update(open=False)
+    assert claimed(asked, row.pk) is Miss.STALE
+    Parcel.objects.update(sent=True)
+    assert claimed(Parcel.objects.filter(sent=False), row.pk) is Miss.ABSENT
+
+
+def test_one_instance_is_made_and_it_is_the_handlers() -> None:
+    """A model's own code, and that of its signals, runs for the row that is handed out alone."""
+    row = Parcel.objects.create(depot=Depot.objects.create())
+    truck = RoadTrain.objects.create()
+    made: list[Model] = []
+
+    def note(instance: Model, **kwargs: Any) -> None:
+        made.append(instance)
+
+    for queryset, pk in (
+        (Parcel.objects.filter(sent=False), row.pk),
+        (Parcel.objects.filter(sent=False, depot__open=True), row.pk),
+        (RoadTrain.objects.filter(inspected=False), truck.pk),
+    ):
+        post_init.connect(note)
+        try:
+            assert claimed(queryset, pk) is made[0]
+        finally:
+            post_init.disconnect(note)
+        assert [type(instance) for instance in made] == [queryset.model]
+        made.clear()
+
+
+def test_a_model_that_reads_itself_while_it_is_made_is_claimed() -> None:
+    """With a lock statement that defers columns, each instance would ask for another for ever."""
+    row = Watched.objects.create(note="x")
+    child = WatchedChild.objects.create(note="y")
+    asked = Watched.objects.filter(pk__in=Watched.objects.filter(state="new"))
+    assert claimed(asked, row.pk).loaded == ("new", "x")
+    assert claimed(WatchedChild.objects.filter(state="new"), child.pk).loaded == ("new", "y")
+
+
+def test_a_row_that_a_join_gives_many_times_is_read_once() -> None:
+    row = Parcel.objects.create()
+    Scan.objects.bulk_create([Scan(parcel=row) for _ in range(50)])
+    made: list[Model] = []
+
+    def note(instance: Model, **kwargs: Any) -> None:
+        made.append(instance)
+
+    post_init.connect(note, sender=Parcel)
+    try:
+        assert claimed(Parcel.objects.filter(scans__ok=True), row.pk) == row
+    finally:
+        post_init.disconnect(note, sender=Parcel)
+    assert len(made) == 1
+
+
+def test_keys_that_are_not_the_first_column_are_locked() -> None:
+    badge = Badge.objects.create(parcel=Parcel.objects.create())
+    assert claimed(Badge.objects.filter(parcel__sent=False), badge.pk) == badge
+    seat = Seat.objects.create(row=1, number=2)
+    asked = Seat.objects.filter(Q(pk__in=Seat.objects.filter(sent=False)))
+    assert claimed(asked, seat.pk) == seat
+
+
+def test_deferral_select_related_and_annotations_are_the_querysets() -> None:
+    row = Parcel.objects.create(depot=Depot.objects.create(name="north"), note="x")
+    asked = Parcel.objects.filter(sent=False)
+    lean = claimed(asked.only("note"), row.pk)
+    assert "note" not in lean.get_deferred_fields()
+    assert {"priority", "sent"} <= lean.get_deferred_fields()
+    assert "note" in claimed(asked.defer("note"), row.pk).get_deferred_fields()
+    full = claimed(asked.select_related("depot").annotate(where=F("depot__name")), row.pk)
+    assert full.where == "north"
+    with CaptureQueriesContext(connection) as queries:
+        assert full.depot.name == "north"
+    assert not queries
+    fetched = claimed(asked.prefetch_related("scans"), row.pk)
+    with CaptureQueriesContext(connection) as queries:
+        assert list(fetched.scans.all()) == []
+    assert not queries
+
+
+def test_a_filtered_relation_may_annotate_the_row() -> None:
+    row = Parcel.objects.create()
+    Scan.objects.create(parcel=row, ok=False)
+    good = Scan.objects.create(parcel=row)
+    asked = Parcel.objects.annotate(
+        good=FilteredRelation("scans", condition=Q(scans__ok=True)), scan=F("good__id")
+    )
+    assert claimed(asked.filter(sent=False), row.pk).scan == good.pk
+
+
+def test_a_question_with_several_answers_for_one_row_is_refused() -> None:
+    row = Parcel.objects.create()
+    asked = Parcel.objects.annotate(scan=F("scans__ok")).filter(sent=False)
+    for ok in (True, True):
+        Scan.objects.create(parcel=row, ok=ok)
+        assert claimed(asked, row.pk).scan is True
+    Scan.objects.create(parcel=row, ok=False)
+    words = rf"tests.Parcel: expected .* got row {row.pk} 3 times with different values of 'scan'"
+    with pytest.raises(InvalidPending, match=words):
+        claimed(asked, row.pk)
+
+
+def test_a_queryset_that_skips_nothing_itself_never_waits() -> None:
+    """The claim's lock is its own, whatever lock the queryset brought."""
+    row = Parcel.objects.create()
+    with transaction.atomic(using="other"):
+        Parcel.objects.using("other").filter(pk=row.pk).update(note="x")
+        asked = Parcel.objects.select_for_update().filter(sent=False)
+        assert claimed(asked, row.pk) is Miss.ABSENT
