@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
-from .exceptions import InvalidOption
+from .exceptions import InvalidOption, Unsupported
 from .report import Stopped
 
 # The first wait is about a short handler, the longest about a person's patience; half of each
@@ -63,6 +63,19 @@ class Budget:
             self._stop.wait(min(left, pause * random.uniform(0.5, 1)))  # noqa: S311  # no secret
             yield True
             pause = min(pause * 2, LONGEST_WAIT)
+
+
+def check_concurrency(concurrency: Any, *, is_async: bool, label: str) -> None:
+    """Raise unless so many handlers may be in flight at once."""
+    if not _is_number(concurrency, int) or concurrency < 1:
+        raise InvalidOption(
+            f"expected concurrency to be a number of handlers from 1, got {concurrency!r}."
+        )
+    if concurrency > 1 and not is_async:
+        raise Unsupported(
+            f"{label}: expected an 'async def' handler for concurrency={concurrency}, got a plain "
+            "function; run more copies instead."
+        )
 
 
 def check_alias(name: str, alias: str | None) -> None:

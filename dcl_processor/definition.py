@@ -7,6 +7,7 @@ here, when it is defined; the rest in ``manage.py check`` and at the first run.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,9 +18,8 @@ from typing import Any, Generic, Never, TypedDict, TypeVar, Unpack, overload
 from django.apps import apps
 from django.db.models import Model, Q, QuerySet
 
-from . import validation
+from . import doubt, validation
 from .delivery import Delivery
-from .exceptions import InvalidOption
 from .lease import Lease
 from .report import Report
 from .retry import Retry
@@ -162,18 +162,25 @@ class BatchProcessor(Generic[M]):
         """
         return self.failed or {}
 
+    def in_doubt(self, *, older_than: float | timedelta) -> QuerySet[M, M]:
+        """Return the rows whose claim is older than this and was never settled.
+
+        Their process died, or is still at work: look at them, then ``mark_done()`` or
+        ``requeue()``. ``older_than``: seconds, by the database's clock. Needs ``claim`` and
+        ``claimed_at``.
+        """
+        return doubt.in_doubt(self, older_than)
+
+    def mark_done(self, rows: QuerySet[M, M]) -> int:
+        """Write ``done`` to claimed rows whose work turned out to be done; return how many."""
+        return doubt.mark_done(self, rows)
+
     def requeue(self, rows: QuerySet[M, M]) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
 
         Writes ``reset``, which is needed for that, and the ``retry``'s columns.
         """
-        if self.reset is None:
-            raise InvalidOption(
-                f"{self.name}: expected reset=… to say what puts a row back into pending, got "
-                "requeue() without it."
-            )
-        fresh = self.retry.fresh() if self.retry else {}
-        return rows.order_by().update(**{**fresh, **self.reset})
+        return doubt.requeue(self, rows)
 
     def get_done(self, row: M, result: Any, /) -> Mapping[str, Any]:  # noqa: ARG002  # see below
         """Return the flip for a row, given what the handler returned.
@@ -190,6 +197,7 @@ class BatchProcessor(Generic[M]):
         limit: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
+        concurrency: int = 1,
         stop: Event | None = None,
     ) -> Report:
         """Handle what is pending now, and return what became of it.
@@ -197,7 +205,8 @@ class BatchProcessor(Generic[M]):
         ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
         ``using``: overrides the option. ``limit``: handler calls, at most. ``timeout``: seconds
         after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
-        others had locked; never outlasts ``timeout``. ``stop``: no row starts once it is set.
+        others had locked; never outlasts ``timeout``. ``concurrency``: handlers in flight at once;
+        more than 1 needs an ``async def`` handler. ``stop``: no row starts once it is set.
 
         Raises ``InsideTransaction`` inside ``atomic()`` (Django's own ``TestCase`` excepted),
         ``StillPending`` before any handler when ``done`` would leave a row pending, and
@@ -211,6 +220,7 @@ class BatchProcessor(Generic[M]):
             limit=limit,
             timeout=timeout,
             wait_for_locked=wait_for_locked,
+            concurrency=concurrency,
             stop=stop,
         ).report()
 
@@ -222,6 +232,7 @@ class BatchProcessor(Generic[M]):
         limit: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
+        concurrency: int = 1,
         stop: Event | None = None,
     ) -> Report:
         """Run it: the same as ``run()``."""
@@ -232,6 +243,7 @@ class BatchProcessor(Generic[M]):
             limit=limit,
             timeout=timeout,
             wait_for_locked=wait_for_locked,
+            concurrency=concurrency,
             stop=stop,
         )
 
@@ -252,6 +264,11 @@ class BatchProcessor(Generic[M]):
         if self.lease is not None:
             due.append(self.lease.free())
         return functools.reduce(operator.and_, due) if due else None
+
+    @property
+    def _is_async(self) -> bool:
+        """Whether the handler is to be awaited."""
+        return inspect.iscoroutinefunction(self.process)
 
     @property
     def _handles_batches(self) -> bool:

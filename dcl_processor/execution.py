@@ -65,13 +65,19 @@ def execute(processor: BatchProcessor[Any], row: Any, arguments: tuple[Any, ...]
             return handled
         result = processor.process(row, *arguments)
         _refuse_coroutine(processor, result)
-    except Snooze as snooze:
-        return Snoozed(snooze.delay, snooze.until)
-    except Discard as discard:
-        return Discarded(discard)
     except Exception as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
-        return Failed(error)
+        return judge(error)
     return Handled(result)
+
+
+def judge(error: Exception) -> Outcome:
+    """Return the outcome that a handler's exception stands for."""
+    match error:
+        case Snooze():
+            return Snoozed(error.delay, error.until)
+        case Discard():
+            return Discarded(error)
+    return Failed(error)
 
 
 def execute_together(

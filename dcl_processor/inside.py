@@ -35,7 +35,7 @@ def work(batch: Batch[M]) -> None:
         batch.outcomes[pk] = outcome
         batch.outcomes[pk] = scope.close(outcome)
         if isinstance(outcome, Failed):
-            run.resource.close()
+            run.resource.worn()
 
 
 def settle(batch: Batch[M]) -> None:

@@ -41,6 +41,15 @@ def refuse_outer_transaction(using: str, label: str) -> None:
         )
 
 
+def refuse_test_case(using: str, label: str) -> None:
+    """Raise inside Django's ``TestCase``, whose rows no other connection sees."""
+    if connections[using].in_atomic_block:
+        raise Unsupported(
+            f"{label}: expected TransactionTestCase for concurrency above 1, got a run inside "
+            "TestCase, whose rows are never committed; its handlers would see nothing of them."
+        )
+
+
 @contextmanager
 def row_transaction(using: str) -> Iterator[None]:
     """Open the transaction of one row, at READ COMMITTED whatever the connection's default.

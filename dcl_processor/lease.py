@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -69,12 +69,11 @@ class Lease:
                 f"DateTimeField of {model._meta.label}, got {got}; add one, or name another."
             )
         kept = column.db_type(connections[using])
-        if kept is not None and kept.lower() == "datetime":
-            if connections[using].vendor == "mysql":
-                raise InvalidOption(
-                    f"{label}: expected {model._meta.label}.{self.field} to keep microseconds, got "
-                    "a column of type datetime; make it datetime(6)."
-                )
+        if kept is not None and kept.lower() == "datetime" and connections[using].vendor == "mysql":
+            raise InvalidOption(
+                f"{label}: expected {model._meta.label}.{self.field} to keep microseconds, got a "
+                "column of type datetime; make it datetime(6)."
+            )
 
 
 def _kind(column: Any) -> str:

@@ -78,9 +78,7 @@ def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
 def _claimed(pks: Sequence[Any], found: dict[Any, M], *, locked: Collection[Any]) -> Claimed[M]:
     return Claimed(
         rows={pk: found[pk] for pk in pks if pk in found},
-        misses={
-            pk: Miss.STALE if pk in locked else Miss.ABSENT for pk in pks if pk not in found
-        },
+        misses={pk: Miss.STALE if pk in locked else Miss.ABSENT for pk in pks if pk not in found},
     )
 
 

@@ -44,8 +44,9 @@ class ClaimMark:
         self._batch = batch
         self._values = dict(processor.claim or processor.done or {})
         self._claimed_at = processor.claimed_at
-        self.removed: Values = {}
-        self.undone: Values | None = processor.reset
+        self.removed: Values = {self._claimed_at: None} if self._claimed_at else {}
+        reset = processor.reset
+        self.undone: Values | None = None if reset is None else {**self.removed, **reset}
 
     def write(self) -> None:
         if not self._batch.rows:
@@ -54,10 +55,10 @@ class ClaimMark:
             self._values[self._claimed_at] = clock.read(self._batch.question, self._batch.rows)
         _write(self._batch, self._values)
 
-    def is_ours(self, pk: Any) -> bool:
+    def is_ours(self, pk: Any) -> bool:  # noqa: ARG002  # no time takes a claim away
         return True
 
-    def let_go(self, pk: Any) -> Q:
+    def let_go(self, pk: Any) -> Q:  # noqa: ARG002  # all rows of a batch are marked alike
         """Recognise the row by what the claim wrote, as far as that is a constant."""
         constants = {
             name: value
@@ -74,6 +75,8 @@ class LeaseMark:
 
     def __init__(self, batch: Batch[Any]) -> None:
         processor = batch.processor
+        assert processor.lease is not None
+        assert batch.run.keeper is not None
         self._batch = batch
         self._lease = processor.lease
         self._keeper = batch.run.keeper
@@ -94,12 +97,11 @@ class LeaseMark:
         self._keeper.hold(self._batch.question, list(self._batch.rows), token)
 
     def is_ours(self, pk: Any) -> bool:
-        return bool(self._keeper.is_ours(pk))
+        return self._keeper.is_ours(pk)
 
     def let_go(self, pk: Any) -> Q:
         """Recognise the row by every value that its lease may have had from us."""
-        guard: Q = self._keeper.let_go(pk)
-        return guard
+        return self._keeper.let_go(pk)
 
 
 def _write(batch: Batch[Any], values: Values) -> None:

@@ -32,22 +32,36 @@ def work_and_settle(batch: Batch[M], mark: Mark) -> None:
 
 
 def _work(batch: Batch[M], mark: Mark, started: set[Any]) -> Iterator[tuple[Any, Outcome]]:
-    run, processor, retry = batch.run, batch.processor, batch.processor.retry
+    run, processor = batch.run, batch.processor
+    refused: list[tuple[Any, Outcome]] = []
+    rows = _startable(batch, mark, started, refused)
+    if run.event_loop is not None:
+        yield from run.event_loop.handle(processor, rows, run.resource.arguments)
+    else:
+        for pk, row in rows:
+            outcome = execute(processor, row, run.resource.arguments())
+            if isinstance(outcome, Failed):
+                run.resource.worn()
+            yield pk, outcome
+    yield from refused
+
+
+def _startable(
+    batch: Batch[M], mark: Mark, started: set[Any], refused: list[tuple[Any, Outcome]]
+) -> Iterator[tuple[Any, M]]:
+    """Yield the rows whose handlers may start, each when it may; put the others aside."""
+    run, retry = batch.run, batch.processor.retry
     for pk, row in batch.rows.items():
-        # What cannot be put back has to be handled now that it is claimed.
+        # What cannot be put back has to be handled, now that it is claimed.
         if mark.undone is not None and not run.may_start():
             return
         if retry and batch.attempts[pk] > retry.max_attempts:
-            yield pk, Failed(AttemptsUsedUp(retry.max_attempts))
+            refused.append((pk, Failed(AttemptsUsedUp(retry.max_attempts))))
         elif not mark.is_ours(pk):
-            yield pk, Lost()
+            refused.append((pk, Lost()))
         else:
             started.add(pk)
-            outcome = execute(processor, row, run.resource.arguments())
-            yield pk, outcome
-            if isinstance(outcome, Failed):
-                run.resource.close()
-                run.resource.ready()
+            yield pk, row
 
 
 def _settle(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> Outcome:

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .definition import BatchProcessor
+    from .event_loop import EventLoop
 
 logger = logging.getLogger("dcl_processor")
 
 
 class Resource:
-    """The processor's ``resource()`` in one run; used by one thread.
+    """The processor's ``resource()`` in one run; used by one thread, or one event loop.
 
     ``broken``: it could not be opened. No row is to blame for that, so none is charged.
     """
 
-    def __init__(self, processor: BatchProcessor[Any]) -> None:
+    def __init__(self, processor: BatchProcessor[Any], event_loop: EventLoop | None) -> None:
         self._processor = processor
+        self._event_loop = event_loop
         self._stack = ExitStack()
         self._arguments: tuple[Any, ...] | None = None
+        self._worn = False
         self.broken = False
 
     def ready(self) -> bool:
-        """Open it unless it is open; return whether a handler may be called."""
+        """Open it unless it is open and sound; return whether a handler may be called."""
+        if self._worn:
+            self.close()
         if self._arguments is None and not self.broken:
             try:
-                manager = self._processor.resource()
-                self._arguments = self._enter(manager)
+                self._arguments = self._enter(self._processor.resource())
             except Exception:
                 self.broken = True
                 logger.exception("%s: the resource could not be opened", self._processor.name)
@@ -39,13 +43,24 @@ class Resource:
         """Return what the handler gets beside its row: the resource, or nothing."""
         return self._arguments or ()
 
+    def worn(self) -> None:
+        """Be told that a row failed: the next ``ready()`` opens it anew."""
+        self._worn = True
+
     def close(self) -> None:
-        """Close it; the next ``ready()`` opens it anew. An error is logged: the rows are done."""
-        self._arguments = None
+        """Close it. An error is logged: the rows are done."""
+        self._arguments, self._worn = None, False
         try:
             self._stack.close()
         except Exception:
             logger.exception("%s: the resource could not be closed", self._processor.name)
 
-    def _enter(self, manager: AbstractContextManager[Any] | None) -> tuple[Any, ...]:
-        return () if manager is None else (self._stack.enter_context(manager),)
+    def _enter(self, manager: Any) -> tuple[Any, ...]:
+        if manager is None:
+            return ()
+        if self._event_loop is not None and hasattr(manager, "__aenter__"):
+            call = self._event_loop.call
+            opened = call(manager.__aenter__())
+            self._stack.callback(lambda: call(manager.__aexit__(None, None, None)))
+            return (opened,)
+        return (self._stack.enter_context(manager),)

@@ -12,8 +12,9 @@ from django.db.models import Model, Q
 
 from . import budget, candidates, pending, settlement
 from .delivery import DELIVERIES, Delivery
+from .event_loop import EventLoop
 from .execution import Discarded, Failed, Handled, Lost, Outcome, Snoozed
-from .isolation import refuse_outer_transaction
+from .isolation import refuse_outer_transaction, refuse_test_case
 from .lease import Keeper
 from .locking import Miss
 from .report import Report, Stopped
@@ -42,11 +43,13 @@ class Run(Generic[M]):
         limit: int | None,
         timeout: float | timedelta | None,
         wait_for_locked: float | timedelta,
+        concurrency: int,
         stop: Event | None,
     ) -> None:
         budget.check_alias("using", using or processor.using)
         budget.check_alias("read_using", processor.read_using)
         budget.check_filter(filter)
+        budget.check_concurrency(concurrency, is_async=processor._is_async, label=processor.name)
         self.budget = budget.Budget(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
@@ -58,7 +61,10 @@ class Run(Generic[M]):
         self.absent: list[Any] = []
         self.tried: set[Any] = set()
         self.rehearsed = False
-        self.resource = Resource(processor)
+        self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
+        self.resource = Resource(processor, self.event_loop)
+        self.concurrency = concurrency
+        self.size = max(processor.batch_size, concurrency)
         self.deliver = DELIVERIES[Delivery(processor.delivery)]
         self.keeper = Keeper(processor.lease, processor.name) if processor.lease else None
         self.stopped: Stopped | None = None
@@ -68,11 +74,15 @@ class Run(Generic[M]):
         question = self.ask()
         settlement.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
+        if self.concurrency > 1:
+            refuse_test_case(question.using, self.processor.name)
         try:
             self.first_pass()
             self.later_passes()
         finally:
             self.resource.close()
+            if self.event_loop is not None:
+                self.event_loop.close()
             if self.keeper is not None:
                 self.keeper.close()
             report = self.tally.report(self.stopped or "drained")
@@ -121,7 +131,7 @@ class Run(Generic[M]):
         """Claim and handle the next batch of rows; tell whether all were there to be claimed."""
         if not self.resource.ready():
             return True
-        size = self.budget.clip(self.processor.batch_size, self.tally.handled)
+        size = self.budget.clip(self.size, self.tally.handled)
         batch = [waiting.popleft() for _ in range(min(size, len(waiting)))]
         outcomes = self.deliver(self, question, batch)
         for pk, outcome in outcomes.items():
@@ -138,6 +148,7 @@ class Run(Generic[M]):
             case Handled():
                 self.tally.processed(pk)
             case Failed():
+                self.resource.worn()
                 self.tally.failed(pk, outcome)
             case Snoozed():
                 self.tally.snoozed(pk)
@@ -152,7 +163,9 @@ class Run(Generic[M]):
 
     def may_start(self) -> bool:
         """Tell a delivery whether a row may start; rows of its batch are not counted yet."""
-        return self.resource.ready() and not self.budget.exceeded(self.tally.handled)
+        # Handlers on the event loop share the resource, which is opened anew between batches.
+        ready = self.event_loop is not None or self.resource.ready()
+        return ready and not self.budget.exceeded(self.tally.handled)
 
     def stays_readable(self, question: pending.Question[M]) -> bool:
         """Tell whether a row may still be read as pending after it was settled."""

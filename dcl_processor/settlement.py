@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
 from django.db import transaction
-from django.db.models import Model, QuerySet
+from django.db.models import DateTimeField, Model, QuerySet
 
 from .exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 from .execution import Discarded, Failed, Outcome, Snoozed
@@ -40,15 +40,15 @@ def notes(
             return Failed(_no_way_back(processor)), {}
         case Snoozed(delay, until):
             wait = retry.snoozed(delay, until) if retry else {}
-            return outcome, {**undone, **wait}
+            return outcome, {**(undone or {}), **wait}
         case Failed(error) if retry is None:
+            # What is claimed and cannot be put back is known to have failed, and says so.
             return outcome, processor.get_failed(row, error) if undone is None else {}
-        case Failed(error) if retry.gives_up(error, attempt):
-            return outcome, {
-                **retry.given_up(error, attempt, model),
-                **processor.get_failed(row, error),
-            }
         case Failed(error):
+            assert retry is not None
+            if retry.gives_up(error, attempt):
+                given_up = retry.given_up(error, attempt, model)
+                return outcome, {**given_up, **processor.get_failed(row, error)}
             return outcome, {**(undone or {}), **retry.after(error, attempt, model)}
     return outcome, {}
 
@@ -62,12 +62,12 @@ def rehearse(processor: BatchProcessor[Any], question: Question[Any], pk: Any) -
     for option, values in flips.items():
         if getattr(processor, option) and _rehearsed(question, pk, values, processor.name):
             raise StillPending(_still_pending(processor, option, pk))
-    if claim and processor.reset:
-        if not _rehearsed(question, pk, {**claim, **processor.reset}, processor.name):
-            raise InvalidDone(
-                f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
-                f"back into pending, got row {pk} not pending after it; no handler was called."
-            )
+    back = {**claim, **(processor.reset or {})}
+    if claim and processor.reset and not _rehearsed(question, pk, back, processor.name):
+        raise InvalidDone(
+            f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
+            f"back into pending, got row {pk} not pending after it; no handler was called."
+        )
 
 
 def _rehearsed(question: Question[Any], pk: Any, values: Values, label: str) -> bool:
@@ -93,11 +93,20 @@ def check(processor: BatchProcessor[Any], model: type[Model], using: str) -> Non
     for option in ("done", "failed", "reset", "claim"):
         check_columns(getattr(processor, option) or {}, model, processor.name, option)
     if processor.claimed_at is not None:
-        check_columns({processor.claimed_at: None}, model, processor.name, "claimed_at")
+        _check_claimed_at(processor, processor.claimed_at, model)
     if processor.retry is not None:
         processor.retry.check(model, processor.name)
     if processor.lease is not None:
         processor.lease.check(model, using, processor.name)
+
+
+def _check_claimed_at(processor: BatchProcessor[Any], name: str, model: type[Model]) -> None:
+    columns = {field.name: field for field in model._meta.concrete_fields}
+    if not isinstance(columns.get(name), DateTimeField) or not columns[name].null:
+        raise InvalidOption(
+            f"{processor.name}: expected claimed_at={name!r} to name a nullable DateTimeField of "
+            f"{model._meta.label}, got {type(columns[name]).__name__ if name in columns else None}."
+        )
 
 
 def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:

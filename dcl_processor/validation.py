@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Manager, Model, QuerySet
 
+from . import deliveries
 from .delivery import Delivery
 from .exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
 from .retry import Retry
@@ -45,9 +46,10 @@ def check_options(processor: BatchProcessor[Any], missing: AbstractSet[str]) -> 
     _check_pending(processor)
     _check_handler(processor)
     _check_done(processor)
-    for option in ("done", "failed", "reset"):
+    for option in ("done", "failed", "reset", "claim"):
         _check_flip(processor, option)
     _expect(processor, "retry", Retry | None, "a Retry")
+    deliveries.check(processor)
     most: Any = processor.max_consecutive_failures
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
         raise InvalidOption(
@@ -124,11 +126,16 @@ def _check_handler(processor: BatchProcessor[Any]) -> None:
         raise InvalidOption(
             f"{_label(processor)}: expected process to be a function of one row, got {handler!r}."
         )
-    if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
+    if inspect.isasyncgenfunction(handler):
+        raise InvalidOption(
+            f"{_label(processor)}: expected a function that does the work when it is awaited, got "
+            f"the generator {called}(); take the 'yield' out."
+        )
+    if inspect.iscoroutinefunction(handler) and processor.delivery == Delivery.TRANSACTIONAL:
         raise Unsupported(
             f"{_label(processor)}: expected a plain function, got 'async def {called}': a row's "
-            "lock cannot be held across an event loop; write 'def', and call async code in it "
-            "with asgiref's async_to_sync()."
+            "lock cannot be held across an event loop; write 'def', or choose "
+            "Delivery.AT_LEAST_ONCE or AT_MOST_ONCE, whose handlers run outside the transaction."
         )
     if inspect.isgeneratorfunction(handler):
         raise InvalidOption(

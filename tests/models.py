@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from django.db import models
 
+from dcl_processor.columns import LeaseColumn, RetryColumns
+
 
 class Depot(models.Model):
     name = models.CharField(max_length=50)
@@ -188,3 +190,15 @@ class Visit(models.Model):
     @property
     def place(self) -> tuple[str, int]:
         return (self.depot.name if self.depot else "", self.at)
+
+
+class Errand(RetryColumns, LeaseColumn):
+    """A row with everything that a delivery may want to write."""
+
+    place = models.IntegerField(default=0)
+    done = models.BooleanField(default=False)
+    dead = models.BooleanField(default=False)
+    claimed = models.BooleanField(default=False)
+    claimed_at = models.DateTimeField(null=True)
+    result = models.CharField(max_length=50, default="")
+    code = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001  # unique or none
