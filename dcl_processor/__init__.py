@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .definition import BatchProcessor, batch_processor
+from .decorator import batch_processor
+from .definition import BatchProcessor
 from .delivery import Delivery
 from .exceptions import Discard, Snooze
 from .lease import Lease

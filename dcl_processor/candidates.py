@@ -75,12 +75,13 @@ class Walk(Generic[M]):
         while True:
             question = self._ask()
             pks, full = self._read_on(question, start, WIDE_WINDOW)
+            if len(self._tried) > 2 * WIDE_WINDOW:
+                forget_settled(question, self._tried)
             fresh = [pk for pk in pks if pk not in self._tried]
             if fresh:
                 # What lies before the first fresh row is not read again.
                 start = Q(pk__gte=fresh[0])
                 self._tried.difference_update(pks[: pks.index(fresh[0])])
-                # Not random.random(): forked copies share its state and would jump together.
                 place = secrets.randbelow(len(fresh))
                 yield question, self._visits(_in_order(question, fresh)[place:])
             elif full:
@@ -120,14 +121,23 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
     while left != 0:
         question = ask()
         keys = _keys_in_order(question)
-        if len(tried) > WINDOW:
-            # Finished by others since: they are not at the head any more.
-            tried.intersection_update(_keys(question).filter(pk__in=list(tried)))
-        pks, full = _read(keys.exclude(pk__in=list(tried)), WINDOW)
+        if len(tried) > 2 * WINDOW:
+            forget_settled(question, tried)
+        # Read past here and not in the query: the rows that failed may be many.
+        pks, full = _read(keys, WINDOW + len(tried))
+        pks = [pk for pk in pks if pk not in tried]
         yield question, iter(pks[:left])
         if not full:
             return
         left = keys.count() if left is None else max(left - len(pks), 0)
+
+
+def forget_settled(question: Question[Any], tried: set[Any]) -> None:
+    """Drop the keys of rows that are not pending any more, and so not read again."""
+    keys = list(tried)
+    for at in range(0, len(keys), WINDOW):
+        some = keys[at : at + WINDOW]
+        tried.difference_update(set(some).difference(_keys(question).filter(pk__in=some)))
 
 
 def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:

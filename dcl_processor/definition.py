@@ -1,6 +1,6 @@
-"""What the user writes: a ``BatchProcessor``, or a function under ``@batch_processor``.
+"""What the user writes: a ``BatchProcessor``; the other spelling is the ``decorator``'s.
 
-Both spellings end in a validated instance. What can be judged without the model is judged
+Both end in a validated instance. What can be judged without the model is judged
 here, when it is defined; the rest in ``manage.py check`` and at the first run.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from threading import Event
-from typing import Any, Generic, Never, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Never, TypeVar
 
 from django.apps import apps
 from django.db.models import Model, Q, QuerySet
@@ -26,25 +26,6 @@ from .retry import Retry
 from .runner import Run
 
 M = TypeVar("M", bound=Model)
-Handler = Callable[[M], Any] | Callable[[M, Any], Any]
-
-
-class Options(TypedDict, total=False):
-    """The options of ``@batch_processor`` beside ``pending``, ``done`` and ``base``."""
-
-    name: str
-    delivery: Delivery
-    batch_size: int
-    strict_order: bool
-    repeats: bool
-    reset: Mapping[str, Any] | None
-    claim: Mapping[str, Any] | None
-    claimed_at: str | None
-    lease: Lease | None
-    retry: Retry | None
-    max_consecutive_failures: int | None
-    using: str | None
-    read_using: str | None
 
 
 class _DefaultName:
@@ -284,72 +265,3 @@ class BatchProcessor(Generic[M]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-
-
-@overload
-def batch_processor(
-    *,
-    pending: QuerySet[M] | Callable[[], QuerySet[M]],
-    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
-    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
-    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
-    **options: Unpack[Options],
-) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
-
-
-@overload
-def batch_processor(
-    *,
-    pending: QuerySet[M] | Callable[[], QuerySet[M]],
-    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
-    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
-    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
-    base: type[BatchProcessor[Any]],
-    **options: Any,
-) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
-
-
-def batch_processor(
-    *,
-    pending: Any,
-    done: Any = None,
-    failed: Any = None,
-    resource: Any = None,
-    base: type[BatchProcessor[Any]] = BatchProcessor,
-    **options: Any,
-) -> Callable[[Callable[..., Any]], BatchProcessor[Any]]:
-    """Turn a function of one row into a processor; the function's name becomes the processor's.
-
-    ``pending``: a queryset (cloned for each window), or a callable without arguments that
-    returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
-    ``None`` when the function takes the row out of ``pending`` itself. ``base``: a subclass of
-    ``BatchProcessor`` to build on. Every other option of ``BatchProcessor`` may be given too.
-
-        >>> @batch_processor(
-        ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),
-        ...     done={"shipped_email_sent": True},
-        ... )
-        ... def send_shipped_emails(order): ...
-
-    Returns a ``BatchProcessor`` instance: ``send_shipped_emails()`` runs it, and
-    ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises as
-    ``BatchProcessor`` does.
-    """
-    if done is not None:
-        options["get_done" if callable(done) else "done"] = done
-    if failed is not None:
-        options["get_failed" if callable(failed) else "failed"] = failed
-    if resource is not None:
-        options["resource"] = resource
-
-    def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
-        identity = {
-            "__module__": function.__module__,
-            "__qualname__": function.__qualname__,
-            "__doc__": function.__doc__,
-        }
-        processor = base(pending=pending, process=function, **options)
-        vars(processor).update(identity, __name__=function.__name__)
-        return processor
-
-    return decorate

@@ -15,6 +15,7 @@ from django.db.models import Model
 
 from . import inside, outside
 from .batch import Batch, Outcomes
+from .fence import Fence
 from .isolation import row_transaction
 from .locking import claim
 from .marks import ClaimMark, LeaseMark
@@ -52,8 +53,9 @@ def transactional(run: Run[M], question: Question[M], pks: Sequence[Any]) -> Out
         with row_transaction(question.using):
             batch.claimed(claim(question, pks))
             run.rehearse(question, batch.rows)
-            inside.work(batch)
-            inside.settle(batch)
+            with Fence(question.using) as fence:
+                inside.work(batch, fence)
+                inside.settle(batch, fence)
     except Exception as error:  # noqa: BLE001  # judged there
         return batch.abandon(error, redo=transactional)
     return batch.all_outcomes()

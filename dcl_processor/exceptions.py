@@ -36,6 +36,17 @@ class InsideTransaction(ProcessorError):
     """A run was started inside ``transaction.atomic()``, where no row can be committed."""
 
 
+class TransactionLost(ProcessorError):
+    """The transaction that had the rows' locks was ended before the flip, which is not written."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "expected the transaction that locked the row to be open until its flip, got one that "
+            "was ended in between; leave COMMIT, ROLLBACK and DDL out of the handler, and let a "
+            "deadlock get out of it."
+        )
+
+
 class Unsupported(ProcessorError, ImproperlyConfigured):
     """What was asked for cannot be had with this database, delivery or version."""
 

@@ -96,9 +96,10 @@ def execute_together(
 
 
 def _refuse_coroutine(processor: BatchProcessor[Any], result: Any) -> None:
-    if inspect.iscoroutine(result):
-        result.close()
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = "generator" if inspect.isgenerator(result) else "coroutine"
+        getattr(result, "close", bool)()
         raise Unsupported(
-            f"{processor.name}: expected the handler to do its work and return, got a coroutine "
-            "that nobody awaits; write 'def', and call async code with async_to_sync()."
+            f"{processor.name}: expected the handler to do its work and return, got a {kind} that "
+            "nobody runs; write 'def', and call async code with async_to_sync()."
         )

@@ -10,18 +10,20 @@ from django.db.models import Model
 from . import settlement
 from .batch import Batch
 from .execution import Failed, Handled, execute, execute_together
+from .fence import Fence
 from .scope import RowScope
 
 M = TypeVar("M", bound=Model)
 
 
-def work(batch: Batch[M]) -> None:
+def work(batch: Batch[M], fence: Fence) -> None:
     """Handle the rows, each so that its failure costs the others nothing."""
     run, processor, using = batch.run, batch.processor, batch.question.using
     if processor._handles_batches and len(batch.rows) > 1:
         with RowScope(using, shared=False) as scope:
             rows = list(batch.rows.values())
             together = execute_together(processor, rows, run.resource.arguments())
+        fence.check()
         scope.close(Handled())
         batch.outcomes.update(zip(batch.rows, together, strict=True))
         return
@@ -33,12 +35,13 @@ def work(batch: Batch[M]) -> None:
             outcome = execute(processor, row, run.resource.arguments())
         # Noted before it is known whether it can be kept: an error from here on is the row's.
         batch.outcomes[pk] = outcome
+        fence.check()
         batch.outcomes[pk] = scope.close(outcome)
         if isinstance(outcome, Failed):
             run.resource.worn()
 
 
-def settle(batch: Batch[M]) -> None:
+def settle(batch: Batch[M], fence: Fence) -> None:
     """Flip the rows that were handled, and note what became of the others.
 
     Raises when that cannot be done; the transaction must then be rolled back.
@@ -46,6 +49,8 @@ def settle(batch: Batch[M]) -> None:
     processor, question = batch.processor, batch.question
     handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
     flips = {pk: processor.get_done(batch.rows[pk], result) for pk, result in handled.items()}
+    # Second check of another kind: no flip without the transaction that has the lock and the work.
+    fence.close()
     for values, pks in settlement.group(flips):
         settlement.write(question, pks, values, processor.name)
     # The handler or its result decided the flip, so it could not be rehearsed beforehand.

@@ -26,6 +26,7 @@ _levels: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 def refuse_outer_transaction(using: str, label: str) -> None:
     """Raise unless every row can be committed by itself; asks the database nothing."""
     connection = connections[using]
+    _close_if_broken(connection)
     if connection.in_atomic_block:
         if not _is_testcase(connection):
             raise InsideTransaction(
@@ -39,6 +40,16 @@ def refuse_outer_transaction(using: str, label: str) -> None:
             f"{using!r}, where Django never commits; set it to True, or give the processor an "
             "alias of its own with using=."
         )
+
+
+def _close_if_broken(connection: BaseDatabaseWrapper) -> None:
+    """Let a process that lives long reconnect after the server was restarted between two runs.
+
+    Django does so between requests. Asks the server only after an error.
+    """
+    broken = connection.errors_occurred and not connection.in_atomic_block
+    if broken and connection.connection is not None and not connection.is_usable():
+        connection.close()
 
 
 def refuse_test_case(using: str, label: str) -> None:

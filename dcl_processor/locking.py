@@ -91,7 +91,10 @@ def _lock(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> li
         keys = _parent_keys(question, table, pks)
     # Keys alone: an instance would run the model's own code, for a row that nobody is handed.
     parts = QuerySet[Any](table, using=question.using).filter(these(list(keys.values())))
-    held = set(_locking(parts.values_list("pk", flat=True), question.using))
+    # By column: Django cannot say OF which table a composite key as a whole is.
+    columns = [field.attname for field in table._meta.pk_fields]
+    locked = set(_locking(parts.values_list(*columns), question.using))
+    held = {key if len(columns) > 1 else key[0] for key in locked}
     return [pk for pk in pks if keys.get(pk) in held]
 
 

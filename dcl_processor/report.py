@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from .errors import represent
 from .exceptions import RowsFailed
 
 Stopped = Literal["drained", "limit", "timeout", "signal", "failures"]
@@ -24,7 +25,7 @@ class Failure:
     def as_dict(self) -> dict[str, Any]:
         """Return the failure as plain values; the error is its ``repr()``."""
         pk = self.pk if isinstance(self.pk, int | str) else str(self.pk)
-        return {"pk": pk, "error": repr(self.error), "traceback": self.traceback}
+        return {"pk": pk, "error": represent(self.error), "traceback": self.traceback}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

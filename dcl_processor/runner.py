@@ -136,8 +136,8 @@ class Run(Generic[M]):
         outcomes = self.deliver(self, question, batch)
         for pk, outcome in outcomes.items():
             self.count(pk, outcome)
-            if not isinstance(outcome, Handled) or self.stays_readable(question):
-                self.tried.add(pk)
+            # Even one that was handled: it may be pending again, or still be on a replica.
+            self.tried.add(pk)
         # Not reached, because the run was stopped in between.
         waiting.extendleft(pk for pk in reversed(batch) if pk not in outcomes)
         return not any(isinstance(outcome, Miss) for outcome in outcomes.values())
@@ -166,10 +166,6 @@ class Run(Generic[M]):
         # Handlers on the event loop share the resource, which is opened anew between batches.
         ready = self.event_loop is not None or self.resource.ready()
         return ready and not self.budget.exceeded(self.tally.handled)
-
-    def stays_readable(self, question: pending.Question[M]) -> bool:
-        """Tell whether a row may still be read as pending after it was settled."""
-        return self.processor.repeats or question.read_using != question.using
 
     def look_at_absent(self, question: pending.Question[M]) -> None:
         """Remember the rows that others have locked, and count those that are finished.

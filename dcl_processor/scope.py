@@ -7,14 +7,12 @@ asks for a cursor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
-from .contention import ends_transaction
 from .execution import Failed, Handled, Outcome
 
 _SAVEPOINT = "dcl_row"
@@ -31,10 +29,8 @@ class RowScope:
         self._shared = shared
         self._callbacks = len(self._connection.run_on_commit)
         self._open = False
-        self._fatal: Exception | None = None
 
     def __enter__(self) -> Self:
-        self._connection.execute_wrappers.append(self._watch)
         if self._shared:
             # Where cursors are made, and not where statements are executed: cursor.copy() and
             # the like go past the wrappers.
@@ -47,19 +43,14 @@ class RowScope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._connection.execute_wrappers.remove(self._watch)
         vars(self._connection).pop("_cursor", None)
 
     def close(self, outcome: Outcome) -> Outcome:
         """Keep the row's work if it was handled, or take it back; return what became of it.
 
         Called before anything is written about the row: a savepoint around the flip would make
-        PostgreSQL keep a list of lockers for each row. Raises what cost the transaction: a handler
-        may have swallowed the error that took the lock and the work with it, and the next
-        statement would be alone in a new transaction.
+        PostgreSQL keep a list of lockers for each row.
         """
-        if self._fatal is not None:
-            raise self._fatal
         if isinstance(outcome, Handled):
             if not self._connection.needs_rollback:
                 self._savepoint("savepoint_commit_sql")
@@ -92,11 +83,3 @@ class RowScope:
         self._open = True
         self._savepoint("savepoint_create_sql")
         return self._connection._cursor(name)  # noqa: SLF001  # Django's own again
-
-    def _watch(self, execute: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return execute(*args)
-        except Exception as error:
-            if ends_transaction(error):
-                self._fatal = error
-            raise

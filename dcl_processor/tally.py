@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .errors import describe, forget_frames, traceback_text
 from .exceptions import InvalidDone, StillPending
 from .execution import Discarded, Failed
 from .report import COUNTS, Failure, Report, Stopped
@@ -69,8 +69,8 @@ class Tally:
     def discarded(self, pk: Any, outcome: Discarded) -> None:
         """Count a row whose handler said "never", and say so in the log."""
         self.counts["discarded"] += 1
-        logger.warning("%s: row %s discarded: %s", self.processor.name, pk, outcome.error)
-        traceback.clear_frames(outcome.error.__traceback__)
+        logger.warning("%s: row %s discarded: %s", self.processor.name, pk, describe(outcome.error))
+        forget_frames(outcome.error)
         self._tell(pk, "discarded")
 
     def failed(self, pk: Any, outcome: Failed) -> None:
@@ -78,17 +78,13 @@ class Tally:
         self.counts["failed"] += 1
         self.failed_in_a_row += 1
         error = outcome.error
-        self.wrong += isinstance(error, StillPending | InvalidDone)
+        # Raised by the handler itself, it may be another processor's.
+        self.wrong += outcome.handled and isinstance(error, StillPending | InvalidDone)
         if len(self.failures) < MOST_FAILURES:
-            text = "".join(traceback.format_exception(error))
-            self.failures.append(Failure(pk, error, text))
+            self.failures.append(Failure(pk, error, traceback_text(error)))
             name = self.processor.name
-            logger.error(
-                "%s: row %s failed: %s", name, pk, str(error) or repr(error), exc_info=error
-            )
-        # A kept traceback keeps the variables of every frame it went through: rows, and what the
-        # handler had loaded.
-        traceback.clear_frames(error.__traceback__)
+            logger.error("%s: row %s failed: %s", name, pk, describe(error), exc_info=error)
+        forget_frames(error)
         self._tell(pk, "failed")
 
     def report(self, stopped: Stopped) -> Report:

@@ -1,0 +1,104 @@
+"""The spelling for functions: ``@batch_processor``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypedDict, TypeVar, Unpack, overload
+
+from django.db.models import Model, QuerySet
+
+from .definition import BatchProcessor
+from .delivery import Delivery
+from .lease import Lease
+from .retry import Retry
+
+M = TypeVar("M", bound=Model)
+Handler = Callable[[M], Any] | Callable[[M, Any], Any]
+
+
+class Options(TypedDict, total=False):
+    """The options of ``@batch_processor`` beside ``pending``, ``done`` and ``base``."""
+
+    name: str
+    delivery: Delivery
+    batch_size: int
+    strict_order: bool
+    repeats: bool
+    reset: Mapping[str, Any] | None
+    claim: Mapping[str, Any] | None
+    claimed_at: str | None
+    lease: Lease | None
+    retry: Retry | None
+    max_consecutive_failures: int | None
+    using: str | None
+    read_using: str | None
+
+
+@overload
+def batch_processor(
+    *,
+    pending: QuerySet[M] | Callable[[], QuerySet[M]],
+    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
+    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
+    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
+    **options: Unpack[Options],
+) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
+
+
+@overload
+def batch_processor(
+    *,
+    pending: QuerySet[M] | Callable[[], QuerySet[M]],
+    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
+    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
+    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
+    base: type[BatchProcessor[Any]],
+    **options: Any,
+) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
+
+
+def batch_processor(
+    *,
+    pending: Any,
+    done: Any = None,
+    failed: Any = None,
+    resource: Any = None,
+    base: type[BatchProcessor[Any]] = BatchProcessor,
+    **options: Any,
+) -> Callable[[Callable[..., Any]], BatchProcessor[Any]]:
+    """Turn a function of one row into a processor; the function's name becomes the processor's.
+
+    ``pending``: a queryset (cloned for each window), or a callable without arguments that
+    returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
+    ``None`` when the function takes the row out of ``pending`` itself. ``base``: a subclass of
+    ``BatchProcessor`` to build on. Every other option of ``BatchProcessor`` may be given too.
+
+        >>> @batch_processor(
+        ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),
+        ...     done={"shipped_email_sent": True},
+        ... )
+        ... def send_shipped_emails(order): ...
+
+    Returns a ``BatchProcessor`` instance: ``send_shipped_emails()`` runs it, and
+    ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises as
+    ``BatchProcessor`` does.
+    """
+    if done is not None:
+        options["get_done" if callable(done) else "done"] = done
+    if failed is not None:
+        options["get_failed" if callable(failed) else "failed"] = failed
+    if resource is not None:
+        options["resource"] = resource
+
+    def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
+        identity = {
+            "__module__": function.__module__,
+            "__qualname__": function.__qualname__,
+            "__doc__": function.__doc__,
+        }
+        processor = base(pending=pending, process=function, **options)
+        vars(processor).update(identity, __name__=function.__name__)
+        return processor
+
+    return decorate

@@ -1,0 +1,49 @@
+"""What is said and kept of an exception, which may be as broken as what it reports."""
+
+from __future__ import annotations
+
+import traceback
+
+
+def describe(error: BaseException) -> str:
+    """Return the error's text, or what stands for it when there is none or it raises."""
+    try:
+        return str(error) or represent(error)
+    except Exception:  # noqa: BLE001  # an error's own __str__() is anybody's code
+        return represent(error)
+
+
+def represent(error: BaseException) -> str:
+    """Return ``repr(error)``, or the name of its class when that raises."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001  # as above
+        return f"<{type(error).__name__}>"
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback as text."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001  # as above
+        return "".join(traceback.format_tb(error.__traceback__)) + describe(error) + "\n"
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of the tracebacks of an error and of those behind it.
+
+    A traceback keeps the variables of every frame it went through: rows, and what the handler had
+    loaded. (Clearing the frames instead would close the generators and coroutines among them,
+    which may be somebody's event loop.)
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = None
+        waiting += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            waiting += each.exceptions
