@@ -6,15 +6,16 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 
 from . import settlement
 from .contention import is_contention, is_database_error
+from .errors import describe
 from .exceptions import ProcessorError
 from .execution import Failed, Handled, Outcome
 from .isolation import row_transaction
 from .locking import Claimed, Miss, claim
-from .pending import Question
+from .pending import Question, these
 
 if TYPE_CHECKING:
     from .runner import Run
@@ -29,7 +30,7 @@ class Batch(Generic[M]):
     """Some candidates on their way through the stages.
 
     ``rows``: those that were claimed; ``attempts``: for each, the number of this attempt;
-    ``outcomes``: of those whose handler was called.
+    ``started``: whether a handler was called; ``outcomes``: of the rows that were handled.
     """
 
     def __init__(self, run: Run[M], question: Question[M], pks: Sequence[Any]) -> None:
@@ -40,6 +41,7 @@ class Batch(Generic[M]):
         self.rows: dict[Any, M] = {}
         self.attempts: dict[Any, int] = {}
         self.outcomes: dict[Any, Outcome] = {}
+        self.started = False
         self._claimed: Claimed[M] | None = None
 
     def claimed(self, claimed: Claimed[M]) -> None:
@@ -48,8 +50,14 @@ class Batch(Generic[M]):
         self.rows = claimed.rows
         retry = self.processor.retry
         if retry is not None:
-            counts = {pk: getattr(row, retry.attempts) or 0 for pk, row in self.rows.items()}
-            self.attempts = {pk: count + 1 for pk, count in counts.items()}
+            self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
+
+    def _counted(self, name: str) -> dict[Any, int]:
+        if all(name in vars(row) for row in self.rows.values()):
+            return {pk: getattr(row, name) for pk, row in self.rows.items()}
+        # Deferred by the user's queryset: asked once for all, and not by each instance.
+        table: QuerySet[M] = QuerySet(self.question.model, using=self.question.using)
+        return dict(table.filter(these(self.rows)).values_list("pk", name))
 
     def all_outcomes(self) -> Outcomes:
         """Return what became of the candidates, those that were not claimed included."""
@@ -68,7 +76,7 @@ class Batch(Generic[M]):
         came before any handler and is nobody's failure: a rehearsal's error, and a claim that the
         database refused for another reason than contention.
         """
-        if isinstance(error, ProcessorError) and not self.outcomes:
+        if isinstance(error, ProcessorError) and not self.started:
             raise error
         if self._claimed is None and is_database_error(error):
             if not is_contention(error):
@@ -81,14 +89,19 @@ class Batch(Generic[M]):
             outcomes[ours[0]] = self._failed(ours[0], error)
             return outcomes
         for pk in ours:
-            if not self.run.may_start():
+            if not self.run.may_start(outcomes):
                 break
             outcomes.update(redo(self.run, self.question, [pk]))
         return outcomes
 
     def _failed(self, pk: Any, error: Exception) -> Outcome:
         """Note a failure in a transaction of its own, the row's own being lost."""
-        failed: Outcome = Failed(error, handled=isinstance(self.outcomes.get(pk), Handled))
+        failed = self.outcomes.get(pk)
+        if isinstance(failed, Failed):
+            # The handler's own error says more than what the lost transaction made of it.
+            failed.error.add_note(f"Its transaction was lost, too: {describe(error)}")
+        else:
+            failed = Failed(error, handled=isinstance(failed, Handled))
         if self.processor.retry is None:
             return failed
         again: Batch[M] = Batch(self.run, self.question, [pk])

@@ -55,13 +55,22 @@ class BatchProcessor(Generic[M]):
     Options (class attributes, or keyword arguments of the instance):
 
     - ``name``: default "<app label>.<class or function name>"; not inherited.
-    - ``delivery``: what a crash does; ``Delivery.TRANSACTIONAL`` is the one this version has.
-    - ``batch_size``: rows per transaction; 1 is the one this version has.
+    - ``delivery``: the order of lock, work, flip and commit, which decides what a crash does.
+    - ``batch_size``: rows that are claimed together: of one transaction where the delivery is
+      ``TRANSACTIONAL``, of one claiming transaction otherwise.
     - ``strict_order``: take the rows in the queryset's order over all pending rows, and not only
       within each window; every window is then read from the head again.
     - ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
       is called at the flip. ``None``: the handler itself takes the row out of ``pending``, and
       that is verified.
+    - ``failed``: written to a row that is given up on, or discarded: the dead letter.
+    - ``reset``: puts a row back into ``pending``; ``requeue()`` needs it, and so does every second
+      attempt of ``AT_MOST_ONCE``.
+    - ``retry``: a ``Retry``, which says when a failed row is tried again, and when no more.
+    - ``max_consecutive_failures``: so many rows that fail one after the other end the run.
+    - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
+    - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
+    - ``lease``: ``AT_LEAST_ONCE`` only, and needed there: a ``Lease``.
     - ``repeats``: a row may rightly stay pending after its flip; it is handled once per run.
     - ``using``: the database alias that is locked and written; default: the router's.
     - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import functions
 from .delivery import Delivery
 from .exceptions import InvalidOption, Unsupported
 from .lease import Lease
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def check(processor: BatchProcessor[Any]) -> None:
     """Refuse options that the delivery has no use for, and miss none that it needs."""
-    label = processor.__name__
+    label = functions.label(processor)
     match processor.delivery:
         case Delivery.TRANSACTIONAL:
             _refuse(processor, label, "claim", "claimed_at", "lease")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
     from .report import Report
 
 
@@ -76,9 +75,9 @@ class Snooze(Exception):
     """Raised by a handler to say "not now": the row's work is rolled back and it stays pending.
 
     That is an outcome and no failure, and costs no attempt. ``delay``: seconds (or a
-    ``timedelta``) before the row is tried again; ``until``: the time from which it may be. Both
-    need the processor's ``retry``, whose column keeps them; without it, or without either, the
-    row is tried again in the next run, or after the ``retry``'s ``backoff``.
+    ``timedelta``) before the row is tried again; ``until``: the time from which it may be. Either
+    needs the processor's ``retry``, whose column keeps the time. With neither, the row waits for
+    the ``retry``'s ``backoff``, or without a ``retry`` for the next run.
     """
 
     def __init__(
@@ -89,6 +88,17 @@ class Snooze(Exception):
         until: datetime | None = None,
     ) -> None:
         super().__init__(reason)
+        if delay is not None and until is not None:
+            raise InvalidOption(
+                f"expected delay or until, got Snooze with {delay!r} and {until!r}."
+            )
+        if delay is not None and not _is_wait(delay):
+            raise InvalidOption(
+                "expected a Snooze's delay to be a number of seconds from 0, or a timedelta, got "
+                f"{delay!r}."
+            )
+        if until is not None and not isinstance(until, datetime):
+            raise InvalidOption(f"expected a Snooze's until to be a datetime, got {until!r}.")
         self.delay = delay
         self.until = until
 
@@ -101,3 +111,9 @@ class Discard(Exception):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
+
+
+def _is_wait(delay: Any) -> bool:
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return number and 0 <= seconds <= timedelta.max.total_seconds()

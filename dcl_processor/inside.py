@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Model
 
-from . import settlement
+from . import grouping, settlement
 from .batch import Batch
 from .execution import Failed, Handled, execute, execute_together
 from .fence import Fence
@@ -21,16 +21,16 @@ def work(batch: Batch[M], fence: Fence) -> None:
     run, processor, using = batch.run, batch.processor, batch.question.using
     if processor._handles_batches and len(batch.rows) > 1:
         with RowScope(using, shared=False) as scope:
-            rows = list(batch.rows.values())
-            together = execute_together(processor, rows, run.resource.arguments())
+            together = _work_together(batch)
         fence.check()
         scope.close(Handled())
         batch.outcomes.update(zip(batch.rows, together, strict=True))
         return
     shared = len(batch.rows) > 1 or processor._notes_failures
     for pk, row in batch.rows.items():
-        if not run.may_start():
+        if not run.may_start(batch.outcomes):
             break
+        batch.started = True
         with RowScope(using, shared=shared) as scope:
             outcome = execute(processor, row, run.resource.arguments())
         # Noted before it is known whether it can be kept: an error from here on is the row's.
@@ -39,6 +39,17 @@ def work(batch: Batch[M], fence: Fence) -> None:
         batch.outcomes[pk] = scope.close(outcome)
         if isinstance(outcome, Failed):
             run.resource.worn()
+
+
+def _work_together(batch: Batch[M]) -> list[Handled]:
+    resource = batch.run.resource
+    batch.started = True
+    try:
+        return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
+    except Exception:
+        # The rows are about to be redone, and what is open may be what failed.
+        resource.worn()
+        raise
 
 
 def settle(batch: Batch[M], fence: Fence) -> None:
@@ -51,7 +62,7 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     flips = {pk: processor.get_done(batch.rows[pk], result) for pk, result in handled.items()}
     # Second check of another kind: no flip without the transaction that has the lock and the work.
     fence.close()
-    for values, pks in settlement.group(flips):
+    for values, pks in grouping.group(flips):
         settlement.write(question, pks, values, processor.name)
     # The handler or its result decided the flip, so it could not be rehearsed beforehand.
     if handled and not processor._has_fixed_flip and not processor.repeats:

@@ -13,11 +13,15 @@ from typing import Any
 from django.db import connections
 from django.db.models import DateTimeField, Model, Q, QuerySet
 
-from . import clock
+from . import clock, requirements
 from .exceptions import InvalidOption
 from .pending import Question, these
 
 logger = logging.getLogger("dcl_processor")
+
+
+#: Seconds. A row whose copy died waits for so long, and a living copy renews its leases anyway.
+LONGEST = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,10 @@ class Lease:
         value: Any = self.duration
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not 1 <= seconds < float("inf"):
+        if not number or not 1 <= seconds <= LONGEST:
             raise InvalidOption(
-                "expected a Lease's duration to be a number of seconds from 1, or a timedelta, got "
-                f"{value!r}; the renewal at a third of it has to go through in time."
+                "expected a Lease's duration to be a number of seconds from 1 to a day, or a "
+                f"timedelta, got {value!r}; the renewal at a third of it has to go through in time."
             )
         if not isinstance(self.field, str):
             raise InvalidOption(f"expected a Lease's field to be a name, got {self.field!r}.")
@@ -58,26 +62,11 @@ class Lease:
         lapsed = Q(**{f"{self.field}__lte": clock.DatabaseNow()})
         return Q(**{f"{self.field}__isnull": True}) | lapsed
 
-    def check(self, model: type[Model], using: str, label: str) -> None:
+    def check(self, model: type[Model], label: str) -> None:
         """Raise ``InvalidOption`` unless the model has a column that can keep the lease."""
-        columns = {field.name: field for field in model._meta.concrete_fields}
-        column = columns.get(self.field)
-        if not isinstance(column, DateTimeField) or not column.null:
-            got = "no such column" if column is None else _kind(column)
-            raise InvalidOption(
-                f"{label}: expected the Lease's field={self.field!r} to name a nullable "
-                f"DateTimeField of {model._meta.label}, got {got}; add one, or name another."
-            )
-        kept = column.db_type(connections[using])
-        if kept is not None and kept.lower() == "datetime" and connections[using].vendor == "mysql":
-            raise InvalidOption(
-                f"{label}: expected {model._meta.label}.{self.field} to keep microseconds, got a "
-                "column of type datetime; make it datetime(6)."
-            )
-
-
-def _kind(column: Any) -> str:
-    return f"{'a' if column.null else 'a non-nullable'} {type(column).__name__}"
+        named = f"{label}: expected the Lease's field={self.field!r}"
+        words = "a nullable DateTimeField"
+        requirements.expect(model, self.field, DateTimeField, null=True, named=named, words=words)
 
 
 class Keeper:

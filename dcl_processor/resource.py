@@ -6,6 +6,8 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from .exceptions import InvalidOption
+
 if TYPE_CHECKING:
     from .definition import BatchProcessor
     from .event_loop import EventLoop
@@ -34,6 +36,8 @@ class Resource:
         if self._arguments is None and not self.broken:
             try:
                 self._arguments = self._enter(self._processor.resource())
+            except InvalidOption:
+                raise
             except Exception:
                 self.broken = True
                 logger.exception("%s: the resource could not be opened", self._processor.name)
@@ -63,4 +67,11 @@ class Resource:
             opened = call(manager.__aenter__())
             self._stack.callback(lambda: call(manager.__aexit__(None, None, None)))
             return (opened,)
+        if not hasattr(manager, "__enter__"):
+            asynchronous = hasattr(manager, "__aenter__")
+            got = "one for 'async with' and a plain handler" if asynchronous else repr(manager)
+            raise InvalidOption(
+                f"{self._processor.name}: expected resource() to return a context manager, got "
+                f"{got}; wrap it with contextlib's contextmanager or closing()."
+            )
         return (self._stack.enter_context(manager),)

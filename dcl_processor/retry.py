@@ -9,11 +9,15 @@ from typing import Any
 
 from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, TextField
 
+from . import requirements
 from .clock import DatabaseNow
 from .exceptions import InvalidOption
 
 #: Characters of an error that ``last_error`` keeps.
 LONGEST_ERROR = 2_000
+
+#: Seconds. Ten years: a row that waits longer was given up on, and no clock overflows.
+LONGEST_DELAY = 10 * 366 * 86_400.0
 
 _Errors = type[BaseException] | tuple[type[BaseException], ...]
 
@@ -50,10 +54,18 @@ class Retry:
             raise InvalidOption(f"expected Retry's max_attempts to be from 1, got {most!r}.")
         for name in ("backoff", "max_delay"):
             _seconds(name, getattr(self, name))
-        if isinstance(self.jitter, bool) or not 0 <= self.jitter <= 1:
+        jitter: Any = self.jitter
+        number = isinstance(jitter, int | float) and not isinstance(jitter, bool)
+        if not number or not 0 <= jitter <= 1:
             raise InvalidOption(f"expected Retry's jitter to be from 0 to 1, got {self.jitter!r}.")
         for name in ("on", "give_up_on"):
             _check_errors(name, getattr(self, name))
+        for name in ("attempts", "next_attempt_at", "last_error"):
+            column: Any = getattr(self, name)
+            if not isinstance(column, str):
+                raise InvalidOption(
+                    f"expected Retry's {name} to be the name of a column, got {column!r}."
+                )
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -61,20 +73,14 @@ class Retry:
 
     def check(self, model: type[Model], label: str) -> None:
         """Raise ``InvalidOption`` unless the model has columns of the right kind."""
-        columns = {field.name: field for field in model._meta.concrete_fields}
-        for option, kind, words in (
-            ("attempts", IntegerField, "an integer column"),
-            ("next_attempt_at", DateTimeField, "a nullable date and time column"),
-            ("last_error", (CharField, TextField), "a text column"),
+        for option, kind, null, words in (
+            ("attempts", IntegerField, False, "an integer column that cannot be NULL"),
+            ("next_attempt_at", DateTimeField, True, "a nullable date and time column"),
+            ("last_error", (CharField, TextField), None, "a text column"),
         ):
             name = getattr(self, option)
-            field = columns.get(name)
-            if not isinstance(field, kind) or (option == "next_attempt_at" and not field.null):
-                got = "no such column" if field is None else f"{type(field).__name__}"
-                raise InvalidOption(
-                    f"{label}: expected Retry's {option}={name!r} to name {words} of "
-                    f"{model._meta.label}, got {got}; add the column, or name another."
-                )
+            named = f"{label}: expected Retry's {option}={name!r}"
+            requirements.expect(model, name, kind, null=null, named=named, words=words)
 
     def due(self) -> Q:
         """Return the condition under which a row may be tried now."""
@@ -137,10 +143,10 @@ def _timedelta(value: float | timedelta) -> timedelta:
 def _seconds(name: str, value: Any) -> None:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not 0 <= seconds < float("inf"):
+    if not number or not 0 <= seconds <= LONGEST_DELAY:
         raise InvalidOption(
-            f"expected Retry's {name} to be a number of seconds from 0, or a timedelta, got "
-            f"{value!r}."
+            f"expected Retry's {name} to be a number of seconds from 0 up to ten years, or a "
+            f"timedelta, got {value!r}."
         )
 
 

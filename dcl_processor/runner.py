@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
 from threading import Event
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.db.models import Model, Q
 
-from . import budget, candidates, pending, settlement
+from . import budget, candidates, pending, rehearsal, requirements
 from .delivery import DELIVERIES, Delivery
 from .event_loop import EventLoop
 from .execution import Discarded, Failed, Handled, Lost, Outcome, Snoozed
@@ -72,7 +73,7 @@ class Run(Generic[M]):
     def report(self) -> Report:
         """Run, and return what became of it."""
         question = self.ask()
-        settlement.check(self.processor, question.model, question.using)
+        requirements.check(self.processor, question.model)
         refuse_outer_transaction(question.using, self.processor.name)
         if self.concurrency > 1:
             refuse_test_case(question.using, self.processor.name)
@@ -161,11 +162,15 @@ class Run(Generic[M]):
             case Miss.ABSENT:
                 self.absent.append(pk)
 
-    def may_start(self) -> bool:
-        """Tell a delivery whether a row may start; rows of its batch are not counted yet."""
+    def may_start(self, so_far: Mapping[Any, Outcome | Miss] = MappingProxyType({})) -> bool:
+        """Tell a delivery whether a row may start.
+
+        ``so_far``: the outcomes of its batch, which are not counted yet.
+        """
+        if self.budget.exceeded(self.tally.handled) or self.tally.would_be_in_vain(so_far):
+            return False
         # Handlers on the event loop share the resource, which is opened anew between batches.
-        ready = self.event_loop is not None or self.resource.ready()
-        return ready and not self.budget.exceeded(self.tally.handled)
+        return self.event_loop is not None or self.resource.ready()
 
     def look_at_absent(self, question: pending.Question[M]) -> None:
         """Remember the rows that others have locked, and count those that are finished.
@@ -191,7 +196,7 @@ class Run(Generic[M]):
     def rehearse(self, question: pending.Question[M], rows: Mapping[Any, M]) -> None:
         """Rehearse the flips on the first row that is claimed."""
         if rows and not self.rehearsed:
-            settlement.rehearse(self.processor, question, next(iter(rows)))
+            rehearsal.rehearse(self.processor, question, next(iter(rows)))
             self.rehearsed = True
 
     def ask(self) -> pending.Question[M]:

@@ -7,6 +7,7 @@ asks for a cursor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,9 +33,10 @@ class RowScope:
 
     def __enter__(self) -> Self:
         if self._shared:
-            # Where cursors are made, and not where statements are executed: cursor.copy() and
-            # the like go past the wrappers.
+            # Where cursors are made: cursor.copy() and the like go past the wrappers. And where
+            # statements are executed: a cursor may be older than the row.
             self._connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
+            self._connection.execute_wrappers.append(self._first_statement)
         return self
 
     def __exit__(
@@ -43,7 +45,8 @@ class RowScope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        vars(self._connection).pop("_cursor", None)
+        if self._shared:
+            self._watch_no_more()
 
     def close(self, outcome: Outcome) -> Outcome:
         """Keep the row's work if it was handled, or take it back; return what became of it.
@@ -72,14 +75,30 @@ class RowScope:
 
     def _savepoint(self, kind: str) -> None:
         if self._open:
-            sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
-            with self._connection.cursor() as cursor:
-                cursor.execute(sql)
+            self._execute(kind)
 
-    def _first_cursor(self, name: str | None = None) -> Any:
-        del self._connection._cursor  # noqa: SLF001  # ours
+    def _execute(self, kind: str) -> None:
+        sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    def _first_cursor(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin()
+        return self._connection._cursor(*args, **kwargs)  # noqa: SLF001  # Django's own again
+
+    def _first_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
+        self._begin()
+        return execute(*args)
+
+    def _begin(self) -> None:
+        self._watch_no_more()
         # Not connection.savepoint(): its ids are those of the handler's own atomic blocks, and
         # on_commit() would tie the handler's callbacks to ours.
+        self._execute("savepoint_create_sql")
         self._open = True
-        self._savepoint("savepoint_create_sql")
-        return self._connection._cursor(name)  # noqa: SLF001  # Django's own again
+
+    def _watch_no_more(self) -> None:
+        vars(self._connection).pop("_cursor", None)
+        # Wherever it is: a handler may have left a wrapper of its own on top.
+        wrappers = self._connection.execute_wrappers
+        wrappers[:] = [each for each in wrappers if each != self._first_statement]

@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
-from django.db import transaction
-from django.db.models import DateTimeField, Model, QuerySet
+from django.db.models import QuerySet
 
 from .exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 from .execution import Discarded, Failed, Outcome, Snoozed
@@ -36,11 +35,8 @@ def notes(
             if not values:
                 return Failed(_no_dead_letter(processor)), {}
             return outcome, {**(retry.given_up(error, attempt, model) if retry else {}), **values}
-        case Snoozed() if undone is None:
-            return Failed(_no_way_back(processor)), {}
-        case Snoozed(delay, until):
-            wait = retry.snoozed(delay, until) if retry else {}
-            return outcome, {**(undone or {}), **wait}
+        case Snoozed():
+            return _snoozed(processor, outcome, undone)
         case Failed(error) if retry is None:
             # What is claimed and cannot be put back is known to have failed, and says so.
             return outcome, processor.get_failed(row, error) if undone is None else {}
@@ -51,78 +47,6 @@ def notes(
                 return outcome, {**given_up, **processor.get_failed(row, error)}
             return outcome, {**(undone or {}), **retry.after(error, attempt, model)}
     return outcome, {}
-
-
-def rehearse(processor: BatchProcessor[Any], question: Question[Any], pk: Any) -> None:
-    """Flip, ask, roll back: raise ``StillPending`` before any handler ran, not after."""
-    claim = dict(processor.claim or {})
-    flips = {"claim": claim, "failed": {**claim, **(processor.failed or {})}}
-    if processor._has_fixed_flip and not processor.repeats:
-        flips["done"] = {**claim, **(processor.done or {})}
-    for option, values in flips.items():
-        if getattr(processor, option) and _rehearsed(question, pk, values, processor.name):
-            raise StillPending(_still_pending(processor, option, pk))
-    back = {**claim, **(processor.reset or {})}
-    if claim and processor.reset and not _rehearsed(question, pk, back, processor.name):
-        raise InvalidDone(
-            f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
-            f"back into pending, got row {pk} not pending after it; no handler was called."
-        )
-
-
-def _rehearsed(question: Question[Any], pk: Any, values: Values, label: str) -> bool:
-    with transaction.atomic(using=question.using):
-        write(question, [pk], values, label)
-        still = question.still_pending([pk]).exists()
-        transaction.set_rollback(True, using=question.using)
-    return still
-
-
-def _still_pending(processor: BatchProcessor[Any], option: str, pk: Any) -> str:
-    values = dict(getattr(processor, option))
-    repeats = ", or say repeats=True" if option == "done" else ""
-    return (
-        f"{processor.name}: expected {option}={values!r} to take a row out of pending, got row "
-        f"{pk} still pending after it; no handler was called. Make {option} change what pending "
-        f"asks for{repeats}."
-    )
-
-
-def check(processor: BatchProcessor[Any], model: type[Model], using: str) -> None:
-    """Raise unless the model has the columns that the processor would write."""
-    for option in ("done", "failed", "reset", "claim"):
-        check_columns(getattr(processor, option) or {}, model, processor.name, option)
-    if processor.claimed_at is not None:
-        _check_claimed_at(processor, processor.claimed_at, model)
-    if processor.retry is not None:
-        processor.retry.check(model, processor.name)
-    if processor.lease is not None:
-        processor.lease.check(model, using, processor.name)
-
-
-def _check_claimed_at(processor: BatchProcessor[Any], name: str, model: type[Model]) -> None:
-    columns = {field.name: field for field in model._meta.concrete_fields}
-    if not isinstance(columns.get(name), DateTimeField) or not columns[name].null:
-        raise InvalidOption(
-            f"{processor.name}: expected claimed_at={name!r} to name a nullable DateTimeField of "
-            f"{model._meta.label}, got {type(columns[name]).__name__ if name in columns else None}."
-        )
-
-
-def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:
-    """Raise ``InvalidDone`` unless every name is a column of the model that a flip may write."""
-    columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
-    for name in values:
-        if name not in columns:
-            raise InvalidDone(
-                f"{label}: expected {option} to name columns of {model._meta.label}, got {name!r}; "
-                f"the columns are {', '.join(f.name for f in model._meta.concrete_fields)}."
-            )
-        if columns[name].primary_key or columns[name].generated:
-            raise InvalidDone(
-                f"{label}: expected {option} to name columns that a flip may write, got {name!r}, "
-                f"which is {'the primary key' if columns[name].primary_key else 'generated'}."
-            )
 
 
 def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
@@ -182,6 +106,18 @@ def _named(pks: Sequence[Any]) -> str:
     return f"row {pks[0]}" if len(pks) == 1 else f"rows {', '.join(map(str, pks[:5]))} and others"
 
 
+def _snoozed(
+    processor: BatchProcessor[Any], snoozed: Snoozed, undone: Values | None
+) -> tuple[Outcome, Values]:
+    if undone is None:
+        return Failed(_no_way_back(processor)), {}
+    if processor.retry is not None:
+        return snoozed, {**undone, **processor.retry.snoozed(snoozed.delay, snoozed.until)}
+    if snoozed.delay is not None or snoozed.until is not None:
+        return Failed(_no_time_kept(processor)), undone
+    return snoozed, undone
+
+
 def _no_dead_letter(processor: BatchProcessor[Any]) -> InvalidOption:
     return InvalidOption(
         f"{processor.name}: expected failed=… to say what is written to a row that the handler "
@@ -193,4 +129,11 @@ def _no_way_back(processor: BatchProcessor[Any]) -> InvalidOption:
     return InvalidOption(
         f"{processor.name}: expected reset=… to say what puts a claimed row back, got Snooze "
         "without it; the row stays claimed."
+    )
+
+
+def _no_time_kept(processor: BatchProcessor[Any]) -> InvalidOption:
+    return InvalidOption(
+        f"{processor.name}: expected retry=Retry(…), whose column keeps until when a row is "
+        "snoozed, got Snooze with a time and no retry; raise Snooze() without one, or add retry."
     )

@@ -36,6 +36,7 @@ class Share:
     using: str | None
     limit: int | None
     deadline: float | None
+    concurrency: int
     tells_rows: bool
 
 
@@ -97,7 +98,13 @@ def _run(share: Share, stop: Stop, results: Connection) -> Report | Trouble:
     left = None if share.deadline is None else max(0.0, share.deadline - time.monotonic())
     try:
         with quiet_unless_configured(), watched(processor, tell if share.tells_rows else None):
-            report = processor.run(using=share.using, limit=share.limit, timeout=left, stop=stop)
+            report = processor.run(
+                using=share.using,
+                limit=share.limit,
+                timeout=left,
+                concurrency=share.concurrency,
+                stop=stop,
+            )
     except Exception as error:  # noqa: BLE001  # a run that could not be made
         return Trouble.of(error, processor, share.using)
     finally:

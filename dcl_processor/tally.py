@@ -55,6 +55,30 @@ class Tally:
         most = self.processor.max_consecutive_failures
         return most is not None and self.failed_in_a_row >= most
 
+    def would_be_in_vain(self, so_far: Mapping[Any, object]) -> bool:
+        """Tell whether, after these outcomes as well, the next row would fail like those before.
+
+        ``so_far``: the outcomes of a batch in the order of its rows, which are counted later.
+        """
+        most = self.processor.max_consecutive_failures
+        failed = [each for each in so_far.values() if isinstance(each, Failed)]
+        if not failed:
+            return False
+        handled = [each for each in so_far.values() if isinstance(each, Handled)]
+        wrong = sum(isinstance(each.error, StillPending | InvalidDone) for each in failed)
+        if self.wrong + wrong >= 2 and not handled and not self.counts["processed"]:
+            return True
+        if most is None:
+            return False
+        streak = 0
+        for each in reversed(so_far.values()):
+            if isinstance(each, Handled):
+                return False
+            streak += isinstance(each, Failed)
+            if streak >= most:
+                return True
+        return self.failed_in_a_row + streak >= most
+
     def processed(self, pk: Any) -> None:
         """Count a row that was settled."""
         self.counts["processed"] += 1

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Manager, Model, QuerySet
-
-from . import deliveries
+from . import deliveries, functions
 from .delivery import Delivery
-from .exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
+from .exceptions import InvalidDone, InvalidOption, Unsupported
+from .functions import label as _label
+from .lease import Lease
 from .retry import Retry
 
 if TYPE_CHECKING:
@@ -43,19 +42,14 @@ def check_options(processor: BatchProcessor[Any], missing: AbstractSet[str]) -> 
     for name in ("using", "read_using"):
         _expect(processor, name, str | None, "the name of a database in DATABASES")
     _check_name(processor)
-    _check_pending(processor)
-    _check_handler(processor)
-    _check_done(processor)
+    functions.check(processor)
     for option in ("done", "failed", "reset", "claim"):
         _check_flip(processor, option)
     _expect(processor, "retry", Retry | None, "a Retry")
+    _expect(processor, "lease", Lease | None, "a Lease")
+    _expect(processor, "claimed_at", str | None, "the name of a column")
     deliveries.check(processor)
-    most: Any = processor.max_consecutive_failures
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        raise InvalidOption(
-            f"{_label(processor)}: expected max_consecutive_failures to be a number of rows from "
-            f"1, got {most!r}."
-        )
+    _check_most(processor)
     if processor.strict_order and processor.repeats:
         raise Unsupported(
             f"{_label(processor)}: expected strict_order or repeats, got both: a row that stays "
@@ -74,7 +68,7 @@ def refuse_rows(processor: BatchProcessor[Any], rows: tuple[object, ...]) -> Non
 
 
 def _check_delivery(processor: BatchProcessor[Any]) -> None:
-    if processor.delivery not in set(Delivery):
+    if processor.delivery not in list(Delivery):
         raise InvalidOption(
             f"{_label(processor)}: expected delivery to be one of "
             f"{', '.join(str(d) for d in Delivery)}, got {processor.delivery!r}."
@@ -98,68 +92,13 @@ def _check_name(processor: BatchProcessor[Any]) -> None:
         _expect(processor, "name", str, "a string")
 
 
-def _check_pending(processor: BatchProcessor[Any]) -> None:
-    source: Any = processor.pending
-    if isinstance(source, QuerySet):
-        return
-    if isinstance(source, Manager) or (isinstance(source, type) and issubclass(source, Model)):
-        raise InvalidPending(
-            f"{_label(processor)}: expected pending to be a queryset or a callable that returns "
-            f"one, got {source!r}; write …objects.filter(…)."
-        )
-    if not callable(source):
-        raise InvalidPending(
-            f"{_label(processor)}: expected pending to be a queryset or a callable that returns "
-            f"one, got {source!r}."
-        )
-    if not _takes(source):
-        raise InvalidPending(
-            f"{_label(processor)}: expected pending to take no arguments, got "
-            f"pending{inspect.signature(source)}; narrow a run with filter=Q(…) instead."
-        )
-
-
-def _check_handler(processor: BatchProcessor[Any]) -> None:
-    handler: Any = processor.process
-    called = getattr(handler, "__name__", "process")
-    if not callable(handler):
+def _check_most(processor: BatchProcessor[Any]) -> None:
+    most: Any = processor.max_consecutive_failures
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
         raise InvalidOption(
-            f"{_label(processor)}: expected process to be a function of one row, got {handler!r}."
+            f"{_label(processor)}: expected max_consecutive_failures to be a number of rows from "
+            f"1, got {most!r}."
         )
-    if inspect.isasyncgenfunction(handler):
-        raise InvalidOption(
-            f"{_label(processor)}: expected a function that does the work when it is awaited, got "
-            f"the generator {called}(); take the 'yield' out."
-        )
-    if inspect.iscoroutinefunction(handler) and processor.delivery == Delivery.TRANSACTIONAL:
-        raise Unsupported(
-            f"{_label(processor)}: expected a plain function, got 'async def {called}': a row's "
-            "lock cannot be held across an event loop; write 'def', or choose "
-            "Delivery.AT_LEAST_ONCE or AT_MOST_ONCE, whose handlers run outside the transaction."
-        )
-    if inspect.isgeneratorfunction(handler):
-        raise InvalidOption(
-            f"{_label(processor)}: expected a function that does the work when it is called, got "
-            f"the generator {called}(); take the 'yield' out."
-        )
-    if processor._handles_batches:
-        return
-    row, *resource = ["row", "resource"] if _has_resource(processor) else ["row"]
-    if not _takes(handler, row, *resource):
-        raise InvalidOption(
-            f"{_label(processor)}: expected the handler to take one row"
-            f"{' and the resource' if resource else ''}, got {called}{inspect.signature(handler)}."
-        )
-
-
-def _check_done(processor: BatchProcessor[Any]) -> None:
-    for option, words in (("done", "(row, result)"), ("failed", "(row, error)")):
-        get: Any = getattr(processor, f"get_{option}")
-        if not callable(get) or not _takes(get, None, None):
-            raise InvalidDone(
-                f"{_label(processor)}: expected {option} as a callable to take {words}, got "
-                f"{get!r}."
-            )
 
 
 def _check_flip(processor: BatchProcessor[Any], option: str) -> None:
@@ -179,28 +118,7 @@ def _check_flip(processor: BatchProcessor[Any], option: str) -> None:
         )
 
 
-def _has_resource(processor: BatchProcessor[Any]) -> bool:
-    return getattr(processor.resource, "__qualname__", "") != "BatchProcessor.resource"
-
-
 def _expect(processor: BatchProcessor[Any], name: str, kind: Any, words: str) -> None:
     value = getattr(processor, name)
     if not isinstance(value, kind):
         raise InvalidOption(f"{_label(processor)}: expected {name} to be {words}, got {value!r}.")
-
-
-def _takes(function: Any, *args: object) -> bool:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none to look at
-        return True
-    try:
-        signature.bind(*args)
-    except TypeError:
-        return False
-    return True
-
-
-def _label(processor: BatchProcessor[Any]) -> str:
-    handler = vars(processor).get("process")
-    return getattr(handler, "__name__", None) or type(processor).__name__

@@ -30,13 +30,15 @@ def run(
     using: str | None = None,
     limit: int | None = None,
     timeout: float | None = None,
+    concurrency: int = 1,
     stop: Event,
     on_row: OnRow | None = None,
 ) -> tuple[Report, list[Report | Trouble]]:
     """Run the processor in so many copies; return the report, and what became of each copy.
 
     The parameters are those of ``BatchProcessor.run()``; ``limit`` is for all copies together,
-    and ``on_row`` is called with each row's outcome. One copy is this process.
+    ``concurrency`` for each, and ``on_row`` is called with each row's outcome. One copy is this
+    process.
     """
     _check_copies(copies)
     if copies > 1:
@@ -48,12 +50,15 @@ def run(
                 using=using,
                 limit=limit,
                 timeout=timeout,
+                concurrency=concurrency,
                 stop=stop,
                 on_row=on_row,
             )
             return merge(processor.name, outcomes, limit), outcomes
     with watched(processor, on_row):
-        report = processor.run(using=using, limit=limit, timeout=timeout, stop=stop)
+        report = processor.run(
+            using=using, limit=limit, timeout=timeout, concurrency=concurrency, stop=stop
+        )
     return report, [report] if copies > 1 else []
 
 
@@ -64,6 +69,7 @@ def run_copies(
     using: str | None = None,
     limit: int | None = None,
     timeout: float | None = None,
+    concurrency: int = 1,
     stop: Event,
     on_row: OnRow | None = None,
 ) -> list[Report | Trouble]:
@@ -86,6 +92,7 @@ def run_copies(
                 using=using,
                 limit=limit_,
                 deadline=deadline,
+                concurrency=concurrency,
                 tells_rows=on_row is not None,
             )
             running.append(start(number, share))

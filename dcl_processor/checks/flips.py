@@ -13,7 +13,7 @@ from django.db.models import Field, Model, Value
 
 from dcl_processor.definition import BatchProcessor
 from dcl_processor.exceptions import InvalidDone
-from dcl_processor.settlement import check_columns
+from dcl_processor.requirements import check_columns
 
 from .clock import is_frozen
 

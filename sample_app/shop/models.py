@@ -1,10 +1,12 @@
-"""Customers, their orders, and what is in them."""
+"""Customers, their orders and carts, and what is paid and printed for an order."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from django.db import models
+
+from dcl_processor.columns import LeaseColumn, RetryColumns
 
 
 class Customer(models.Model):
@@ -27,8 +29,11 @@ class Customer(models.Model):
         return self.contact_name or self.company
 
 
-class Order(models.Model):
-    """One order, from the day it is placed to the day it is shipped and announced."""
+class Order(LeaseColumn, RetryColumns):
+    """One order, from the day it is placed to the day it is shipped and announced.
+
+    The columns of the lease and of the attempts are push_to_warehouse's.
+    """
 
     number = models.PositiveBigIntegerField(unique=True, help_text="The source's order number.")
     customer = models.ForeignKey(Customer, on_delete=models.PROTECT, related_name="orders")
@@ -40,6 +45,7 @@ class Order(models.Model):
     ship_country = models.CharField(max_length=60, blank=True)
     shipped_email_sent = models.BooleanField(default=False)
     overdue_noted = models.BooleanField(default=False)
+    in_warehouse = models.BooleanField(default=False)
 
     class Meta:
         ordering: ClassVar[list[str]] = ["number"]
@@ -55,6 +61,11 @@ class Order(models.Model):
                 fields=["required_date"],
                 name="shop_order_overdue",
                 condition=models.Q(shipped_at__isnull=True, overdue_noted=False),
+            ),
+            models.Index(
+                fields=["id"],
+                name="shop_order_to_warehouse",
+                condition=models.Q(in_warehouse=False),
             ),
         ]
         constraints: ClassVar[list[models.BaseConstraint]] = [
@@ -89,3 +100,108 @@ class OrderNote(models.Model):
 
     def __str__(self) -> str:
         return self.text
+
+
+class Payment(RetryColumns):
+    """What an order costs, and whether the customer's card has been charged for it."""
+
+    class State(models.TextChoices):
+        """From DUE by CAPTURING to one of the others."""
+
+        DUE = "due"
+        CAPTURING = "capturing"
+        CAPTURED = "captured"
+        REFUSED = "refused"
+
+    order = models.OneToOneField(Order, on_delete=models.PROTECT, related_name="payment")
+    amount = models.DecimalField(max_digits=10, decimal_places=2)
+    state = models.CharField(max_length=9, choices=State, default=State.DUE)
+    capturing_since = models.DateTimeField(null=True, blank=True)
+    charge_id = models.CharField(max_length=40, blank=True, help_text="The gateway's own name.")
+
+    class Meta:
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(
+                fields=["id"], name="shop_payment_due", condition=models.Q(state="due")
+            ),
+            models.Index(
+                fields=["capturing_since"],
+                name="shop_payment_in_doubt",
+                condition=models.Q(state="capturing"),
+            ),
+        ]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(
+                name="shop_payment_charge_of_one_order",
+                fields=["charge_id"],
+                condition=~models.Q(charge_id=""),
+            ),
+            models.CheckConstraint(
+                name="shop_payment_captured_has_charge",
+                condition=~models.Q(state="captured") | ~models.Q(charge_id=""),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.amount} for order {self.order_id}"
+
+
+class Invoice(models.Model):
+    """The paper that goes into an order's parcel."""
+
+    order = models.OneToOneField(Order, on_delete=models.CASCADE, related_name="invoice")
+    printed = models.BooleanField(default=False)
+
+    class Meta:
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(
+                fields=["order"],
+                name="shop_invoice_to_print",
+                condition=models.Q(printed=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"Invoice {self.pk}"
+
+
+class PrintedPage(models.Model):
+    """One page that has left the printer; as many for an invoice as times it was printed."""
+
+    invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE, related_name="pages")
+    text = models.TextField()
+    printed_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return f"A page of invoice {self.invoice_id}"
+
+
+class Cart(models.Model):
+    """Pieces that somebody has put aside and may never buy."""
+
+    customer = models.ForeignKey(Customer, on_delete=models.CASCADE, related_name="carts")
+    pieces = models.PositiveIntegerField()
+    touched_at = models.DateTimeField()
+    expired = models.BooleanField(default=False)
+
+    class Meta:
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(
+                fields=["touched_at"],
+                name="shop_cart_open",
+                condition=models.Q(expired=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"Cart {self.pk}"
+
+
+class StockReturn(models.Model):
+    """Pieces of an expired cart that others may buy again."""
+
+    cart = models.ForeignKey(Cart, on_delete=models.CASCADE, related_name="returns")
+    pieces = models.PositiveIntegerField()
+
+    def __str__(self) -> str:
+        return f"{self.pieces} back on the shelf"

@@ -28,7 +28,7 @@ from tests.edge.manage import (
     processors,
     started,
 )
-from tests.models import Depot, Parcel, Scan, Seat
+from tests.models import Depot, Errand, Parcel, Scan, Seat
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -195,6 +195,7 @@ def test_a_database_that_is_down_is_one_sentence() -> None:
         (["run", "--all", "--timeout", "-1"], "expected a number of seconds from 0, got '-1'"),
         (["run", "--all", "--timeout", "nan"], "expected a number of seconds from 0, got 'nan'"),
         (["run", "--all", "--copies", "0"], "expected a number of processes from 1, got '0'"),
+        (["run", "--all", "--concurrency", "0"], "expected a number of handlers from 1, got '0'"),
         (["run", "--all", "--using", "nowhere"], "nowhere"),
         (["walk"], "walk"),
         ([], "required"),
@@ -221,6 +222,34 @@ def test_call_command_raises_what_the_command_line_would_print(installed: None) 
         with pytest.raises(CommandError):
             call_command("processors", "run", "warehouse.deliver", stderr=err, **wrong)
         assert words in err.getvalue()
+
+
+def test_concurrency_is_how_many_handlers_are_in_flight() -> None:
+    """Each of the eight waits for three others, and gives up when they do not come."""
+    Errand.objects.bulk_create(Errand() for _ in range(8))
+    done = processors("run", "warehouse.gather", "--concurrency", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("warehouse.gather: 8 processed")
+    assert not Errand.objects.filter(done=False).exists()
+
+
+def test_without_concurrency_one_handler_is_in_flight() -> None:
+    Errand.objects.create()
+    done = processors("run", "warehouse.gather")
+    assert done.returncode == 1
+    assert "failed: TimeoutError" in done.stderr
+    assert Errand.objects.filter(done=False).exists()
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_concurrency_reaches_each_copy(copies: str) -> None:
+    """Each refuses it for a plain function, which cannot make use of it."""
+    parcels("", "")
+    done = processors("run", "warehouse.deliver", "--concurrency", "3", "--copies", copies)
+    assert done.returncode == 1
+    refusals = done.stderr.count("expected an 'async def' handler for concurrency=3")
+    assert refusals == int(copies)
+    assert unsent() == 2
 
 
 def test_limit_and_timeout_reach_the_run(manage: Manage) -> None:

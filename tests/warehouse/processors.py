@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -8,9 +9,9 @@ from pathlib import Path
 
 from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.stopping import Stop
-from tests.models import Parcel
+from tests.models import Errand, Parcel
 
 PATIENCE = 30.0  # seconds
 
@@ -48,6 +49,19 @@ class Weigh(BatchProcessor[Parcel]):
 
 
 weigh = Weigh()
+
+four_at_once = asyncio.Barrier(4)
+
+
+@batch_processor(
+    pending=lambda: Errand.objects.filter(done=False),
+    done={"done": True},
+    delivery=Delivery.AT_LEAST_ONCE,
+    lease=Lease(PATIENCE),
+)
+async def gather(_: Errand) -> None:
+    """Go on when four are there."""
+    await asyncio.wait_for(four_at_once.wait(), PATIENCE / 6)
 
 
 def told_to_stop() -> bool:

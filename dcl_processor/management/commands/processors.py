@@ -52,6 +52,13 @@ class Command(BaseCommand):
             metavar="N",
             help="Processes on this machine that share the rows, and the limit.",
         )
+        run.add_argument(
+            "--concurrency",
+            type=_handlers,
+            default=1,
+            metavar="N",
+            help="Asynchronous handlers in flight at once, in each copy.",
+        )
         listing = actions.add_parser("list", parents=[common], help="Show what is pending.")
         for action in (run, listing):
             action.add_argument(
@@ -106,6 +113,7 @@ class Command(BaseCommand):
                         using=using,
                         limit=limit,
                         timeout=left,
+                        concurrency=options["concurrency"],
                         stop=stop,
                         on_row=on_row,
                     )
@@ -197,6 +205,10 @@ def _rows(text: str) -> int:
 
 def _processes(text: str) -> int:
     return _whole(text, 1, "a number of processes from 1")
+
+
+def _handlers(text: str) -> int:
+    return _whole(text, 1, "a number of handlers from 1")
 
 
 def _whole(text: str, least: int, words: str) -> int:

@@ -1,0 +1,144 @@
+"""One processor for each order of things in which a process may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from dcl_processor import Delivery, Lease, Retry, batch_processor
+from tests.crash import trace
+from tests.crash.audit import effect
+from tests.models import Depot, Errand, Parcel
+
+# What an errand's place makes its handler do.
+PLAIN, FAILS, KILLS, WAITS = range(4)
+
+# At once again, so that the next copy shows what the one before has left.
+AT_ONCE: dict[str, Any] = {"backoff": 0, "jitter": 0}
+
+
+def pending() -> QuerySet[Errand]:
+    return Errand.objects.filter(done=False, dead=False, claimed=False)
+
+
+def spanning() -> QuerySet[Errand]:
+    """Ask a second table too, so that the second check is a statement of its own."""
+    return pending().filter(Q(place__in=Depot.objects.filter(open=True).values("parcels__weight")))
+
+
+def act(row: Errand) -> None:
+    """Do what cannot be taken back, and then what the row's place says."""
+    trace.note("before the effect", row.pk)
+    effect(row.pk)
+    trace.note("after the effect", row.pk)
+    if row.place == KILLS:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if row.place == WAITS:
+        from tests.warehouse.processors import wait_at_gate
+
+        wait_at_gate()
+    if row.place == FAILS:
+        raise ValueError("nobody at home")
+
+
+def act_here_too(row: Errand) -> None:
+    """Do work in the database as well: in the transaction of the row, if it has one."""
+    Parcel.objects.create(note=str(row.pk))
+    act(row)
+
+
+plain: dict[str, Any] = {"pending": pending, "done": {"done": True}}
+again: dict[str, Any] = {"failed": {"dead": True}, "retry": Retry(3, **AT_ONCE)}
+claimed: dict[str, Any] = {
+    "pending": pending,
+    "delivery": Delivery.AT_MOST_ONCE,
+    "claim": {"claimed": True},
+    "claimed_at": "claimed_at",
+    "done": {"done": True, "claimed": False},
+    "reset": {"claimed": False},
+}
+leased: dict[str, Any] = {
+    **plain,
+    **again,
+    "delivery": Delivery.AT_LEAST_ONCE,
+    # Long: no test waits for it, they put it back.
+    "lease": Lease(300),
+}
+
+
+@batch_processor(**plain)
+def transactional(row: Errand) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**{**plain, "pending": spanning})
+def transactional_spanning(row: Errand) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**plain, batch_size=2)
+def transactional_batch(row: Errand) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**plain, **again)
+def transactional_retry(row: Errand) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**plain, **again, batch_size=2)
+def transactional_retry_batch(row: Errand) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**plain, delivery=Delivery.AT_MOST_ONCE)
+def at_most_once(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**plain, delivery=Delivery.AT_MOST_ONCE, batch_size=2)
+def at_most_once_batch(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**claimed)
+def claim(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**{**claimed, "pending": lambda: spanning()})
+def claim_spanning(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**claimed, batch_size=2)
+def claim_batch(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**claimed, **again)
+def claim_retry(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**leased)
+def lease(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**{**leased, "pending": spanning})
+def lease_spanning(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**leased, batch_size=2)
+def lease_batch(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**{**leased, "lease": Lease(1)})
+def short_lease(row: Errand) -> None:
+    act(row)

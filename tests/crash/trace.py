@@ -1,0 +1,93 @@
+"""The boundaries of a run, one after the other; at one of them the process may be killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connection
+
+WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH)\b")
+LOCKS = re.compile(r"FOR (NO KEY )?UPDATE|WHERE 1 = 0$")
+WENT_ANOTHER_WAY = 3  # exit code of a victim whose run is not the one that was traced
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A point between two steps.
+
+    ``pks``: the rows that the step before it wrote or handled; ``commits``: that step made what
+    it wrote last.
+    """
+
+    name: str
+    pks: frozenset[int] = frozenset()
+    commits: bool = False
+
+
+class Trace:
+    """Notes each boundary as the run comes to it; ``kill_at``: the number of the last one."""
+
+    def __init__(self, rows: frozenset[int], kill_at: tuple[int, str] | None = None) -> None:
+        self.boundaries: list[Boundary] = []
+        self._rows = rows
+        self._kill_at = kill_at
+        self._written: frozenset[int] = frozenset()
+
+    def note(self, name: str, pks: frozenset[int] = frozenset(), *, commits: bool = False) -> None:
+        number = len(self.boundaries)
+        self.boundaries.append(Boundary(name, pks, commits))
+        if self._kill_at is not None and self._kill_at[0] == number:
+            if self._kill_at[1] != name:
+                os._exit(WENT_ANOTHER_WAY)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what this thread's connection does, commits and rollbacks included."""
+        wrapper: Any = connection
+        commit, rollback = wrapper._commit, wrapper._rollback
+        wrapper._commit, wrapper._rollback = self._ends(commit, "COMMIT"), self._ends(rollback)
+        try:
+            with connection.execute_wrapper(self._statement):
+                yield
+        finally:
+            wrapper._commit, wrapper._rollback = commit, rollback
+
+    def _ends(self, end: Callable[[], None], name: str = "ROLLBACK") -> Callable[[], None]:
+        def step() -> None:
+            self.note(f"before {name}")
+            end()
+            pks, self._written = self._written, frozenset()
+            self.note(f"after {name}", pks, commits=name == "COMMIT")
+
+        return step
+
+    def _statement(
+        self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any
+    ) -> Any:
+        name = "lock" if LOCKS.search(sql) else " ".join(sql.split()[:3])
+        self.note(f"before {name}")
+        result = execute(sql, params, *rest)
+        pks: frozenset[int] = frozenset()
+        if WRITES.match(sql):
+            pks = self._rows & {each for each in params or () if isinstance(each, int)}
+        if connection.in_atomic_block:
+            self._written |= pks
+        self.note(f"after {name}", pks, commits=bool(pks) and not connection.in_atomic_block)
+        return result
+
+
+#: The trace of this process's run, if it is traced.
+current: Trace | None = None
+
+
+def note(name: str, pk: int) -> None:
+    """Be at a boundary inside a handler."""
+    if current is not None:
+        current.note(name, frozenset([pk]))
