@@ -1,0 +1,93 @@
+"""Rows of several tables, and the changes by which they leave a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db.models import Model
+
+from tests.contract.own_shapes import parcel
+from tests.models import Depot, OpenParcel, Parcel, Receipt, Scan, Tag, Trailer, Vehicle
+
+
+def close_depot(pk: Any, using: str) -> object:
+    return Depot.objects.using(using).filter(parcels=pk).update(open=False)
+
+
+def spoil_scans(pk: Any, using: str) -> object:
+    return Scan.objects.using(using).filter(parcel=pk).update(ok=False)
+
+
+def remove_scan(pk: Any, using: str) -> object:
+    return Scan.objects.using(using).filter(parcel=pk).latest("pk").delete()
+
+
+def add_scan(pk: Any, using: str) -> object:
+    return Scan.objects.using(using).create(parcel_id=pk)
+
+
+def remove_tags(pk: Any, using: str) -> object:
+    return Parcel.tags.through.objects.using(using).filter(parcel=pk).delete()
+
+
+def add_tag(pk: Any, using: str) -> object:
+    tag = Tag.objects.using(using).create(name="done")
+    return Parcel.tags.through.objects.using(using).create(parcel_id=pk, tag=tag)
+
+
+def print_receipt(pk: Any, using: str) -> object:
+    return Receipt.objects.using(using).filter(parcel=pk).update(printed=True)
+
+
+def write_receipt(pk: Any, using: str) -> object:
+    return Receipt.objects.using(using).create(parcel_id=pk)
+
+
+def tagged() -> Parcel:
+    row: Parcel = parcel()()
+    row.tags.add(Tag.objects.create(name="red"), Tag.objects.create(name="red"))
+    return row
+
+
+def unscanned() -> Parcel:
+    row: Parcel = parcel()()
+    row.scans.all().delete()
+    return row
+
+
+def with_receipt() -> Parcel:
+    row: Parcel = parcel()()
+    Receipt.objects.create(parcel=row)
+    return row
+
+
+def in_view() -> OpenParcel:
+    row = Parcel.objects.create(depot=Depot.objects.create())
+    return OpenParcel.objects.get(pk=row.pk)
+
+
+def shifted(model: type[Model]) -> Callable[[], Model]:
+    """Make rows whose keys are not those of their parents."""
+
+    def make() -> Model:
+        Vehicle.objects.create(inspected=True)
+        return model._default_manager.create()
+
+    return make
+
+
+def inspect_vehicle(pk: Any, using: str) -> object:
+    """Flip in the parent, as a processor of vehicles does that knows nothing of trucks."""
+    return Vehicle.objects.using(using).filter(pk=pk).update(inspected=True)
+
+
+def inspect_trailer(pk: Any, using: str) -> object:
+    trailer = Trailer.objects.using(using).get(pk=pk)
+    return inspect_vehicle(trailer.vehicle_id, using)
+
+
+def in_blue() -> Parcel:
+    row: Parcel = parcel()()
+    row.tags.add(Tag.objects.get_or_create(name="blue")[0])
+    return row

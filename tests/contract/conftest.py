@@ -1,0 +1,49 @@
+"""What the databases of the contract suite have beside the models' tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from tests.contract.gate import HAS_GATE, INSTALL_GATE
+
+# What it shows happens between a statement's snapshot and its lock.
+collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py"]
+
+OPEN_PARCELS = """
+    CREATE VIEW tests_openparcel AS SELECT id, depot_id, sent, note FROM tests_parcel
+    WHERE EXISTS (SELECT 1 FROM tests_depot WHERE tests_depot.id = depot_id AND tests_depot.open)
+"""
+
+# A function that reads another table, and says that it changes nothing.
+IS_OPEN_STABLE = """
+    CREATE FUNCTION tests_is_open(bigint) RETURNS boolean STABLE LANGUAGE sql AS
+    $$ SELECT open FROM tests_depot WHERE id = $1 $$
+"""
+IS_OPEN_READS = """
+    CREATE FUNCTION tests_is_open(depot bigint) RETURNS boolean READS SQL DATA
+    RETURN (SELECT open FROM tests_depot WHERE id = depot)
+"""
+
+INSTALL = {
+    "postgresql": [
+        INSTALL_GATE,
+        IS_OPEN_STABLE,
+        OPEN_PARCELS,
+    ],
+    "mysql": [
+        IS_OPEN_READS,
+        OPEN_PARCELS,
+    ],
+    "sqlite": [],
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def functions(django_db_setup: None, django_db_blocker: Any) -> None:
+    """Make the functions and views that some questions use."""
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        for statement in INSTALL[connection.vendor]:
+            cursor.execute(statement)

@@ -1,0 +1,269 @@
+"""Spanning shapes whose SQL is not seen in the join: subqueries, functions, annotations."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from django.db.models import (
+    BooleanField,
+    Case,
+    Count,
+    Exists,
+    F,
+    Func,
+    Max,
+    Min,
+    OuterRef,
+    Q,
+    Subquery,
+    Sum,
+    Value,
+    When,
+    Window,
+)
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Coalesce, Greatest, RowNumber
+from django.db.models.lookups import Exact
+
+from tests.contract.changes import (
+    add_scan,
+    close_depot,
+    in_view,
+    remove_scan,
+    spoil_scans,
+    unscanned,
+)
+from tests.contract.own_shapes import parcel
+from tests.contract.shapes import MARIADB, POSTGRESQL, SQLITE, OneStatement, here
+from tests.contract.spanning_shapes import span
+from tests.models import Depot, Letter, Message, OpenParcel, Parcel, Scan, Seat
+
+RIGHT, REFUSED = OneStatement.RIGHT, OneStatement.REFUSED
+
+
+class IsOpen(Func):
+    """A STABLE function that reads another table."""
+
+    function = "tests_is_open"
+    output_field = BooleanField()
+
+
+parcels = Parcel.objects.filter(sent=False)
+scans = Scan.objects.filter(parcel=OuterRef("pk"), ok=True)
+depot = Depot.objects.filter(pk=OuterRef("depot"))
+
+SUBQUERIES = [
+    span("or exists", parcels.filter(Q(weight=7) | Exists(scans)), leave=spoil_scans),
+    span(
+        "negated together",
+        parcels.filter(~(Q(depot__open=False) | ~Exists(scans))),
+        leave=close_depot,
+    ),
+    span(
+        "random keys of the same table",
+        Letter.objects.filter(pk__in=Letter.objects.filter(sent=False)),
+        Letter.objects.create,
+    ),
+    span(
+        "keys of two columns of the same table",
+        Seat.objects.filter(pk__in=Seat.objects.filter(sent=False)),
+        lambda: Seat.objects.create(row=Seat.objects.count(), number=3),
+    ),
+    span(
+        "keys of a window",
+        Parcel.objects.filter(
+            pk__in=parcels.annotate(place=Window(RowNumber(), order_by="-priority"))
+            .filter(place__lte=50)
+            .values("pk")
+        ),
+    ),
+    span(
+        "raw keys",
+        Parcel.objects.filter(pk__in=RawSQL("SELECT id FROM tests_parcel p WHERE NOT p.sent", [])),
+    ),  # no input
+    span("exists", parcels.filter(Exists(scans)), leave=spoil_scans),
+    span("not exists", parcels.filter(~Exists(scans)), unscanned, leave=add_scan),
+    span("exists on itself", Parcel.objects.filter(Exists(parcels.filter(pk=OuterRef("pk"))))),
+    span(
+        "subquery",
+        parcels.filter(depot=Subquery(depot.filter(open=True).values("pk")[:1])),
+        leave=close_depot,
+    ),
+    span("keys of the same table", Parcel.objects.filter(pk__in=parcels.values("pk"))),
+    span("rows of the same table", Parcel.objects.filter(pk__in=parcels)),
+    span(
+        "keys not in the same table",
+        Parcel.objects.exclude(pk__in=Parcel.objects.filter(sent=True).values("pk")),
+    ),
+    span(
+        "nested outer references",
+        parcels.filter(
+            Exists(
+                depot.filter(Exists(Scan.objects.filter(ok=True, parcel=OuterRef(OuterRef("pk")))))
+            )
+        ),
+        leave=spoil_scans,
+    ),
+    span(
+        "keys of a union",
+        Parcel.objects.filter(
+            pk__in=parcels.filter(priority=0)
+            .values("pk")
+            .union(parcels.filter(priority=1).values("pk"), all=True)
+        ),
+    ),
+    span(
+        "keys of a slice",
+        Parcel.objects.filter(pk__in=parcels.order_by("-priority").values("pk")[:50]),
+        vendors=(POSTGRESQL, SQLITE),
+    ),
+    span(
+        "keys of groups",
+        parcels.filter(
+            pk__in=Scan.objects.values("parcel")
+            .annotate(n=Count("pk"))
+            .filter(n__gte=2)
+            .values("parcel")
+        ),
+        leave=remove_scan,
+    ),
+    span(
+        "raw sql",
+        parcels.filter(
+            RawSQL(
+                "EXISTS (SELECT 1 FROM tests_scan s WHERE s.parcel_id = tests_parcel.id AND s.ok)",
+                [],
+                output_field=BooleanField(),
+            )
+        ),
+        leave=spoil_scans,
+    ),
+    span(
+        "extra where",
+        parcels.extra(where=["depot_id IN (SELECT id FROM tests_depot d WHERE d.open)"]),
+        leave=close_depot,
+    ),
+    span(
+        "extra tables",
+        parcels.extra(
+            tables=["tests_depot"],
+            where=["tests_depot.id = tests_parcel.depot_id", "tests_depot.open"],
+        ),
+        leave=close_depot,
+    ),
+    span(
+        "stable function",
+        parcels.filter(IsOpen("depot_id")),
+        leave=close_depot,
+        vendors=(POSTGRESQL, MARIADB),
+    ),
+    span(
+        "view",
+        OpenParcel.objects.filter(sent=False),
+        in_view,
+        leave=close_depot,
+        vendors=(POSTGRESQL, MARIADB),
+    ),
+]
+
+ANNOTATIONS = [
+    span(
+        "count",
+        parcels.annotate(n=Count("scans")).filter(n__gte=2),
+        leave=remove_scan,
+        one_statement=REFUSED,
+    ),
+    span("sum beside", parcels.annotate(n=Sum("scans__pk")), one_statement=REFUSED),
+    span(
+        "two aggregates",
+        parcels.annotate(first=Min("scans__pk"), last=Max("scans__pk")).filter(first__lt=F("last")),
+        leave=remove_scan,
+        one_statement=REFUSED,
+    ),
+    span(
+        "filtered count",
+        parcels.annotate(n=Count("scans", filter=Q(scans__ok=True), distinct=True)).filter(n=2),
+        leave=spoil_scans,
+        one_statement=REFUSED,
+    ),
+    span("annotation across", parcels.annotate(where=F("depot__name")), one_statement=RIGHT),
+    span(
+        "annotation of a subquery",
+        parcels.annotate(n=Subquery(scans.values("pk")[:1])),
+        one_statement=RIGHT,
+    ),
+    span(
+        "filter over an annotated subquery",
+        parcels.annotate(n=Subquery(scans.order_by("pk").values("pk")[:1])).filter(n__isnull=False),
+        leave=spoil_scans,
+    ),
+    span("alias", parcels.alias(good=Exists(scans)).filter(good=True), leave=spoil_scans),
+    span(
+        "case",
+        parcels.filter(
+            Case(When(depot__open=True, then=Value(value=True)), default=Value(value=False))
+        ),
+        leave=close_depot,
+    ),
+    span(
+        "function across",
+        parcels.filter(Exact(Coalesce("depot__open", Value(value=False)), Value(value=True))),
+        leave=close_depot,
+    ),
+    span(
+        "function of the row",
+        parcels.annotate(most=Greatest("tries", "priority")).filter(most__lt=9),
+        one_statement=RIGHT,
+    ),
+    span(
+        "distinct",
+        parcels.filter(scans__ok=True).distinct(),
+        leave=spoil_scans,
+        one_statement=REFUSED,
+    ),
+    span(
+        "distinct and ordered across",
+        parcels.filter(scans__ok=True).distinct().order_by("scans__ok", "depot__name"),
+        leave=spoil_scans,
+        one_statement=REFUSED,
+    ),
+    span(
+        "ordered by an annotation",
+        parcels.annotate(n=Count("scans")).order_by("-n"),
+        one_statement=REFUSED,
+    ),
+    span(
+        "strictly ordered by an annotation",
+        parcels.annotate(n=Count("scans")).order_by("-n"),
+        one_statement=REFUSED,
+        options={"strict_order": True},
+    ),
+    span("select related", parcels.select_related("depot"), one_statement=RIGHT),
+    span(
+        "select related and only",
+        parcels.select_related("depot").only("note", "depot__name"),
+        one_statement=RIGHT,
+    ),
+    span(
+        "select related and asked",
+        parcels.filter(depot__open=True).select_related(),
+        leave=close_depot,
+    ),
+    span(
+        "transform",
+        Parcel.objects.filter(sent_at__year=2000),
+        parcel(sent_at=datetime(2000, 5, 1, tzinfo=UTC)),
+        done={"sent_at": None},
+        spare="note",
+        one_statement=RIGHT,
+    ),
+    span(
+        "document",
+        Message.objects.filter(data__state="new"),
+        lambda: Message.objects.create(data={"state": "new"}),
+        done={"data": {"state": "done"}},
+        one_statement=RIGHT,
+    ),
+]
+
+EXPRESSIONS = here([*SUBQUERIES, *ANNOTATIONS])

@@ -1,0 +1,196 @@
+"""Shapes that ask the row's own columns alone: lock and second check may be one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import F, Prefetch, Q, Value
+from django.db.models.functions import Now
+from django.db.models.lookups import Exact
+from django.utils import timezone
+
+from tests.contract.shapes import OneStatement, Shape, here
+from tests.models import (
+    Badge,
+    Crate,
+    Depot,
+    Letter,
+    Parcel,
+    Priced,
+    QuietParcel,
+    Scan,
+    Seat,
+    Vehicle,
+    Visit,
+    Voucher,
+    Watched,
+)
+
+
+def parcel(**values: Any) -> Callable[[], Parcel]:
+    """Make parcels with a depot of their own, a weight, and two scans."""
+
+    def make() -> Parcel:
+        depot = Depot.objects.create(name="north")
+        given = {name: value() if callable(value) else value for name, value in values.items()}
+        row: Parcel = Parcel.objects.create(**{"depot": depot, "weight": 5, **given})
+        Scan.objects.create(parcel=row)
+        Scan.objects.create(parcel=row)
+        return row
+
+    return make
+
+
+def own(name: str, pending: Any, make: Callable[[], Any] | None = None, **more: Any) -> Shape:
+    more = {"own_table": True, "one_statement": OneStatement.RIGHT, **more}
+    if make is None:
+        make = parcel()
+        more.setdefault("spare", "note")
+    return Shape(name, pending, make, **more)
+
+
+def overdue() -> Any:
+    return timezone.now() - timedelta(minutes=1)
+
+
+parcels = Parcel.objects.filter(sent=False)
+due = parcel(sent_at=overdue)
+clear_date = {"sent_at": None}
+
+LOOKUPS = [
+    own("equal", parcels),
+    own("expression", Parcel.objects.filter(Exact(F("sent"), Value(value=False)))),
+    own("in a list", Parcel.objects.filter(sent=False, priority__in=[0, 1])),
+    own("in keys", lambda: parcels.filter(pk__in=list(parcels.values_list("pk", flat=True)))),
+    own("null", Parcel.objects.filter(sent_at=None), done={"sent_at": Now()}),
+    own(
+        "not null", Parcel.objects.filter(sent_at__isnull=False), due, done=clear_date, spare="note"
+    ),
+    own("range", Parcel.objects.filter(sent=False, weight__range=(1, 9))),
+    own(
+        "less than another column",
+        Parcel.objects.filter(tries__lt=F("priority")),
+        parcel(priority=3),
+        done={"tries": F("priority")},
+        spare="note",
+    ),
+    own(
+        "the database's clock",
+        Parcel.objects.filter(sent_at__lte=Now()),
+        due,
+        done=clear_date,
+        spare="note",
+    ),
+    own(
+        "Python's clock",
+        lambda: Parcel.objects.filter(sent_at__lte=timezone.now()),
+        due,
+        done=clear_date,
+        spare="note",
+    ),
+    own("a value", Parcel.objects.filter(sent=Value(value=False))),
+    own("text", Parcel.objects.filter(sent=False, note__startswith="", note__contains="")),
+    own("or", Parcel.objects.filter(Q(sent=False) | Q(priority=7)), done={"sent": True}),
+    own("negated", Parcel.objects.filter(~Q(sent=True))),
+    own("exclude nullable", Parcel.objects.filter(sent=False).exclude(weight=3, tries=0)),
+    own("xor", Parcel.objects.filter(Q(sent=True) ^ Q(priority=0))),
+    own("not across", Parcel.objects.filter(sent=False, depot__isnull=False)),
+    own("the foreign key itself", lambda: parcels.filter(depot__in=list(Depot.objects.all()))),
+    own("generated column", Priced.objects.filter(sent=False, gross__gte=2), Priced.objects.create),
+]
+
+KEYS = [
+    own("uuid key", Letter.objects.filter(sent=False), Letter.objects.create),
+    own(
+        "key of letters",
+        Voucher.objects.filter(sent=False),
+        lambda: Voucher.objects.create(code=f"v{Voucher.objects.count()}"),
+    ),
+    own(
+        "key of two columns",
+        Seat.objects.filter(sent=False),
+        lambda: Seat.objects.create(row=Seat.objects.count(), number=3),
+    ),
+    own(
+        "key of another row",
+        Badge.objects.filter(printed=False),
+        lambda: Badge.objects.create(parcel=parcel()()),
+        done={"printed": True},
+        spare="size",
+    ),
+]
+
+MODELS = [
+    own("proxy", QuietParcel.objects.filter(sent=False)),
+    own("manager that hides rows", Crate.visible.filter(sent=False), Crate.visible.create),
+    own(
+        "parent of multi-table inheritance",
+        Vehicle.objects.filter(inspected=False),
+        Vehicle.objects.create,
+        done={"inspected": True},
+        spare="plate",
+    ),
+    own(
+        "model that looks at itself",
+        Watched.objects.filter(state="new"),
+        Watched.objects.create,
+        done={"state": "done"},
+        spare="note",
+    ),
+]
+
+LOADING = [
+    own("only", parcels.only("priority", "note")),
+    own("defer", parcels.defer("depot", "weight")),
+    own("prefetch", parcels.prefetch_related("scans", "tags")),
+    own(
+        "prefetch of a queryset",
+        parcels.prefetch_related(
+            Prefetch("scans", Scan.objects.filter(ok=True).order_by("-pk"), to_attr="good")
+        ),
+    ),
+    own("locking queryset", parcels.select_for_update(nowait=True)),
+    own("using", Parcel.objects.using("other").filter(sent=False), using="other"),
+    own("using an option", parcels, options={"using": "other"}, using="other"),
+    own("read using", parcels, options={"read_using": "other"}),
+    own("filter", parcels, filter=Q(weight=5)),
+    own(
+        "related manager",
+        lambda: Depot.objects.get(name="home").parcels.filter(sent=False),
+        parcel(depot=lambda: Depot.objects.get_or_create(name="home")[0]),
+        spare="note",
+    ),
+    own("unused alias", parcels.select_related("depot").select_related(None)),
+]
+
+ORDERS = [
+    own("descending", parcels.order_by("-priority")),
+    own("nullable order", parcels.order_by("weight")),
+    own("nulls last", parcels.order_by(F("weight").desc(nulls_last=True), "-pk")),
+    own("order across a relation", parcels.order_by("depot__name", "-scans__id")),
+    own("random order", parcels.order_by("?")),
+    own("reversed", parcels.order_by("priority").reverse()),
+    own("reversed without an order", parcels.reverse()),
+    own("no order", parcels.order_by()),
+    own("extra order", parcels.extra(order_by=["-priority"])),
+    own("order of the model", Priced.objects.filter(sent=False), Priced.objects.create),
+    own(
+        "order of the model across a relation",
+        Visit.objects.filter(done=False),
+        lambda: Visit.objects.create(depot=Depot.objects.create(name="east")),
+        done={"done": True},
+        spare="at",
+    ),
+    own("strict order", parcels.order_by("-priority"), options={"strict_order": True}),
+    own("strict reversed order", parcels.reverse(), options={"strict_order": True}),
+    own(
+        "strict order of keys of two columns",
+        Seat.objects.filter(sent=False),
+        lambda: Seat.objects.create(row=Seat.objects.count(), number=3),
+        options={"strict_order": True},
+    ),
+]
+
+OWN = here([*LOOKUPS, *KEYS, *MODELS, *LOADING, *ORDERS])

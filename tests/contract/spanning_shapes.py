@@ -1,0 +1,217 @@
+"""Shapes whose answer may change without the row: locked first, asked in a second statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.db.models import (
+    FilteredRelation,
+    Q,
+)
+
+from tests.contract.changes import (
+    add_scan,
+    add_tag,
+    close_depot,
+    in_blue,
+    inspect_trailer,
+    inspect_vehicle,
+    print_receipt,
+    remove_tags,
+    shifted,
+    spoil_scans,
+    tagged,
+    unscanned,
+    with_receipt,
+    write_receipt,
+)
+from tests.contract.own_shapes import parcel
+from tests.contract.shapes import POSTGRESQL, SQLITE, OneStatement, Shape, here
+from tests.models import (
+    Caravan,
+    Depot,
+    Parcel,
+    QuietParcel,
+    RoadTrain,
+    Tag,
+    Trailer,
+    Truck,
+    Vehicle,
+    Watched,
+    WatchedChild,
+)
+
+RIGHT = OneStatement.RIGHT
+
+
+def span(name: str, pending: Any, make: Callable[[], Any] | None = None, **more: Any) -> Shape:
+    if make is None:
+        make = parcel()
+        more.setdefault("spare", "note")
+    return Shape(name, pending, make, **more)
+
+
+parcels = Parcel.objects.filter(sent=False)
+RELATIONS = [
+    span("foreign key", parcels.filter(depot__open=True), leave=close_depot),
+    span("exclude a foreign key", parcels.exclude(depot__open=False), leave=close_depot),
+    span(
+        "nullable foreign key",
+        parcels.filter(Q(depot=None) | Q(depot__open=True)),
+        leave=close_depot,
+    ),
+    span(
+        "foreign rows", parcels.filter(depot__in=Depot.objects.filter(open=True)), leave=close_depot
+    ),
+    span("reverse foreign key", parcels.filter(scans__ok=True), leave=spoil_scans),
+    span("exclude a reverse foreign key", parcels.exclude(scans__ok=False), leave=spoil_scans),
+    span("many to many", parcels.filter(tags__name="red"), tagged, leave=remove_tags),
+    span("exclude many to many", parcels.exclude(tags__name="done"), leave=add_tag),
+    span(
+        "manager of many to many",
+        lambda: Tag.objects.get(name="blue").parcels.filter(sent=False),
+        in_blue,
+        leave=remove_tags,
+    ),
+    span(
+        "filtered relation",
+        parcels.alias(good=FilteredRelation("scans", condition=Q(scans__ok=True))).filter(
+            good__isnull=False
+        ),
+        leave=spoil_scans,
+    ),
+    span("filter across", parcels, filter=Q(depot__open=True), leave=close_depot),
+    span(
+        "locking queryset across",
+        parcels.filter(depot__open=True).select_for_update(of=("self", "depot")),
+        leave=close_depot,
+        vendors=(POSTGRESQL, SQLITE),
+    ),
+    span(
+        "two filters over many",
+        parcels.filter(scans__ok=True).filter(scans__pk__gt=0, scans__ok=True),
+        leave=spoil_scans,
+    ),
+    span(
+        "strictly ordered across",
+        parcels.filter(scans__ok=True).order_by("-scans__id"),
+        leave=spoil_scans,
+        options={"strict_order": True},
+    ),
+    span(
+        "reversed across",
+        parcels.filter(depot__open=True).order_by("depot__name").reverse(),
+        leave=close_depot,
+    ),
+    span(
+        "read elsewhere across",
+        parcels.filter(depot__open=True),
+        leave=close_depot,
+        options={"read_using": "other"},
+    ),
+    span(
+        "using across",
+        parcels.filter(depot__open=True).using("other"),
+        leave=close_depot,
+        using="other",
+    ),
+    span(
+        "proxy across", QuietParcel.objects.filter(sent=False, depot__open=True), leave=close_depot
+    ),
+]
+
+FLAGS_BESIDE = [
+    span(
+        "flag in a one-to-one row",
+        Parcel.objects.filter(receipt__printed=False),
+        with_receipt,
+        done=None,
+        finish=print_receipt,
+    ),
+    span(
+        "flag in a foreign row",
+        Parcel.objects.filter(depot__open=True),
+        done=None,
+        finish=close_depot,
+    ),
+    span(
+        "row that is missing", Parcel.objects.filter(receipt=None), done=None, finish=write_receipt
+    ),
+    span(
+        "row that is missing among many",
+        Parcel.objects.exclude(scans__ok=True),
+        unscanned,
+        done=None,
+        finish=add_scan,
+    ),
+    span(
+        "tag that is missing", Parcel.objects.exclude(tags__name="done"), done=None, finish=add_tag
+    ),
+    span(
+        "tag that is taken off",
+        Parcel.objects.filter(tags__name="red"),
+        tagged,
+        done=None,
+        finish=remove_tags,
+    ),
+]
+
+inspected = {
+    "done": {"inspected": True},
+    "leave": inspect_vehicle,
+    "parents": (Vehicle,),
+    "spare": "plate",
+}
+weighed = {"done": {"weighed": True}, "spare": "plate"}
+
+
+INHERITANCE = [
+    span(
+        "model that looks at itself, inherited",
+        WatchedChild.objects.filter(state="new"),
+        WatchedChild.objects.create,
+        done={"state": "done"},
+        parents=(Watched,),
+        spare="size",
+    ),
+    span(
+        "flag in the parent",
+        Truck.objects.filter(inspected=False),
+        Truck.objects.create,
+        **inspected,
+    ),
+    span(
+        "flag in the child",
+        Truck.objects.filter(weighed=False),
+        Truck.objects.create,
+        **weighed,
+        one_statement=RIGHT,
+    ),
+    span(
+        "flag in the grandparent",
+        RoadTrain.objects.filter(inspected=False),
+        RoadTrain.objects.create,
+        **inspected,
+    ),
+    span(
+        "flag in the middle",
+        RoadTrain.objects.filter(weighed=False),
+        RoadTrain.objects.create,
+        **{**weighed, "parents": (Truck,)},
+    ),
+    span(
+        "key that is not the parent's",
+        Trailer.objects.filter(inspected=False),
+        shifted(Trailer),
+        **{**inspected, "leave": inspect_trailer},
+    ),
+    span(
+        "grandchild of such a key",
+        Caravan.objects.filter(inspected=False),
+        shifted(Caravan),
+        **{**inspected, "leave": inspect_trailer},
+    ),
+]
+
+SPANNING = here([*RELATIONS, *FLAGS_BESIDE, *INHERITANCE])

@@ -1,0 +1,192 @@
+"""I2, I3, I4 and I12 for every accepted shape of pending queryset, on every database."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import transaction
+from django.db.models import CharField, Model, QuerySet
+
+from dcl_processor import BatchProcessor, Report, batch_processor, pending
+from tests.contract.expression_shapes import EXPRESSIONS
+from tests.contract.gate import (
+    HAS_ROW_LOCKS,
+    before_lock,
+    other_than,
+    run_and_meanwhile,
+)
+from tests.contract.own_shapes import OWN
+from tests.contract.shapes import Shape, lock, row_of
+from tests.contract.spanning_shapes import SPANNING
+from tests.models import OpenParcel, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+SHAPES = [*OWN, *SPANNING, *EXPRESSIONS]
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def processor(shape: Shape, calls: list[Any]) -> BatchProcessor[Any]:
+    def handle(row: Any) -> None:
+        calls.append(row)
+        if shape.done is None:
+            shape.take_out(row, shape.using)
+
+    make = batch_processor(pending=shape.pending, done=shape.done, **shape.options)
+    return make(handle)
+
+
+def run(shape: Shape, calls: list[Any], **parameters: Any) -> Report:
+    report = processor(shape, calls)(filter=shape.filter, **parameters)
+    return report.raise_for_failures()
+
+
+def counts(report: Report) -> tuple[int, int, int]:
+    return report.processed, report.stale, report.skipped
+
+
+def keys(rows: list[Any]) -> list[Any]:
+    return sorted(row.pk for row in rows)
+
+
+def is_pending(shape: Shape, row: Model) -> bool:
+    with transaction.atomic(using=shape.using):
+        return shape.queryset().filter(pk=row.pk).exists()
+
+
+@every_shape
+def test_the_kind_of_question(shape: Shape) -> None:
+    shape.make()
+    assert pending.is_own_table(shape.queryset()) is shape.own_table
+
+
+@every_shape
+def test_i2_what_others_do_between_the_read_and_the_claim(shape: Shape) -> None:
+    """Finished and deleted rows are stale, edited ones fresh, locked ones skipped; then freed."""
+    plain, edited, finished, deleted, held, over = (shape.make() for _ in range(6))
+    outsider = other_than(shape.using)
+    shape.take_out(over, outsider)
+    calls: list[Any] = []
+    with ExitStack() as hold:
+
+        def meanwhile() -> None:
+            shape.finish_as_another_copy(finished, outsider)
+            row_of(deleted, outsider).get().delete()
+            edit(shape, edited, outsider)
+            if HAS_ROW_LOCKS:
+                hold.enter_context(transaction.atomic(using=outsider))
+                assert lock(row_of(held, outsider))
+
+        with before_lock(meanwhile, using=shape.using):
+            report = run(shape, calls, wait_for_locked=0)
+        if HAS_ROW_LOCKS:
+            assert (report.processed, report.skipped, report.passes) == (2, 1, 1)
+            assert report.stale <= 2  # those that were met before the window was read again
+            assert keys(calls) == keys([plain, edited])
+            with before_lock(hold.close, using=shape.using, at=1):
+                report = run(shape, calls, wait_for_locked=30)
+            assert (*counts(report), report.passes) == (1, 0, 0, 2)
+    assert keys(calls) == keys([plain, edited, held])
+    [row] = [row for row in calls if row.pk == edited.pk]
+    if shape.spare is not None:
+        assert getattr(row, shape.spare) == spare_value(row, shape.spare)
+    assert not any(is_pending(shape, row) for row in (plain, edited, finished, held, over))
+    assert counts(run(shape, calls)) == (0, 0, 0)
+
+
+def edit(shape: Shape, row: Model, using: str) -> None:
+    if shape.spare is not None:
+        row_of(row, using).update(**{shape.spare: spare_value(row, shape.spare)})
+
+
+def spare_value(row: Model, column: str) -> Any:
+    return "edited" if isinstance(row._meta.get_field(column), CharField) else 42
+
+
+@every_shape
+def test_i2_finished_between_the_snapshot_and_the_lock(shape: Shape) -> None:
+    row = shape.make()
+    calls: list[Any] = []
+
+    def finish() -> None:
+        shape.finish_as_another_copy(row, other_than(shape.using))
+
+    report = run_and_meanwhile(lambda: run(shape, calls), finish, using=shape.using)
+    assert (counts(report), calls) == ((0, 1, 0), [])
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.leave], ids=str)
+def test_i2_left_pending_between_the_snapshot_and_the_lock(shape: Shape) -> None:
+    """By a change beside the row, which asks nobody for the row's lock."""
+    row = shape.make()
+    calls: list[Any] = []
+    assert shape.leave is not None
+    leave = shape.leave
+
+    def act() -> None:
+        leave(row.pk, other_than(shape.using))
+
+    report = run_and_meanwhile(lambda: run(shape, calls), act, using=shape.using)
+    assert (counts(report), calls) == ((0, 1, 0), [])
+    assert not is_pending(shape, row)
+
+
+@every_shape
+def test_without_the_second_check_the_finished_row_is_handed_out(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken variant: locks the row, and does not ask again. The same harness finds it."""
+
+    def of(question: pending.Question[Any], pk: Any) -> QuerySet[Any, Any]:
+        return QuerySet(question.model, using=question.using).filter(pk=pk).order_by()
+
+    monkeypatch.setattr(pending.Question, "of", of)
+    row = shape.make()
+    calls: list[Any] = []
+    plain = processor(shape, calls)
+    plain.repeats = True  # the flip is not judged here, and could not be by this question
+
+    def finish() -> None:
+        shape.finish_as_another_copy(row, other_than(shape.using))
+
+    run_and_meanwhile(lambda: plain(filter=shape.filter), finish, using=shape.using)
+    assert [each.pk for each in calls] == [row.pk]
+
+
+if HAS_ROW_LOCKS:
+
+    @every_shape
+    def test_i4_only_the_rows_own_tables_are_locked(shape: Shape) -> None:
+        for _ in range(3):
+            shape.make()
+        locked: list[dict[type[Model], int]] = []
+        probed = processor(shape, [])
+        handle = probed.process
+
+        def probe(row: Any) -> None:
+            locked.append(locked_rows(other_than(shape.using)))
+            handle(row)
+
+        probed.process = probe  # type: ignore[method-assign]
+        probed(filter=shape.filter, limit=1).raise_for_failures()
+        own = Parcel if shape.model() is OpenParcel else shape.model()
+        assert locked == [{own: 1, **dict.fromkeys(shape.parents, 1)}]
+
+
+def locked_rows(using: str) -> dict[type[Model], int]:
+    """Count the rows of each table that other sessions have locked."""
+    locked: dict[type[Model], int] = {}
+    models = apps.get_app_config("tests").get_models(include_auto_created=True)
+    with transaction.atomic(using=using):
+        for model in models:
+            if model._meta.proxy or not model._meta.managed:
+                continue
+            rows: QuerySet[Model] = QuerySet(model, using=using).order_by()
+            free = len(rows.select_for_update(skip_locked=True).values_list("pk"))
+            if missing := rows.count() - free:
+                locked[model] = missing
+        transaction.set_rollback(True, using=using)
+    return locked

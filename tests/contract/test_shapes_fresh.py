@@ -1,0 +1,217 @@
+"""I3: the handler gets the row as it is under the lock, with all that the queryset loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Count, F, Prefetch, Q, QuerySet, Subquery
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import batch_processor, pending
+from tests.contract.gate import HAS_GATE, run_and_meanwhile
+from tests.models import Depot, Parcel, RoadTrain, Scan, Vehicle
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+parcels = Parcel.objects.filter(sent=False)
+Look = Callable[[Any], Any]
+Change = Callable[[Parcel], Any]
+
+
+def seen(queryset: Any, look: Look, change: Callable[[], Any] | None) -> list[Any]:
+    """Run, while another session changes something, and return what the handler saw.
+
+    What it saw was loaded with the row: it costs no further statement.
+    """
+    views: list[Any] = []
+
+    @batch_processor(pending=queryset, done={"sent": True}, repeats=True)
+    def send(row: Parcel) -> None:
+        with CaptureQueriesContext(connection) as queries:
+            views.append(look(row))
+        assert not queries
+
+    report = run_and_meanwhile(send, change) if change else send()
+    assert report.raise_for_failures().processed == len(views)
+    return views
+
+
+def outside() -> QuerySet[Parcel]:
+    return Parcel.objects.using("other")
+
+
+def to_the_south(row: Parcel) -> Any:
+    south = Depot.objects.using("other").get(name="south")
+    return outside().filter(pk=row.pk).update(depot=south)
+
+
+def to_nowhere(row: Parcel) -> Any:
+    return outside().filter(pk=row.pk).update(depot=None)
+
+
+def rename_the_depot(row: Parcel) -> Any:
+    return Depot.objects.using("other").filter(name="north").update(name="renamed")
+
+
+def scan_again(row: Parcel) -> Any:
+    return Scan.objects.using("other").create(parcel_id=row.pk)
+
+
+def edit(row: Parcel) -> Any:
+    return outside().filter(pk=row.pk).update(note="edited")
+
+
+def depot(row: Parcel) -> str | None:
+    return row.depot.name if row.depot else None
+
+
+def scans(row: Parcel) -> int:
+    return len(row.scans.all())
+
+
+counted = Scan.objects.values("parcel").annotate(n=Count("pk")).values("n")
+FRESH: dict[str, tuple[Any, Look, Change, Any]] = {
+    "re-pointed": (parcels.select_related("depot"), depot, to_the_south, "south"),
+    "pointed to nothing": (parcels.select_related("depot"), depot, to_nowhere, None),
+    "edited beside": (parcels.select_related("depot"), depot, rename_the_depot, "renamed"),
+    "edited": (parcels, lambda row: row.note, edit, "edited"),
+    "edited and joined": (parcels.select_related("depot"), lambda row: row.note, edit, "edited"),
+    "edited and alone": (parcels.only("note"), lambda row: row.note, edit, "edited"),
+    "annotated across": (
+        parcels.annotate(where=F("depot__name")),
+        lambda row: row.where,
+        rename_the_depot,
+        "renamed",
+    ),
+    "counted": (parcels.annotate(n=Count("scans")), lambda row: row.n, scan_again, 3),
+    "counted apart": (
+        parcels.annotate(n=Subquery(counted.filter(parcel=F("parcel")).order_by().values("n")[:1])),
+        lambda row: row.n,
+        scan_again,
+        3,
+    ),
+    "counted and asked": (
+        parcels.annotate(n=Count("scans", filter=Q(scans__ok=True))).filter(n__gte=2),
+        lambda row: row.n,
+        scan_again,
+        3,
+    ),
+    "fetched": (parcels.prefetch_related("scans"), scans, scan_again, 3),
+    "fetched beside a join": (
+        parcels.select_related("depot").prefetch_related("scans"),
+        scans,
+        scan_again,
+        3,
+    ),
+    "fetched by a queryset": (
+        parcels.prefetch_related(Prefetch("scans", Scan.objects.filter(ok=True), to_attr="good")),
+        lambda row: len(row.good),
+        scan_again,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FRESH)
+def test_i3_what_changed_between_the_snapshot_and_the_lock_is_seen(case: str) -> None:
+    queryset, look, change, expected = FRESH[case]
+    Depot.objects.create(name="south")
+    row = Parcel.objects.create(depot=Depot.objects.create(name="north"))
+    Scan.objects.create(parcel=row)
+    Scan.objects.create(parcel=row)
+    # What a queryset loaded for one row it loads again for the next.
+    before = seen(queryset, look, None)
+    Parcel.objects.update(sent=False)
+    assert before != [expected]
+    assert seen(queryset, look, lambda: change(row)) == [expected]
+
+
+def test_i3_a_null_that_was_pointed_somewhere_is_seen() -> None:
+    Depot.objects.create(name="south")
+    row = Parcel.objects.create()
+    views = seen(parcels.select_related("depot"), depot, lambda: to_the_south(row))
+    assert views == ["south"]
+
+
+def test_i3_a_parents_column_is_fresh() -> None:
+    train = RoadTrain.objects.create()
+    plates: list[str] = []
+
+    @batch_processor(pending=RoadTrain.objects.filter(weighed=False), done={"weighed": True})
+    def weigh(row: RoadTrain) -> None:
+        plates.append(row.plate)
+
+    def change() -> None:
+        Vehicle.objects.using("other").filter(pk=train.pk).update(plate="new")
+
+    assert run_and_meanwhile(weigh, change).processed == 1
+    assert plates == ["new"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_i2_a_flag_in_the_grandparent_is_seen_at_each_of_the_locks(at: int) -> None:
+    """A processor of vehicles knows nothing of trains: it locks and flips the vehicle alone."""
+    train = RoadTrain.objects.create()
+    calls: list[Any] = []
+    both = RoadTrain.objects.filter(inspected=False, weighed=False)
+    run = batch_processor(pending=both, done={"inspected": True})(lambda row: calls.append(row.pk))
+
+    def inspect() -> None:
+        Vehicle.objects.using("other").filter(pk=train.pk).update(inspected=True)
+
+    if not connection.features.has_select_for_update:
+        at = 0  # one lock for all tables
+    report = run_and_meanwhile(run, inspect, at=at)
+    assert (report.processed, report.stale, calls) == (0, 1, [])
+
+
+def test_i3_a_related_manager_does_not_hand_out_its_own_old_instance() -> None:
+    north = Depot.objects.create(name="north")
+    Parcel.objects.create(depot=north)
+    Parcel.objects.create(depot=north)
+    Depot.objects.update(name="renamed")
+    depots: list[Any] = []
+
+    @batch_processor(pending=north.parcels.filter(sent=False), done={"sent": True})
+    def send(row: Parcel) -> None:
+        depots.append(row.depot)
+
+    assert send().processed == 2
+    assert [each.name for each in depots] == ["renamed", "renamed"]
+    assert depots[0] is not depots[1]
+
+
+def test_deferral_is_the_querysets_own() -> None:
+    Parcel.objects.create(depot=Depot.objects.create(name="north"))
+    deferred: list[set[str]] = []
+
+    def run(queryset: QuerySet[Parcel]) -> set[str]:
+        handle = batch_processor(pending=queryset, done={"sent": True}, repeats=True)
+        handle(lambda row: deferred.append(row.get_deferred_fields()))()
+        Parcel.objects.update(sent=False)
+        return deferred.pop()
+
+    everything = {field.attname for field in Parcel._meta.concrete_fields}
+    assert run(parcels) == run(parcels.select_related("depot")) == set()
+    assert run(parcels.only("note")) == everything - {"id", "note"}
+    assert run(parcels.defer("note")) == {"note"}
+    assert run(parcels.filter(depot__name="north").only("note")) == everything - {"id", "note"}
+    joined = parcels.select_related("depot").only("note", "depot__name")
+    assert run(joined) == everything - {"id", "note", "depot_id"}
+
+
+if HAS_GATE:
+
+    @pytest.mark.parametrize("case", ["re-pointed", "edited beside", "annotated across"])
+    def test_one_statement_would_hand_out_what_was_joined_before(
+        case: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The broken variant: the joined half of a locking statement is its snapshot's."""
+        monkeypatch.setattr(pending, "is_own_table", lambda queryset: True)
+        queryset, look, change, expected = FRESH[case]
+        Depot.objects.create(name="south")
+        row = Parcel.objects.create(depot=Depot.objects.create(name="north"))
+        assert seen(queryset, look, lambda: change(row)) != [expected]
