@@ -120,7 +120,6 @@ def test_questions_of_the_rows_own_columns(queryset: QuerySet[Any]) -> None:
         ),
         parcels.distinct(),
         parcels.select_related("depot"),
-        parcels.select_related(),
         parcels.none(),
         Message.objects.filter(data__state="new"),
         Message.objects.filter(data={"state": "new"}),

@@ -246,7 +246,7 @@ ANNOTATIONS = [
     ),
     span(
         "select related and asked",
-        parcels.filter(depot__open=True).select_related(),
+        parcels.filter(depot__open=True).select_related("depot"),
         leave=close_depot,
     ),
     span(

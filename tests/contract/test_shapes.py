@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -140,10 +141,11 @@ def test_without_the_second_check_the_finished_row_is_handed_out(
 ) -> None:
     """A broken variant: locks the row, and does not ask again. The same harness finds it."""
 
-    def of(question: pending.Question[Any], pk: Any) -> QuerySet[Any, Any]:
-        return QuerySet(question.model, using=question.using).filter(pk=pk).order_by()
+    def among(question: pending.Question[Any], pks: Collection[Any]) -> QuerySet[Any, Any]:
+        rows = QuerySet[Any](question.model, using=question.using)
+        return rows.filter(pending.these(pks)).order_by()
 
-    monkeypatch.setattr(pending.Question, "of", of)
+    monkeypatch.setattr(pending.Question, "among", among)
     row = shape.make()
     calls: list[Any] = []
     plain = processor(shape, calls)

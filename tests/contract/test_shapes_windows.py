@@ -18,7 +18,7 @@ from tests.models import Letter, Seat, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-CODES = ["b", "ä", "A", "a1", "Z", "_", "zz", "é", "e", "E1", "0"]
+CODES = ["b", "ä", "A1", "a2", "Z", "_", "zz", "é", "f", "E1", "0"]
 
 
 @pytest.fixture(autouse=True)
