@@ -53,6 +53,12 @@ def _check_claim(processor: BatchProcessor[Any], label: str) -> None:
                 f"{label}: expected claim to differ from done, so that a row in doubt can be told "
                 f"from a finished one, got {dict(processor.claim)!r} for both."
             )
+        if all(callable(v) or hasattr(v, "resolve_expression") for v in processor.claim.values()):
+            raise InvalidOption(
+                f"{label}: expected claim to have at least one plain value, by which a claimed row "
+                f"is recognised, got {dict(processor.claim)!r}; add claimed_at=… for the time, and "
+                "a status or a flag to claim."
+            )
         if processor.retry is not None and processor.reset is None:
             raise InvalidOption(
                 f"{label}: expected reset=… to say what puts a claimed row back for its next "

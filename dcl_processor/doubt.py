@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 from . import pending, settlement
 from .clock import DatabaseNow
 from .exceptions import InvalidOption
+from .retry import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from .definition import BatchProcessor
@@ -22,6 +23,7 @@ def in_doubt(processor: BatchProcessor[Any], older_than: float | timedelta) -> Q
             f"{processor.name}: expected claim=… and claimed_at=… to tell since when a row is "
             "claimed, got in_doubt() without both."
         )
+    _check_age(processor, older_than)
     age = older_than if isinstance(older_than, timedelta) else timedelta(seconds=older_than)
     since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - age})
     return _rows(processor).filter(_claimed(processor), since).order_by(processor.claimed_at, "pk")
@@ -34,6 +36,7 @@ def mark_done(processor: BatchProcessor[Any], rows: QuerySet[Any, Any]) -> int:
             f"{processor.name}: expected claim=… and a plain done=… to say what settles a claimed "
             "row, got mark_done() without both."
         )
+    _check_rows(processor, rows, "mark_done")
     values = {**_unclaimed(processor), **settlement.resolve(processor.done)}
     return rows.order_by().filter(_claimed(processor)).update(**values)
 
@@ -45,9 +48,38 @@ def requeue(processor: BatchProcessor[Any], rows: QuerySet[Any, Any]) -> int:
             f"{processor.name}: expected reset=… to say what puts a row back into pending, got "
             "requeue() without it."
         )
+    _check_rows(processor, rows, "requeue")
     fresh = processor.retry.fresh() if processor.retry else {}
     values = {**fresh, **_unclaimed(processor), **settlement.resolve(processor.reset)}
     return rows.order_by().update(**values)
+
+
+def _check_age(processor: BatchProcessor[Any], older_than: Any) -> None:
+    seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds <= LONGEST_DELAY:
+        raise InvalidOption(
+            f"{processor.name}: expected older_than to be a number of seconds from 0, or a "
+            f"timedelta, got {older_than!r}."
+        )
+
+
+def _check_rows(processor: BatchProcessor[Any], rows: Any, method: str) -> None:
+    """Refuse what would write to other rows than the processor's, or could not be written."""
+    model = _rows(processor).model
+    ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is model
+    if not ours or rows.query.is_sliced:
+        got = "a slice" if ours else repr(rows) if isinstance(rows, Model) else _kind(rows)
+        raise InvalidOption(
+            f"{processor.name}: expected {method}() to take a queryset of {model._meta.label} "
+            f"without a slice, got {got}; for one row write …objects.filter(pk=…)."
+        )
+
+
+def _kind(rows: Any) -> str:
+    if isinstance(rows, QuerySet):
+        return f"a queryset of {rows.model._meta.label}"
+    return f"an object of type {type(rows).__name__}"
 
 
 def _unclaimed(processor: BatchProcessor[Any]) -> dict[str, Any]:

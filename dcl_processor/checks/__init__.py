@@ -1,15 +1,16 @@
 """System checks: what ``manage.py check`` can find before a run does.
 
 - E001  pending cannot be used
-- E002  done names what is no column, or none that a flip may write
-- E003  done would write the same value twice into unique columns
-- E004  done holds a value that its column cannot
+- E002  done, failed, reset or claim names what is no column, or none that a flip may write
+- E003  one of them would write the same value twice into unique columns
+- E004  one of them holds a value that its column cannot
 - E005  two processors have one name
 - E006  using or read_using names no database
 - E007  the database is never committed
 - E008  a processor is refused when it is defined
+- E009  a column of retry, lease or claimed_at is missing, or of another kind
 - W001  pending tests a row that several rows share
-- W002  done holds a time that was frozen at import
+- W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  the database has no row locks
 - W005  the database cannot skip locked rows: only asked by ``check --database``

@@ -1,4 +1,4 @@
-"""Checks of ``done``."""
+"""Checks of what is written to rows as it is: ``done``, ``failed``, ``reset`` and ``claim``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from django.core.exceptions import ValidationError
 from django.db.models import Field, Model, Value
 
 from dcl_processor.definition import BatchProcessor
-from dcl_processor.exceptions import InvalidDone
-from dcl_processor.requirements import check_columns
+from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.requirements import FLIPS, check_columns, check_own_columns
 
 from .clock import is_frozen
 
@@ -21,41 +21,85 @@ Constants = Mapping[Any, Any]
 
 
 def check(processor: BatchProcessor[Any], model: type[Model]) -> Iterator[CheckMessage]:
-    """Say what is wrong with the flip; a callable ``done`` is known only at the flip."""
-    done = processor.done or {}
+    """Say what is wrong with the columns; a callable flip is known only when it is made."""
+    for option in FLIPS:
+        yield from _Flip(processor, model, option).check()
     try:
-        check_columns(done, model, processor.name)
-    except InvalidDone as error:
-        sentence = str(error).removeprefix(f"{processor.name}: ")
-        hint = "A flip writes the model's own columns, by the names of their fields."
-        yield checks.Error(sentence, hint=hint, obj=processor.name, id="dcl_processor.E002")
-        return
-    columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
-    constants = {
-        columns[name]: value.value if isinstance(value, Value) else value
-        for name, value in done.items()
-        if not callable(value)
-        and (isinstance(value, Value) or not hasattr(value, "resolve_expression"))
-    }
-    yield from _check_unique(processor, model, constants)
-    for field, value in constants.items():
-        yield from _check_value(processor, field, value)
-        yield from _check_frozen(processor, field, value)
+        check_own_columns(processor, model)
+    except InvalidOption as error:
+        yield checks.Error(
+            str(error).removeprefix(f"{processor.name}: "),
+            hint="Abstract models with these columns are in dcl_processor.columns.",
+            obj=processor.name,
+            id="dcl_processor.E009",
+        )
 
 
-def _check_unique(
-    processor: BatchProcessor[Any], model: type[Model], constants: Constants
-) -> Iterator[CheckMessage]:
-    names = {field.name for field, value in constants.items() if value is not None}
-    for columns, nulls_collide in _unique(model):
-        values = names | {f.name for f in constants} if nulls_collide else names
-        if set(columns) <= values:
+class _Flip:
+    """One option's columns and values."""
+
+    def __init__(self, processor: BatchProcessor[Any], model: type[Model], option: str) -> None:
+        self.name = processor.name
+        self.model = model
+        self.option = option
+        self.values: Mapping[str, Any] = getattr(processor, option) or {}
+
+    def check(self) -> Iterator[CheckMessage]:
+        try:
+            check_columns(self.values, self.model, self.name, self.option)
+        except InvalidDone as error:
+            sentence = str(error).removeprefix(f"{self.name}: ")
+            hint = "A flip writes the model's own columns, by the names of their fields."
+            yield checks.Error(sentence, hint=hint, obj=self.name, id="dcl_processor.E002")
+            return
+        constants = self._constants()
+        yield from self._check_unique(constants)
+        for field, value in constants.items():
+            yield from self._check_value(field, value)
+            yield from self._check_frozen(field, value)
+
+    def _constants(self) -> Constants:
+        columns = {
+            name: f for f in self.model._meta.concrete_fields for name in (f.name, f.attname)
+        }
+        return {
+            columns[name]: value.value if isinstance(value, Value) else value
+            for name, value in self.values.items()
+            if not callable(value)
+            and (isinstance(value, Value) or not hasattr(value, "resolve_expression"))
+        }
+
+    def _check_unique(self, constants: Constants) -> Iterator[CheckMessage]:
+        names = {field.name for field, value in constants.items() if value is not None}
+        for columns, nulls_collide in _unique(self.model):
+            values = names | {f.name for f in constants} if nulls_collide else names
+            if set(columns) <= values:
+                yield checks.Error(
+                    f"{self.option} writes the same value into {' and '.join(columns)} of every "
+                    "row, which is unique: the second row would fail.",
+                    hint="Give a callable or an expression, or the handler's result by get_done().",
+                    obj=self.name,
+                    id="dcl_processor.E003",
+                )
+
+    def _check_value(self, field: Field[Any, Any], value: Any) -> Iterator[CheckMessage]:
+        if problem := _problem(field, value):
             yield checks.Error(
-                f"done writes the same value into {' and '.join(columns)} of every row, which is "
-                "unique: the second row would fail.",
-                hint="Give a callable or an expression, or the handler's result by get_done().",
-                obj=processor.name,
-                id="dcl_processor.E003",
+                f"expected {self.option} to give {field.name} a value that its column can hold, "
+                f"got {value!r}: {problem}",
+                hint=f"The column is a {type(field).__name__}.",
+                obj=self.name,
+                id="dcl_processor.E004",
+            )
+
+    def _check_frozen(self, field: Field[Any, Any], value: Any) -> Iterator[CheckMessage]:
+        if is_frozen(value):
+            yield checks.Warning(
+                f"{self.option} writes {value} into {field.name}, which was read from the clock at "
+                "import and stays.",
+                hint="Give the function itself, such as timezone.now, or the database's Now().",
+                obj=self.name,
+                id="dcl_processor.W002",
             )
 
 
@@ -71,40 +115,17 @@ def _unique(model: type[Model]) -> Iterator[tuple[tuple[str, ...], bool]]:
             yield tuple(constraint.fields), constraint.nulls_distinct is False
 
 
-def _check_value(
-    processor: BatchProcessor[Any], field: Field[Any, Any], value: Any
-) -> Iterator[CheckMessage]:
+def _problem(field: Field[Any, Any], value: Any) -> str:
+    """Say why a column cannot hold the value; nothing if it can."""
     if isinstance(value, Model):
-        return  # of a foreign key, which update() takes as well
-    problem = ""
+        return ""  # of a foreign key, which update() takes as well
     if value is None:
-        problem = "" if field.null else "the column is NOT NULL"
-    else:
-        try:
-            with warnings.catch_warnings(action="ignore"):  # the flip will give them
-                field.to_python(value)
-        except ValidationError as error:
-            problem = " ".join(error.messages)
-        except (TypeError, ValueError) as error:
-            problem = str(error)
-    if problem:
-        yield checks.Error(
-            f"expected done to give {field.name} a value that its column can hold, got {value!r}: "
-            f"{problem}",
-            hint=f"The column is a {type(field).__name__}.",
-            obj=processor.name,
-            id="dcl_processor.E004",
-        )
-
-
-def _check_frozen(
-    processor: BatchProcessor[Any], field: Field[Any, Any], value: Any
-) -> Iterator[CheckMessage]:
-    if is_frozen(value):
-        yield checks.Warning(
-            f"done writes {value} into {field.name}, which was read from the clock at import and "
-            "stays.",
-            hint="Give the function itself, such as timezone.now, or the database's Now().",
-            obj=processor.name,
-            id="dcl_processor.W002",
-        )
+        return "" if field.null else "the column is NOT NULL"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the flip will give them
+            field.to_python(value)
+    except ValidationError as error:
+        return " ".join(error.messages)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
