@@ -33,7 +33,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 def claimed(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Any:
     with transaction.atomic():
-        return claim(pending.ask(queryset, label="test", flips=flips), pk)
+        got = claim(pending.ask(queryset, label="test", flips=flips), [pk])
+        return got.rows[pk] if pk in got.rows else got.misses[pk]
 
 
 def statements(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> list[str]:
@@ -66,7 +67,7 @@ def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
     assert row.pk != row.vehicle_id
     with transaction.atomic():
         question = pending.ask(Caravan.objects.filter(inspected=False), label="test")
-        assert isinstance(claim(question, row.pk), Caravan)
+        assert isinstance(claim(question, [row.pk]).rows[row.pk], Caravan)
         with connections["other"].cursor() as cursor:
             cursor.execute("SELECT id FROM tests_vehicle FOR NO KEY UPDATE SKIP LOCKED")
             free = {key for (key,) in cursor.fetchall()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from collections.abc import Collection
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
