@@ -67,7 +67,7 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     # The handler or its result decided the flip, so it could not be rehearsed beforehand.
     if handled and not processor._has_fixed_flip and not processor.repeats:
         settlement.refuse_pending(processor, question, list(handled))
-    for pk in batch.outcomes.keys() - handled.keys():
+    for pk in [pk for pk in batch.outcomes if pk not in handled]:
         batch.outcomes[pk], values = settlement.notes(batch, pk, batch.outcomes[pk])
         settlement.write(question, [pk], values, processor.name)
     _keep_callbacks_apart(question.using)

@@ -53,7 +53,7 @@ def _startable(
     run, retry = batch.run, batch.processor.retry
     for pk, row in batch.rows.items():
         # What cannot be put back has to be handled, now that it is claimed.
-        if mark.undone is not None and not run.may_start():
+        if mark.undone is not None and not run.may_start(batch.outcomes):
             return
         if retry and batch.attempts[pk] > retry.max_attempts:
             refused.append((pk, Failed(AttemptsUsedUp(retry.max_attempts))))

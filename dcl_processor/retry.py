@@ -11,6 +11,7 @@ from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, T
 
 from . import requirements
 from .clock import DatabaseNow
+from .errors import describe
 from .exceptions import InvalidOption
 
 #: Characters of an error that ``last_error`` keeps.
@@ -122,7 +123,8 @@ class Retry:
         # Bounded before it is doubled: 2 ** 10,000 seconds is no float any more.
         doubled = _timedelta(self.backoff).total_seconds() * 2 ** min(attempt - 1, 60)
         spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311  # no secret
-        return DatabaseNow() + timedelta(seconds=min(doubled, longest) * spread)
+        delay = min(min(doubled, longest) * spread, longest)
+        return DatabaseNow() + timedelta(seconds=delay)
 
 
 def _length(model: type[Model], name: str) -> int | None:
@@ -131,8 +133,9 @@ def _length(model: type[Model], name: str) -> int | None:
 
 
 def _text(error: BaseException, longest: int | None) -> str:
-    # PostgreSQL's text takes no NUL.
-    said = f"{type(error).__name__}: {error}".replace("\0", "")
+    # PostgreSQL's text takes no NUL, and UTF-8 no half of a surrogate pair.
+    said = f"{type(error).__name__}: {describe(error)}".replace("\0", "")
+    said = said.encode("utf-8", "replace").decode()
     return said[: min(longest or LONGEST_ERROR, LONGEST_ERROR)]
 
 

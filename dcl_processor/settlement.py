@@ -43,23 +43,12 @@ def notes(
         case Failed(error):
             assert retry is not None
             if retry.gives_up(error, attempt):
-                given_up = retry.given_up(error, attempt, model)
-                return outcome, {**given_up, **processor.get_failed(row, error)}
+                dead_letter = processor.get_failed(row, error)
+                # Without one the row stays pending, and only its attempts say that it is over.
+                last = attempt if dead_letter else max(attempt, retry.max_attempts)
+                return outcome, {**retry.given_up(error, last, model), **dead_letter}
             return outcome, {**(undone or {}), **retry.after(error, attempt, model)}
     return outcome, {}
-
-
-def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
-    """Group rows by the values of their flips: one statement writes a group."""
-    groups: list[tuple[Values, list[Any]]] = []
-    for pk, values in flips.items():
-        for known, pks in groups:
-            if known is values or known == values:
-                pks.append(pk)
-                break
-        else:
-            groups.append((values, [pk]))
-    return groups
 
 
 def refuse_pending(

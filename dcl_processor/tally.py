@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import describe, forget_frames, traceback_text
 from .exceptions import InvalidDone, StillPending
-from .execution import Discarded, Failed
+from .execution import Discarded, Failed, Handled
 from .report import COUNTS, Failure, Report, Stopped
 from .signals import row_finished
 
@@ -60,23 +61,25 @@ class Tally:
 
         ``so_far``: the outcomes of a batch in the order of its rows, which are counted later.
         """
-        most = self.processor.max_consecutive_failures
-        failed = [each for each in so_far.values() if isinstance(each, Failed)]
-        if not failed:
+        if not isinstance(next(reversed(so_far.values()), None), Failed):
             return False
-        handled = [each for each in so_far.values() if isinstance(each, Handled)]
+        return self._all_wrong(so_far) or self._failing_on(so_far)
+
+    def _all_wrong(self, so_far: Mapping[Any, object]) -> bool:
+        failed = [each for each in so_far.values() if isinstance(each, Failed)]
         wrong = sum(isinstance(each.error, StillPending | InvalidDone) for each in failed)
-        if self.wrong + wrong >= 2 and not handled and not self.counts["processed"]:
-            return True
+        handled = any(isinstance(each, Handled) for each in so_far.values())
+        return self.wrong + wrong >= 2 and not handled and not self.counts["processed"]
+
+    def _failing_on(self, so_far: Mapping[Any, object]) -> bool:
+        most = self.processor.max_consecutive_failures
         if most is None:
             return False
         streak = 0
         for each in reversed(so_far.values()):
-            if isinstance(each, Handled):
-                return False
             streak += isinstance(each, Failed)
-            if streak >= most:
-                return True
+            if streak >= most or isinstance(each, Handled):
+                return streak >= most
         return self.failed_in_a_row + streak >= most
 
     def processed(self, pk: Any) -> None:
