@@ -56,3 +56,7 @@ LANGUAGE_CODE = "en-us"
 
 DEFAULT_FROM_EMAIL = "shop@example.com"
 globals().update(mail_settings(env))
+
+# Where other companies' services are; "make demo" starts its own.
+PAYMENTS_URL = env.str("PAYMENTS_URL", default="")
+WAREHOUSE_URL = env.str("WAREHOUSE_URL", default="")

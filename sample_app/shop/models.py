@@ -121,9 +121,7 @@ class Payment(RetryColumns):
 
     class Meta:
         indexes: ClassVar[list[models.Index]] = [
-            models.Index(
-                fields=["id"], name="shop_payment_due", condition=models.Q(state="due")
-            ),
+            models.Index(fields=["id"], name="shop_payment_due", condition=models.Q(state="due")),
             models.Index(
                 fields=["capturing_since"],
                 name="shop_payment_in_doubt",

@@ -1,13 +1,25 @@
-"""What the shop does with its orders, once each."""
+"""What the shop does with its orders, payments and carts, and how often at the most or least."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
 from django.core.mail import EmailMessage
+from django.core.mail.backends.base import BaseEmailBackend
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, batch_processor
-from sample_app.shop.models import Order
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor.exceptions import AttemptsUsedUp
+from sample_app.shop.mailing import mail_connection
+from sample_app.shop.models import Cart, Invoice, Order, Payment, StockReturn
+from sample_app.shop.payment_gateway import NotCharged, PaymentGateway, Refused, payment_gateway
+from sample_app.shop.warehouse import Warehouse, warehouse
+
+CART_KEPT = timedelta(days=30)
 
 
 @batch_processor(
@@ -15,15 +27,17 @@ from sample_app.shop.models import Order
         shipped_at__isnull=False, shipped_email_sent=False
     ).select_related("customer"),
     done={"shipped_email_sent": True},
+    resource=mail_connection,
 )
-def send_shipped_emails(order: Order) -> None:
+def send_shipped_emails(order: Order, connection: BaseEmailBackend) -> None:
     """Tell the customer that the order is on its way."""
-    EmailMessage(
+    mail = EmailMessage(
         subject=f"Your order {order.number} has shipped",
         body=f"Dear {order.customer.greeting_name},\n\nyour order {order.number} is on its way.\n",
         to=[order.customer.email],
         headers={"X-Order": str(order.number)},
-    ).send()
+    )
+    connection.send_messages([mail])
 
 
 class NoteOverdueOrders(BatchProcessor[Order]):
@@ -43,3 +57,104 @@ class NoteOverdueOrders(BatchProcessor[Order]):
 
 
 note_overdue_orders = NoteOverdueOrders()
+
+
+class CapturePayments(BatchProcessor[Payment]):
+    """Charge the customer's card when the order has shipped: never twice."""
+
+    name = "shop.capture_payments"
+    delivery = Delivery.AT_MOST_ONCE
+    claim = {"state": Payment.State.CAPTURING}
+    claimed_at = "capturing_since"
+    done = {"state": Payment.State.CAPTURED}
+    failed = {"state": Payment.State.REFUSED}
+    reset = {"state": Payment.State.DUE}
+    retry = Retry(max_attempts=4, backoff=1, on=NotCharged)
+
+    def pending(self) -> QuerySet[Payment]:
+        """Return the payments that are due for orders which have shipped."""
+        return Payment.objects.filter(
+            state=Payment.State.DUE, order__shipped_at__isnull=False
+        ).select_related("order")
+
+    def resource(self) -> AbstractContextManager[PaymentGateway]:
+        """Open the gateway."""
+        return payment_gateway()
+
+    def process(self, payment: Payment, gateway: PaymentGateway, /) -> str:  # type: ignore[override]  # the resource is known
+        """Charge the card, and return the gateway's name of the charge."""
+        return gateway.charge(payment.order.number, payment.amount)
+
+    def get_done(self, payment: Payment, charge_id: str, /) -> Mapping[str, Any]:
+        """Store the charge in the same write as the state."""
+        return {**super().get_done(payment, charge_id), "charge_id": charge_id}
+
+    def get_failed(self, payment: Payment, error: Exception, /) -> Mapping[str, Any]:
+        """Refuse only what is known not to be charged; leave the rest in doubt."""
+        if isinstance(error, (NotCharged, Refused, AttemptsUsedUp)):
+            return super().get_failed(payment, error)
+        # The state stays as the claim wrote it, and in_doubt() shows the row to a person.
+        return {"capturing_since": payment.capturing_since}
+
+
+capture_payments = CapturePayments()
+
+
+class PushToWarehouse(BatchProcessor[Order]):
+    """Tell the warehouse of each order that is paid, until it says that it has heard."""
+
+    name = "shop.push_to_warehouse"
+    delivery = Delivery.AT_LEAST_ONCE
+    done = {"in_warehouse": True}
+    lease = Lease(10)
+    retry = Retry(max_attempts=6, backoff=1)
+
+    def pending(self) -> QuerySet[Order]:
+        """Return the orders that are paid for and not in the warehouse."""
+        paid = Order.objects.filter(in_warehouse=False, payment__state=Payment.State.CAPTURED)
+        return paid.prefetch_related("lines")
+
+    def resource(self) -> AbstractAsyncContextManager[Warehouse]:  # type: ignore[override]  # see below
+        """Open the warehouse: one HTTP client for all handlers of the event loop."""
+        return warehouse()
+
+    async def process(self, order: Order, warehouse: Warehouse, /) -> None:  # type: ignore[override]  # the resource is known
+        """Hand the order over."""
+        await warehouse.take(order)
+
+
+push_to_warehouse = PushToWarehouse()
+
+
+class ExpireCarts(BatchProcessor[Cart]):
+    """Put the pieces of carts that nobody has touched for long back on the shelf."""
+
+    name = "shop.expire_carts"
+    batch_size = 100
+    done = {"expired": True}
+
+    def pending(self) -> QuerySet[Cart]:
+        """Return the open carts that have been left alone for too long."""
+        return Cart.objects.filter(expired=False, touched_at__lt=timezone.now() - CART_KEPT)
+
+    def process_batch(self, carts: Sequence[Cart], /) -> None:
+        """Write all returns at once; they and the flags are one transaction."""
+        StockReturn.objects.bulk_create(
+            StockReturn(cart=cart, pieces=cart.pieces) for cart in carts
+        )
+
+
+expire_carts = ExpireCarts()
+
+
+@batch_processor(
+    pending=lambda: Order.objects.filter(
+        shipped_at__isnull=False, invoice__printed=False
+    ).select_related("customer", "invoice"),
+    batch_size=25,
+)
+def print_invoices(order: Order) -> None:
+    """Print the invoice that goes into the parcel; its own flag says that it was."""
+    text = f"Invoice for order {order.number}\n{order.customer.company}\n"
+    order.invoice.pages.create(text=text)
+    Invoice.objects.filter(pk=order.invoice.pk).update(printed=True)

@@ -1,0 +1,40 @@
+"""Payments in doubt: only the gateway knows whether a card was charged, so it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+from django.db import transaction
+
+from sample_app.shop.models import Payment
+from sample_app.shop.payment_gateway import PaymentGateway
+from sample_app.shop.processors import capture_payments
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the gateway says of one payment in doubt; no charge: it may be tried again."""
+
+    order: int
+    amount: Decimal
+    charge_id: str | None
+
+
+def resolve_doubts(gateway: PaymentGateway, *, older_than: float) -> Iterator[Answer]:
+    """Settle each payment whose capture began so many seconds ago and never ended.
+
+    ``older_than`` has to be longer than a charge may take, lest one be looked up too early.
+    """
+    for payment in capture_payments.in_doubt(older_than=older_than).select_related("order"):
+        number = payment.order.number
+        charge_id = gateway.find_charge(number)
+        with transaction.atomic():
+            row = Payment.objects.filter(pk=payment.pk)
+            if charge_id is None:
+                capture_payments.requeue(row)
+            else:
+                row.update(charge_id=charge_id)
+                capture_payments.mark_done(row)
+        yield Answer(number, payment.amount, charge_id)

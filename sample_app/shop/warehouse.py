@@ -1,0 +1,44 @@
+"""Telling the warehouse what to pack; it knows an order that it was told of before."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx2
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from sample_app.shop.models import Order
+
+ANSWER_WITHIN = 1.0  # seconds
+
+
+class Warehouse:
+    """The warehouse at the other end of HTTP connections."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+
+    async def take(self, order: Order) -> None:
+        """Hand the order over; raise an HTTPError unless the warehouse says that it has it."""
+        lines = [{"product": line.product, "quantity": line.quantity} for line in order.lines.all()]
+        answer = await self._client.put(
+            f"/orders/{order.number}",
+            json={"city": order.ship_city, "country": order.ship_country, "lines": lines},
+            # An order that arrives twice is packed once.
+            headers={"Idempotency-Key": str(order.number)},
+        )
+        answer.raise_for_status()
+
+
+@asynccontextmanager
+async def warehouse() -> AsyncIterator[Warehouse]:
+    """Open the warehouse at the settings' WAREHOUSE_URL."""
+    if not settings.WAREHOUSE_URL:
+        raise ImproperlyConfigured(
+            "Expected a WAREHOUSE_URL like https://warehouse.example.com, got none. Set it in "
+            "the environment."
+        )
+    async with httpx2.AsyncClient(base_url=settings.WAREHOUSE_URL, timeout=ANSWER_WITHIN) as client:
+        yield Warehouse(client)
