@@ -10,6 +10,7 @@ from django.db.models import Model, QuerySet
 
 from .definition import BatchProcessor
 from .delivery import Delivery
+from .exceptions import InvalidOption
 from .lease import Lease
 from .retry import Retry
 
@@ -84,6 +85,13 @@ def batch_processor(
     ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises as
     ``BatchProcessor`` does.
     """
+    if not (isinstance(base, type) and issubclass(base, BatchProcessor)):
+        raise InvalidOption(f"expected base to be a subclass of BatchProcessor, got {base!r}.")
+    if "process" in options:
+        raise InvalidOption(
+            "expected the decorated function to be the handler, got process=… as well; leave one "
+            "of the two out."
+        )
     if done is not None:
         options["get_done" if callable(done) else "done"] = done
     if failed is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, Delivery, batch_processor
+from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.exceptions import (
     InvalidDone,
     InvalidOption,
@@ -108,6 +109,14 @@ def lazy(row: Parcel) -> Iterator[None]:
     yield None
 
 
+def open_box() -> Iterator[str]:
+    yield "box"
+
+
+async def open_later() -> AsyncIterator[str]:
+    yield "box"
+
+
 REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"done": {}}, InvalidDone, r"expected done to name at least one column, got {}; leave it out"),
     ({"done": "sent"}, InvalidDone, r"expected done to be a mapping .* got 'sent'"),
@@ -125,9 +134,8 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"batch_size": 0}, InvalidOption, r"expected batch_size .* from 1, got 0"),
     ({"batch_size": "3"}, InvalidOption, r"expected batch_size .* from 1, got '3'"),
     ({"batch_size": True}, InvalidOption, r"expected batch_size .* from 1, got True"),
-    ({"batch_size": 10}, Unsupported, r"batch_size=10 is not in this version"),
     ({"delivery": "exactly_once"}, InvalidOption, r"transactional, .* got 'exactly_once'"),
-    ({"delivery": Delivery.AT_MOST_ONCE}, Unsupported, r"'at_most_once' is not in this version"),
+    ({"delivery": []}, InvalidOption, r"transactional, .* got \[\]"),
     ({"strict_order": "yes"}, InvalidOption, r"expected strict_order to be True or False"),
     ({"repeats": 1}, InvalidOption, r"expected repeats to be True or False, got 1"),
     ({"repeats": True, "strict_order": True}, Unsupported, r"strict_order or repeats, got both"),
@@ -141,6 +149,49 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"handler": lazy}, InvalidOption, r"got the generator lazy\(\); take the 'yield' out"),
     ({"handler": lambda: None}, InvalidOption, r"expected the handler to take one row, got"),
     ({"handler": lambda row, more: None}, InvalidOption, r"handler to take one row, got"),
+    ({"process": print}, InvalidOption, r"expected the decorated function to be the handler, got"),
+    (
+        {"base": Parcel},
+        InvalidOption,
+        r"expected base to be a subclass of BatchProcessor, got <cla",
+    ),
+    ({"failed": {}}, InvalidDone, r"expected failed to name at least one column, got {}"),
+    ({"failed": "dead"}, InvalidDone, r"expected failed to be a mapping .* got 'dead'"),
+    (
+        {"failed": lambda row: {}},
+        InvalidDone,
+        r"expected failed as a callable to take \(row, error",
+    ),
+    ({"reset": {}}, InvalidDone, r"expected reset to name at least one column, got {}; leave it"),
+    ({"reset": True}, InvalidDone, r"expected reset to be a mapping .* got True"),
+    ({"retry": 3}, InvalidOption, r"expected retry to be a Retry, got 3"),
+    ({"lease": 30}, InvalidOption, r"expected lease to be a Lease, got 30"),
+    ({"claimed_at": 3}, InvalidOption, r"expected claimed_at to be the name of a column, got 3"),
+    ({"max_consecutive_failures": 0}, InvalidOption, r"number of rows from 1, got 0"),
+    ({"max_consecutive_failures": True}, InvalidOption, r"number of rows from 1, got True"),
+    ({"max_consecutive_failures": 1.5}, InvalidOption, r"number of rows from 1, got 1.5"),
+    ({"resource": open_box}, InvalidOption, r"got the generator open_box\(\); .* contextmanager"),
+    ({"resource": open_later}, InvalidOption, r"decorate it with contextlib's asynccontextmanager"),
+    ({"resource": 7}, InvalidOption, r"expected resource to be a callable without arguments .* 7"),
+    ({"resource": lambda row: None}, InvalidOption, r"expected resource to be a callable without"),
+    ({"resource": closing, "handler": lambda row: None}, InvalidOption, r"without arguments that"),
+    (
+        {"resource": nullcontext, "handler": lambda row: None},
+        InvalidOption,
+        r"expected the handler to take one row and the resource, got <lambda>\(row\)",
+    ),
+    (
+        {"process_batch": lambda: None},
+        InvalidOption,
+        r"expected the handler to take rows, got <lambda>\(\)",
+    ),
+    (
+        {"process_batch": lambda rows: None, "resource": nullcontext},
+        InvalidOption,
+        r"expected the handler to take rows and the resource, got <lambda>\(rows\)",
+    ),
+    ({"process_batch": lazy}, InvalidOption, r"got the generator lazy\(\); take the 'yield' out"),
+    ({"process_batch": asynchronous}, Unsupported, r"expected a plain function, got 'async def"),
 ]
 
 
@@ -174,3 +225,27 @@ def test_the_name_is_known_before_the_apps_are(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(apps, "apps_ready", False)
     assert define().name == f"{__name__}.send"
+
+
+def test_options_that_go_with_every_delivery_are_taken() -> None:
+    process = define(
+        batch_size=10,
+        failed={"tries": 9},
+        reset={"sent": False},
+        retry=Retry(),
+        max_consecutive_failures=1,
+        resource=nullcontext,
+        handler=lambda row, connection: None,
+    )
+    assert (process.batch_size, process.max_consecutive_failures) == (10, 1)
+    assert define(failed=lambda row, error: {"note": str(error)}).failed is None
+    assert define(process_batch=lambda rows: None).batch_size == 1
+
+
+def test_a_class_that_handles_batches_needs_no_process() -> None:
+    class Together(BatchProcessor[Parcel]):
+        pending = PENDING.all
+
+        def process_batch(self, rows: Sequence[Parcel], /) -> None: ...
+
+    assert Together()._handles_batches
