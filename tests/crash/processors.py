@@ -109,7 +109,7 @@ def claim(row: Errand) -> None:
     act(row)
 
 
-@batch_processor(**{**claimed, "pending": lambda: spanning()})
+@batch_processor(**{**claimed, "pending": spanning})
 def claim_spanning(row: Errand) -> None:
     act(row)
 

@@ -68,10 +68,8 @@ class Trace:
 
         return step
 
-    def _statement(
-        self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any
-    ) -> Any:
-        name = "lock" if LOCKS.search(sql) else " ".join(sql.split()[:3])
+    def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
+        name = _name(sql)
         self.note(f"before {name}")
         result = execute(sql, params, *rest)
         pks: frozenset[int] = frozenset()
@@ -81,6 +79,14 @@ class Trace:
             self._written |= pks
         self.note(f"after {name}", pks, commits=bool(pks) and not connection.in_atomic_block)
         return result
+
+
+def _name(sql: str) -> str:
+    """Name a statement by what it does, without the names of savepoints."""
+    if LOCKS.search(sql):
+        return "lock"
+    words = sql.replace('"', "").replace("`", "").split()
+    return " ".join(words[: {"UPDATE": 2, "INSERT": 3, "ROLLBACK": 3}.get(words[0], 1)])
 
 
 #: The trace of this process's run, if it is traced.

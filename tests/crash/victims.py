@@ -29,7 +29,10 @@ def get_ready() -> None:
 
 
 def run(
-    name: str, audit: str, rows: frozenset[int] = frozenset(), kill_at: tuple[int, str] | None = None
+    name: str,
+    audit: str,
+    rows: frozenset[int] = frozenset(),
+    kill_at: tuple[int, str] | None = None,
 ) -> tuple[int | None, list[Boundary], Report | None]:
     """Run the named processor in a process of its own.
 
