@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from django.db.models import Model, QuerySet
@@ -16,6 +16,7 @@ from .retry import Retry
 
 M = TypeVar("M", bound=Model)
 Handler = Callable[[M], Any] | Callable[[M, Any], Any]
+Opens = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 
 
 class Options(TypedDict, total=False):
@@ -42,7 +43,7 @@ def batch_processor(
     pending: QuerySet[M] | Callable[[], QuerySet[M]],
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
-    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
+    resource: Opens | None = ...,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
@@ -53,7 +54,7 @@ def batch_processor(
     pending: QuerySet[M] | Callable[[], QuerySet[M]],
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
-    resource: Callable[[], AbstractContextManager[Any]] | None = ...,
+    resource: Opens | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...

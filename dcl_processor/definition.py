@@ -10,7 +10,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from threading import Event
 from typing import Any, Generic, Never, TypeVar
@@ -137,7 +137,9 @@ class BatchProcessor(Generic[M]):
         """
         raise NotImplementedError
 
-    def resource(self) -> AbstractContextManager[Any] | None:
+    def resource(
+        self,
+    ) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None:
         """Return what the handler needs open, such as a connection to a mail server.
 
         Opened before the first row of a run, once per thread, and given to the handler as its
