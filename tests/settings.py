@@ -38,6 +38,7 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 ROOT_URLCONF = "sample_app.urls"
 STATIC_URL = "static/"
+PAYMENTS_URL = WAREHOUSE_URL = ""  # tests that want one start it
 
 INSTALLED_APPS = [
     "django.contrib.admin",

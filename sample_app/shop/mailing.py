@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import django
 from django.core import mail
 from django.core.mail.backends.base import BaseEmailBackend
@@ -12,5 +10,4 @@ from django.core.mail.backends.base import BaseEmailBackend
 def mail_connection() -> BaseEmailBackend:
     """Return a connection that is open inside a `with` block, and serves many mails there."""
     # Django 6.1 deprecates get_connection() in favour of the mailers.
-    made = mail.get_connection() if django.VERSION < (6, 1) else mail.mailers.default
-    return cast(BaseEmailBackend, made)
+    return mail.get_connection() if django.VERSION < (6, 1) else mail.mailers.default

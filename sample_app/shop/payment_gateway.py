@@ -53,7 +53,7 @@ class PaymentGateway:
 
 
 @contextmanager
-def payment_gateway(url: str = "") -> Iterator[PaymentGateway]:
+def open_gateway(url: str = "") -> Iterator[PaymentGateway]:
     """Open the gateway at this URL, or at the settings' PAYMENTS_URL."""
     url = url or settings.PAYMENTS_URL
     if not url:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +16,8 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processo
 from dcl_processor.exceptions import AttemptsUsedUp
 from sample_app.shop.mailing import mail_connection
 from sample_app.shop.models import Cart, Invoice, Order, Payment, StockReturn
-from sample_app.shop.payment_gateway import NotCharged, PaymentGateway, Refused, payment_gateway
-from sample_app.shop.warehouse import Warehouse, warehouse
+from sample_app.shop.payment_gateway import NotCharged, PaymentGateway, Refused, open_gateway
+from sample_app.shop.warehouse import Warehouse, open_warehouse
 
 CART_KEPT = timedelta(days=30)
 
@@ -79,9 +79,9 @@ class CapturePayments(BatchProcessor[Payment]):
 
     def resource(self) -> AbstractContextManager[PaymentGateway]:
         """Open the gateway."""
-        return payment_gateway()
+        return open_gateway()
 
-    def process(self, payment: Payment, gateway: PaymentGateway, /) -> str:  # type: ignore[override]  # the resource is known
+    def process(self, payment: Payment, gateway: PaymentGateway, /) -> str:
         """Charge the card, and return the gateway's name of the charge."""
         return gateway.charge(payment.order.number, payment.amount)
 
@@ -100,30 +100,19 @@ class CapturePayments(BatchProcessor[Payment]):
 capture_payments = CapturePayments()
 
 
-class PushToWarehouse(BatchProcessor[Order]):
+@batch_processor(
+    pending=lambda: Order.objects.filter(
+        in_warehouse=False, payment__state=Payment.State.CAPTURED
+    ).prefetch_related("lines"),
+    done={"in_warehouse": True},
+    delivery=Delivery.AT_LEAST_ONCE,
+    lease=Lease(10),
+    retry=Retry(max_attempts=6, backoff=1),
+    resource=open_warehouse,
+)
+async def push_to_warehouse(order: Order, warehouse: Warehouse) -> None:
     """Tell the warehouse of each order that is paid, until it says that it has heard."""
-
-    name = "shop.push_to_warehouse"
-    delivery = Delivery.AT_LEAST_ONCE
-    done = {"in_warehouse": True}
-    lease = Lease(10)
-    retry = Retry(max_attempts=6, backoff=1)
-
-    def pending(self) -> QuerySet[Order]:
-        """Return the orders that are paid for and not in the warehouse."""
-        paid = Order.objects.filter(in_warehouse=False, payment__state=Payment.State.CAPTURED)
-        return paid.prefetch_related("lines")
-
-    def resource(self) -> AbstractAsyncContextManager[Warehouse]:  # type: ignore[override]  # see below
-        """Open the warehouse: one HTTP client for all handlers of the event loop."""
-        return warehouse()
-
-    async def process(self, order: Order, warehouse: Warehouse, /) -> None:  # type: ignore[override]  # the resource is known
-        """Hand the order over."""
-        await warehouse.take(order)
-
-
-push_to_warehouse = PushToWarehouse()
+    await warehouse.take(order)
 
 
 class ExpireCarts(BatchProcessor[Cart]):

@@ -33,7 +33,7 @@ class Warehouse:
 
 
 @asynccontextmanager
-async def warehouse() -> AsyncIterator[Warehouse]:
+async def open_warehouse() -> AsyncIterator[Warehouse]:
     """Open the warehouse at the settings' WAREHOUSE_URL."""
     if not settings.WAREHOUSE_URL:
         raise ImproperlyConfigured(
