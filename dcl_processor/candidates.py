@@ -41,13 +41,13 @@ class Walk(Generic[M]):
         self._ask = ask
         self._tried = tried
         self._last: Any = None
-        self._among_others = False
+        self.among_others = False
         self._visited = 0
         self._left: int | None = None
 
     def met_another(self) -> None:
         """Be told that a row was taken; the rest of the window is stale then, too."""
-        self._among_others = True
+        self.among_others = True
 
     def __iter__(self) -> Iterator[Window[M]]:
         question = self._ask()
@@ -61,7 +61,7 @@ class Walk(Generic[M]):
         start = Q(pk__gte=pks[0])
         while pks:
             yield question, self._visits(_in_order(question, pks))
-            if self._among_others:
+            if self.among_others:
                 yield from self._scattered(start)
                 return
             if not full:
@@ -96,7 +96,7 @@ class Walk(Generic[M]):
         # A key says nothing of when a row came unless the database counts it up, nor whether it
         # came back where a window is read again: there the end is a number as well. Counting is
         # dear, and a short run never comes here.
-        needs_number = self._among_others or not _counts_up(question.model)
+        needs_number = self.among_others or not _counts_up(question.model)
         if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
             self._left = keys.count()
         return ([], False) if self._left == 0 else _read(keys, size or WINDOW)

@@ -72,7 +72,8 @@ class Run(Generic[M]):
 
     def report(self) -> Report:
         """Run, and return what became of it."""
-        question = self.ask()
+        # Without what the processor demands itself, whose columns are yet to be looked at.
+        question = self.ask(due=False)
         requirements.check(self.processor, question.model)
         refuse_outer_transaction(question.using, self.processor.name)
         if self.concurrency > 1:
@@ -99,8 +100,13 @@ class Run(Generic[M]):
         in_order = candidates.walk_in_order(self.ask, self.tried)
         for question, pks in in_order if self.processor.strict_order else walk:
             waiting = deque(pks)
+            # Where nothing was got yet, somebody may hold the rows in bulk, and they stay held: a
+            # new look pays only when the window has grown old.
+            worth_a_look = not walk.among_others
             while waiting and not self.must_stop():
-                if not self.visit(question, waiting) and not self.processor.strict_order:
+                got, missed = self.visit(question, waiting)
+                worth_a_look = worth_a_look or got
+                if missed and worth_a_look and not self.processor.strict_order:
                     walk.met_another()
                     break
             if len(self.absent) >= candidates.WINDOW:
@@ -128,10 +134,10 @@ class Run(Generic[M]):
             self.must_stop()
         self.tally.counts["skipped"] += len(self.locked)
 
-    def visit(self, question: pending.Question[M], waiting: deque[Any]) -> bool:
-        """Claim and handle the next batch of rows; tell whether all were there to be claimed."""
+    def visit(self, question: pending.Question[M], waiting: deque[Any]) -> tuple[bool, bool]:
+        """Claim and handle the next batch; tell whether any row was got, and whether any missed."""
         if not self.resource.ready():
-            return True
+            return False, False
         size = self.budget.clip(self.size, self.tally.handled)
         batch = [waiting.popleft() for _ in range(min(size, len(waiting)))]
         outcomes = self.deliver(self, question, batch)
@@ -141,7 +147,8 @@ class Run(Generic[M]):
             self.tried.add(pk)
         # Not reached, because the run was stopped in between.
         waiting.extendleft(pk for pk in reversed(batch) if pk not in outcomes)
-        return not any(isinstance(outcome, Miss) for outcome in outcomes.values())
+        missed = sum(isinstance(outcome, Miss) for outcome in outcomes.values())
+        return missed < len(outcomes), missed > 0
 
     def count(self, pk: Any, outcome: Outcome | Miss) -> None:
         """Put an outcome into the report."""
@@ -199,7 +206,7 @@ class Run(Generic[M]):
             rehearsal.rehearse(self.processor, question, next(iter(rows)))
             self.rehearsed = True
 
-    def ask(self) -> pending.Question[M]:
+    def ask(self, *, due: bool = True) -> pending.Question[M]:
         """Ask the user's question afresh."""
         processor = self.processor
         return pending.ask(
@@ -208,6 +215,6 @@ class Run(Generic[M]):
             filter=self.filter,
             using=self.using,
             read_using=processor.read_using,
-            due=processor._due(),
+            due=processor._due() if due else None,
             flips=processor.done if processor._has_fixed_flip else None,
         )

@@ -6,7 +6,8 @@ import secrets
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, batch_processor, candidates
@@ -110,3 +111,64 @@ if connection.features.has_select_for_update:
         assert places == [0, 5, 6, 7, 3, 4, 2]
         assert offered == [6, 3, 1]
         assert (report.processed, report.stale) == (7, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"strict_order": True}], ids=str)
+def test_a_row_that_is_pending_again_is_for_the_next_run(options: dict[str, Any]) -> None:
+    """The rehearsal looks at one row; the flip of another may leave it pending."""
+    pks = parcels(20)
+    Parcel.objects.filter(pk=pks[2]).update(note="for ever")
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        if len(calls) == 1 and connection.features.has_select_for_update:
+            finish(pks[1])
+
+    pending = Parcel.objects.filter(Q(sent=False) | Q(note="for ever"))
+    run = batch_processor(pending=pending, done={"sent": True}, **options)(handle)
+    assert run(timeout=60).stopped == "drained"
+    assert len(calls) == len(set(calls))
+
+
+def test_what_is_remembered_does_not_grow_with_the_backlog(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parcels(200)
+    sizes: list[int] = []
+    real = candidates.Walk.__init__
+
+    def spy(walk: Any, ask: Any, tried: set[Any]) -> None:
+        real(walk, ask, tried)
+        remembered.append(tried)
+
+    remembered: list[set[Any]] = []
+    monkeypatch.setattr(candidates.Walk, "__init__", spy)
+    pks = list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
+
+    def handle(row: Parcel) -> None:
+        sizes.append(len(remembered[0]))
+        if len(sizes) == 1 and connection.features.has_select_for_update:
+            finish(pks[1])
+
+    report = processor(handle)()
+    assert report.processed >= 199
+    assert max(sizes) <= 3 * candidates.WIDE_WINDOW
+
+
+if connection.features.has_select_for_update:
+
+    def test_rows_that_are_held_in_bulk_are_looked_at_once(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A new look after every one of them would read the whole window each time."""
+        monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
+        parcels(30)
+        with transaction.atomic(using="other"):
+            rows = Parcel.objects.using("other").select_for_update()
+            for pk in Parcel.objects.order_by("pk").values_list("pk", flat=True)[:24]:
+                rows.get(pk=pk)  # one by one: a range would lock what is between on MariaDB
+            with CaptureQueriesContext(connection) as queries:
+                report = processor(lambda row: None)(wait_for_locked=0)
+        assert (report.processed, report.skipped) == (6, 24)
+        assert sum("LIMIT 6" in query["sql"] for query in queries) < 24 / 2

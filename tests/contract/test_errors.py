@@ -1,0 +1,141 @@
+"""Exceptions of every kind, and what is kept of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from dcl_processor import Report, batch_processor
+from dcl_processor.exceptions import StillPending
+from dcl_processor.tally import logger
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def run(handle: Callable[[Parcel], Any], rows: int = 3) -> Report:
+    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(rows)])
+    pending = Parcel.objects.filter(sent=False)
+    return batch_processor(pending=pending, done={"sent": True})(handle)()
+
+
+class WithoutWordsError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class WithoutRepresentationError(WithoutWordsError):
+    def __repr__(self) -> str:
+        raise RuntimeError("no words either")
+
+
+ANY = [
+    WithoutWordsError("x"),
+    WithoutRepresentationError("x"),
+    StopIteration(3),
+    RecursionError(),
+    MemoryError(),
+    ExceptionGroup("several", [ValueError(1)]),
+]
+
+
+@pytest.mark.parametrize("error", ANY, ids=lambda error: type(error).__name__)
+def test_any_exception_is_its_rows_failure_alone(error: Exception) -> None:
+    def handle(row: Parcel) -> None:
+        if row.priority == 1:
+            raise error
+
+    report = run(handle)
+    assert (report.processed, report.failed) == (2, 1)
+    assert type(error).__name__ in json.dumps(report.as_dict())
+
+
+BASE = [asyncio.CancelledError(), GeneratorExit(), SystemExit(3), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("error", BASE, ids=lambda error: type(error).__name__)
+def test_what_is_no_exception_ends_the_run_and_costs_no_row(error: BaseException) -> None:
+    def handle(row: Parcel) -> None:
+        Parcel.objects.filter(pk=row.pk).update(note="half")
+        if row.priority == 1:
+            raise error
+
+    with pytest.raises(type(error)):
+        run(handle)
+    assert not connection.in_atomic_block
+    states = list(Parcel.objects.order_by("pk").values_list("sent", "note"))
+    assert states == [(True, "half"), (False, ""), (False, "")]
+
+
+def lazily(row: Parcel) -> Iterator[None]:
+    yield Parcel.objects.filter(pk=row.pk).update(note="worked")
+
+
+async def asynchronously(row: Parcel) -> None: ...
+
+
+@pytest.mark.parametrize("wrapped", [lazily, asynchronously])
+def test_work_that_was_only_promised_is_not_done(wrapped: Callable[[Parcel], Any]) -> None:
+    """A decorator hides what kind of function is behind it."""
+    report = run(lambda row: wrapped(row))  # noqa: PLW0108  # that is the disguise
+    assert (report.processed, report.failed) == (0, 3)
+    assert "nobody runs" in str(report.failures[0].error)
+
+
+class Large:
+    """Something a handler has loaded."""
+
+
+def test_a_failure_keeps_nothing_that_the_handler_had_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[weakref.ref[Large]] = []
+    monkeypatch.setattr(logger, "disabled", True)  # pytest keeps every log record, errors and all
+
+    def handle(row: Parcel) -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        try:
+            raise ValueError("the first")  # noqa: TRY301  # there is nothing else to do it
+        except ValueError as first:
+            raise RuntimeError("the second") from first
+
+    report = run(handle)
+    gc.collect()
+    assert report.failed == 3
+    assert "the first" in report.failures[0].traceback
+    assert [reference() for reference in kept] == [None] * 3
+
+
+def test_a_generator_that_a_failed_row_went_through_lives_on() -> None:
+    """Somebody's event loop may be among the frames of a traceback."""
+
+    def worker() -> Iterator[Exception]:
+        while True:
+            try:
+                raise ValueError("from the worker")  # noqa: TRY301  # as above
+            except ValueError as error:
+                yield error
+
+    running = worker()
+
+    def handle(row: Parcel) -> None:
+        raise next(running)
+
+    report = run(handle)
+    assert [str(failure.error) for failure in report.failures] == ["from the worker"] * 3
+
+
+def test_another_processors_error_does_not_put_this_one_in_the_wrong() -> None:
+    def handle(row: Parcel) -> None:
+        raise StillPending("of another processor, on another database")
+
+    report = run(handle)
+    assert (report.failed, report.stopped) == (3, "drained")
