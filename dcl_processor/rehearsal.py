@@ -44,19 +44,18 @@ def _check_kept(processor: BatchProcessor[Any], question: Question[Any], pk: Any
     table: QuerySet[Any] = QuerySet(question.model, using=question.using)
     with transaction.atomic(using=question.using):
         settlement.write(question, [pk], {**constants, **times}, processor.name)
-        lost = [
-            name
-            for name, value in {**constants, **times}.items()
-            if not table.filter(pk=pk, **{name: value}).exists()
-        ]
-        got = table.filter(pk=pk).values_list(lost[0], flat=True).get() if lost else None
+        kept = table.filter(pk=pk).values(*constants, *times).get()
+        # As whoever settles the row will ask: what is equal is for the database to say.
+        lost = [n for n, v in constants.items() if not table.filter(pk=pk, **{n: v}).exists()]
+        # A field that cuts a time off on its way in would be equal, and the same for all copies.
+        lost += [name for name, time in times.items() if kept[name] != time]
         transaction.set_rollback(True, using=question.using)
-    if lost:
-        what = "microseconds" if lost[0] in times else f"{constants[lost[0]]!r}"
+    for name in lost:
+        what = "microseconds" if name in times else repr(constants[name])
+        mend = "make it one with six digits" if name in times else "claim another value"
         raise InvalidOption(
-            f"{processor.name}: expected {question.model._meta.label}.{lost[0]} to keep {what}, "
-            f"by which a claimed row is recognised, got a column that gives back {got}; "
-            f"{'make it one with six digits' if lost[0] in times else 'claim another value'}."
+            f"{processor.name}: expected {question.model._meta.label}.{name} to keep {what}, by "
+            f"which a claimed row is recognised, got {kept[name]} back; {mend}."
         )
 
 
@@ -75,8 +74,9 @@ def _marks(
     if not any(columns):
         return constants, {}
     # No digit is 0, whatever the time is.
-    now = clock.read(question, [pk]).replace(microsecond=654_321)
-    return constants, {name: now for name in columns if name}
+    now = clock.read(question, [pk])
+    assert now is not None  # the row is locked, so it is there
+    return constants, {name: now.replace(microsecond=654_321) for name in columns if name}
 
 
 def _rehearsed(question: Question[Any], pk: Any, values: Values, label: str) -> bool:

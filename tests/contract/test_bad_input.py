@@ -1,0 +1,328 @@
+"""What only the model or the database can tell is refused by name, before any handler is called."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
+
+from dcl_processor import (
+    BatchProcessor,
+    Delivery,
+    Discard,
+    Lease,
+    Retry,
+    Snooze,
+    batch_processor,
+)
+from dcl_processor.checks import check_found
+from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending, Unsupported
+from dcl_processor.registry import Found
+from tests.models import Errand, Misfit, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MOST, LEAST = Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE
+CLAIMING: dict[str, Any] = {"delivery": MOST, "claim": {"claimed": True}}
+BY_CLAIM: dict[str, Any] = {**CLAIMING, "claimed_at": "claimed_at"}
+LEASING: dict[str, Any] = {"delivery": LEAST, "lease": Lease(30)}
+
+deliveries = pytest.mark.parametrize(
+    "delivery", [{}, BY_CLAIM, LEASING], ids=["transactional", "at_most_once", "at_least_once"]
+)
+
+
+def never(row: Any, *_: Any) -> None:
+    raise AssertionError("expected no handler to be called")
+
+
+def errands(handler: Callable[..., Any] = never, **options: Any) -> BatchProcessor[Errand]:
+    def waiting() -> Any:
+        return Errand.objects.filter(done=False, claimed=False, dead=False)
+
+    options = {"pending": waiting, "done": {"done": True}, **options}
+    return batch_processor(name="errands", **options)(handler)
+
+
+def misfits(**options: Any) -> BatchProcessor[Misfit]:
+    return batch_processor(
+        pending=lambda: Misfit.objects.filter(done=False, words=""),
+        done={"done": True},
+        name="errands",
+        **options,
+    )(never)
+
+
+def columns(errand: Errand) -> dict[str, Any]:
+    return Errand.objects.filter(pk=errand.pk).values().get()
+
+
+def leasing(field: str) -> dict[str, Any]:
+    return {"delivery": LEAST, "lease": Lease(30, field=field)}
+
+
+UNFIT: list[tuple[Callable[..., BatchProcessor[Any]], dict[str, Any], str, str]] = [
+    (misfits, leasing("leased_until"), "E009", r"field='leased_until' .*, got no such column;"),
+    (misfits, leasing("never_null"), "E009", r"got a DateTimeField that cannot be NULL; add the"),
+    (misfits, leasing("day"), "E009", r"a nullable DateTimeField of tests.Misfit, got a DateFi"),
+    (misfits, leasing("id"), "E009", r"nullable DateTimeField of tests.Misfit, got the primary k"),
+    (errands, leasing("place"), "E009", r"DateTimeField of tests.Errand, got a IntegerField"),
+    (
+        misfits,
+        {"retry": Retry()},
+        "E009",
+        r"Retry's attempts='attempts' .* cannot be NULL .* got a IntegerField that may be NULL;",
+    ),
+    (errands, {"retry": Retry(attempts="tries")}, "E009", r"attempts='tries' .* no such column"),
+    (errands, {"retry": Retry(attempts="result")}, "E009", r"an integer column .* a CharField"),
+    (errands, {"retry": Retry(attempts="id")}, "E009", r"an integer column .* the primary key"),
+    (
+        errands,
+        {"retry": Retry(next_attempt_at="place")},
+        "E009",
+        r"next_attempt_at='place' to name a nullable date and time column .* IntegerField",
+    ),
+    (errands, {"retry": Retry(last_error="done")}, "E009", r"a text column .* got a BooleanField"),
+    (
+        errands,
+        {**CLAIMING, "claimed_at": "place"},
+        "E009",
+        r"claimed_at='place' to name a nullable DateTimeField of tests.Errand, got a IntegerField",
+    ),
+    (errands, {**CLAIMING, "claimed_at": "since"}, "E009", r"claimed_at='since' .* no such column"),
+    (errands, {"failed": {"ded": True}}, "E002", r"failed to name columns .* got 'ded'"),
+    (errands, {"reset": {"id": 1}}, "E002", r"reset to name .* 'id', which is the prim"),
+    (errands, {**CLAIMING, "claim": {"taken": 1}}, "E002", r"claim to name .* 'taken'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("define", "options", "check", "words"), UNFIT, ids=[words for *_, words in UNFIT]
+)
+def test_columns_that_do_not_fit_are_refused_by_the_check_and_by_a_run_of_nothing(
+    define: Callable[..., BatchProcessor[Any]], options: dict[str, Any], check: str, words: str
+) -> None:
+    processor = define(**options)
+    with pytest.raises(ImproperlyConfigured, match=rf"^errands: expected .*{words}") as refused:
+        processor.run()
+    [message] = [
+        each
+        for each in check_found([Found(processor, "tests.processors.errands")])
+        if "W004" not in str(each.id)
+    ]
+    assert message.id == f"dcl_processor.{check}"
+    assert f"errands: {message.msg}" == str(refused.value)
+    assert "\n" not in message.msg
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        leasing("to_the_second"),
+        {"delivery": MOST, "claim": {"words": "taken"}, "claimed_at": "to_the_second"},
+    ],
+    ids=["lease", "claimed_at"],
+)
+def test_a_column_without_microseconds_is_refused_at_the_first_row(options: dict[str, Any]) -> None:
+    """Two leases of one second would be the same, and one that was cut would be nobody's."""
+    Misfit.objects.create()
+    processor = misfits(**options)
+    words = r"expected tests.Misfit.to_the_second to keep microseconds, .*; make it one with six"
+    with pytest.raises(InvalidOption, match=words):
+        processor.run()
+    misfit = Misfit.objects.get()
+    assert (misfit.done, misfit.words, misfit.to_the_second) == (False, "", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (
+            {**BY_CLAIM, "claim": {"result": "taken"}},
+            StillPending,
+            r"expected claim={'result': 'taken'} to take a row out of pending, got row \d+ still",
+        ),
+        (
+            {"failed": {"result": "dead"}},
+            StillPending,
+            r"expected failed={'result': 'dead'} to take a row out of pending, got row \d+ still",
+        ),
+        (
+            {**LEASING, "done": {"result": "done"}},
+            StillPending,
+            r"expected done={'result': 'done'} to take a row out of pending, got row \d+ still",
+        ),
+        (
+            {**BY_CLAIM, "reset": {"result": ""}},
+            InvalidDone,
+            r"expected reset={'result': ''} to put a claimed row back into pending, got row \d+ n",
+        ),
+    ],
+)
+def test_a_flip_that_does_not_do_what_it_is_for_is_found_by_rehearsing_it(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    errand = Errand.objects.create()
+    before = columns(errand)
+    with pytest.raises(error, match=words):
+        errands(**options).run()
+    assert columns(errand) == before
+
+
+@deliveries
+def test_a_resource_that_is_no_context_manager_is_named_and_costs_no_row(
+    delivery: dict[str, Any],
+) -> None:
+    errand = Errand.objects.create()
+    before = columns(errand)
+    words = r"errands: expected resource\(\) to return a context manager, got \[\]; wrap it"
+    with pytest.raises(InvalidOption, match=words):
+        errands(resource=list, **delivery).run()
+    assert columns(errand) == before
+
+
+@deliveries
+def test_a_resource_for_async_code_is_refused_to_a_plain_handler(delivery: dict[str, Any]) -> None:
+    @asynccontextmanager
+    async def later() -> AsyncIterator[str]:
+        yield "never opened"
+
+    errand = Errand.objects.create()
+    before = columns(errand)
+    with pytest.raises(InvalidOption, match=r"got one for 'async with' and a plain handler"):
+        errands(resource=later, **delivery).run()
+    assert columns(errand) == before
+
+
+@deliveries
+def test_a_snooze_until_a_time_that_no_column_keeps_is_its_rows_failure(
+    delivery: dict[str, Any],
+) -> None:
+    first, second = Errand.objects.create(place=1), Errand.objects.create(place=2)
+    before = columns(first)
+
+    def handle(row: Errand) -> None:
+        if row.place == 1:
+            raise Snooze("the office is closed", delay=60)
+
+    options = {**delivery, **({"reset": {"claimed": False}} if "claim" in delivery else {})}
+    report = errands(handle, **options).run()
+    assert (report.processed, report.failed, report.snoozed) == (1, 1, 0)
+    words = "expected retry=Retry(…), whose column keeps until when a row is snoozed, got Snooze"
+    assert words in str(report.failures[0].error)
+    assert columns(first) == before
+    second.refresh_from_db()
+    assert second.done
+
+
+def test_what_is_claimed_and_has_no_way_back_cannot_be_snoozed() -> None:
+    Errand.objects.create()
+
+    def handle(row: Errand) -> None:
+        raise Snooze
+
+    report = errands(handle, **BY_CLAIM).run()
+    assert "expected reset=…" in str(report.failures[0].error)
+    assert Errand.objects.get().claimed
+
+
+@deliveries
+def test_a_discard_without_a_dead_letter_is_its_rows_failure(delivery: dict[str, Any]) -> None:
+    Errand.objects.create()
+
+    def handle(row: Errand) -> None:
+        raise Discard("no such address")
+
+    report = errands(handle, **delivery).run()
+    assert (report.failed, report.discarded) == (1, 0)
+    words = "expected failed=… to say what is written to a row that the handler discards"
+    assert words in str(report.failures[0].error)
+    assert not Errand.objects.get().done
+
+
+async def later(row: Errand) -> None:
+    raise AssertionError("expected no handler to be called")
+
+
+@pytest.mark.django_db(transaction=False)
+@pytest.mark.parametrize("delivery", [BY_CLAIM, LEASING], ids=["at_most_once", "at_least_once"])
+def test_concurrency_is_refused_where_no_other_connection_sees_the_rows(
+    delivery: dict[str, Any],
+) -> None:
+    Errand.objects.create()
+    with pytest.raises(Unsupported, match=r"expected TransactionTestCase for concurrency above 1"):
+        errands(later, **delivery).run(concurrency=2)
+    assert not Errand.objects.get().claimed
+
+
+def test_concurrency_of_a_plain_handler_names_the_way_out() -> None:
+    with pytest.raises(Unsupported, match=r"expected an 'async def' handler for concurrency=2"):
+        errands(**LEASING).run(concurrency=2)
+
+
+def test_a_row_can_be_requeued_only_by_who_knows_how() -> None:
+    with pytest.raises(InvalidOption, match=r"expected reset=… .* got requeue\(\) without it"):
+        errands().requeue(Errand.objects.all())
+
+
+@pytest.mark.parametrize("options", [{}, LEASING, {"delivery": MOST}, CLAIMING], ids=str)
+def test_only_claims_with_their_time_can_be_in_doubt(options: dict[str, Any]) -> None:
+    words = r"expected claim=… and claimed_at=… .* got in_doubt\(\) without both"
+    with pytest.raises(InvalidOption, match=words):
+        errands(**options).in_doubt(older_than=60)
+
+
+@pytest.mark.parametrize("options", [{}, LEASING, {**CLAIMING, "done": None}], ids=str)
+def test_only_claims_with_a_plain_flip_can_be_marked_done(options: dict[str, Any]) -> None:
+    words = r"expected claim=… and a plain done=… .* got mark_done\(\) without both"
+    with pytest.raises(InvalidOption, match=words):
+        errands(**options).mark_done(Errand.objects.all())
+
+
+@pytest.mark.parametrize("older_than", [-1, "1h", None, True, float("nan"), timedelta(-1)], ids=str)
+def test_an_age_is_a_number_of_seconds(older_than: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"expected older_than to be a number of seconds"):
+        errands(**BY_CLAIM).in_doubt(older_than=older_than)
+
+
+@pytest.mark.parametrize("method", ["requeue", "mark_done"])
+@pytest.mark.parametrize(
+    ("rows", "got"),
+    [
+        (lambda: Errand(pk=3), r"<Errand: .*>"),
+        (list, r"an object of type list"),
+        (Parcel.objects.all, r"a queryset of tests.Parcel"),
+        (lambda: Errand.objects.all()[:3], r"a slice"),
+    ],
+)
+def test_only_rows_of_the_processors_model_are_cleared_up(
+    method: str, rows: Callable[[], Any], got: str
+) -> None:
+    Parcel.objects.create(sent=True)
+    processor = errands(**BY_CLAIM, reset={"claimed": False})
+    words = rf"expected {method}\(\) to take a queryset of tests.Errand without a slice, got {got};"
+    with pytest.raises(InvalidOption, match=words):
+        getattr(processor, method)(rows())
+
+
+if connection.features.has_select_for_update:  # SQLite's columns keep any value
+
+    def test_a_claim_whose_column_gives_back_another_value_is_refused() -> None:
+        Misfit.objects.create()
+        processor = batch_processor(
+            pending=lambda: Misfit.objects.filter(done=False, to_the_second=None),
+            done={"done": True},
+            delivery=MOST,
+            claim={"to_the_second": datetime(2024, 5, 1, 12, 0, 0, 654_321, tzinfo=UTC)},
+        )(never)
+        words = (
+            r"to keep datetime.* by which a claimed row is recognised, got 2024.*; claim another"
+        )
+        with pytest.raises(InvalidOption, match=words):
+            processor.run()
+        assert Misfit.objects.get().to_the_second is None
