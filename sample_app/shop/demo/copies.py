@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,34 +21,56 @@ MANAGE_PY = Path(sample_app.__file__).with_name("manage.py")
 POLL_SECONDS = 0.05
 STOP_SECONDS = 10
 
+Watch = Callable[[Sequence[int]], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one copy did of the work, by its own report."""
 
     copy: int
-    sent: int
+    processed: int
     failed: int
+    lease_lost: int
     seconds: float
     exit_code: int
     complaint: str
 
+    @property
+    def killed(self) -> bool:
+        """True if it ended by SIGKILL."""
+        return self.exit_code == -signal.SIGKILL
+
+    @property
+    def came_to_the_end(self) -> bool:
+        """True if it ended by itself, and complained at most of rows that failed."""
+        return self.exit_code == (1 if self.failed else 0)
+
 
 def run_copies(
-    processor: str, copies: int, mail_url: str, *, watch: Callable[[], None]
+    processor: str,
+    copies: int,
+    *,
+    options: Sequence[str] = (),
+    watch: Watch = lambda pids: None,  # noqa: ARG005 - by default nobody looks
+    environment: Mapping[str, str] | None = None,
 ) -> list[Share]:
-    """Run the processor in so many processes until all have ended; call watch meanwhile."""
-    command = [sys.executable, str(MANAGE_PY), "processors", "run", processor, "--json"]
-    environment = {**os.environ, "EMAIL_URL": mail_url, "DEBUG": "no"}
+    """Run the processor in so many processes until all have ended.
+
+    Calls watch with their process ids meanwhile. The environment adds to this process's own.
+    """
+    command = [sys.executable, str(MANAGE_PY), "processors", "run", processor, "--json", *options]
+    variables = {**os.environ, "DEBUG": "no", **(environment or {})}
     with ExitStack() as stack:
         running = [
-            stack.enter_context(_copy(number, command, environment))
+            stack.enter_context(_copy(number, command, variables))
             for number in range(1, copies + 1)
         ]
+        pids = [copy.process.pid for copy in running]
         while any(copy.process.poll() is None for copy in running):
-            watch()
+            watch(pids)
             time.sleep(POLL_SECONDS)
-        watch()
+        watch(pids)
         return [copy.share() for copy in running]
 
 
@@ -62,8 +85,9 @@ class _Copy:
         report = _report(_text(self.output))
         return Share(
             copy=self.number,
-            sent=report.get("processed", 0),
+            processed=report.get("processed", 0),
             failed=report.get("failed", 0),
+            lease_lost=report.get("lease_lost", 0),
             seconds=report.get("duration", 0.0),
             exit_code=self.process.returncode,
             complaint=_text(self.errors).strip(),

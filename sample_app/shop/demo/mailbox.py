@@ -29,6 +29,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.mails: list[DeliveredMail] = []
+        self.sessions = 0
         # Bound here and handed over, so that no other program can get the port in between.
         # The protocol is named because only then asyncio turns off the delay of small packets,
         # which would hold up every mail by 40 ms.
@@ -49,6 +50,19 @@ class Mailbox:
     def __exit__(self, *exception: object) -> None:
         self._server.stop(no_assert=True)
         self._socket.close()
+
+    async def handle_EHLO(  # noqa: N802 - the name is aiosmtpd's
+        self,
+        _server: SMTP,
+        session: Session,
+        _envelope: Envelope,
+        hostname: str,
+        responses: list[str],
+    ) -> list[str]:
+        """Count a session: a client says EHLO once, when it has connected."""
+        session.host_name = hostname
+        self.sessions += 1
+        return responses
 
     async def handle_DATA(  # noqa: N802 - the name is aiosmtpd's
         self, _server: SMTP, _session: Session, envelope: Envelope

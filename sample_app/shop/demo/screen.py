@@ -7,12 +7,10 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from sample_app.shop.demo.audit import Audit
-from sample_app.shop.demo.copies import Share
+from sample_app.shop.demo.copies import Share, Watch
+from sample_app.shop.demo.verdict import Verdict
 
-NUMBERS_SHOWN = 5
 COMPLAINT_LINES_SHOWN = 3  # the last ones: where a traceback has its point
 
 
@@ -36,10 +34,10 @@ class Screen:
         self._console.print(text, style="yellow", markup=False)
 
     @contextmanager
-    def delivering(self, due: int, delivered: Callable[[], int]) -> Iterator[Callable[[], None]]:
-        """Show how many mails have come in; yield the function that brings the bar up to date."""
+    def counting(self, what: str, due: int, done: Callable[[], int]) -> Iterator[Watch]:
+        """Show how many of those due are done; yield what brings the bar up to date."""
         progress = Progress(
-            TextColumn("  mails"),
+            TextColumn(f"  {what:<8}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -48,52 +46,28 @@ class Screen:
             disable=not self._console.is_terminal,
         )
         with progress:
-            bar = progress.add_task("mails", total=due)
-            yield lambda: progress.update(bar, completed=delivered())
+            bar = progress.add_task(what, total=due)
+            yield lambda _: progress.update(bar, completed=done())
 
     def shares(self, shares: Sequence[Share]) -> None:
-        """Show who sent how many, and what each copy complained about."""
-        table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
-        for heading in ("  copy", "sent", "failed", "seconds"):
-            table.add_column(heading, justify="right", style="default")
+        """Show who did how many, and what a copy that did not come to its end complained about."""
+        rows = " + ".join("killed" if share.killed else f"{share.processed:,}" for share in shares)
+        seconds = max(share.seconds for share in shares)
+        failed = sum(share.failed for share in shares)
+        noun = "copies" if len(shares) > 1 else "copy"
+        text = f"{rows} rows in {seconds:.2f} s{f', {failed:,} failed' if failed else ''}"
+        self.step(noun, text)
         for share in shares:
-            table.add_row(
-                str(share.copy), f"{share.sent:,}", str(share.failed), f"{share.seconds:.2f}"
-            )
-        self._console.print()
-        self._console.print(table)
-        self._console.print()
-        for share in shares:
-            if share.exit_code or share.complaint:
+            if not share.came_to_the_end and not share.killed:
                 self.warn(f"copy {share.copy} ended with exit code {share.exit_code}")
                 for line in share.complaint.splitlines()[-COMPLAINT_LINES_SHOWN:]:
                     self.warn(f"  {line}")
 
-    def verdict(self, audit: Audit) -> None:
-        """Show the figures, the orders behind every bad one, and whether all is well."""
-        for what, numbers in (
-            ("no mail for order", audit.missing),
-            ("mail for an order that was not due:", audit.not_due),
-            ("unshipped, yet changed: order", audit.touched),
-        ):
-            if numbers:
-                shown = ", ".join(map(str, numbers[:NUMBERS_SHOWN]))
-                more = f" and {len(numbers) - NUMBERS_SHOWN:,} more"
-                self.warn(f"{what} {shown}{more if len(numbers) > NUMBERS_SHOWN else ''}")
-        if audit.still_due:
-            self.warn(f"{audit.still_due:,} orders are still due: their flag was not flipped")
-        self._console.print(
-            f"{audit.due:,} due, {audit.delivered:,} mails delivered, "
-            f"{audit.duplicates:,} duplicates, {len(audit.missing):,} missing; "
-            f"{audit.unshipped - len(audit.touched):,} of {audit.unshipped:,} "
-            "unshipped orders untouched",
-            style="bold",
-        )
-        if audit.clean:
-            self._console.print(_praise(audit), style="green")
-
-
-def _praise(audit: Audit) -> str:
-    if audit.due:
-        return "All is well: one mail for every order that was due."
-    return "All is well: nothing was due, and nothing was sent."
+    def verdict(self, verdict: Verdict) -> None:
+        """Show the figures, everything that is wrong with them, or that nothing is."""
+        for complaint in verdict.complaints:
+            self.warn(complaint)
+        self._console.print(verdict.figures, style="bold", markup=False)
+        if verdict.clean:
+            self._console.print(verdict.praise, style="green", markup=False)
+        self._console.print()

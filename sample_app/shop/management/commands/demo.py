@@ -12,23 +12,42 @@ from django.template.defaultfilters import pluralize
 
 from sample_app.shop.catalogue import invent_lines
 from sample_app.shop.database_errors import told_plainly
-from sample_app.shop.demo.audit import Before, audit
-from sample_app.shop.demo.copies import run_copies
+from sample_app.shop.demo import (
+    cart_stage,
+    invoice_stage,
+    mail_stage,
+    payment_stage,
+    warehouse_stage,
+)
 from sample_app.shop.demo.invented_orders import write_invented_orders
-from sample_app.shop.demo.mailbox import Mailbox
 from sample_app.shop.demo.screen import Screen
 from sample_app.shop.loading import Loading
 from sample_app.shop.orders_csv import OrderFileError
-from sample_app.shop.processors import send_shipped_emails
+from sample_app.shop.paperwork import add_paperwork
+from sample_app.shop.processors import (
+    capture_payments,
+    expire_carts,
+    print_invoices,
+    push_to_warehouse,
+    send_shipped_emails,
+)
+
+STAGES = (
+    (send_shipped_emails, "one mail for each order", mail_stage.run),
+    (capture_payments, "no card charged twice, come what may", payment_stage.run),
+    (push_to_warehouse, "every order arrives, some more than once", warehouse_stage.run),
+    (expire_carts, "each cart exactly once, a hundred at a time", cart_stage.run),
+    (print_invoices, "each exactly once, by a flag in a related row", invoice_stage.run),
+)
 
 
 class Command(BaseCommand):
-    """Race copies of send_shipped_emails and count the mails that a real server took in."""
+    """Race copies of the shop's processors, and audit what each of them promises."""
 
     help = (
-        "Load orders, run several copies of shop.send_shipped_emails at once against a local "
-        "SMTP server, and audit the mails it took in. Exits with 1 unless every due order got "
-        "exactly one."
+        "Load orders, run several copies of each of the shop's processors at once against local "
+        "servers, and audit what came of it: mails, charges, orders in the warehouse, carts and "
+        "invoices. Exits with 1 unless every audit is clean."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -41,14 +60,16 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, orders: str, copies: int, **_options: Any) -> None:
         """Go through the stages; the exit code says whether the audit was clean."""
         screen = Screen()
-        screen.title(
-            f"{copies} cop{pluralize(copies, 'y,ies')} of {send_shipped_emails.name}, at once"
-        )
         with told_plainly():
             call_command("migrate", verbosity=0)
             _load(screen, orders)
-            if not _race(screen, copies):
-                raise SystemExit(1)
+            screen.step("copies", f"{copies} process{pluralize(copies, 'es')} for each processor")
+            clean = []
+            for processor, promise, run in STAGES:
+                screen.title(f"{processor.name}: {promise}")
+                clean.append(run(screen, copies))
+        if not all(clean):
+            raise SystemExit(1)
 
 
 def _load(screen: Screen, orders: str) -> None:
@@ -63,17 +84,6 @@ def _load(screen: Screen, orders: str) -> None:
             loading.load(path)
         except OrderFileError as error:
             raise CommandError(str(error)) from error
+    add_paperwork()
+    screen.title("The shop")
     screen.step("orders", f"{loading} ({path.name})")
-
-
-def _race(screen: Screen, copies: int) -> bool:
-    before = Before.look()
-    screen.step("due", f"{len(before.due):,} shipped orders await their mail")
-    with Mailbox() as mailbox:
-        screen.step("mail", f"local server at {mailbox.url}")
-        with screen.delivering(len(before.due), lambda: len(mailbox.mails)) as watch:
-            shares = run_copies(send_shipped_emails.name, copies, mailbox.url, watch=watch)
-    verdict = audit(before, mailbox.mails)
-    screen.shares(shares)
-    screen.verdict(verdict)
-    return verdict.clean and not any(share.exit_code for share in shares)

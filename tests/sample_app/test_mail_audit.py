@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sample_app.shop.demo.audit import Audit, Before, audit
+from sample_app.shop.demo.mail_audit import Audit, Before, audit
 from sample_app.shop.demo.mailbox import DeliveredMail
 from sample_app.shop.loading import Loading
 from sample_app.shop.models import Order

@@ -1,0 +1,20 @@
+"""Which requests a stub takes amiss: the same ones each time for the same orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+M = TypeVar("M")
+
+SEED = 1
+
+
+def scatter(orders: Sequence[int], one_in: Mapping[M, int]) -> dict[int, M]:
+    """Give each mood to one in so many of the orders, and to one of them at least."""
+    moods = [mood for mood, many in one_in.items() for _ in range(max(1, len(orders) // many))]
+    if len(orders) < len(moods):
+        return {}
+    chance = Random(SEED)  # noqa: S311 - nothing here is a secret
+    return dict(zip(chance.sample(orders, len(moods)), moods, strict=True))
