@@ -1,7 +1,9 @@
 """Everything that ``make test`` runs, stage by stage.
 
 A stage for which this machine lacks something is left out, with one line that says what; with
-CI=true that is a failure. ``python -m tests.suite STAGE…`` runs only the stages named.
+CI=true that is a failure. ``python -m tests.suite STAGE…`` runs only the stages named, one after
+the other. Without a name all are run, as many side by side as there are processors, and each
+prints what it has to say when it has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 
@@ -156,6 +159,11 @@ def main(names: Sequence[str]) -> int:
             print(f"Left out: {name}, because {reason}.", flush=True)
     if left_out and os.environ.get("CI") == "true":
         failed += [f"{name} (left out)" for name in left_out]
+    return judge(failed, left_out)
+
+
+def judge(failed: Sequence[str], left_out: Sequence[str]) -> int:
+    """Print the verdict, and return the exit code."""
     verdict = f"failed: {', '.join(failed)}" if failed else "all is well"
     if left_out and not failed:
         verdict += f", without {', '.join(left_out)}"
@@ -163,5 +171,33 @@ def main(names: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def side_by_side(commands: Mapping[str, Sequence[str]], most: int) -> int:
+    """Run a command for each stage, so many at once; return 1 if one failed."""
+    failed: list[str] = []
+    left_out: list[str] = []
+
+    def run_stage(name: str) -> None:
+        ended = subprocess.run(
+            commands[name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if ended.returncode:
+            failed.append(name)
+        elif b"\nLeft out: " in ended.stdout:
+            left_out.append(name)
+        print(ended.stdout.decode(errors="replace"), flush=True)
+
+    with ThreadPoolExecutor(most) as pool:
+        list(pool.map(run_stage, commands))
+    return judge(failed, left_out)
+
+
+def everything() -> int:
+    """Run all stages; those that take longest begin."""
+    names = sorted(stages(), key=lambda name: name not in {"postgresql", "django6.1"})
+    commands = {name: (sys.executable, "-m", "tests.suite", name) for name in names}
+    print(f"Running {', '.join(names)}, side by side", flush=True)
+    return side_by_side(commands, most=os.cpu_count() or 1)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]) if sys.argv[1:] else everything())

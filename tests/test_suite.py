@@ -59,6 +59,18 @@ def test_a_stage_that_fails_does_not_hide_what_comes_after_it(
     assert lines[-1] == "=== failed: sun"
 
 
+def test_stages_side_by_side_fail_and_are_left_out_by_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = {"earth": "pass", "sun": "raise SystemExit(1)", "moon": "print('\\nLeft out: moon')"}
+    commands = {name: (sys.executable, "-c", code) for name, code in said.items()}
+    assert suite.side_by_side(commands, most=2) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "=== failed: sun"
+    del commands["sun"]
+    assert suite.side_by_side(commands, most=2) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "=== all is well, without moon"
+
+
 def test_an_unknown_stage_is_answered_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
