@@ -37,10 +37,11 @@ _PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
 class Question(Generic[M]):
     """The pending question, asked afresh for one window of rows."""
 
-    #: The user's queryset with the run's filter, on the alias that is locked and written.
-    pending: QuerySet[M, M]
-    #: Those of it that may be tried now.
+    #: The user's queryset on the alias that is locked and written, narrowed by the run's filter
+    #: to the rows that may be tried now.
     queryset: QuerySet[M, M]
+    #: The user's queryset alone.
+    unfiltered: QuerySet[M, M]
     #: The concrete model whose rows are locked.
     model: type[M]
     #: The models whose tables hold the row's own columns, each with the row's primary key.
@@ -54,8 +55,8 @@ class Question(Generic[M]):
         return self.queryset.filter(these(pks)).order_by()
 
     def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
-        """Ask the user's question alone: a row may be pending and not due."""
-        return self.pending.filter(these(pks)).order_by()
+        """Ask the user's question alone: a row may be pending, and not due or not in the filter."""
+        return self.unfiltered.filter(these(pks)).order_by()
 
 
 def these(pks: Collection[Any]) -> Q:
@@ -81,26 +82,24 @@ def ask(
     writes, or ``None`` when that is not known beforehand. Raises ``InvalidPending`` for a
     queryset whose rows cannot be locked and asked about one by one.
     """
-    queryset: Any = source.all() if isinstance(source, QuerySet) else source()
-    refuse(queryset, label)
-    if filter is not None:
-        queryset = queryset.filter(filter)
-        refuse(queryset, label)
+    unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
+    refuse(unfiltered, label)
     # The hints tell a router by shards which instance a related manager belongs to.
-    hints = queryset._hints  # noqa: SLF001  # Django has no other name for them
-    alias = using or queryset._db or router.db_for_write(queryset.model, **hints)
-    queryset = queryset.using(alias)
+    hints = unfiltered._hints  # noqa: SLF001  # Django has no other name for them
+    alias = using or unfiltered._db or router.db_for_write(unfiltered.model, **hints)
+    unfiltered = unfiltered.using(alias)
     # A related manager would give every row the one instance it was made of, however old it is.
-    queryset._known_related_objects = {}  # noqa: SLF001  # as above
+    unfiltered._known_related_objects = {}  # noqa: SLF001  # as above
     # The lock-free read must not lock, and the claim brings a lock of its own.
-    queryset.query.select_for_update = False
+    unfiltered.query.select_for_update = False
+    queryset = unfiltered
+    for condition in (filter, due):
+        queryset = queryset if condition is None else queryset.filter(condition)
+    refuse(queryset, label)
     model = queryset.model._meta.concrete_model
-    waiting = queryset
-    if due is not None:
-        queryset = queryset.filter(due)
     return Question(
-        pending=waiting,
         queryset=queryset,
+        unfiltered=unfiltered,
         model=model,
         tables=tables_of(queryset, flips),
         using=alias,
@@ -125,7 +124,8 @@ def _refused_shape(queryset: Any) -> str | None:
         )
     query = queryset.query
     if query.combinator:
-        return f"a {query.combinator}(); write it as one filter with Q objects"
+        article = "an" if query.combinator == "intersection" else "a"
+        return f"{article} {query.combinator}(); write it as one filter with Q objects"
     if query.is_sliced:
         return "a slice; pass limit= to the run instead"
     kind: Any = queryset._iterable_class
