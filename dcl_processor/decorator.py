@@ -86,7 +86,8 @@ def batch_processor(
     ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises as
     ``BatchProcessor`` does.
     """
-    if not (isinstance(base, type) and issubclass(base, BatchProcessor)):
+    kind: Any = base
+    if not (isinstance(kind, type) and issubclass(kind, BatchProcessor)):
         raise InvalidOption(f"expected base to be a subclass of BatchProcessor, got {base!r}.")
     if "process" in options:
         raise InvalidOption(

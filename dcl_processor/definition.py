@@ -119,7 +119,8 @@ class BatchProcessor(Generic[M]):
         """Return the rows that wait to be handled; asked afresh for every window of rows."""
         raise NotImplementedError
 
-    def process(self, row: M, /, *arguments: Any) -> Any:
+    # Both stars: to a type checker an override may then take the resource, or take none.
+    def process(self, row: M, /, *arguments: Any, **_: Any) -> Any:
         """Handle one row, which is locked and was pending when it was locked.
 
         The second argument is the ``resource()``, when there is one. What it returns is given to
@@ -128,7 +129,9 @@ class BatchProcessor(Generic[M]):
         """
         raise NotImplementedError
 
-    def process_batch(self, rows: Sequence[M], /, *arguments: Any) -> Sequence[Any] | None:
+    def process_batch(
+        self, rows: Sequence[M], /, *arguments: Any, **_: Any
+    ) -> Sequence[Any] | None:
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
         Returns ``None``, or the results in the order of the rows. When it raises, nothing of the

@@ -59,7 +59,7 @@ def misfits(**options: Any) -> BatchProcessor[Misfit]:
 
 
 def columns(errand: Errand) -> dict[str, Any]:
-    return Errand.objects.filter(pk=errand.pk).values().get()
+    return {**Errand.objects.filter(pk=errand.pk).values().get()}
 
 
 def leasing(field: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 import dcl_processor
 from dcl_processor import BatchProcessor, Delivery, checks, exceptions
-from dcl_processor.definition import Options
+from dcl_processor.decorator import Options
 from dcl_processor.management.commands.processors import Command
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"

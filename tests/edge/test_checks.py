@@ -21,11 +21,11 @@ from django.test import override_settings
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, DjangoDbBlocker
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.registry import Found
 from tests.edge.manage import CHECKOUT, Install, alias, environment
-from tests.models import Depot, Parcel, Scan, Trailer
+from tests.models import Depot, Errand, Parcel, Scan, Trailer
 
 Pending = QuerySet[Any] | Callable[[], QuerySet[Any]]
 
@@ -193,6 +193,79 @@ def test_values_that_fit_are_passed() -> None:
     done = {"sent": "True", "tries": "3", "sent_at": "2024-05-01T12:00Z", "depot": Depot(pk=3)}
     assert ids(processor(done=done)) == []
     assert ids(processor(done={"depot_id": 3, "weight": None, "tries": F("tries") + 1})) == []
+
+
+@pytest.mark.parametrize("option", ["failed", "reset"])
+@pytest.mark.parametrize(
+    ("values", "check", "words"),
+    [
+        ({"snet": True}, "E002", "expected {} to name columns of tests.Parcel, got 'snet'"),
+        ({"code": "x"}, "E003", "{} writes the same value into code of every row"),
+        ({"tries": "many"}, "E004", "expected {} to give tries a value that its column can hold"),
+        ({"sent_at": timezone.now()}, "W002", "{} writes 20"),
+    ],
+)
+def test_the_other_flips_are_checked_as_done_is(
+    option: str, values: dict[str, Any], check: str, words: str
+) -> None:
+    (message,) = messages(processor(done={"sent": True}, **{option: values}))
+    assert message.id == f"dcl_processor.{check}"
+    assert message.msg.startswith(words.format(option))
+
+
+def test_a_claim_is_checked_as_done_is() -> None:
+    claiming = processor(
+        done={"sent": True}, delivery=Delivery.AT_MOST_ONCE, claim={"tries": "many"}
+    )
+    (message,) = messages(claiming)
+    assert message.id == "dcl_processor.E004"
+    assert message.msg.startswith("expected claim to give tries a value")
+
+
+# --- E009: the columns that a processor keeps for itself
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"retry": Retry()}, "expected Retry's attempts='attempts' to name an integer column"),
+        (
+            {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30)},
+            "expected the Lease's field='leased_until' to name a nullable DateTimeField",
+        ),
+        (
+            {
+                "delivery": Delivery.AT_MOST_ONCE,
+                "claim": {"note": "sending"},
+                "claimed_at": "tries",
+            },
+            "expected claimed_at='tries' to name a nullable DateTimeField",
+        ),
+    ],
+    ids=["retry", "lease", "claimed_at"],
+)
+def test_a_missing_column_of_its_own_is_an_error(options: dict[str, Any], words: str) -> None:
+    (message,) = messages(processor(done={"sent": True}, **options))
+    assert message.id == "dcl_processor.E009"
+    assert message.msg.startswith(words)
+    assert "dcl_processor.columns" in str(message.hint)
+
+
+def test_the_columns_of_the_abstract_models_and_of_other_names_fit() -> None:
+    mine = Retry(attempts="tries", next_attempt_at="sent_at", last_error="note")
+    assert ids(processor(done={"sent": True}, retry=mine)) == []
+    rows = Errand.objects.filter(done=False)
+    leasing = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30), "retry": Retry()}
+    assert ids(processor(rows, {"done": True}, **leasing)) == []
+
+
+def test_no_check_of_a_column_asks_a_database(
+    django_db_blocker: DjangoDbBlocker, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    rows = Errand.objects.filter(done=False)
+    leasing = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30), "retry": Retry()}
+    with django_db_blocker.unblock(), django_assert_num_queries(0):
+        assert ids(processor(rows, {"done": True}, **leasing)) == []
 
 
 # --- W001: a flag that several rows share
