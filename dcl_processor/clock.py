@@ -44,10 +44,10 @@ class DatabaseNow(Func):
         return Now().as_oracle(compiler, connection, **context)
 
 
-def read(question: Question[Any], pks: Collection[Any]) -> datetime:
-    """Read the database's clock, beside rows that are there."""
+def read(question: Question[Any], pks: Collection[Any]) -> datetime | None:
+    """Read the database's clock, beside rows; ``None`` when none of them is there any more."""
     table: QuerySet[Any] = QuerySet(question.model, using=question.using)
-    [pk, *_] = pks
-    beside = table.filter(pk=pk).annotate(_database_now=DatabaseNow())
-    now: datetime = beside.values_list("_database_now", flat=True).get()
-    return now
+    beside = table.filter(pk__in=list(pks)).annotate(_database_now=DatabaseNow())
+    # A list, and not first(), which would sort.
+    now: list[datetime] = list(beside.order_by().values_list("_database_now", flat=True)[:1])
+    return now[0] if now else None

@@ -18,7 +18,7 @@ from .batch import Batch, Outcomes
 from .fence import Fence
 from .isolation import row_transaction
 from .locking import claim
-from .marks import ClaimMark, LeaseMark
+from .marks import ClaimMark, LeaseMark, claim_and_mark
 from .pending import Question
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ def at_most_once(run: Run[M], question: Question[M], pks: Sequence[Any]) -> Outc
     batch = Batch(run, question, pks)
     mark = ClaimMark(batch)
     try:
-        with row_transaction(question.using):
-            batch.claimed(claim(question, pks))
-            run.rehearse(question, batch.rows)
-            mark.write()
+        claim_and_mark(batch, mark)
     except Exception as error:  # noqa: BLE001  # judged there
         return batch.abandon(error, redo=at_most_once)
     outside.work_and_settle(batch, mark)
@@ -81,10 +78,7 @@ def at_least_once(run: Run[M], question: Question[M], pks: Sequence[Any]) -> Out
     batch = Batch(run, question, pks)
     mark = LeaseMark(batch)
     try:
-        with row_transaction(question.using):
-            batch.claimed(claim(question, pks))
-            run.rehearse(question, batch.rows)
-            mark.write()
+        claim_and_mark(batch, mark)
     except Exception as error:  # noqa: BLE001  # judged there
         return batch.abandon(error, redo=at_least_once)
     outside.work_and_settle(batch, mark)

@@ -93,11 +93,12 @@ def _rows(processor: BatchProcessor[Any]) -> QuerySet[Any, Any]:
 
 
 def _claimed(processor: BatchProcessor[Any]) -> Q:
-    """Recognise a claimed row by the constants that the claim wrote."""
-    return Q(
-        **{
-            name: value
-            for name, value in (processor.claim or {}).items()
-            if not hasattr(value, "resolve_expression") and not callable(value)
-        }
-    )
+    """Recognise a claimed row by the constants that the claim wrote, and by its time."""
+    constants = {
+        name: value
+        for name, value in (processor.claim or {}).items()
+        if not hasattr(value, "resolve_expression") and not callable(value)
+    }
+    # A row that was settled may still say that it was claimed, but not since when.
+    since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
+    return Q(**constants, **since)

@@ -53,6 +53,11 @@ def claim(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     return _claim_spanning(question, pks)
 
 
+def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
+    """Lock those of the rows that nobody has locked, and return their keys; asks nothing else."""
+    return _lock(question, question.model, pks)
+
+
 def _claim_spanning(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     locked = list(pks)
     for table in question.tables:

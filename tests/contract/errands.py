@@ -1,0 +1,146 @@
+"""Rows and processors for the deliveries that work outside the claim's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from threading import enumerate as living_threads
+from typing import Any, TypeVar
+
+from django.db import connection, connections
+
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from tests.models import Errand
+
+T = TypeVar("T")
+
+PATIENCE = 30.0
+
+PENDING = Errand.objects.filter(done=False, dead=False, claimed=False)
+
+
+def errands(number: int, **values: Any) -> list[Errand]:
+    Errand.objects.bulk_create([Errand(place=place, **values) for place in range(number)])
+    return list(Errand.objects.order_by("pk"))
+
+
+def at_most_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor with a claim, unless ``claim=None`` is said."""
+    options = {
+        "pending": PENDING,
+        "done": {"done": True},
+        "claim": {"claimed": True},
+        "claimed_at": "claimed_at",
+        "delivery": Delivery.AT_MOST_ONCE,
+        **options,
+    }
+    return batch_processor(**options)(handler)
+
+
+def at_least_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    options = {
+        "pending": PENDING,
+        "done": {"done": True},
+        "lease": Lease(60),
+        "delivery": Delivery.AT_LEAST_ONCE,
+        **options,
+    }
+    return batch_processor(**options)(handler)
+
+
+def retry(**options: Any) -> Retry:
+    return Retry(**{"max_attempts": 3, "backoff": 0, "jitter": 0, **options})
+
+
+def ignore(row: Any) -> None:
+    """Handle a row by doing nothing."""
+
+
+def elsewhere(act: Callable[[], T]) -> T:
+    """Do something in a thread and on connections of its own, and wait for it."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(act())
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+@contextmanager
+def meanwhile(act: Callable[[], Any]) -> Iterator[list[Any]]:
+    """Run something in another thread until the block's end; its results are in the list then."""
+    results: list[Any] = []
+
+    def work() -> None:
+        try:
+            results.append(act())
+        except BaseException as error:  # noqa: BLE001  # looked at by the test
+            results.append(error)
+        finally:
+            connections.close_all()
+
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield results
+    finally:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def wait(event: Event) -> None:
+    assert event.wait(PATIENCE), "expected another thread to come here, and it never did"
+
+
+def state(row: Errand) -> dict[str, Any]:
+    fresh = Errand.objects.get(pk=row.pk)
+    names = ("done", "dead", "claimed", "result", "attempts")
+    marks = ("claimed_at", "leased_until")
+    said = {name: getattr(fresh, name) for name in names}
+    return {**said, **{name: getattr(fresh, name) is not None for name in marks}}
+
+
+def untouched(row: Errand) -> bool:
+    """Tell whether the row says what a row says that was never claimed."""
+    return state(row) == {
+        "done": False,
+        "dead": False,
+        "claimed": False,
+        "result": "",
+        "attempts": 0,
+        "claimed_at": False,
+        "leased_until": False,
+    }
+
+
+def our_threads() -> list[str]:
+    """Return the names of threads that a run left behind."""
+    return [thread.name for thread in living_threads() if thread.name.startswith("tests.")]
+
+
+def sessions() -> int | None:
+    """Return how many sessions the test database has, where it can tell."""
+    if connection.vendor == "sqlite":
+        return None
+    question = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        if connection.vendor == "postgresql"
+        else "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(question)
+        count: int = cursor.fetchone()[0]
+    return count

@@ -1,0 +1,562 @@
+"""AT_MOST_ONCE: claimed and committed before the work, and never handled again by itself."""
+
+from __future__ import annotations
+
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models import Exists, F, Q
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import Discard, Report, Snooze
+from dcl_processor.exceptions import StillPending
+from tests.contract import errands as the
+from tests.contract.gate import HAS_GATE, other_than, run_and_meanwhile
+from tests.contract.sessions import before_statement
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+#: Every pending question in two kinds: claimed in one statement where that can be, and never.
+QUESTIONS = {
+    "own": lambda: the.PENDING,
+    "spanning": lambda: the.PENDING.filter(pk__in=Errand.objects.filter(done=False).values("pk")),
+}
+each_question = pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+
+each_size = pytest.mark.parametrize("size", [1, 3])
+
+
+@each_question
+@each_size
+def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size: int) -> None:
+    rows = the.errands(5)
+    seen: list[Any] = []
+
+    def look(row: Errand) -> None:
+        assert not connection.in_atomic_block
+        other = Errand.objects.using("other").get(pk=row.pk)
+        seen.append((other.claimed, other.claimed_at is not None, other.done))
+        assert (row.claimed, row.claimed_at) == (True, other.claimed_at)
+
+    report = the.at_most_once(look, pending=question, batch_size=size)()
+    assert (report.processed, report.failed) == (5, 0)
+    assert seen == [(True, True, False)] * 5
+    expected = {**the.state(rows[0]), "done": True, "claimed": True, "claimed_at": False}
+    assert [the.state(row) for row in rows] == [expected] * 5
+
+
+@each_question
+@each_size
+def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, size: int) -> None:
+    the.errands(5)
+    seen: list[bool] = []
+
+    def look(row: Errand) -> None:
+        seen.append(Errand.objects.using("other").get(pk=row.pk).done)
+
+    report = the.at_most_once(
+        look, pending=question, batch_size=size, claim=None, claimed_at=None
+    )()
+    assert report.processed == 5
+    assert seen == [True] * 5
+
+
+def test_without_claim_a_handled_row_costs_one_write() -> None:
+    the.errands(3)
+    run = the.at_most_once(the.ignore, claim=None, claimed_at=None)
+    run()
+    Errand.objects.update(done=False)
+    with CaptureQueriesContext(connection) as queries:
+        run()
+    # After the rehearsal with the first row: a claim for each of the two others.
+    writes = [query["sql"] for query in queries if "SET `done`" in query["sql"].replace('"', "`")]
+    assert len(writes) == 2 + 3
+
+
+@each_question
+@each_size
+def test_racing_copies_call_one_handler_for_each_row(question: Any, size: int) -> None:
+    """The second copy runs in full between the first one's snapshot and its lock."""
+    rows = the.errands(4)
+    handled: list[Any] = []
+    reports: list[Report] = []
+
+    def first() -> Report:
+        run = the.at_most_once(
+            lambda row: handled.append(row.pk), pending=question, batch_size=size
+        )
+        return run()
+
+    def second() -> None:
+        run = the.at_most_once(
+            lambda row: handled.append(row.pk),
+            pending=question,
+            batch_size=size,
+            using=other_than("default"),
+        )
+        reports.append(run())
+
+    # The first lock statement of a run belongs to the rehearsal's transaction.
+    reports.append(run_and_meanwhile(first, second))
+    assert sorted(handled) == [row.pk for row in rows]
+    assert sum(report.processed for report in reports) == 4
+    assert sum(report.lease_lost + report.failed for report in reports) == 0
+
+
+@each_question
+def test_racing_copies_in_a_later_batch(question: Any) -> None:
+    """The same where no rehearsal is needed any more."""
+    rows = the.errands(4)
+    handled: list[Any] = []
+
+    def run(using: str) -> Report:
+        copy = the.at_most_once(lambda row: handled.append(row.pk), pending=question, using=using)
+        return copy()
+
+    reports: list[Report] = []
+    reports.append(
+        run_and_meanwhile(lambda: run("default"), lambda: reports.append(run("other")), at=1)
+    )
+    assert sorted(handled) == [row.pk for row in rows]
+    assert sum(report.processed for report in reports) == 4
+    assert not any(report.failed for report in reports)
+
+
+def test_a_handler_that_raises_is_known_to_have_failed() -> None:
+    [row] = the.errands(1)
+
+    def fail(row: Errand) -> None:
+        raise ValueError("no such place")
+
+    run = the.at_most_once(fail, failed={"dead": True})
+    assert run().failed == 1
+    said = the.state(row)
+    assert (said["dead"], said["done"], said["claimed_at"]) == (True, False, False)
+    assert list(run.in_doubt(older_than=0)) == []
+    assert run().failed == 0
+
+
+@pytest.mark.parametrize("reset", [None, {"claimed": False}], ids=["no reset", "reset"])
+def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
+    """Nothing could say that it failed, so that it must not look settled."""
+    [row] = the.errands(1)
+
+    def fail(row: Errand) -> None:
+        raise ValueError
+
+    run = the.at_most_once(fail, reset=reset)
+    assert run().failed == 1
+    assert the.state(row)["claimed"]
+    assert list(run.in_doubt(older_than=0)) == [row]
+    assert run().failed == 0
+
+
+def test_reset_alone_repeats_nothing() -> None:
+    """``reset`` is for ``requeue()``; a row is tried again by itself only with ``retry``."""
+    [row] = the.errands(1)
+    calls: list[Any] = []
+
+    def fail(row: Errand) -> None:
+        calls.append(row.pk)
+        raise ValueError
+
+    run = the.at_most_once(fail, reset={"claimed": False}, failed={"dead": True})
+    run()
+    run()
+    assert calls == [row.pk]
+    assert the.state(row)["dead"]
+
+
+def test_with_retry_and_reset_a_known_failure_is_tried_again_and_given_up() -> None:
+    [row] = the.errands(1)
+    calls: list[Any] = []
+
+    def fail(row: Errand) -> None:
+        calls.append(row.pk)
+        raise ValueError(f"call {len(calls)}")
+
+    run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False}, failed={"dead": True})
+    for attempt in (1, 2):
+        assert run().failed == 1
+        said = the.state(row)
+        assert (said["attempts"], said["claimed"], said["claimed_at"]) == (attempt, False, False)
+    assert run().failed == 1
+    said = the.state(row)
+    assert (said["attempts"], said["dead"], said["claimed_at"]) == (3, True, False)
+    assert Errand.objects.get().last_error == "ValueError: call 3"
+    assert run().failed == 0
+    assert len(calls) == 3
+
+
+def test_a_flip_that_fails_after_the_work_repeats_nothing() -> None:
+    """The work is done: with ``retry``, too, the row stays in doubt and is not called again."""
+    first, second = the.errands(2)
+    Errand.objects.filter(pk=first.pk).update(done=True, code="same")
+    calls: list[Any] = []
+    run = the.at_most_once(
+        lambda row: calls.append(row.pk),
+        done=lambda row, result: {"done": True, "code": "same"},
+        retry=the.retry(),
+        reset={"claimed": False},
+        failed={"dead": True},
+    )
+    report = run()
+    assert (report.failed, report.processed) == (1, 0)
+    assert run().failed == 0
+    assert calls == [second.pk]
+    assert list(run.in_doubt(older_than=0)) == [second]
+
+
+def test_get_done_that_raises_after_the_work_repeats_nothing() -> None:
+    [row] = the.errands(1)
+    calls: list[Any] = []
+
+    def broken(row: Errand, result: Any) -> dict[str, Any]:
+        raise KeyError("charge")
+
+    run = the.at_most_once(
+        lambda row: calls.append(row.pk),
+        done=broken,
+        retry=the.retry(),
+        reset={"claimed": False},
+        failed={"dead": True},
+    )
+    assert run().failed == 1
+    assert run().failed == 0
+    assert calls == [row.pk]
+    assert list(run.in_doubt(older_than=0)) == [row]
+
+
+def test_a_result_dependent_flip_that_leaves_the_row_pending_is_told() -> None:
+    [row] = the.errands(1)
+    run = the.at_most_once(
+        lambda row: "no", done=lambda row, result: {"claimed": False, "result": result}
+    )
+    report = run()
+    assert report.failed == 1
+    assert isinstance(report.failures[0].error, StillPending)
+    assert list(run.in_doubt(older_than=0)) == [row]
+    assert the.state(row)["result"] == ""
+
+
+def test_the_result_is_written_with_the_flip() -> None:
+    [row] = the.errands(1)
+    run = the.at_most_once(
+        lambda row: f"charge {row.place}", done=lambda row, result: {"done": True, "result": result}
+    )
+    assert run().processed == 1
+    said = the.state(row)
+    assert (said["done"], said["result"], said["claimed_at"]) == (True, "charge 0", False)
+
+
+MEANWHILE = {
+    "cleared": lambda rows: rows.update(claimed=False, claimed_at=None),
+    "marked done": lambda rows: rows.update(done=True, claimed_at=None, result="by hand"),
+    "claimed again": lambda rows: rows.update(claimed=True, claimed_at=Now()),
+}
+
+
+@pytest.mark.parametrize("act", MEANWHILE.values(), ids=MEANWHILE)
+@pytest.mark.parametrize("fails", [False, True], ids=["handled", "failed"])
+@pytest.mark.parametrize("rehearsed", [False, True], ids=["first row", "later row"])
+def test_what_somebody_did_meanwhile_is_not_overwritten(
+    act: Any, fails: bool, rehearsed: bool
+) -> None:
+    rows = the.errands(2 if rehearsed else 1)
+    after: dict[str, Any] = {}
+
+    def handle(row: Errand) -> None:
+        if row.pk != rows[-1].pk:
+            return
+        mine = Errand.objects.using("other").filter(pk=row.pk)
+        act(mine)
+        after.update(mine.values().get())
+        if fails:
+            raise ValueError
+
+    report = the.at_most_once(handle, failed={"dead": True, "result": "failed"})()
+    assert report.lease_lost == 1
+    assert report.processed == len(rows) - 1
+    assert Errand.objects.filter(pk=rows[-1].pk).values().get() == after
+
+
+def test_a_claim_by_expression_is_recognised_by_what_it_wrote() -> None:
+    [row] = the.errands(1)
+
+    def handle(row: Errand) -> None:
+        Errand.objects.using("other").filter(pk=row.pk).update(place=F("place") + 1)
+
+    run = the.at_most_once(
+        handle,
+        pending=Errand.objects.filter(place=0, done=False),
+        claim={"place": F("place") + 1, "claimed": True},
+        claimed_at=None,
+    )
+    assert run().lease_lost == 1
+    assert not the.state(row)["done"]
+
+
+def test_a_row_that_its_handler_deletes_is_processed() -> None:
+    the.errands(2)
+    report = the.at_most_once(lambda row: row.delete())()
+    assert (report.processed, report.lease_lost) == (2, 0)
+
+
+def test_snooze_puts_back_and_costs_no_attempt() -> None:
+    [row] = the.errands(1)
+
+    def snooze(row: Errand) -> None:
+        raise Snooze("closed", delay=3600)
+
+    run = the.at_most_once(snooze, retry=the.retry(), reset={"claimed": False})
+    assert run().snoozed == 1
+    assert the.untouched(row)
+    assert run().snoozed == 0
+
+
+def test_discard_writes_failed_and_without_it_the_row_stays_to_be_seen() -> None:
+    first, second = the.errands(2)
+
+    def discard(row: Errand) -> None:
+        raise Discard("no such place")
+
+    said = the.at_most_once(discard, failed={"dead": True})
+    assert said(filter=Q(pk=first.pk)).discarded == 1
+    assert the.state(first)["dead"]
+    unsaid = the.at_most_once(discard)
+    assert unsaid().failed == 1
+    assert list(unsaid.in_doubt(older_than=0)) == [second]
+
+
+@pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
+@pytest.mark.parametrize("rehearsed", [False, True], ids=["first batch", "later batch"])
+def test_a_stop_puts_back_what_was_not_started(claimed: bool, rehearsed: bool) -> None:
+    """Without ``reset``, too: what the columns said before is known."""
+    rows = the.errands(8 if rehearsed else 4)
+    stop, handled = Event(), []
+
+    def handle(row: Errand) -> None:
+        handled.append(row.pk)
+        if len(handled) == len(rows) - 2:
+            stop.set()
+
+    options: dict[str, Any] = {} if claimed else {"claim": None, "claimed_at": None}
+    report = the.at_most_once(handle, batch_size=4, **options)(stop=stop)
+    assert (report.processed, report.stopped) == (len(rows) - 2, "signal")
+    assert all(the.untouched(row) for row in rows[-2:])
+    assert the.at_most_once(the.ignore, **options)().processed == 2
+
+
+@pytest.mark.parametrize("rehearsed", [False, True], ids=["first batch", "later batch"])
+def test_an_interrupt_leaves_in_doubt_what_was_started_and_nothing_else(rehearsed: bool) -> None:
+    rows = the.errands(6 if rehearsed else 3)
+    handled: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        handled.append(row.pk)
+        if len(handled) == len(rows) - 1:
+            raise KeyboardInterrupt
+
+    run = the.at_most_once(handle, batch_size=3)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert list(run.in_doubt(older_than=0)) == [rows[-2]]
+    assert the.untouched(rows[-1])
+    assert all(the.state(row)["done"] for row in rows[:-2])
+
+
+def test_a_settlement_survives_a_connection_that_died_during_the_work() -> None:
+    [row] = the.errands(1)
+
+    def cut(row: Errand) -> None:
+        _end_session()
+
+    report = the.at_most_once(cut)()
+    assert (report.processed, report.failed) == (1, 0)
+    assert the.state(row)["done"]
+
+
+def _end_session() -> None:
+    """End the default connection's session from another one, as a firewall or a person does."""
+    if connection.vendor == "sqlite":
+        connection.close()
+        return
+    own, end = (
+        ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)")
+        if connection.vendor == "postgresql"
+        else ("SELECT CONNECTION_ID()", "KILL %s")
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(own)
+        session = cursor.fetchone()[0]
+    with connections["other"].cursor() as cursor:
+        cursor.execute(end, [session])
+
+
+def test_inside_testcase_it_works_in_savepoints() -> None:
+    the.errands(3)
+    block = transaction.atomic()
+    block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
+    with block:
+        report = the.at_most_once(the.ignore, batch_size=2)()
+    assert report.processed == 3
+
+
+if HAS_GATE:
+
+    @pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
+    def test_a_later_batch_is_claimed_in_one_statement(claimed: bool) -> None:
+        the.errands(9)
+        options: dict[str, Any] = {} if claimed else {"claim": None, "claimed_at": None}
+        sent: list[list[str]] = []
+
+        def handle(row: Errand) -> None:
+            sent.append([query["sql"] for query in queries.captured_queries])
+
+        run = the.at_most_once(handle, batch_size=3, **options)
+        with CaptureQueriesContext(connection) as queries:
+            assert run().processed == 9
+        # From the last settlement of one batch to the first handler of the next.
+        settled = 1 if claimed else 0
+        between = sent[3][len(sent[2]) + settled :]
+        assert len(between) == 1
+        assert between[0].startswith("WITH ")
+        assert "FOR NO KEY UPDATE SKIP LOCKED" in between[0]
+        assert "RETURNING" in between[0]
+
+    def test_nothing_but_the_claim_is_sent_for_a_batch() -> None:
+        """No BEGIN, no COMMIT: in autocommit, each is a round trip of its own."""
+        the.errands(6)
+        run = the.at_most_once(the.ignore, batch_size=3, claim=None, claimed_at=None)
+        with CaptureQueriesContext(connection) as queries:
+            run()
+        kinds = [query["sql"].split()[0] for query in queries]
+        assert kinds[kinds.index("COMMIT") + 1 :] == ["WITH"]
+
+    def test_one_statement_keeps_what_the_queryset_left_out() -> None:
+        the.errands(4)
+        deferred: list[set[str]] = []
+        run = the.at_most_once(
+            lambda row: deferred.append(row.get_deferred_fields()),
+            pending=the.PENDING.only("place", "claimed"),
+        )
+        assert run().processed == 4
+        assert all("last_error" in left_out for left_out in deferred)
+        assert all("place" not in left_out for left_out in deferred)
+
+    def test_a_row_that_cannot_be_loaded_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+        """The one statement has committed the claim by then."""
+        rows = the.errands(4)
+        load = Errand.from_db.__func__  # type: ignore[attr-defined]
+
+        def from_db(cls: Any, db: Any, names: Any, values: Any) -> Any:
+            row = load(cls, db, names, values)
+            if row.pk == rows[2].pk:
+                raise ValueError("not readable")
+            return row
+
+        monkeypatch.setattr(Errand, "from_db", classmethod(from_db))
+        handled: list[Any] = []
+        report = the.at_most_once(lambda row: handled.append(row.pk), batch_size=2)()
+        monkeypatch.undo()
+        assert (report.processed, report.failed) == (3, 1)
+        assert handled == [rows[0].pk, rows[1].pk, rows[3].pk]
+        assert the.untouched(rows[2])
+
+    def test_one_statement_would_be_stale_for_a_spanning_question(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The broken variant: the same harness finds its double."""
+        monkeypatch.setattr("dcl_processor.pending.is_own_table", lambda queryset: True)
+        rows = the.errands(3)
+        handled: list[Any] = []
+        run = the.at_most_once(
+            lambda row: handled.append(row.pk),
+            pending=_flag_of_another,
+            repeats=True,
+            claim=None,
+            claimed_at=None,
+            done={"result": "sent"},
+        )
+
+        def leave() -> None:
+            Errand.objects.using("other").filter(place=100).update(done=True)
+
+        Errand.objects.create(place=100)
+        run_and_meanwhile(run, leave, at=1)
+        assert rows[1].pk in handled
+
+    def test_the_real_claim_asks_a_spanning_question_again() -> None:
+        rows = the.errands(3)
+        handled: list[Any] = []
+        run = the.at_most_once(
+            lambda row: handled.append(row.pk),
+            pending=_flag_of_another,
+            repeats=True,
+            claim=None,
+            claimed_at=None,
+            done={"result": "sent"},
+        )
+
+        def leave() -> None:
+            Errand.objects.using("other").filter(place=100).update(done=True)
+
+        Errand.objects.create(place=100)
+        run_and_meanwhile(run, leave, at=1)
+        assert handled == [rows[0].pk]
+
+
+def _flag_of_another() -> Any:
+    flag = Errand.objects.filter(place=100, done=False)
+    return Errand.objects.filter(Exists(flag), place__lt=100, result="")
+
+
+def test_a_claim_that_the_database_refuses_calls_no_handler() -> None:
+    rows = the.errands(2)
+    Errand.objects.create(place=50, done=True, code="taken")
+    handled: list[Any] = []
+    report = the.at_most_once(
+        lambda row: handled.append(row.pk),
+        claim={"claimed": True, "code": "taken"},
+        claimed_at=None,
+    )()
+    assert (report.failed, report.processed) == (2, 0)
+    assert handled == []
+    assert all(the.untouched(row) for row in rows)
+
+
+if connection.vendor != "sqlite":
+
+    def test_a_session_that_ends_during_the_claim_leaves_nothing() -> None:
+        [row] = the.errands(1)
+        handled: list[Any] = []
+
+        def is_mark(sql: str) -> bool:
+            return sql.startswith("UPDATE") and "CURRENT" not in sql and "TIMESTAMP" in sql
+
+        with before_statement(is_mark, _end_session):
+            report = the.at_most_once(lambda row: handled.append(row.pk))()
+        assert (report.failed, report.processed, handled) == (1, 0, [])
+        assert the.untouched(row)
+        assert the.at_most_once(the.ignore)().processed == 1
+
+    def test_a_row_that_is_locked_by_somebody_is_skipped() -> None:
+        rows = the.errands(2)
+        locked, release = Event(), Event()
+
+        def hold() -> None:
+            with transaction.atomic():
+                list(Errand.objects.filter(pk=rows[0].pk).select_for_update())
+                locked.set()
+                the.wait(release)
+
+        with the.meanwhile(hold) as results:
+            the.wait(locked)
+            report = the.at_most_once(the.ignore)(wait_for_locked=0)
+            release.set()
+        assert results == [None]
+        assert (report.processed, report.skipped) == (1, 1)
