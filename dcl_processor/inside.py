@@ -65,7 +65,7 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     for values, pks in grouping.group(flips):
         settlement.write(question, pks, values, processor.name)
     # The handler or its result decided the flip, so it could not be rehearsed beforehand.
-    if handled and not processor._has_fixed_flip and not processor.repeats:
+    if handled and not processor._rehearsal_suffices and not processor.repeats:
         settlement.refuse_pending(processor, question, list(handled))
     for pk in [pk for pk in batch.outcomes if pk not in handled]:
         batch.outcomes[pk], values = settlement.notes(batch, pk, batch.outcomes[pk])

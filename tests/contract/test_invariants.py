@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
-from django.db.models import Q
+from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Report, batch_processor, candidates, runner
@@ -328,3 +328,18 @@ def test_a_filter_across_a_relation_narrows_a_run() -> None:
     assert processor(ignore)(filter=Q(depot__name="south")).processed == 1
     assert Parcel.objects.filter(sent=True, depot=south).count() == 1
     assert Parcel.objects.filter(sent=False).count() == 2
+
+
+def test_i5_a_flip_that_is_right_for_one_row_and_wrong_for_another_is_found_out() -> None:
+    """An expression's value depends on the row, so every row is asked about after its flip."""
+    parcels(3)
+    Parcel.objects.filter(priority=1).update(tries=-5)
+    run = processor(
+        ignore,
+        pending=Parcel.objects.filter(tries__lt=1),
+        done={"tries": F("tries") + 1},
+    )
+    report = run()
+    assert (report.processed, report.failed) == (2, 1)
+    assert isinstance(report.failures[0].error, StillPending)
+    assert list(Parcel.objects.order_by("pk").values_list("tries", flat=True)) == [1, -5, 1]
