@@ -13,7 +13,7 @@ from .contention import is_contention, is_database_error
 from .errors import describe
 from .exceptions import ProcessorError
 from .execution import Failed, Handled, Outcome
-from .isolation import row_transaction
+from .isolation import reconnected, row_transaction
 from .locking import Claimed, Miss, claim
 from .pending import Question, these
 
@@ -79,7 +79,8 @@ class Batch(Generic[M]):
         if isinstance(error, ProcessorError) and not self.started:
             raise error
         if self._claimed is None and is_database_error(error):
-            if not is_contention(error):
+            # Asked again later, too: what a session lost that was ended while nobody used it.
+            if not is_contention(error) and not reconnected(self.question.using):
                 raise error
             return dict.fromkeys(self.pks, Miss.ABSENT)
         # A claim may fail because of one row that cannot be loaded.

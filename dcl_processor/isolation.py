@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .exceptions import InsideTransaction, Unsupported
@@ -77,6 +77,19 @@ def row_transaction(using: str) -> Iterator[None]:
         if fresh and connection.vendor == "postgresql":
             _read_committed(connection)
         yield
+
+
+def reconnected(using: str) -> bool:
+    """Replace the connection if it was lost; tell whether it was, and a new one is there."""
+    connection = connections[using]
+    connection.close_if_unusable_or_obsolete()
+    if connection.connection is not None:
+        return False
+    try:
+        connection.ensure_connection()
+    except Error:
+        return False
+    return True
 
 
 def _read_committed(connection: BaseDatabaseWrapper) -> None:
