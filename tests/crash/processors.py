@@ -46,12 +46,13 @@ def act(row: Errand) -> None:
 
 def act_here_too(row: Errand) -> None:
     """Do work in the database as well: in the transaction of the row, if it has one."""
-    Parcel.objects.create(note=str(row.pk))
+    Parcel(note=str(row.pk)).save(using=row._state.db)
     act(row)
 
 
 plain: dict[str, Any] = {"pending": pending, "done": {"done": True}}
 again: dict[str, Any] = {"failed": {"dead": True}, "retry": Retry(3, **AT_ONCE)}
+plain_at_most_once: dict[str, Any] = {**plain, "delivery": Delivery.AT_MOST_ONCE}
 claimed: dict[str, Any] = {
     "pending": pending,
     "delivery": Delivery.AT_MOST_ONCE,
@@ -94,12 +95,12 @@ def transactional_retry_batch(row: Errand) -> None:
     act_here_too(row)
 
 
-@batch_processor(**plain, delivery=Delivery.AT_MOST_ONCE)
+@batch_processor(**plain_at_most_once)
 def at_most_once(row: Errand) -> None:
     act(row)
 
 
-@batch_processor(**plain, delivery=Delivery.AT_MOST_ONCE, batch_size=2)
+@batch_processor(**plain_at_most_once, batch_size=2)
 def at_most_once_batch(row: Errand) -> None:
     act(row)
 

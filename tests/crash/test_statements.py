@@ -11,24 +11,30 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dcl_processor import BatchProcessor, Report
-from dcl_processor.clock import DatabaseNow
+from dcl_processor import BatchProcessor
 from tests.crash import processors, victims
 from tests.crash.audit import effects
-from tests.crash.processors import FAILS, PLAIN
+from tests.crash.rows import (
+    FIRST,
+    ROWS,
+    SECOND,
+    THIRD,
+    counts,
+    figures,
+    fresh,
+    rows,
+    those,
+    time_passes,
+    work,
+)
 from tests.crash.trace import Boundary
-from tests.models import Depot, Errand, Parcel
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-# Numbers that nothing else in a statement has.
-FIRST, SECOND, THIRD = ROWS = (7_000_001, 7_000_002, 7_000_003)
 
 # Between the end of a statement and the beginning of the next nothing happens that would outlive
 # the process: one of the two is enough, but for these, for which people look.
@@ -56,44 +62,10 @@ class Left:
         return left
 
 
-def fresh(audit: str, fails: int | None) -> None:
-    Path(audit).write_text("")
-    Errand.objects.all().delete()
-    Parcel.objects.all().delete()
-    Depot.objects.all().delete()
-    # What the spanning questions ask for.
-    depot = Depot.objects.create()
-    Parcel.objects.bulk_create(Parcel(depot=depot, weight=place) for place in (PLAIN, FAILS))
-    Errand.objects.bulk_create(Errand(pk=pk, place=FAILS if pk == fails else PLAIN) for pk in ROWS)
-
-
-def rows() -> dict[int, Errand]:
-    return Errand.objects.in_bulk()
-
-
-def those(condition: Callable[[Errand], Any]) -> set[int]:
-    return {pk for pk, row in rows().items() if condition(row)}
-
-
-def figures(report: Report) -> dict[str, int]:
-    """Return the counts that are not zero."""
-    names = ["processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost"]
-    return {name: getattr(report, name) for name in names if getattr(report, name)}
-
-
-def counts(**numbers: int) -> dict[str, int]:
-    return {name: number for name, number in numbers.items() if number}
-
-
-def work() -> Counter[int]:
-    """Count what the handlers did in the database."""
-    notes = Parcel.objects.exclude(note="").values_list("note", flat=True)
-    return Counter(map(int, notes))
-
-
 def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Boundary]:
     """Run undisturbed, and return what is passed."""
-    fresh(audit, fails)
+    fresh(*ROWS, fails=fails)
+    Path(audit).write_text("")
     code, boundaries, report = victims.run(name, audit, frozenset(ROWS))
     assert code == 0
     assert report is not None
@@ -114,7 +86,8 @@ def kill_at_each(
     for number, boundary in enumerate(boundaries):
         if number and boundary.name.startswith("before") and boundary.name not in KEPT:
             continue
-        fresh(audit, fails)
+        fresh(*ROWS, fails=fails)
+        Path(audit).write_text("")
         code, *_ = victims.run(name, audit, frozenset(ROWS), (number, boundary.name))
         try:
             assert code == -signal.SIGKILL
@@ -124,12 +97,6 @@ def kill_at_each(
         except AssertionError as error:
             error.add_note(f"killed at {number} of {len(boundaries)}: {boundary.name}")
             raise
-
-
-def time_passes() -> None:
-    """Put every lease back by more than it lasts."""
-    leased = Errand.objects.filter(leased_until__isnull=False)
-    leased.update(leased_until=DatabaseNow() - timedelta(seconds=1))
 
 
 # --- which boundaries there are

@@ -74,11 +74,19 @@ class Trace:
         result = execute(sql, params, *rest)
         pks: frozenset[int] = frozenset()
         if WRITES.match(sql):
-            pks = self._rows & {each for each in params or () if isinstance(each, int)}
+            pks = self._rows & set(_integers(params))
         if connection.in_atomic_block:
             self._written |= pks
         self.note(f"after {name}", pks, commits=bool(pks) and not connection.in_atomic_block)
         return result
+
+
+def _integers(params: Any) -> Iterator[int]:
+    for each in params or ():
+        if isinstance(each, int):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _integers(each)
 
 
 def _name(sql: str) -> str:

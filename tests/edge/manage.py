@@ -41,6 +41,8 @@ def database_url() -> str:
     scheme = {"postgresql": "postgres", "mysql": "mysql"}[connection.vendor]
     login = f"{quote(config['USER'])}:{quote(config['PASSWORD'])}".removesuffix(":")
     host, port = config["HOST"], config["PORT"]
+    if socket := config["OPTIONS"].get("unix_socket"):
+        return f"{scheme}://{login}@{host}/{name}?unix_socket={socket}"
     if host.startswith("/"):
         return f"{scheme}://{login}@:{port}/{quote(host)}/{name}"
     return f"{scheme}://{login}@{host}:{port}/{name}"

@@ -1,0 +1,121 @@
+"""The connection is lost during a statement, and nobody knows whether it took effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from dcl_processor import BatchProcessor, batch_processor
+from tests.crash import processors
+from tests.crash.audit import effects
+from tests.crash.proxy import cut
+from tests.crash.rows import FIRST, SECOND, counts, figures, fresh, rows, those, time_passes, work
+from tests.models import Errand
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.parametrize("forwarded", [True, False], ids=["answer-lost", "request-lost"]),
+]
+
+BOTH = Counter([FIRST, SECOND])
+
+
+@pytest.fixture(autouse=True)
+def _two_rows(audit: str) -> None:
+    fresh(FIRST, SECOND)
+
+
+def run_and_lose_the_first_commit(processor: BatchProcessor[Errand], forwarded: bool) -> None:
+    """See that the run goes on with a new connection, and says that one row failed."""
+    with cut(b"COMMIT", forwarded=forwarded):
+        report = processor(using="other")
+    assert figures(report) == counts(failed=1, processed=1)
+    assert report.failures[0].pk == FIRST
+
+
+def test_transactional_the_next_run_asks_again(forwarded: bool) -> None:
+    run_and_lose_the_first_commit(processors.transactional, forwarded)
+    assert those(lambda row: row.done) == ({FIRST, SECOND} if forwarded else {SECOND})
+    assert effects() == BOTH
+    assert figures(processors.transactional()) == counts(processed=0 if forwarded else 1)
+    assert those(lambda row: row.done) == {FIRST, SECOND}
+    assert work() == BOTH
+    assert effects() == BOTH + Counter([] if forwarded else [FIRST])
+
+
+def test_transactional_a_row_that_turns_out_to_be_done_is_charged_no_attempt(
+    forwarded: bool,
+) -> None:
+    run_and_lose_the_first_commit(processors.transactional_retry, forwarded)
+    assert rows()[FIRST].attempts == (0 if forwarded else 1)
+    assert rows()[FIRST].done == forwarded
+
+
+def test_transactional_a_batch_asks_again_row_by_row(forwarded: bool) -> None:
+    with cut(b"COMMIT", forwarded=forwarded):
+        report = processors.transactional_batch(using="other")
+    assert figures(report) == (counts(stale=2) if forwarded else counts(processed=2))
+    assert those(lambda row: row.done) == {FIRST, SECOND}
+    assert work() == BOTH
+    assert effects() == (BOTH if forwarded else BOTH + BOTH)
+
+
+def test_at_most_once_without_claim_the_row_may_never_be_handled(forwarded: bool) -> None:
+    """That is what the delivery promises; at least the report names the row."""
+    run_and_lose_the_first_commit(processors.at_most_once, forwarded)
+    assert figures(processors.at_most_once()) == counts(processed=0 if forwarded else 1)
+    assert those(lambda row: row.done) == {FIRST, SECOND}
+    assert effects() == Counter([SECOND] if forwarded else [FIRST, SECOND])
+
+
+def test_at_most_once_the_row_is_in_doubt_and_never_repeated(forwarded: bool) -> None:
+    run_and_lose_the_first_commit(processors.claim, forwarded)
+    assert figures(processors.claim()) == counts(processed=0 if forwarded else 1)
+    assert set(processors.claim.in_doubt(older_than=0)) == ({rows()[FIRST]} if forwarded else set())
+    assert effects() == Counter([SECOND] if forwarded else [FIRST, SECOND])
+
+
+def test_at_least_once_the_row_is_taken_when_the_lease_has_lapsed(forwarded: bool) -> None:
+    run_and_lose_the_first_commit(processors.lease, forwarded)
+    # Counted with the claim, or noted because the claim failed.
+    assert rows()[FIRST].attempts == 1
+    assert figures(processors.lease()) == counts(processed=0 if forwarded else 1)
+    time_passes()
+    assert figures(processors.lease()) == counts(processed=1 if forwarded else 0)
+    assert rows()[FIRST].attempts == 2
+    assert those(lambda row: row.done and row.leased_until is None) == {FIRST, SECOND}
+    assert effects() == BOTH
+
+
+# --- the settlement, which is a statement of its own
+
+
+def run_and_lose_the_first_settlement(
+    options: dict[str, Any], forwarded: bool
+) -> BatchProcessor[Errand]:
+    """See that the settlement is sent again, on a new connection: its guard makes that safe."""
+    with cut(b"UPDATE", forwarded=forwarded, armed=False) as plan:
+
+        @batch_processor(**options)
+        def errand(row: Errand) -> None:
+            processors.act(row)
+            plan.armed.set()
+
+        report = errand(using="other")
+    assert figures(report) == counts(processed=2)
+    assert effects() == BOTH
+    assert those(lambda row: row.done) == {FIRST, SECOND}
+    return errand
+
+
+def test_at_most_once_a_settlement_that_is_lost_leaves_no_doubt(forwarded: bool) -> None:
+    errand = run_and_lose_the_first_settlement(processors.claimed, forwarded)
+    assert not errand.in_doubt(older_than=0).exists()
+    assert those(lambda row: row.claimed) == set()
+
+
+def test_at_least_once_a_settlement_that_is_lost_costs_nothing(forwarded: bool) -> None:
+    run_and_lose_the_first_settlement(processors.leased, forwarded)
+    assert those(lambda row: row.attempts == 1 and row.leased_until is None) == {FIRST, SECOND}

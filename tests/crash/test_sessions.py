@@ -1,0 +1,164 @@
+"""The database ends a copy's session while its handler is at work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from dcl_processor import BatchProcessor, batch_processor
+from tests.crash import processors
+from tests.crash.audit import effects
+from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, counts, figures, fresh, rows, those, work
+from tests.edge.manage import wait_for
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+ENDED = {
+    "postgresql": (
+        "SELECT pg_backend_pid()",
+        "SELECT pg_terminate_backend(%s)",
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",
+    ),
+    "mysql": (
+        "SELECT CONNECTION_ID()",
+        "KILL %s",
+        "SELECT count(*) FROM information_schema.processlist WHERE id = %s",
+    ),
+}
+ASK, END, COUNT = ENDED[connection.vendor]
+
+
+@pytest.fixture(autouse=True)
+def _three_rows(audit: str) -> None:
+    fresh(*ROWS)
+
+
+def end_session_of(using: str) -> None:
+    """End it from another session, and wait until it has gone, locks and all."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(ASK)
+        [session] = cursor.fetchone()
+
+    def gone() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(COUNT, [session])
+            return bool(cursor.fetchone()[0] == 0)
+
+    with connection.cursor() as cursor:
+        cursor.execute(END, [session])
+    wait_for(gone, f"session {session} to end")
+
+
+def returns(row: Errand) -> None:
+    """Let the handler notice nothing."""
+
+
+def asks(row: Errand) -> None:
+    Errand.objects.using("other").get(pk=row.pk)
+
+
+def swallows(row: Errand) -> None:
+    try:
+        asks(row)
+    except Exception:  # noqa: BLE001  # whatever the driver says
+        return
+
+
+def ending(
+    options: dict[str, Any],
+    then: Callable[[Errand], None],
+    act: Callable[[Errand], None] = processors.act,
+) -> BatchProcessor[Errand]:
+    """Make a processor whose session ends when it handles the first row for the first time."""
+    ended: list[int] = []
+
+    @batch_processor(**options)
+    def errand(row: Errand) -> None:
+        act(row)
+        if row.pk == FIRST and not ended:
+            ended.append(row.pk)
+            end_session_of("other")
+            then(row)
+
+    return errand
+
+
+THEN = pytest.mark.parametrize("then", [returns, asks, swallows], ids=lambda then: then.__name__)
+
+
+@THEN
+def test_transactional_the_row_is_not_settled_and_the_run_goes_on(
+    then: Callable[[Errand], None],
+) -> None:
+    errand = ending(processors.plain, then, processors.act_here_too)
+    report = errand(using="other")
+    assert figures(report) == counts(processed=2, failed=1)
+    assert those(lambda row: row.done) == {SECOND, THIRD}
+    assert work() == Counter([SECOND, THIRD])
+    assert figures(errand(using="other")) == counts(processed=1)
+    assert work() == Counter(ROWS)
+    assert effects() == Counter([*ROWS, FIRST])
+
+
+@THEN
+def test_transactional_another_copy_takes_the_row_and_the_first_settles_nothing(
+    then: Callable[[Errand], None],
+) -> None:
+    """The second handler starts while the first still runs: documented, and without harm here."""
+    others: list[dict[str, int]] = []
+
+    def meanwhile(row: Errand) -> None:
+        others.append(figures(processors.transactional(limit=1)))
+        then(row)
+
+    errand = ending({**processors.plain, **processors.again}, meanwhile, processors.act_here_too)
+    report = errand(using="other")
+    assert others == [counts(processed=1)]
+    assert figures(report) == counts(processed=2, failed=1)
+    assert those(lambda row: row.done) == set(ROWS)
+    assert those(lambda row: row.attempts) == set()
+    assert work() == Counter(ROWS)
+    assert effects() == Counter([*ROWS, FIRST])
+
+
+@THEN
+def test_transactional_a_batch_is_redone_row_by_row(then: Callable[[Errand], None]) -> None:
+    errand = ending({**processors.plain, "batch_size": 3}, then, processors.act_here_too)
+    report = errand(using="other")
+    assert figures(report) == counts(processed=3)
+    assert those(lambda row: row.done) == set(ROWS)
+    assert work() == Counter(ROWS)
+
+
+@pytest.mark.parametrize("then", [returns, swallows], ids=lambda then: then.__name__)
+@pytest.mark.parametrize("options", ["plain_at_most_once", "claimed", "leased"])
+def test_outside_a_transaction_the_row_is_settled_by_a_new_session(
+    options: str, then: Callable[[Errand], None]
+) -> None:
+    errand = ending(getattr(processors, options), then)
+    assert figures(errand(using="other")) == counts(processed=3)
+    assert those(lambda row: row.done and not row.claimed) == set(ROWS)
+    assert those(lambda row: row.leased_until) == set()
+    assert effects() == Counter(ROWS)
+
+
+def test_at_most_once_a_handler_that_fails_with_its_session_is_noted_and_not_repeated() -> None:
+    errand = ending({**processors.claimed, "failed": {"dead": True, "claimed": False}}, asks)
+    assert figures(errand(using="other")) == counts(processed=2, failed=1)
+    assert rows()[FIRST].dead
+    assert figures(errand(using="other")) == {}
+    assert effects() == Counter(ROWS)
+
+
+def test_at_least_once_a_handler_that_fails_with_its_session_is_tried_again() -> None:
+    errand = ending(processors.leased, asks)
+    assert figures(errand(using="other")) == counts(processed=2, failed=1)
+    assert (rows()[FIRST].attempts, rows()[FIRST].leased_until) == (1, None)
+    assert figures(errand(using="other")) == counts(processed=1)
+    assert rows()[FIRST].attempts == 2
+    assert effects() == Counter([*ROWS, FIRST])
