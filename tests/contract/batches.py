@@ -1,0 +1,67 @@
+"""What the tests of batches share: rows in their places, and what was sent to the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections
+
+from dcl_processor import BatchProcessor, batch_processor
+from tests.models import Parcel
+
+
+def parcels(number: int) -> None:
+    """Make parcels whose ``priority`` is their place."""
+    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(number)])
+
+
+def in_batches(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Parcel]:
+    """Return a processor of all parcels in one batch, unless told otherwise."""
+    options = {"done": {"sent": True}, "batch_size": 100, **options}
+    return batch_processor(pending=Parcel.objects.filter(sent=False), **options)(handler)
+
+
+def note(row: Parcel, text: str = "worked") -> None:
+    """Work in the database, as a handler would."""
+    assert Parcel.objects.filter(pk=row.pk).update(note=text) == 1
+
+
+def sent() -> list[int]:
+    """Return the places of the parcels that were flipped."""
+    return _places(sent=True)
+
+
+def worked() -> list[int]:
+    """Return the places of the parcels whose handler's work was kept."""
+    return _places(note="worked")
+
+
+def _places(**conditions: Any) -> list[int]:
+    rows = Parcel.objects.filter(**conditions).order_by("priority")
+    return list(rows.values_list("priority", flat=True))
+
+
+@contextmanager
+def statements(using: str = "default") -> Iterator[list[str]]:
+    """Yield the statements that are sent meanwhile, BEGIN and COMMIT excepted."""
+    seen: list[str] = []
+
+    def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *args)
+
+    with connections[using].execute_wrapper(wrapper):
+        yield seen
+
+
+def savepoints(seen: list[str]) -> list[str]:
+    """Return those of the statements that begin a row's savepoint."""
+    return [sql for sql in seen if sql.startswith("SAVEPOINT") and "dcl_row" in sql]
+
+
+def flips(seen: list[str]) -> list[str]:
+    """Return those of the statements that write a flip, the rehearsal's excepted."""
+    written = [sql for sql in seen if sql.startswith("UPDATE") and "SET" in sql]
+    return [sql for sql in written if "sent" in sql.partition("WHERE")[0]][1:]

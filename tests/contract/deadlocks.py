@@ -1,0 +1,76 @@
+"""A deadlock that the session under test loses, forced with a second session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+from django.db import connection, connections, transaction
+
+from tests.models import Depot, Tag
+
+PATIENCE = 30.0  # seconds until a test gives up on a session
+HEAVY = 500  # rows that the other session has written; InnoDB ends the one that wrote less
+
+WAITING = {
+    "postgresql": "SELECT COUNT(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
+    "mysql": "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+@contextmanager
+def deadlock() -> Iterator[Callable[[], None]]:
+    """Yield a function that gets the default connection into a deadlock, and raises its error."""
+    ours, theirs = Depot.objects.create(name="ours"), Depot.objects.create(name="theirs")
+    holds, go = Event(), Event()
+
+    def other() -> None:
+        try:
+            with transaction.atomic(using="other"):
+                _let_the_other_wait()
+                Tag.objects.using("other").bulk_create([Tag(name="heavy") for _ in range(HEAVY)])
+                Depot.objects.using("other").filter(pk=theirs.pk).update(name="other")
+                holds.set()
+                assert go.wait(PATIENCE)
+                Depot.objects.using("other").filter(pk=ours.pk).update(name="other")
+        finally:
+            connections.close_all()
+
+    thread = Thread(target=other)
+
+    def run_into_it() -> None:
+        Depot.objects.filter(pk=ours.pk).update(name="default")
+        go.set()
+        _wait_until_somebody_waits()
+        Depot.objects.filter(pk=theirs.pk).update(name="default")
+
+    thread.start()
+    try:
+        assert holds.wait(PATIENCE)
+        yield run_into_it
+    finally:
+        go.set()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert set(Depot.objects.values_list("name", flat=True)) == {"other"}
+
+
+def _let_the_other_wait() -> None:
+    # PostgreSQL ends the session that looks for the deadlock first.
+    if connection.vendor == "postgresql":
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SET LOCAL deadlock_timeout = '60s'")
+
+
+def _wait_until_somebody_waits() -> None:
+    end = time.monotonic() + PATIENCE
+    with connections["other"].cursor() as cursor:
+        while True:
+            cursor.execute(WAITING[connection.vendor])
+            if cursor.fetchone()[0]:
+                return
+            assert time.monotonic() < end, "expected the other session to wait, and it never did"
+            time.sleep(0.02)

@@ -1,0 +1,40 @@
+"""Rows with every column that a retry writes, and how long they are to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor.clock import DatabaseNow
+from tests.models import Errand
+
+HOUR = 3600
+
+
+def errands(number: int = 3) -> None:
+    Errand.objects.bulk_create([Errand(place=place) for place in range(number)])
+
+
+def processor(handler: Callable[[Errand], Any], **options: Any) -> BatchProcessor[Errand]:
+    options = {"done": {"done": True}, "retry": Retry(backoff=HOUR, jitter=0), **options}
+    pending = Errand.objects.filter(done=False, dead=False)
+    return batch_processor(pending=pending, **options)(handler)
+
+
+def delay(place: int) -> float:
+    """Return the seconds until the row is due, by the database's clock."""
+    row = Errand.objects.annotate(now=DatabaseNow()).get(place=place)
+    assert row.next_attempt_at is not None
+    return float((row.next_attempt_at - row.now).total_seconds())
+
+
+def make_due() -> None:
+    Errand.objects.update(next_attempt_at=DatabaseNow() - timedelta(seconds=1))
+
+
+def fail(row: Errand) -> None:
+    Errand.objects.filter(pk=row.pk).update(result="worked")
+    if row.place == 1:
+        raise ValueError("no such place")

@@ -1,0 +1,176 @@
+"""Errors that end the whole transaction: nothing is flipped without its work."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
+
+from dcl_processor import BatchProcessor, Retry, batch_processor
+from tests.contract.batches import in_batches, note, parcels, sent, worked
+from tests.contract.deadlocks import deadlock
+from tests.models import Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+HAS_ROW_LOCKS = connection.features.has_select_for_update
+MARIADB = connection.vendor == "mysql"
+
+
+if HAS_ROW_LOCKS:
+
+    @pytest.mark.parametrize("swallowed", [False, True])
+    def test_i7_a_deadlock_in_a_batch_flips_no_row_without_its_work(swallowed: bool) -> None:
+        """MariaDB ends the transaction, and the batch is redone; PostgreSQL ends the savepoint.
+
+        A deadlock that was swallowed on PostgreSQL has broken the row's work off, too.
+        """
+        parcels(5)
+        calls: list[int] = []
+        with deadlock() as run_into_it:
+
+            def handle(row: Parcel) -> None:
+                calls.append(row.priority)
+                note(row)
+                if row.priority == 2 and calls.count(2) == 1:
+                    try:
+                        run_into_it()
+                    except OperationalError:
+                        if not swallowed:
+                            raise
+
+            report = in_batches(handle)()
+        assert sent() == worked()
+        if MARIADB:
+            assert (report.processed, report.failed) == (5, 0)
+            assert calls == [0, 1, 2, 0, 1, 2, 3, 4]
+        else:
+            assert (report.processed, report.failed) == (4, 1)
+            assert calls == [0, 1, 2, 3, 4]
+            assert sent() == [0, 1, 3, 4]
+
+    def test_i7_a_deadlock_within_a_nested_atomic_block_flips_no_row_without_its_work() -> None:
+        parcels(4)
+        calls: list[int] = []
+        with deadlock() as run_into_it:
+
+            def handle(row: Parcel) -> None:
+                calls.append(row.priority)
+                note(row)
+                if row.priority == 1 and calls.count(1) == 1:
+                    try:
+                        with transaction.atomic():
+                            run_into_it()
+                    except DatabaseError:
+                        pass
+
+            report = in_batches(handle)()
+        assert sent() == worked()
+        assert (report.processed, report.failed) == (4, 0)
+        assert calls == ([0, 1, 0, 1, 2, 3] if MARIADB else [0, 1, 2, 3])
+
+    def test_i7_a_deadlock_of_a_row_alone_is_its_failure_and_its_attempt() -> None:
+        Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+        with deadlock() as run_into_it:
+
+            def handle(row: Errand) -> None:
+                Errand.objects.filter(pk=row.pk).update(result="worked")
+                if row.place == 1:
+                    run_into_it()
+
+            report = errands(handle, batch_size=1)()
+        assert (report.processed, report.failed) == (2, 1)
+        assert isinstance(report.failures[0].error, OperationalError)
+        rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
+        assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
+
+
+def errands(handler: Any, **options: Any) -> BatchProcessor[Errand]:
+    options = {"done": {"done": True}, "batch_size": 100, "retry": Retry(backoff=60), **options}
+    return batch_processor(pending=Errand.objects.filter(done=False), **options)(handler)
+
+
+def end_the_session() -> None:
+    """End the default connection's session from another, as an administrator would."""
+    driver = connection.connection
+    with connections["other"].cursor() as cursor:
+        if MARIADB:
+            cursor.execute(f"KILL {driver.thread_id()}")
+        else:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [driver.info.backend_pid])
+
+
+if HAS_ROW_LOCKS:
+
+    @pytest.mark.parametrize("batch_size", [1, 100])
+    def test_an_attempt_is_counted_although_the_session_was_ended_under_the_handler(
+        batch_size: int,
+    ) -> None:
+        Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+
+        def handle(row: Errand) -> None:
+            Errand.objects.filter(pk=row.pk).update(result="worked")
+            if row.place == 1:
+                end_the_session()
+                raise ValueError("the handler's own")
+
+        report = errands(handle, batch_size=batch_size)()
+        assert (report.processed, report.failed) == (2, 1)
+        assert str(report.failures[0].error) == "the handler's own"
+        rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
+        assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
+        assert Errand.objects.get(place=1).last_error == "ValueError: the handler's own"
+        assert Errand.objects.get(place=1).next_attempt_at is not None
+
+    @pytest.mark.parametrize("batch_size", [1, 100])
+    def test_a_session_that_was_ended_and_a_handler_that_noticed_nothing_settle_nothing(
+        batch_size: int,
+    ) -> None:
+        parcels(3)
+        calls: list[int] = []
+
+        def handle(row: Parcel) -> None:
+            calls.append(row.priority)
+            note(row)
+            if row.priority == 1 and calls.count(1) == 1:
+                end_the_session()
+
+        report = in_batches(handle, batch_size=batch_size)()
+        assert sent() == worked()
+        if batch_size == 1:
+            assert (report.processed, report.failed) == (2, 1)
+        else:
+            # Redone one by one, and this time its session lives.
+            assert (report.processed, report.failed) == (3, 0)
+
+    def test_an_attempt_is_not_counted_of_a_row_that_another_copy_has_finished_meanwhile() -> None:
+        """The lock was lost with the session; the row is asked again before it is written."""
+        row = Errand.objects.create()
+
+        def handle(row: Errand) -> None:
+            end_the_session()
+            Errand.objects.using("other").filter(pk=row.pk).update(done=True, result="theirs")
+            raise ValueError
+
+        assert errands(handle)().failed == 1
+        row.refresh_from_db()
+        assert (row.done, row.result, row.attempts, row.last_error) == (True, "theirs", 0, "")
+
+
+def test_a_swallowed_raw_rollback_flips_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    parcels(3)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.priority)
+        note(row)
+        if row.priority == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+
+    with caplog.at_level(logging.CRITICAL, logger="dcl_processor"):
+        report = in_batches(handle)()
+    assert (report.processed, report.failed) == (2, 1)
+    assert sent() == worked() == [0, 2]

@@ -1,0 +1,150 @@
+"""Outcomes that are no failures, and what puts a row back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db.models import QuerySet
+
+from dcl_processor import Discard, Retry, Snooze
+from dcl_processor.exceptions import InvalidOption
+from tests.contract.batches import in_batches, parcels
+from tests.contract.retries import HOUR, delay, errands, fail, make_due, processor
+from tests.models import Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(params=[1, 10])
+def batch_size(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.mark.parametrize(
+    ("snooze", "seconds"),
+    [
+        (Snooze("later", delay=300), 300),
+        (Snooze("later", delay=timedelta(minutes=2)), 120),
+        (Snooze("later"), HOUR),
+    ],
+    ids=["seconds", "timedelta", "backoff"],
+)
+def test_a_snoozed_row_waits_and_has_lost_no_attempt(
+    snooze: Snooze, seconds: int, batch_size: int
+) -> None:
+    errands(2)
+
+    def handle(row: Errand) -> None:
+        Errand.objects.filter(pk=row.pk).update(result="worked")
+        if row.place == 1:
+            raise snooze
+
+    run = processor(handle, batch_size=batch_size)
+    report = run()
+    assert (report.processed, report.snoozed, report.failed) == (1, 1, 0)
+    assert report.ok
+    row = Errand.objects.get(place=1)
+    assert (row.done, row.attempts, row.last_error, row.result) == (False, 0, "", "")
+    assert seconds - 60 < delay(1) <= seconds
+    assert run().snoozed == 0
+
+
+def test_a_row_may_be_snoozed_until_a_time() -> None:
+    errands(1)
+    until = datetime(2100, 1, 1, tzinfo=UTC)
+
+    def handle(row: Errand) -> None:
+        raise Snooze(until=until)
+
+    assert processor(handle)().snoozed == 1
+    assert Errand.objects.get().next_attempt_at == until
+
+
+def test_a_snooze_between_failures_keeps_their_count() -> None:
+    errands(1)
+    script: list[Exception] = [ValueError("one"), Snooze(delay=0), ValueError("two")]
+
+    def handle(row: Errand) -> None:
+        raise script.pop(0)
+
+    run = processor(handle, retry=Retry(max_attempts=2), failed={"dead": True})
+    assert run().failed == 1
+    make_due()
+    assert run().snoozed == 1
+    assert (Errand.objects.get().attempts, Errand.objects.get().dead) == (1, False)
+    make_due()
+    assert run().failed == 1
+    assert (Errand.objects.get().attempts, Errand.objects.get().dead) == (2, True)
+
+
+def test_without_a_retry_a_snoozed_row_is_tried_again_in_the_next_run() -> None:
+    parcels(2)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.priority)
+        if calls.count(0) == 1 and row.priority == 0:
+            raise Snooze("not now")
+
+    run = in_batches(handle)
+    assert (run().snoozed, run().processed) == (1, 1)
+    assert calls == [0, 1, 0]
+
+
+def test_a_discarded_row_gets_the_dead_letter_at_once_and_is_no_failure(batch_size: int) -> None:
+    errands(2)
+
+    def handle(row: Errand) -> None:
+        Errand.objects.filter(pk=row.pk).update(result="worked")
+        if row.place == 1:
+            raise Discard("no such customer")
+
+    report = processor(handle, failed={"dead": True}, batch_size=batch_size)()
+    assert (report.processed, report.discarded, report.failed) == (1, 1, 0)
+    assert report.ok
+    row = Errand.objects.get(place=1)
+    assert (row.dead, row.done, row.attempts, row.result) == (True, False, 1, "")
+    assert row.last_error == "Discard: no such customer"
+
+
+@pytest.mark.parametrize("retry", [None, Retry(backoff=HOUR)], ids=["alone", "retry"])
+def test_discard_without_a_dead_letter_is_a_failure_that_says_so(retry: Retry | None) -> None:
+    errands(2)
+
+    def handle(row: Errand) -> None:
+        if row.place == 0:
+            raise Discard("never")
+
+    report = processor(handle, retry=retry)()
+    assert (report.processed, report.discarded, report.failed) == (1, 0, 1)
+    assert isinstance(report.failures[0].error, InvalidOption)
+    assert "expected failed=" in str(report.failures[0].error)
+    assert Errand.objects.get(place=0).done is False
+
+
+def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
+    errands(3)
+    bad = {1, 2}
+
+    def handle(row: Errand) -> None:
+        if row.place in bad:
+            raise ValueError("bad")
+
+    run = processor(
+        handle, retry=Retry(max_attempts=1), failed={"dead": True}, reset={"dead": False}
+    )
+    assert run().failed == 2
+    dead: QuerySet[Errand, Errand] = Errand.objects.filter(dead=True, place=1)
+    assert run.requeue(dead) == 1
+    row = Errand.objects.get(place=1)
+    assert (row.attempts, row.next_attempt_at, row.last_error, row.dead) == (0, None, "", False)
+    assert Errand.objects.get(place=2).dead
+    bad.clear()
+    assert run().processed == 1
+    assert Errand.objects.filter(done=True).count() == 2
+
+
+def test_requeue_without_reset_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"expected reset=.* got requeue\(\) without it"):
+        processor(fail).requeue(Errand.objects.all())

@@ -1,0 +1,101 @@
+"""What ends a batch before its end, and leaves the rest of it as it was."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connection, transaction
+
+from tests.contract.batches import (
+    in_batches,
+    note,
+    parcels,
+    sent,
+    worked,
+)
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def test_i10_a_stop_leaves_the_rows_that_have_not_started_as_they_were() -> None:
+    parcels(6)
+    stop = threading.Event()
+
+    def handle(row: Parcel) -> None:
+        note(row)
+        if row.priority == 2:
+            stop.set()
+
+    report = in_batches(handle)(stop=stop)
+    assert (report.processed, report.failed, report.skipped) == (3, 0, 0)
+    assert report.stopped == "signal"
+    assert sent() == worked() == [0, 1, 2]
+
+
+def test_a_limit_is_kept_within_a_batch() -> None:
+    parcels(10)
+    calls: list[int] = []
+    report = in_batches(lambda row: calls.append(row.priority), batch_size=4)(limit=6)
+    assert (report.processed, report.stopped) == (6, "limit")
+    assert calls == sent() == list(range(6))
+
+
+def test_a_timeout_leaves_the_rest_of_the_batch_as_it_was() -> None:
+    parcels(4)
+    late = threading.Event()
+
+    def handle(row: Parcel) -> None:
+        if row.priority == 1:
+            late.wait(0.6)
+
+    report = in_batches(handle)(timeout=0.5)
+    assert (report.processed, report.stopped) == (2, "timeout")
+    assert sent() == [0, 1]
+
+
+def test_i10_an_interrupt_rolls_the_whole_batch_back_and_ends_the_run() -> None:
+    parcels(4)
+    ran: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        note(row)
+        transaction.on_commit(lambda: ran.append(row.priority))
+        if row.priority == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_batches(handle)()
+    assert (sent(), worked(), ran) == ([], [], [])
+    assert not connection.in_atomic_block
+    assert "_cursor" not in vars(connection)
+    assert connection.execute_wrappers == []
+    assert in_batches(note)().processed == 4
+
+
+def test_so_many_failures_in_a_row_end_a_batch_before_its_end() -> None:
+    parcels(20)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.priority)
+        if row.priority > 4:
+            raise ConnectionError
+
+    report = in_batches(handle, max_consecutive_failures=3, batch_size=10)()
+    assert (report.processed, report.failed, report.stopped) == (5, 3, "failures")
+    assert calls == list(range(8))
+    assert sent() == [0, 1, 2, 3, 4]
+
+
+def test_failures_in_a_row_are_counted_across_batches_and_a_success_ends_the_count() -> None:
+    parcels(20)
+    good = {0, 3, 6}
+
+    def handle(row: Parcel) -> None:
+        if row.priority not in good:
+            raise ConnectionError
+
+    report = in_batches(handle, max_consecutive_failures=4, batch_size=2)()
+    assert (report.processed, report.failed, report.stopped) == (3, 8, "failures")
