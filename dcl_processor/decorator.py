@@ -102,13 +102,14 @@ def batch_processor(
         options["resource"] = resource
 
     def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
-        identity = {
-            "__module__": function.__module__,
-            "__qualname__": function.__qualname__,
-            "__doc__": function.__doc__,
-        }
+        if not hasattr(function, "__name__"):
+            raise InvalidOption(
+                "expected the handler to be a function, whose name is the processor's, got "
+                f"{function!r}; give it to BatchProcessor(process=…, pending=…, name=…) instead."
+            )
         processor = base(pending=pending, process=function, **options)
-        vars(processor).update(identity, __name__=function.__name__)
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            vars(processor)[name] = getattr(function, name)
         return processor
 
     return decorate

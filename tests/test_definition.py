@@ -249,3 +249,10 @@ def test_a_class_that_handles_batches_needs_no_process() -> None:
         def process_batch(self, rows: Sequence[Parcel], /) -> None: ...
 
     assert Together()._handles_batches
+
+
+def test_a_handler_without_a_name_is_told_where_to_go() -> None:
+    with pytest.raises(InvalidOption, match=r"expected the handler to be a function, .* got func"):
+        define(functools.partial(print, "sent"))
+    send = SendParcels(process=functools.partial(print, "sent"), name="sent")
+    assert send.name == "sent"
