@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from datetime import timedelta
 from threading import Event
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.db.models import Model, Q
@@ -169,7 +168,7 @@ class Run(Generic[M]):
             case Miss.ABSENT:
                 self.absent.append(pk)
 
-    def may_start(self, so_far: Mapping[Any, Outcome | Miss] = MappingProxyType({})) -> bool:
+    def may_start(self, so_far: dict[Any, Any]) -> bool:
         """Tell a delivery whether a row may start.
 
         ``so_far``: the outcomes of its batch, which are not counted yet.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,7 @@ class Tally:
         most = self.processor.max_consecutive_failures
         return most is not None and self.failed_in_a_row >= most
 
-    def would_be_in_vain(self, so_far: Mapping[Any, object]) -> bool:
+    def would_be_in_vain(self, so_far: dict[Any, Any]) -> bool:
         """Tell whether, after these outcomes as well, the next row would fail like those before.
 
         ``so_far``: the outcomes of a batch in the order of its rows, which are counted later.
@@ -65,13 +64,13 @@ class Tally:
             return False
         return self._all_wrong(so_far) or self._failing_on(so_far)
 
-    def _all_wrong(self, so_far: Mapping[Any, object]) -> bool:
+    def _all_wrong(self, so_far: dict[Any, Any]) -> bool:
         failed = [each for each in so_far.values() if isinstance(each, Failed)]
         wrong = sum(isinstance(each.error, StillPending | InvalidDone) for each in failed)
         handled = any(isinstance(each, Handled) for each in so_far.values())
         return self.wrong + wrong >= 2 and not handled and not self.counts["processed"]
 
-    def _failing_on(self, so_far: Mapping[Any, object]) -> bool:
+    def _failing_on(self, so_far: dict[Any, Any]) -> bool:
         most = self.processor.max_consecutive_failures
         if most is None:
             return False
