@@ -134,6 +134,10 @@ def _values(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> tuple[Out
     # Without retry a claimed row is known to have failed, and says so.
     undone = mark.undone if mark.may_repeat or processor.retry or not _failed(outcome) else None
     outcome, noted = settlement.notes(batch, pk, outcome, undone=undone)
+    if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
+        assert processor.retry is not None
+        # The claim counted one more, for which no handler was called.
+        noted = {**noted, processor.retry.attempts: processor.retry.max_attempts}
     columns = set(processor.retry.columns) if processor.retry else set()
     if not mark.may_repeat and not noted.keys() - columns:
         return outcome, noted  # still claimed, and still to be seen by in_doubt()

@@ -1,0 +1,75 @@
+"""Takes part in the heartbeats of a run, which come on a connection of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Event, current_thread
+from typing import Any
+
+from django.db import connection
+from django.db.backends.signals import connection_created
+
+from tests.contract.errands import PATIENCE
+
+HAS_ROW_LOCKS = connection.features.has_select_for_update
+
+
+@dataclass
+class Beat:
+    """One statement of a heartbeat, held until it is let go."""
+
+    came: Event = field(default_factory=Event)
+    go: Event = field(default_factory=Event)
+    sent: list[str] = field(default_factory=list)
+
+    def await_it(self) -> None:
+        assert self.came.wait(PATIENCE), f"expected a heartbeat, got {self.sent}"
+
+
+def begins_to_write(sql: str) -> bool:
+    """Recognise the first statement by which a heartbeat may change or hold anything."""
+    return " FOR " in sql if HAS_ROW_LOCKS else sql.startswith("UPDATE")
+
+
+def writes(sql: str) -> bool:
+    return sql.startswith("UPDATE")
+
+
+@contextmanager
+def held_beat(
+    where: Callable[[str], bool], first: Callable[[Any], None] = lambda connection: None
+) -> Iterator[Beat]:
+    """Hold the first heartbeat statement that ``where`` recognises, once ``first`` was called."""
+    beat = Beat()
+
+    def watch(connection: Any, **_: Any) -> None:
+        if not current_thread().name.endswith(": leases"):
+            return
+
+        def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+            beat.sent.append(sql)
+            if where(sql) and not beat.came.is_set():
+                first(connection)
+                beat.came.set()
+                assert beat.go.wait(PATIENCE)
+            return execute(sql, *args)
+
+        connection.execute_wrappers.append(wrapper)
+
+    connection_created.connect(watch)
+    try:
+        yield beat
+    finally:
+        beat.go.set()
+        connection_created.disconnect(watch)
+
+
+def until(true: Callable[[], Any]) -> None:
+    """Wait until it is true, looking often, and not for ever."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, "expected something to become true, and it never did"
+        time.sleep(0.01)

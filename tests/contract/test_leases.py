@@ -1,0 +1,342 @@
+"""The lease: who may have a row when, and what keeps it so."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from contextlib import ExitStack
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.utils import timezone
+
+from dcl_processor import Lease, Report
+from tests.contract import errands as the
+from tests.contract.heartbeat import HAS_ROW_LOCKS, begins_to_write, held_beat, until, writes
+from tests.contract.sessions import before_statement
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+SHORT = Lease(1)
+
+
+def leased_until(row: Errand) -> Any:
+    return Errand.objects.using("other").values_list("leased_until", flat=True).get(pk=row.pk)
+
+
+def lapse(row: Errand) -> None:
+    """Let the lease lapse, as it does when its copy is cut off from the database for too long."""
+    ago = timezone.now() - timedelta(days=1)
+    Errand.objects.using("other").filter(pk=row.pk).update(leased_until=ago)
+
+
+def is_settlement(sql: str) -> bool:
+    return sql.startswith("UPDATE") and "leased_until" in sql and "result" in sql
+
+
+def with_result(row: Errand, result: Any) -> dict[str, Any]:
+    return {"done": True, "result": str(result)}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["handled", "failed"])
+def test_a_lease_that_was_lost_in_the_work_settles_nothing(fails: bool) -> None:
+    """Two handlers have run, one has settled, the other says that it lost the lease."""
+    [row] = the.errands(1)
+    reports: list[Report] = []
+    settled: dict[str, Any] = {}
+    second = the.at_least_once(lambda row: "second", done=with_result, retry=the.retry())
+
+    def handle(row: Errand) -> str:
+        lapse(row)
+        reports.append(the.elsewhere(second))
+        settled.update(Errand.objects.using("other").values().get())
+        if fails:
+            raise ValueError
+        return "first"
+
+    run = the.at_least_once(handle, done=with_result, retry=the.retry(), failed={"dead": True})
+    reports.insert(0, run())
+    assert [(r.processed, r.failed, r.lease_lost) for r in reports] == [(0, 0, 1), (1, 0, 0)]
+    assert Errand.objects.values().get(pk=row.pk) == settled
+    assert settled["result"] == "second"
+    assert settled["attempts"] == 2
+
+
+def test_a_lease_that_another_copy_holds_is_not_settled_either() -> None:
+    """The second handler is at work when the first one ends."""
+    [row] = the.errands(1)
+    begun, go_on = Event(), Event()
+
+    def second(row: Errand) -> str:
+        begun.set()
+        the.wait(go_on)
+        return "second"
+
+    other = the.at_least_once(second, done=with_result)
+    results: list[Any] = []
+
+    def first(row: Errand) -> str:
+        lapse(row)
+        block.enter_context(the.meanwhile(other))
+        the.wait(begun)
+        return "first"
+
+    with ExitStack() as block:
+        report = the.at_least_once(first, done=with_result)()
+        results.append((report.processed, report.lease_lost, the.state(row)["leased_until"]))
+        go_on.set()
+    assert results == [(0, 1, True)]
+    said = the.state(row)
+    assert (said["result"], said["leased_until"]) == ("second", False)
+
+
+def test_a_lapsed_lease_is_taken_over_by_whoever_comes_next() -> None:
+    [row] = the.errands(1)
+    run = the.at_least_once(the.ignore)
+    Errand.objects.update(leased_until=timezone.now() + timedelta(days=1))
+    assert run(wait_for_locked=0).processed == 0
+    lapse(row)
+    assert run().processed == 1
+
+
+def test_nothing_new_starts_on_a_row_whose_lease_was_lost() -> None:
+    """The heartbeat finds out while the row before it is handled."""
+    rows = the.errands(3)
+    handled: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        handled.append(row.pk)
+        if row.pk == rows[0].pk:
+            before = leased_until(rows[2])
+            taken = timezone.now() + timedelta(days=1)
+            Errand.objects.using("other").filter(pk=rows[1].pk).update(leased_until=taken)
+            until(lambda: leased_until(rows[2]) > before)
+            until(lambda: leased_until(rows[2]) > before + timedelta(seconds=0.5))
+
+    report = the.at_least_once(handle, lease=SHORT, batch_size=3, retry=the.retry())()
+    assert handled == [rows[0].pk, rows[2].pk]
+    assert (report.processed, report.lease_lost, report.failed) == (2, 1, 0)
+    assert the.state(rows[1])["leased_until"]
+
+
+def test_a_lease_that_lapsed_unnoticed_by_others_costs_the_row_no_attempt() -> None:
+    """Nobody took it, and its handler was not called."""
+    rows = the.errands(2)
+
+    def handle(row: Errand) -> None:
+        # Inside TestCase nobody renews.
+        if row.pk == rows[0].pk:
+            Event().wait(1.1)
+
+    block = transaction.atomic()
+    block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
+    with block:
+        report = the.at_least_once(handle, lease=SHORT, batch_size=2, retry=the.retry())()
+    assert (report.processed, report.lease_lost) == (1, 1)
+    assert the.untouched(rows[1])
+
+
+def test_a_heartbeat_keeps_the_lease_for_longer_than_its_duration() -> None:
+    [row] = the.errands(1)
+    reports: list[Report] = []
+    second = the.at_least_once(the.ignore, lease=SHORT)
+
+    def handle(row: Errand) -> None:
+        first = leased_until(row)
+        until(lambda: leased_until(row) > first + timedelta(seconds=2))
+        reports.append(the.elsewhere(lambda: second(wait_for_locked=0)))
+
+    reports.append(the.at_least_once(handle, lease=SHORT)())
+    assert [report.processed for report in reports] == [0, 1]
+    assert the.state(row)["leased_until"] is False
+
+
+def test_leases_are_renewed_at_a_third_of_their_duration() -> None:
+    [_row] = the.errands(1)
+    tokens: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        def four_of_them() -> bool:
+            token = leased_until(row)
+            if token not in tokens:
+                tokens.append(token)
+            return len(tokens) == 4
+
+        until(four_of_them)
+
+    assert the.at_least_once(handle, lease=Lease(1.5))().processed == 1
+    pauses = [(b - a).total_seconds() for a, b in itertools.pairwise(tokens)]
+    # The first may be shorter: nothing but the claim comes before it.
+    assert all(0.4 <= pause <= 1.4 for pause in pauses)
+
+
+def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None:
+    """Held until the settlement is about to be sent, and then committed before it."""
+    [row] = the.errands(1)
+    with held_beat(writes) as beat:
+
+        def renew_now() -> None:
+            before = leased_until(row)
+            beat.go.set()
+            until(lambda: leased_until(row) > before)
+
+        def handle(row: Errand) -> str:
+            beat.await_it()
+            return "done"
+
+        run = the.at_least_once(handle, lease=SHORT, done=with_result)
+        with before_statement(is_settlement, renew_now):
+            report = run()
+    assert (report.processed, report.lease_lost) == (1, 0)
+    said = the.state(row)
+    assert (said["result"], said["leased_until"]) == ("done", False)
+
+
+def test_a_renewal_that_comes_after_the_settlement_writes_nothing() -> None:
+    """Held after it has looked which leases are held, until the row is settled."""
+    rows = the.errands(2)
+    settled: list[Any] = []
+    with held_beat(begins_to_write) as beat:
+
+        def handle(row: Errand) -> str:
+            if row.pk == rows[0].pk:
+                beat.await_it()
+                return "first"
+            settled.append(the.state(rows[0]))
+            before = leased_until(row)
+            beat.go.set()
+            until(lambda: leased_until(row) > before)
+            return "second"
+
+        run = the.at_least_once(handle, lease=SHORT, done=with_result, batch_size=2)
+        report = run()
+    assert (report.processed, report.lease_lost) == (2, 0)
+    assert settled[0]["leased_until"] is False
+    assert [the.state(row)["leased_until"] for row in rows] == [False, False]
+
+
+def test_a_settlement_does_not_wait_for_a_heartbeat_that_hangs() -> None:
+    """Its connection may be dead, and nothing says so for minutes."""
+    rows = the.errands(2)
+    with held_beat(lambda sql: sql.startswith("SELECT")) as beat:
+
+        def handle(row: Errand) -> None:
+            if row.pk == rows[0].pk:
+                beat.await_it()
+            else:
+                assert the.state(rows[0])["done"]
+                beat.go.set()
+
+        report = the.at_least_once(handle, lease=Lease(3), batch_size=2)()
+    assert report.processed == 2
+
+
+def test_a_handler_that_deletes_its_row_does_not_stop_the_heartbeat() -> None:
+    rows = the.errands(2)
+
+    def handle(row: Errand) -> None:
+        if row.pk == rows[0].pk:
+            before = leased_until(rows[1])
+            Errand.objects.filter(pk=row.pk).delete()
+            until(lambda: leased_until(rows[1]) > before)
+            until(lambda: leased_until(rows[1]) > before + timedelta(seconds=0.5))
+
+    report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
+    assert (report.processed, report.lease_lost) == (2, 0)
+
+
+def test_a_handler_may_save_the_row_after_a_renewal() -> None:
+    """It writes back the lease that its instance says; the row is ours all the same."""
+    [row] = the.errands(1)
+
+    def handle(row: Errand) -> str:
+        first = row.leased_until
+        assert first is not None
+        until(lambda: leased_until(row) > first + timedelta(seconds=1))
+        row.save()
+        return "saved"
+
+    report = the.at_least_once(handle, lease=SHORT, done=with_result)()
+    assert (report.processed, report.lease_lost) == (1, 0)
+    assert the.state(row)["result"] == "saved"
+
+
+def test_no_thread_and_no_session_is_left_behind() -> None:
+    the.errands(3)
+    during: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        first = leased_until(row)
+        until(lambda: leased_until(row) > first)
+        during.append((the.our_threads(), the.sessions()))
+
+    leased_until(Errand.objects.latest("pk"))  # connects
+    before = the.sessions()
+    report = the.at_least_once(handle, lease=SHORT)()
+    assert report.processed == 3
+    assert [len(threads) for threads, _ in during] == [1, 1, 1]
+    assert the.our_threads() == []
+    if before is not None:
+        assert {sessions for _, sessions in during} == {before + 1}
+        until(lambda: the.sessions() == before)
+
+
+def test_nothing_pending_starts_no_heartbeat() -> None:
+    before = the.sessions()
+    with held_beat(lambda sql: True) as beat:
+        assert the.at_least_once(the.ignore, lease=SHORT)().processed == 0
+    assert (the.our_threads(), beat.sent, the.sessions()) == ([], [], before)
+
+
+if HAS_ROW_LOCKS:
+
+    def test_a_row_that_its_handler_locks_keeps_no_other_lease_from_renewal() -> None:
+        rows = the.errands(2)
+
+        def handle(row: Errand) -> None:
+            if row.pk != rows[0].pk:
+                return
+            before = leased_until(rows[1])
+            with transaction.atomic():
+                list(Errand.objects.filter(pk=row.pk).select_for_update())
+                until(lambda: leased_until(rows[1]) > before + timedelta(seconds=1))
+
+        report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
+        assert (report.processed, report.lease_lost) == (2, 0)
+
+    def test_a_heartbeat_whose_session_ended_connects_anew(
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        [_row] = the.errands(1)
+
+        def handle(row: Errand) -> None:
+            before = leased_until(row)
+            beat.await_it()
+            beat.go.set()
+            until(lambda: leased_until(row) > before + timedelta(seconds=1))
+
+        with held_beat(begins_to_write, first=_end) as beat, caplog.at_level(logging.WARNING):
+            report = the.at_least_once(handle, lease=Lease(2))()
+        assert (report.processed, report.lease_lost) == (1, 0)
+        assert "the leases were not renewed" in caplog.text
+        assert the.our_threads() == []
+
+
+def _end(beating: Any) -> None:
+    own, end = (
+        ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)")
+        if connection.vendor == "postgresql"
+        else ("SELECT CONNECTION_ID()", "KILL %s")
+    )
+    with beating.connection.cursor() as cursor:
+        cursor.execute(own)
+        session = cursor.fetchone()[0]
+    try:
+        with connections["other"].cursor() as cursor:
+            cursor.execute(end, [session])
+    finally:
+        connections["other"].close()
