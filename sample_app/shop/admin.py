@@ -6,16 +6,32 @@ from typing import TYPE_CHECKING
 
 from django.contrib import admin
 
-from sample_app.shop.models import Customer, Order, OrderLine, OrderNote
+from sample_app.shop.models import (
+    Cart,
+    Customer,
+    Invoice,
+    Order,
+    OrderLine,
+    OrderNote,
+    Payment,
+    PrintedPage,
+    StockReturn,
+)
 
 if TYPE_CHECKING:
+    CartAdminBase = admin.ModelAdmin[Cart]
     CustomerAdminBase = admin.ModelAdmin[Customer]
+    InvoiceAdminBase = admin.ModelAdmin[Invoice]
+    PaymentAdminBase = admin.ModelAdmin[Payment]
+    PagesBase = admin.TabularInline[PrintedPage, Invoice]
+    ReturnsBase = admin.TabularInline[StockReturn, Cart]
     OrderAdminBase = admin.ModelAdmin[Order]
     LinesBase = admin.TabularInline[OrderLine, Order]
     NotesBase = admin.TabularInline[OrderNote, Order]
 else:
-    CustomerAdminBase = OrderAdminBase = admin.ModelAdmin
-    LinesBase = NotesBase = admin.TabularInline
+    CartAdminBase = CustomerAdminBase = InvoiceAdminBase = admin.ModelAdmin
+    OrderAdminBase = PaymentAdminBase = admin.ModelAdmin
+    LinesBase = NotesBase = PagesBase = ReturnsBase = admin.TabularInline
 
 
 class Lines(LinesBase):
@@ -43,7 +59,7 @@ class CustomerAdmin(CustomerAdminBase):
 
 @admin.register(Order)
 class OrderAdmin(OrderAdminBase):
-    """Orders, with the two flags that the processors flip."""
+    """Orders, with the flags that the processors flip."""
 
     list_display = (
         "number",
@@ -53,10 +69,63 @@ class OrderAdmin(OrderAdminBase):
         "shipped_at",
         "shipped_email_sent",
         "overdue_noted",
+        "in_warehouse",
     )
-    list_filter = ("shipped_email_sent", "overdue_noted", "ship_country")
+    list_filter = ("shipped_email_sent", "overdue_noted", "in_warehouse", "ship_country")
     list_select_related = ("customer",)
     search_fields = ("=number", "customer__company")
     autocomplete_fields = ("customer",)
     date_hierarchy = "order_date"
     inlines = (Lines, Notes)
+    readonly_fields = ("leased_until", "attempts", "next_attempt_at", "last_error")
+
+
+@admin.register(Payment)
+class PaymentAdmin(PaymentAdminBase):
+    """Payments, to be looked through for those in doubt."""
+
+    list_display = ("order", "amount", "state", "capturing_since", "charge_id", "attempts")
+    list_filter = ("state",)
+    list_select_related = ("order",)
+    search_fields = ("=order__number", "charge_id")
+    autocomplete_fields = ("order",)
+    readonly_fields = ("attempts", "next_attempt_at", "last_error")
+
+
+class Pages(PagesBase):
+    """The pages that were printed of an invoice, on the invoice's page."""
+
+    model = PrintedPage
+    extra = 0
+    readonly_fields = ("printed_at",)
+
+
+@admin.register(Invoice)
+class InvoiceAdmin(InvoiceAdminBase):
+    """Invoices, with the flag that print_invoices flips."""
+
+    list_display = ("order", "printed")
+    list_filter = ("printed",)
+    list_select_related = ("order",)
+    search_fields = ("=order__number",)
+    autocomplete_fields = ("order",)
+    inlines = (Pages,)
+
+
+class Returns(ReturnsBase):
+    """What went back on the shelf, on the cart's page."""
+
+    model = StockReturn
+    extra = 0
+
+
+@admin.register(Cart)
+class CartAdmin(CartAdminBase):
+    """Carts, with the flag that expire_carts flips."""
+
+    list_display = ("pk", "customer", "pieces", "touched_at", "expired")
+    list_filter = ("expired",)
+    list_select_related = ("customer",)
+    search_fields = ("customer__company",)
+    autocomplete_fields = ("customer",)
+    inlines = (Returns,)

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from sample_app.shop.models import Customer, Order, OrderLine
 from sample_app.shop.orders_csv import BadLine, ParsedOrder, read_orders
+from sample_app.shop.paperwork import add_paperwork
 
 LINES_PER_TRANSACTION = 1_000
 
@@ -99,6 +100,7 @@ class Loading:
         )
         if self.lines_of:
             OrderLine.objects.bulk_create(line for order in orders for line in self.lines_of(order))
+        add_paperwork(Order.objects.filter(number__in=[parsed.number for parsed in new]))
         return len(orders)
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from django.db.models import DecimalField, F, Sum
+from django.db.models import DecimalField, F, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from sample_app.shop.models import Invoice, Order, Payment
 
 
-def add_paperwork() -> None:
-    """Give a payment and an invoice to each order that has none."""
+def add_paperwork(orders: QuerySet[Order]) -> None:
+    """Give a payment and an invoice to each of the orders that has none."""
     # Somebody else may be adding them at the same time; the first one wins.
-    unpaid = Order.objects.filter(payment=None).order_by("pk").annotate(goods=_goods())
+    unpaid = orders.filter(payment=None).order_by("pk").annotate(goods=_goods())
     Payment.objects.bulk_create(
         (Payment(order=order, amount=order.goods + order.freight) for order in unpaid),
         ignore_conflicts=True,
     )
-    without = Order.objects.filter(invoice=None).order_by("pk")
+    without = orders.filter(invoice=None).order_by("pk")
     Invoice.objects.bulk_create((Invoice(order=order) for order in without), ignore_conflicts=True)
 
 

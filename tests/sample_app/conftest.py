@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from django.core.management import call_command
 from django.test import override_settings
 from environ import Env
 from psycopg import sql
@@ -28,6 +30,7 @@ ORDERS, SHIPPED = 830, 809
 STAND_IN, REAL = "stand-in", "northwind"
 
 WriteOrders = Callable[..., Path]
+LoadOrders = Callable[..., None]
 Start = Callable[..., subprocess.Popen[str]]
 LookAtOrders = Callable[[], dict[int, tuple[bool, bool]]]
 
@@ -59,6 +62,21 @@ def write_orders(tmp_path: Path) -> WriteOrders:
         return path
 
     return write
+
+
+@pytest.fixture
+def load_orders(write_orders: WriteOrders) -> LoadOrders:
+    """Load orders of these numbers, with a payment and an invoice each."""
+
+    def load(*numbers: int, unshipped: Sequence[int] = (), invent_lines: bool = False) -> None:
+        lines = (
+            order_line(number, **({"shipped_date": ""} if number in unshipped else {}))
+            for number in numbers
+        )
+        path = write_orders(*lines)
+        call_command("load_orders", str(path), invent_lines=invent_lines, stdout=io.StringIO())
+
+    return load
 
 
 @pytest.fixture(params=[STAND_IN, REAL] if REAL_FILE.exists() else [STAND_IN])

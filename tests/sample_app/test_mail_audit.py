@@ -40,9 +40,10 @@ def test_one_mail_for_every_due_order_is_clean(before: Before) -> None:
         due=3,
         delivered=3,
         duplicates=0,
+        twice=(),
         missing=(),
         not_due=(),
-        still_due=0,
+        still_due=(),
         unshipped=1,
         touched=(),
     )
@@ -61,6 +62,7 @@ def test_a_second_mail_is_a_duplicate(before: Before) -> None:
     verdict = audit(before, map(mail, (1, 2, 2, 2, 3)))
 
     assert (verdict.delivered, verdict.duplicates, verdict.missing) == (5, 2, ())
+    assert verdict.twice == (2,)
     assert not verdict.clean
 
 
@@ -69,7 +71,7 @@ def test_a_flag_without_a_mail_is_missing(before: Before) -> None:
 
     verdict = audit(before, map(mail, (1, 3)))
 
-    assert (verdict.duplicates, verdict.missing, verdict.still_due) == (0, (2,), 0)
+    assert (verdict.duplicates, verdict.missing, verdict.still_due) == (0, (2,), ())
     assert not verdict.clean
 
 
@@ -86,7 +88,7 @@ def test_a_mail_for_an_order_that_was_not_due_is_found(before: Before, number: i
 def test_a_mail_without_a_flag_is_found(before: Before) -> None:
     verdict = audit(before, map(mail, (1, 2, 3)))
 
-    assert verdict.still_due == 3
+    assert verdict.still_due == (1, 2, 3)
     assert not verdict.clean
 
 

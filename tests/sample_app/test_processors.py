@@ -1,4 +1,4 @@
-"""The shop's two processors, at real work."""
+"""The shop's mails and notes, at real work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import connection
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from sample_app.shop.demo.mailbox import Mailbox
+from sample_app.mail_settings import smtp_settings
+from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import Customer, Order, OrderNote
 from sample_app.shop.processors import NoteOverdueOrders, note_overdue_orders, send_shipped_emails
 from tests.sample_app.conftest import SHIPPED, WriteOrders, order_line
@@ -35,6 +37,7 @@ def test_sends_one_mail_for_every_shipped_order_and_none_again(
 
     assert (report.processed, report.failed, report.skipped) == (SHIPPED, 0, 0)
     assert len(mailbox.mails) == SHIPPED
+    assert mailbox.sessions == 1
     assert {mail.order_number for mail in mailbox.mails} == shipped
     assert len({mail.message_id for mail in mailbox.mails}) == SHIPPED
     assert (
@@ -77,7 +80,24 @@ def test_a_mail_that_fails_leaves_its_order_due_and_the_others_sent(
 
     assert (report.processed, report.failed) == (2, 1)
     assert [mail.order_number for mail in mailbox.mails] == [7, 9]
+    # Nobody knows what state the failure left the first in.
+    assert mailbox.sessions == 2
     assert [order.number for order in send_shipped_emails.pending()] == [8]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_mail_server_that_is_gone_ends_the_run_and_charges_no_order(
+    write_orders: WriteOrders,
+) -> None:
+    call_command("load_orders", str(write_orders(*(order_line(n) for n in (7, 8, 9)))))
+    with Mailbox() as mailbox:
+        gone = smtp_settings(HOST, mailbox.port)
+
+    with override_settings(**gone):
+        report = send_shipped_emails()
+
+    assert (report.stopped, report.processed, report.failed) == ("failures", 0, 0)
+    assert send_shipped_emails.pending().count() == 3
 
 
 def test_the_greeting_falls_back_to_the_company() -> None:

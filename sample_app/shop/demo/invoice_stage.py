@@ -36,5 +36,9 @@ def audit(due: Collection[int]) -> Verdict:
             ("not flagged: order", [n for n, printed, _ in rows if not printed]),
             ("printed more than once: order", [n for n, _, times in rows if times > 1]),
         ),
-        praise="All is well: every invoice was printed exactly once.",
+        praise=(
+            "All is well: every invoice was printed exactly once."
+            if due
+            else "All is well: nothing was due, and nothing was printed."
+        ),
     )

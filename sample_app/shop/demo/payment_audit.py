@@ -31,8 +31,9 @@ def audit(due: Collection[int], log: Iterable[Charge]) -> Verdict:
     twice = [n for n, times in charges.items() if times > 1]
     return Verdict(
         figures=(
-            f"{len(due):,} due, {len(charges):,} charged once, {len(twice):,} charged twice, "
-            f"{len(refused):,} refused, {len(doubtful):,} in doubt; "
+            f"{len(due):,} due, {len(charges) - len(twice):,} charged once, "
+            f"{len(twice):,} charged twice, {len(refused):,} refused, "
+            f"{len(doubtful):,} in doubt; "
             f"{len(captured) - len(unlike):,} charge ids stored as in the gateway's log"
         ),
         complaints=complaints(

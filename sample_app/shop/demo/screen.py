@@ -22,7 +22,7 @@ class Screen:
 
     def title(self, text: str) -> None:
         """Say what is going on."""
-        self._console.print(f"[bold]{text}[/bold]")
+        self._console.print(f"\n[bold]{text}[/bold]")
 
     def step(self, name: str, text: str) -> None:
         """Say that one stage is done, and what came of it."""
@@ -70,4 +70,3 @@ class Screen:
         self._console.print(verdict.figures, style="bold", markup=False)
         if verdict.clean:
             self._console.print(verdict.praise, style="green", markup=False)
-        self._console.print()

@@ -22,6 +22,7 @@ from sample_app.shop.demo import (
 from sample_app.shop.demo.invented_orders import write_invented_orders
 from sample_app.shop.demo.screen import Screen
 from sample_app.shop.loading import Loading
+from sample_app.shop.models import Order
 from sample_app.shop.orders_csv import OrderFileError
 from sample_app.shop.paperwork import add_paperwork
 from sample_app.shop.processors import (
@@ -63,7 +64,7 @@ class Command(BaseCommand):
         with told_plainly():
             call_command("migrate", verbosity=0)
             _load(screen, orders)
-            screen.step("copies", f"{copies} process{pluralize(copies, 'es')} for each processor")
+            screen.step("copies", f"{copies} process{pluralize(copies, 'es')}, all started at once")
             clean = []
             for processor, promise, run in STAGES:
                 screen.title(f"{processor.name}: {promise}")
@@ -84,6 +85,7 @@ def _load(screen: Screen, orders: str) -> None:
             loading.load(path)
         except OrderFileError as error:
             raise CommandError(str(error)) from error
-    add_paperwork()
+    # Those loaded before there was any have none.
+    add_paperwork(Order.objects.all())
     screen.title("The shop")
     screen.step("orders", f"{loading} ({path.name})")

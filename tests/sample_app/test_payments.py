@@ -1,0 +1,263 @@
+"""Payments: no card is charged twice, against a gateway that answers as gateways do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Decimal
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+from django.utils import timezone
+
+from dcl_processor import Delivery
+from sample_app.shop.demo.copies import MANAGE_PY
+from sample_app.shop.demo.payment_audit import audit
+from sample_app.shop.demo.payment_stub import Charge, Mood, PaymentStub
+from sample_app.shop.doubts import Answer, resolve_doubts
+from sample_app.shop.models import Order, Payment
+from sample_app.shop.payment_gateway import open_gateway
+from sample_app.shop.processors import capture_payments
+from tests.edge.manage import environment
+from tests.sample_app.conftest import LoadOrders
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+State = Payment.State
+
+
+@contextmanager
+def gateway(
+    moods: Mapping[int, Mood] | None = None, *, holding: int | None = None
+) -> Iterator[PaymentStub]:
+    """Run a gateway, and have the shop use it."""
+    with (
+        PaymentStub(moods or {}, holding=holding) as stub,
+        override_settings(PAYMENTS_URL=stub.url),
+    ):
+        yield stub
+
+
+def payment(order: int) -> Payment:
+    return Payment.objects.get(order__number=order)
+
+
+def make_due() -> None:
+    """Let the time pass that a failed payment has to wait."""
+    assert Payment.objects.exclude(next_attempt_at=None).update(next_attempt_at=timezone.now())
+
+
+def resolve(stub: PaymentStub) -> list[Answer]:
+    with open_gateway(stub.url) as opened:
+        return list(resolve_doubts(opened, older_than=0))
+
+
+def test_charges_each_card_once_and_stores_the_gateways_name_of_the_charge(
+    load_orders: LoadOrders,
+) -> None:
+    load_orders(7, 8, 9)
+    with gateway() as stub:
+        report = capture_payments()
+        again = capture_payments()
+    assert capture_payments.delivery is Delivery.AT_MOST_ONCE
+    assert (report.processed, again.processed) == (3, 0)
+    assert stub.log == [Charge(payment(number).charge_id, number, "32.38") for number in (7, 8, 9)]
+    assert {p.state for p in Payment.objects.all()} == {State.CAPTURED}
+    assert not Payment.objects.exclude(capturing_since=None).exists()
+
+
+def test_orders_that_have_not_shipped_are_not_charged(load_orders: LoadOrders) -> None:
+    load_orders(7, 8, unshipped=[8])
+    with gateway() as stub:
+        assert capture_payments().processed == 1
+    assert [charge.order for charge in stub.log] == [7]
+    assert payment(8).state == State.DUE
+
+
+def test_the_row_is_claimed_and_committed_before_the_card_is_charged(
+    load_orders: LoadOrders,
+) -> None:
+    seen = []
+
+    class Watching(PaymentStub):
+        """Looks into the table, on a connection of its own, when it is asked to charge."""
+
+        def answer(self, request):  # type: ignore[no-untyped-def]
+            row = payment(request.body["order"])
+            seen.append((row.state, row.capturing_since is not None, row.charge_id))
+            connection.close()
+            return super().answer(request)
+
+    load_orders(7)
+    with Watching({}) as stub, override_settings(PAYMENTS_URL=stub.url):
+        assert capture_payments().processed == 1
+    assert seen == [(State.CAPTURING, True, "")]
+
+
+def test_a_late_answer_is_waited_for(load_orders: LoadOrders) -> None:
+    load_orders(7)
+    with gateway({7: Mood.SLOW}) as stub:
+        assert capture_payments().processed == 1
+    assert payment(7).charge_id == stub.log[0].charge_id
+
+
+def test_a_busy_gateway_is_asked_again_later(load_orders: LoadOrders) -> None:
+    load_orders(7, 8)
+    with gateway({7: Mood.BUSY}) as stub:
+        report = capture_payments()
+        assert (report.processed, report.failed) == (1, 1)
+        row = payment(7)
+        assert (row.state, row.attempts, row.capturing_since) == (State.DUE, 1, None)
+        assert row.last_error == "NotCharged: the gateway is busy"
+        assert capture_payments().processed == 0
+        make_due()
+        assert capture_payments().processed == 1
+    assert sorted(charge.order for charge in stub.log) == [7, 8]
+    assert payment(7).state == State.CAPTURED
+
+
+def test_a_refused_card_is_never_charged(load_orders: LoadOrders) -> None:
+    load_orders(7)
+    with gateway({7: Mood.REFUSING}) as stub:
+        assert capture_payments().failed == 1
+        assert capture_payments().failed == 0
+    assert stub.log == []
+    row = payment(7)
+    assert (row.state, row.capturing_since, row.charge_id) == (State.REFUSED, None, "")
+    assert row.last_error == "Refused: the card is refused"
+
+
+def test_a_gateway_that_cannot_be_reached_has_charged_nothing(load_orders: LoadOrders) -> None:
+    load_orders(7)
+    with PaymentStub({}) as stub:
+        gone = stub.url
+    with override_settings(PAYMENTS_URL=gone):
+        assert capture_payments().failed == 1
+    assert payment(7).state == State.DUE
+    assert payment(7).last_error.startswith("NotCharged: the gateway cannot be reached")
+
+
+def test_without_a_gateway_the_run_ends_and_no_payment_is_charged_for_it(
+    load_orders: LoadOrders,
+) -> None:
+    load_orders(7)
+    report = capture_payments()
+    assert (report.stopped, report.failed, report.ok) == ("failures", 0, False)
+    assert (payment(7).state, payment(7).attempts) == (State.DUE, 0)
+
+
+@pytest.mark.parametrize(("mood", "charged"), [(Mood.CHARGED_IN_SILENCE, True), (Mood.LOST, False)])
+def test_no_answer_leaves_the_payment_in_doubt_until_the_gateway_was_asked(
+    load_orders: LoadOrders, mood: Mood, charged: bool
+) -> None:
+    load_orders(7)
+    with gateway({7: mood}) as stub:
+        assert capture_payments().failed == 1
+        row = payment(7)
+        assert row.state == State.CAPTURING
+        assert row.capturing_since is not None
+        assert list(capture_payments.in_doubt(older_than=0)) == [row]
+        assert not capture_payments.in_doubt(older_than=60).exists()
+        # Nobody charges it again as long as nobody knows.
+        assert capture_payments().processed == 0
+
+        [answer] = resolve(stub)
+
+        assert (answer.order, answer.amount) == (7, Decimal("32.38"))
+        assert (answer.charge_id is not None) == charged
+        assert not capture_payments.in_doubt(older_than=0).exists()
+        assert capture_payments().processed == (0 if charged else 1)
+    assert [charge.order for charge in stub.log] == [7]
+    row = payment(7)
+    assert (row.state, row.charge_id) == (State.CAPTURED, stub.log[0].charge_id)
+    assert row.capturing_since is None
+
+
+def test_a_copy_that_is_killed_leaves_one_payment_in_doubt_and_costs_no_other(
+    load_orders: LoadOrders,
+) -> None:
+    load_orders(7, 8, 9)
+    with gateway(holding=2) as stub:
+        settings = "sample_app.settings"
+        variables = environment(PAYMENTS_URL=stub.url, DJANGO_SETTINGS_MODULE=settings)
+        command = [sys.executable, str(MANAGE_PY), "processors", "run", capture_payments.name]
+        with subprocess.Popen(command, env=variables) as process:
+            deadline = time.monotonic() + 30
+            while stub.held is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert stub.held == process.pid
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(10)
+            stub.let_go()
+        assert [row.order.number for row in capture_payments.in_doubt(older_than=0)] == [8]
+
+        assert capture_payments().processed == 1
+        [answer] = resolve(stub)
+
+        assert answer.charge_id == stub.log[1].charge_id
+    assert [charge.order for charge in stub.log] == [7, 8, 9]
+    verdict = audit([7, 8, 9], stub.log)
+    assert verdict.clean
+    assert verdict.figures == (
+        "3 due, 3 charged once, 0 charged twice, 0 refused, 0 in doubt; "
+        "3 charge ids stored as in the gateway's log"
+    )
+
+
+def test_the_amount_is_what_the_lines_and_the_freight_come_to(load_orders: LoadOrders) -> None:
+    load_orders(7, invent_lines=True)
+    order = Order.objects.get(number=7)
+    goods = sum(line.quantity * line.unit_price for line in order.lines.all())
+    assert goods
+    assert order.payment.amount == order.freight + goods
+
+
+# --- the audit
+
+
+@pytest.fixture
+def captured(load_orders: LoadOrders) -> list[Charge]:
+    """Load three orders that were charged, and give the gateway's log of that."""
+    load_orders(7, 8, 9)
+    log = [Charge(f"ch_{number}", number, "32.38") for number in (7, 8, 9)]
+    for charge in log:
+        Payment.objects.filter(order__number=charge.order).update(
+            state=State.CAPTURED, charge_id=charge.charge_id
+        )
+    return log
+
+
+def complaints(log: list[Charge]) -> tuple[str, ...]:
+    return audit([7, 8, 9], log).complaints
+
+
+def test_a_log_like_the_table_is_clean(captured: list[Charge]) -> None:
+    assert complaints(captured) == ()
+
+
+def test_a_second_charge_is_found(captured: list[Charge]) -> None:
+    again = [captured[0], *captured]
+    assert complaints(again) == ("charged more than once: order 7",)
+
+
+def test_a_charge_id_that_is_not_the_gateways_is_found(captured: list[Charge]) -> None:
+    captured[1] = Charge("ch_other", 8, "32.38")
+    assert complaints(captured) == ("table and gateway disagree on order 8",)
+
+
+def test_a_charge_that_the_table_does_not_know_is_found(captured: list[Charge]) -> None:
+    Payment.objects.filter(order__number=9).update(state=State.REFUSED, charge_id="")
+    assert complaints(captured) == ("table and gateway disagree on order 9",)
+
+
+def test_payments_that_were_forgotten_are_found(captured: list[Charge]) -> None:
+    Payment.objects.filter(order__number=7).update(state=State.CAPTURING, charge_id="")
+    Payment.objects.filter(order__number=8).update(state=State.DUE, charge_id="")
+    assert complaints(captured[2:]) == ("still in doubt: order 7", "never charged: order 8")

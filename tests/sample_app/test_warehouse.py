@@ -1,0 +1,190 @@
+"""The warehouse: every order arrives, however flaky the way there."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from django.test import override_settings
+from django.utils import timezone
+
+from dcl_processor import Delivery
+from sample_app.shop.demo.http_stub import Answer, Request
+from sample_app.shop.demo.warehouse_audit import audit
+from sample_app.shop.demo.warehouse_stub import Arrival, Mood, WarehouseStub
+from sample_app.shop.models import Order, Payment
+from sample_app.shop.processors import push_to_warehouse
+from tests.sample_app.conftest import LoadOrders
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@contextmanager
+def warehouse(moods: Mapping[int, Mood] | None = None) -> Iterator[WarehouseStub]:
+    """Run a warehouse, and have the shop use it."""
+    with WarehouseStub(moods or {}) as stub, override_settings(WAREHOUSE_URL=stub.url):
+        yield stub
+
+
+@pytest.fixture
+def load_paid(load_orders: LoadOrders) -> LoadOrders:
+    """Load orders that are paid for."""
+
+    def load(*numbers: int, **changes: bool) -> None:
+        load_orders(*numbers, **changes)
+        for payment in Payment.objects.select_related("order"):
+            payment.state = Payment.State.CAPTURED
+            payment.charge_id = f"ch_{payment.order.number}"
+            payment.save()
+
+    return load
+
+
+def make_due() -> None:
+    """Let the time pass that a failed order has to wait."""
+    assert Order.objects.exclude(next_attempt_at=None).update(next_attempt_at=timezone.now())
+
+
+def order(number: int) -> Order:
+    return Order.objects.get(number=number)
+
+
+def test_every_paid_order_arrives_once_when_all_goes_well(load_paid: LoadOrders) -> None:
+    load_paid(*range(1, 31))
+    with warehouse() as stub:
+        report = push_to_warehouse(concurrency=8)
+        again = push_to_warehouse(concurrency=8)
+    assert push_to_warehouse.delivery is Delivery.AT_LEAST_ONCE
+    assert (report.processed, report.failed, again.processed) == (30, 0, 0)
+    assert Counter(arrival.order for arrival in stub.log) == Counter(range(1, 31))
+    assert stub.to_pack == {str(number) for number in range(1, 31)}
+    assert not Order.objects.filter(in_warehouse=False).exists()
+    assert not Order.objects.exclude(leased_until=None).exists()
+
+
+def test_orders_that_are_not_paid_for_stay_where_they_are(load_orders: LoadOrders) -> None:
+    load_orders(7)
+    with warehouse() as stub:
+        assert push_to_warehouse().processed == 0
+    assert stub.log == []
+
+
+def test_the_warehouse_is_told_what_to_pack(load_paid: LoadOrders) -> None:
+    told: list[Request] = []
+
+    class Listening(WarehouseStub):
+        """Remembers requests whole."""
+
+        def answer(self, request: Request) -> Answer | None:
+            told.append(request)
+            return super().answer(request)
+
+    load_paid(7, invent_lines=True)
+    with Listening({}) as stub, override_settings(WAREHOUSE_URL=stub.url):
+        assert push_to_warehouse().processed == 1
+    [request] = told
+    assert (request.method, request.path) == ("PUT", "/orders/7")
+    assert request.headers["Idempotency-Key"] == "7"
+    assert request.body["city"] == "Reims"
+    lines = [(line["product"], line["quantity"]) for line in request.body["lines"]]
+    assert lines == [(line.product, line.quantity) for line in order(7).lines.all()]
+    assert lines
+
+
+def test_eight_are_under_way_at_once_over_one_client(load_paid: LoadOrders) -> None:
+    """Each request waits for seven others, and is an error when they do not come."""
+    together = threading.Barrier(8, timeout=0.9)
+
+    class Gathering(WarehouseStub):
+        """Answers when eight have come."""
+
+        def answer(self, request: Request) -> Answer | None:
+            together.wait()
+            return super().answer(request)
+
+    load_paid(*range(1, 17))
+    with Gathering({}) as stub, override_settings(WAREHOUSE_URL=stub.url):
+        assert push_to_warehouse(concurrency=8).processed == 16
+    assert len(stub.log) == 16
+
+
+@pytest.mark.parametrize(
+    ("mood", "arrivals", "error"),
+    [
+        (Mood.DOWN, 1, "HTTPStatusError"),
+        (Mood.CONFUSED, 2, "HTTPStatusError"),
+        (Mood.SILENT, 2, "ReadTimeout"),
+    ],
+)
+def test_after_a_failed_answer_the_order_is_sent_again_and_packed_once(
+    load_paid: LoadOrders, mood: Mood, arrivals: int, error: str
+) -> None:
+    load_paid(7, 8)
+    with warehouse({7: mood}) as stub:
+        report = push_to_warehouse(concurrency=2)
+        assert (report.processed, report.failed) == (1, 1)
+        assert not order(7).in_warehouse
+        assert order(7).last_error.startswith(error)
+        assert push_to_warehouse().processed == 0
+        make_due()
+        assert push_to_warehouse().processed == 1
+    assert Counter(arrival.order for arrival in stub.log) == {7: arrivals, 8: 1}
+    assert stub.to_pack == {"7", "8"}
+    assert (order(7).in_warehouse, order(7).attempts) == (True, 2)
+    assert audit({7, 8}, stub.log).clean
+
+
+def test_without_a_warehouse_the_run_ends_and_no_attempt_is_counted(load_paid: LoadOrders) -> None:
+    load_paid(7)
+    report = push_to_warehouse()
+    assert (report.stopped, report.failed) == ("failures", 0)
+    assert order(7).attempts == 0
+
+
+# --- the audit
+
+
+def arrival(number: int, *, acknowledged: bool = True) -> Arrival:
+    return Arrival(number, str(number), acknowledged)
+
+
+@pytest.fixture
+def pushed(load_paid: LoadOrders) -> None:
+    """Load two orders that are flagged as arrived."""
+    load_paid(7, 8)
+    Order.objects.update(in_warehouse=True)
+
+
+@pytest.mark.usefixtures("pushed")
+def test_what_arrived_again_after_a_failed_answer_is_counted_and_clean() -> None:
+    verdict = audit({7, 8}, [arrival(7, acknowledged=False), arrival(8), arrival(7)])
+    assert verdict.clean
+    assert verdict.figures == (
+        "2 due, 2 arrived, 0 missing; 1 arrived again after a failed answer, 2 to be packed"
+    )
+
+
+@pytest.mark.usefixtures("pushed")
+def test_what_arrived_again_for_no_reason_is_found() -> None:
+    log = [arrival(7), arrival(8), arrival(7)]
+    assert audit({7, 8}, log).complaints == ("arrived again for no reason: order 7",)
+    assert audit({7, 8}, log, leases_lost=1).clean
+
+
+@pytest.mark.usefixtures("pushed")
+def test_what_never_arrived_or_was_not_due_is_found() -> None:
+    log = [arrival(8), arrival(9)]
+    assert audit({7, 8}, log).complaints == (
+        "never arrived: order 7",
+        "arrived, and was not due: order 9",
+    )
+
+
+@pytest.mark.usefixtures("pushed")
+def test_an_order_that_arrived_and_is_not_flagged_is_found() -> None:
+    Order.objects.filter(number=8).update(in_warehouse=False)
+    log = [arrival(7), arrival(8)]
+    assert audit({7, 8}, log).complaints == ("arrived, and not flagged: order 8",)
