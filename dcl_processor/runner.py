@@ -155,7 +155,8 @@ class Run(Generic[M]):
             case Handled():
                 self.tally.processed(pk)
             case Failed():
-                self.resource.worn()
+                if self.event_loop is not None:
+                    self.resource.worn()
                 self.tally.failed(pk, outcome)
             case Snoozed():
                 self.tally.snoozed(pk)
