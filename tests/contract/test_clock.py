@@ -1,0 +1,181 @@
+"""The database's clock is the one that counts, whatever its time zone and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from dcl_processor import Lease, Snooze, clock, pending
+from dcl_processor.clock import DatabaseNow
+from dcl_processor.exceptions import InvalidOption
+from tests.contract import errands as the
+from tests.contract.heartbeat import until
+from tests.contract.sessions import connected
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+#: What a server may say in its own settings. SQLite has no zone beside the process's.
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "postgresql": [{}, {"options": "-c timezone=Asia/Kolkata"}],
+    "mysql": [{}, {"init_command": "SET time_zone = '+05:30'"}],
+    "sqlite": [{}],
+}
+
+
+@pytest.fixture(params=OPTIONS[connection.vendor], ids=lambda options: str(options or "default"))
+def zone(request: pytest.FixtureRequest) -> Iterator[None]:
+    with connected(request.param):
+        yield
+
+
+@pytest.fixture(params=[True, False], ids=["USE_TZ", "no USE_TZ"])
+def use_tz(request: pytest.FixtureRequest) -> Iterator[bool]:
+    with override_settings(USE_TZ=request.param, TIME_ZONE="America/New_York"):
+        yield request.param
+
+
+def read() -> Any:
+    question = pending.ask(the.PENDING, label="test")
+    return clock.read(question, [row.pk for row in the.errands(1)])
+
+
+def test_the_clock_gives_now(zone: None, use_tz: bool) -> None:
+    """As a DateTimeField would keep it: aware, or the time on the wall of ``TIME_ZONE``."""
+    before = timezone.now()
+    now = read()
+    assert timezone.is_aware(now) is use_tz
+    if use_tz or connection.vendor == "postgresql":
+        assert abs(now - before) < timedelta(seconds=60)
+
+
+def test_a_lease_lasts_for_its_duration(zone: None, use_tz: bool) -> None:
+    """Not for the difference between two time zones more or less."""
+    [row] = the.errands(1)
+    second = the.at_least_once(the.ignore)
+    counts: list[int] = []
+
+    def handle(row: Errand) -> None:
+        counts.append(second(wait_for_locked=0).processed)
+        left = Errand.objects.annotate(now=DatabaseNow()).values_list("leased_until", "now").get()
+        assert left[0] is not None
+        assert timedelta(seconds=25) < left[0] - left[1] <= timedelta(seconds=30)
+        Errand.objects.update(leased_until=left[1])
+        counts.append(second(wait_for_locked=0).processed)
+
+    report = the.at_least_once(handle, lease=Lease(30))()
+    assert (counts, report.lease_lost) == ([0, 1], 1)
+    assert the.state(row)["done"]
+
+
+def test_tokens_are_equal_after_a_round_trip(zone: None, use_tz: bool) -> None:
+    rows = the.errands(20)
+    report = the.at_least_once(the.ignore, batch_size=3)()
+    assert (report.processed, report.lease_lost) == (20, 0)
+    Errand.objects.update(done=False)
+    report = the.at_most_once(the.ignore, batch_size=3)()
+    assert (report.processed, report.lease_lost) == (20, 0)
+    assert not any(the.state(row)["claimed_at"] for row in rows)
+
+
+def test_a_renewal_is_recognised(zone: None, use_tz: bool) -> None:
+    [row] = the.errands(1)
+
+    def renewed() -> Any:
+        return Errand.objects.values_list("leased_until", flat=True).get(pk=row.pk)
+
+    def handle(row: Errand) -> None:
+        first = renewed()
+        assert first is not None
+        until(lambda: renewed() > first + timedelta(seconds=0.5))
+
+    report = the.at_least_once(handle, lease=Lease(1))()
+    assert (report.processed, report.lease_lost) == (1, 0)
+
+
+def test_backoff_and_snooze_count_from_now(zone: None, use_tz: bool) -> None:
+    def handle(row: Errand) -> None:
+        if row.place == 0:
+            raise Snooze("closed", delay=300)
+        raise ValueError
+
+    the.errands(2)
+    the.at_least_once(handle, retry=the.retry(backoff=300))()
+    for at, now in Errand.objects.annotate(now=DatabaseNow()).values_list("next_attempt_at", "now"):
+        assert at is not None
+        assert timedelta(seconds=240) < at - now <= timedelta(seconds=300)
+
+
+def test_in_doubt_counts_from_now(zone: None, use_tz: bool) -> None:
+    [row] = the.errands(1)
+    run = the.at_most_once(_die)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert list(run.in_doubt(older_than=60)) == []
+    assert list(run.in_doubt(older_than=0)) == [row]
+    assert list(run.in_doubt(older_than=timedelta(minutes=1))) == []
+
+
+def _die(row: Errand) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("hours", [-7, 7])
+def test_this_process_may_have_the_wrong_time(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock is asked for nothing: neither for a lease nor for a delay."""
+    wrong = datetime.now(UTC) + timedelta(hours=hours)
+    monkeypatch.setattr(timezone, "now", lambda: wrong)
+    monkeypatch.setattr("time.time", wrong.timestamp)
+    [row] = the.errands(1)
+    second = the.at_least_once(the.ignore)
+    counts: list[int] = []
+
+    def handle(row: Errand) -> None:
+        counts.append(second(wait_for_locked=0).processed)
+        left = Errand.objects.annotate(now=DatabaseNow()).values_list("leased_until", "now").get()
+        assert left[0] is not None
+        assert timedelta(0) < left[0] - left[1] <= timedelta(seconds=30)
+
+    assert the.at_least_once(handle, lease=Lease(30))().processed == 1
+    assert counts == [0]
+    assert the.state(row)["done"]
+
+
+def test_the_clock_moves_within_a_transaction() -> None:
+    with transaction.atomic():
+        first = read()
+        until(lambda: read() > first)
+
+
+def test_the_clock_says_nothing_of_rows_that_are_gone() -> None:
+    question = pending.ask(the.PENDING, label="test")
+    assert clock.read(question, [0]) is None
+
+
+if connection.vendor == "mysql":
+
+    @pytest.fixture
+    def whole_seconds() -> Iterator[None]:
+        """Make the columns as Django made them before it knew fractions, and others still do."""
+        columns = ("leased_until", "claimed_at")
+        with connection.cursor() as cursor:
+            for name in columns:
+                cursor.execute(f"ALTER TABLE tests_errand MODIFY {name} DATETIME NULL")
+            yield
+            for name in columns:
+                cursor.execute(f"ALTER TABLE tests_errand MODIFY {name} DATETIME(6) NULL")
+
+    @pytest.mark.parametrize("make", [the.at_least_once, the.at_most_once])
+    def test_a_column_without_microseconds_is_refused(whole_seconds: None, make: Any) -> None:
+        [row] = the.errands(1)
+        handled: list[Any] = []
+        with pytest.raises(InvalidOption, match="microseconds"):
+            make(lambda row: handled.append(row.pk))()
+        assert handled == []
+        assert the.untouched(row)
