@@ -123,9 +123,8 @@ class EventLoop:
         self._ended.put((pk, outcome))
 
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return self._context.copy().run(
-            asyncio.run_coroutine_threadsafe, coroutine, self._started()
-        )
+        loop = self._started()  # which sets up the context
+        return self._context.copy().run(asyncio.run_coroutine_threadsafe, coroutine, loop)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
