@@ -82,7 +82,7 @@ def _statement(
     returned = [
         f"{table}.{key}",
         *(f"{_TAKEN}.{name}" for name in before),
-        *(f"{table}.{quote(field.column)}" for field in fields),
+        *(f"{table}.{quote(str(field.column))}" for field in fields),
     ]
     # Materialised, or the planner may lock one set of rows and update another.
     statement = (

@@ -15,7 +15,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Snooze, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.exceptions import Unsupported
 from tests.contract import errands as the
 from tests.contract.heartbeat import until
@@ -340,15 +340,17 @@ def test_a_plain_resource_serves_async_handlers(make: Make) -> None:
 def test_an_async_resource_that_cannot_be_opened_charges_no_row(make: Make) -> None:
     rows = the.errands(3)
 
-    @asynccontextmanager
-    async def open_it() -> AsyncIterator[str]:
-        raise OSError("no shop")
-        yield ""
+    class NoShop:
+        async def __aenter__(self) -> str:
+            raise OSError("no shop")
+
+        async def __aexit__(self, *error: object) -> None:
+            """Close nothing."""
 
     async def handle(row: Errand, resource: str) -> None:
         """Handle it."""
 
-    report = make(handle, resource=open_it, batch_size=3)(concurrency=2)
+    report = make(handle, resource=NoShop, batch_size=3)(concurrency=2)
     assert (report.processed, report.failed, report.stopped) == (0, 0, "failures")
     assert all(the.untouched(row) for row in rows)
 
@@ -406,10 +408,11 @@ def test_a_lease_is_kept_while_a_handler_is_awaited() -> None:
     async def handle(row: Errand) -> None:
         first = row.leased_until
         assert first is not None
-        look = sync_to_async(lambda: Errand.objects.get().leased_until > first)
+        later = Errand.objects.filter(leased_until__gt=first)
+        look = sync_to_async(later.exists)
         async with asyncio.timeout(the.PATIENCE):
             while not await look():
                 await asyncio.sleep(0.01)
 
-    assert the.at_least_once(handle, lease=the.Lease(1))(concurrency=2).processed == 1
+    assert the.at_least_once(handle, lease=Lease(1))(concurrency=2).processed == 1
     assert the.state(row)["leased_until"] is False

@@ -1,0 +1,161 @@
+"""What a person does about rows that are in doubt."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from dcl_processor import BatchProcessor
+from tests.contract import errands as the
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def processor(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
+    return the.at_most_once(handler, reset={"claimed": False}, failed={"dead": True}, **options)
+
+
+def as_a_killed_process_leaves_it(*, minutes: float) -> Errand:
+    since = timezone.now() - timedelta(minutes=minutes)
+    return Errand.objects.create(claimed=True, claimed_at=since)
+
+
+def test_in_doubt_is_what_was_claimed_for_longer_than_that() -> None:
+    old, young = (as_a_killed_process_leaves_it(minutes=minutes) for minutes in (10, 1))
+    Errand.objects.create()
+    run = processor()
+    assert list(run.in_doubt(older_than=0)) == [old, young]
+    assert list(run.in_doubt(older_than=300)) == [old]
+    assert list(run.in_doubt(older_than=timedelta(hours=1))) == []
+    assert run().processed == 1
+    assert list(run.in_doubt(older_than=0)) == [old, young]
+
+
+def test_in_doubt_shows_nothing_that_was_settled() -> None:
+    def handle(row: Errand) -> None:
+        if row.place == 1:
+            raise ValueError
+
+    the.errands(2)
+    run = processor(handle)
+    run()
+    assert Errand.objects.filter(claimed=True).count() == 2
+    assert list(run.in_doubt(older_than=0)) == []
+
+
+def test_in_doubt_counts_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = as_a_killed_process_leaves_it(minutes=10)
+    ahead = timezone.now() + timedelta(hours=7)
+    monkeypatch.setattr(timezone, "now", lambda: ahead)
+    assert list(processor().in_doubt(older_than=300)) == [row]
+    assert list(processor().in_doubt(older_than=3600)) == []
+
+
+def test_mark_done_settles_what_is_in_doubt_and_nothing_else() -> None:
+    doubtful = as_a_killed_process_leaves_it(minutes=10)
+    pending, dead = Errand.objects.create(), Errand.objects.create(claimed=True, dead=True)
+    run = processor()
+    assert run.mark_done(Errand.objects.all()) == 1
+    said = the.state(doubtful)
+    assert (said["done"], said["claimed_at"]) == (True, False)
+    assert the.untouched(pending)
+    assert not the.state(dead)["done"]
+    assert run.mark_done(Errand.objects.all()) == 0
+
+
+def test_mark_done_takes_what_in_doubt_gives() -> None:
+    doubtful = as_a_killed_process_leaves_it(minutes=10)
+    run = processor()
+    assert run.mark_done(run.in_doubt(older_than=60)) == 1
+    assert list(run.in_doubt(older_than=0)) == []
+    assert the.state(doubtful)["done"]
+
+
+def test_requeue_takes_what_in_doubt_gives_and_the_row_is_handled_again() -> None:
+    doubtful = as_a_killed_process_leaves_it(minutes=10)
+    handled: list[Any] = []
+    run = processor(lambda row: handled.append(row.pk))
+    assert run().processed == 0
+    assert run.requeue(run.in_doubt(older_than=60)) == 1
+    assert the.untouched(doubtful)
+    assert run().processed == 1
+    assert handled == [doubtful.pk]
+
+
+def test_requeue_forgets_attempts_and_errors() -> None:
+    row = Errand.objects.create(
+        dead=True, claimed=True, attempts=3, last_error="ValueError", next_attempt_at=Now()
+    )
+    run = the.at_most_once(
+        the.ignore,
+        retry=the.retry(),
+        reset={"claimed": False, "dead": False},
+        failed={"dead": True},
+    )
+    assert run.requeue(Errand.objects.filter(dead=True)) == 1
+    fresh = Errand.objects.get(pk=row.pk)
+    assert (fresh.attempts, fresh.last_error, fresh.next_attempt_at) == (0, "", None)
+    assert run().processed == 1
+
+
+@pytest.mark.parametrize("act", ["requeue", "mark_done"])
+def test_a_copy_that_is_still_at_work_overwrites_nothing(act: str) -> None:
+    """In doubt, the process need not be dead. What a person has decided stays."""
+    [row] = the.errands(1)
+    said: list[Any] = []
+
+    def handle(row: Errand) -> str:
+        mine = Errand.objects.using("other").filter(pk=row.pk)
+        assert getattr(run, act)(mine) == 1
+        said.append(Errand.objects.using("other").values().get())
+        return "late"
+
+    run = the.at_most_once(
+        handle,
+        done={"done": True},
+        reset={"claimed": False},
+    )
+    report = run()
+    assert (report.processed, report.lease_lost) == (0, 1)
+    assert said == [Errand.objects.values().get(pk=row.pk)]
+
+
+def test_a_copy_that_is_still_at_work_does_not_settle_for_the_next_one() -> None:
+    """Requeued and claimed again: the marks differ by their times."""
+    [row] = the.errands(1)
+    states: list[Any] = []
+
+    def first(row: Errand) -> str:
+        run.requeue(Errand.objects.filter(pk=row.pk))
+        the.elsewhere(second)
+        return "first"
+
+    def handle_second(row: Errand) -> None:
+        raise KeyboardInterrupt
+
+    def second() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            the.at_most_once(handle_second)()
+        states.append(the.state(row))
+
+    run = the.at_most_once(first, reset={"claimed": False})
+    assert run().lease_lost == 1
+    assert states == [the.state(row)]
+    assert (states[0]["claimed"], states[0]["claimed_at"], states[0]["done"]) == (True, True, False)
+
+
+def test_requeue_frees_a_lease_and_its_holder_notices() -> None:
+    [row] = the.errands(1)
+
+    def handle(row: Errand) -> None:
+        assert run.requeue(Errand.objects.filter(Q(pk=row.pk))) == 1
+
+    run = the.at_least_once(handle, retry=the.retry(), reset={"done": False})
+    assert run(limit=1).lease_lost == 1
+    assert the.untouched(row)
