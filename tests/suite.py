@@ -22,7 +22,7 @@ from tests.servers.mariadb import is_installed as mariadb_is_installed
 
 Stage = tuple[str, Callable[[], None]]
 
-CONTRACT = "tests/contract"
+CONTRACT = ("tests/contract", "tests/crash")
 MARIADB_PACKAGES = ("mariadb-server", "libmariadb-dev", "pkg-config", "gcc", "python3-dev")
 
 
@@ -62,14 +62,14 @@ def mariadb() -> None:
     """Run the contract suite on a private MariaDB."""
     if not (mariadb_is_installed() and has_driver()):
         install_mariadb()
-    tests = (CONTRACT, "tests/test_servers.py")
+    tests = (*CONTRACT, "tests/test_servers.py")
     run("tests.servers.mariadb", "--", sys.executable, "-m", "pytest", *tests)
 
 
 def sqlite() -> None:
     """Run the contract suite on SQLite."""
     # The settings name a temporary file for the test database; this one is never opened.
-    run("pytest", CONTRACT, DATABASE_URL="sqlite:////nonexistent/dcl.sqlite3")
+    run("pytest", *CONTRACT, DATABASE_URL="sqlite:////nonexistent/dcl.sqlite3")
 
 
 def other_django(environment: Environment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -12,9 +13,11 @@ from dcl_processor import Delivery, Lease, Retry, batch_processor
 from tests.crash import trace
 from tests.crash.audit import effect
 from tests.models import Depot, Errand, Parcel
+from tests.warehouse.processors import wait_at_gate
 
 # What an errand's place makes its handler do.
-PLAIN, FAILS, KILLS, WAITS = range(4)
+PLAIN, FAILS, KILLS, WAITS, HANGS = range(5)
+HANGS_FOR = 60.0  # seconds; it is killed long before
 
 # At once again, so that the next copy shows what the one before has left.
 AT_ONCE: dict[str, Any] = {"backoff": 0, "jitter": 0}
@@ -37,9 +40,10 @@ def act(row: Errand) -> None:
     if row.place == KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
     if row.place == WAITS:
-        from tests.warehouse.processors import wait_at_gate
-
         wait_at_gate()
+    if row.place == HANGS:
+        time.sleep(HANGS_FOR)
+        raise TimeoutError("nobody killed it")
     if row.place == FAILS:
         raise ValueError("nobody at home")
 

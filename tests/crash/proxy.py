@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import tempfile
 import threading
@@ -26,8 +27,12 @@ class Cut:
     armed: threading.Event = field(default_factory=threading.Event)
     made: threading.Event = field(default_factory=threading.Event)
 
+    def _words(self, message: bytes) -> bool:
+        # Whole words: there are AUTOCOMMIT and READ COMMITTED, too.
+        return re.search(rb"\b" + self.words + rb"\b", message, re.IGNORECASE) is not None
+
     def is_here(self, message: bytes) -> bool:
-        here = self.armed.is_set() and not self.made.is_set() and self.words in message.upper()
+        here = self.armed.is_set() and not self.made.is_set() and self._words(message)
         if here:
             self.made.set()
         return here

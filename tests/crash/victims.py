@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from dcl_processor import Report
 from tests.crash import processors, trace
@@ -52,6 +58,37 @@ def run(
     code = process.exitcode
     process.close()
     return code, boundaries, report
+
+
+def run_until_renewal(name: str, audit: str, when: str) -> int | None:
+    """Run in a process that dies ``before`` or ``after`` its heartbeat first renews a lease."""
+    process = _fork.Process(target=_renewing_victim, args=(name, audit, when))
+    process.start()
+    process.join(PATIENCE)
+    if process.is_alive():
+        process.kill()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+def _renewing_victim(name: str, audit: str, when: str) -> None:
+    os.environ["AUDIT"] = audit
+
+    def die(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        if sql.startswith("UPDATE") and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = execute(sql, *args)
+        if sql.startswith("UPDATE") and when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    def watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            connection.execute_wrappers.append(die)
+
+    connection_created.connect(watch)
+    getattr(processors, name)()
 
 
 def _victim(

@@ -1,0 +1,101 @@
+"""I10: signals to ``manage.py processors run``, with rows handled outside a transaction."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.crash import processors
+from tests.crash.audit import effects
+from tests.crash.processors import WAITS
+from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, counts, figures, fresh, rows, those
+from tests.edge.manage import at_gate, started
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SETTINGS = "tests.crash.settings"
+# Each claims two rows at once: the second is ours when the signal comes, and not started.
+BATCHES = ["at_most_once_batch", "claim_batch", "lease_batch"]
+
+
+@pytest.fixture
+def gate(tmp_path: Path, audit: str) -> Path:
+    """Return the folder where the first row's handler waits, after its effect."""
+    fresh(*ROWS)
+    Errand.objects.filter(pk=FIRST).update(place=WAITS)
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    return folder
+
+
+def marks() -> set[int]:
+    """Return the rows on which a claim, a lease or an attempt is to be seen."""
+    return those(lambda row: row.claimed or row.claimed_at or row.leased_until or row.attempts)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_i10_the_row_at_hand_is_finished_and_the_others_are_free(gate: Path, name: str) -> None:
+    command = ("run", f"crash.{name}", "--json")
+    with started(*command, GATE=str(gate), DJANGO_SETTINGS_MODULE=SETTINGS) as process:
+        at_gate(gate)
+        process.send_signal(signal.SIGTERM)
+        at_gate(gate, "stopping")
+        (gate / "open").touch()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    report = json.loads(out)
+    assert (report["processed"], report["stopped"]) == (1, "signal")
+    assert those(lambda row: row.done) == {FIRST}
+    assert effects() == Counter([FIRST])
+    assert marks() <= {FIRST}
+    assert rows()[FIRST].attempts == (1 if name == "lease_batch" else 0)
+
+    assert figures(getattr(processors, name)()) == counts(processed=2)
+    assert those(lambda row: row.done) == set(ROWS)
+    assert effects() == Counter(ROWS)
+    assert {row.attempts for row in rows().values()} == {1 if name == "lease_batch" else 0}
+
+
+def stop_at_once(gate: Path, name: str) -> None:
+    with started(
+        "run", f"crash.{name}", GATE=str(gate), DJANGO_SETTINGS_MODULE=SETTINGS
+    ) as process:
+        at_gate(gate)
+        process.send_signal(signal.SIGTERM)
+        at_gate(gate, "stopping")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (128 + signal.SIGTERM, "")
+    assert err.startswith("CommandError: stopped at once by SIGTERM")
+    assert effects() == Counter([FIRST])
+
+
+def test_i10_at_least_once_the_second_signal_costs_no_attempt_and_no_wait(gate: Path) -> None:
+    stop_at_once(gate, "lease_batch")
+    assert those(lambda row: row.done) == set()
+    assert marks() == set()
+    (gate / "open").touch()
+    Errand.objects.update(place=0)
+    assert figures(processors.lease_batch()) == counts(processed=3)
+    assert effects() == Counter([*ROWS, FIRST])
+
+
+def test_i10_at_most_once_the_second_signal_leaves_the_row_at_hand_in_doubt(gate: Path) -> None:
+    stop_at_once(gate, "claim_batch")
+    assert marks() == {FIRST}
+    assert [row.pk for row in processors.claim_batch.in_doubt(older_than=0)] == [FIRST]
+    assert figures(processors.claim_batch()) == counts(processed=2)
+    assert those(lambda row: row.done) == {SECOND, THIRD}
+    assert effects() == Counter(ROWS)
+
+
+def test_i10_at_most_once_without_claim_the_row_at_hand_counts_as_done(gate: Path) -> None:
+    stop_at_once(gate, "at_most_once_batch")
+    assert those(lambda row: row.done) == {FIRST}
+    assert figures(processors.at_most_once_batch()) == counts(processed=2)
+    assert effects() == Counter(ROWS)
