@@ -102,7 +102,7 @@ def _answer(question: Question[M], pk: Any) -> M | Miss:
     # A to-many join gives a row once per match: the same row, but for what is annotated.
     rows = list(asked if added else asked[:1])
     for name in added:
-        if any(getattr(row, name) != getattr(rows[0], name) for row in rows):
+        if any(getattr(row, name) != getattr(rows[0], name) for row in rows[1:]):
             raise InvalidPending(
                 f"{question.model._meta.label}: expected pending to have one answer for each row, "
                 f"got row {pk} {len(rows)} times with different values of {name!r}; aggregate it, "

@@ -38,6 +38,8 @@ class Question(Generic[M]):
 
     #: The user's queryset with the run's filter, on the alias that is locked and written.
     queryset: QuerySet[M, M]
+    #: The same without the run's filter.
+    unfiltered: QuerySet[M, M]
     #: The concrete model whose rows are locked.
     model: type[M]
     #: The models whose tables hold the row's own columns, each with the row's primary key.
@@ -49,6 +51,10 @@ class Question(Generic[M]):
     def of(self, pk: Any) -> QuerySet[M, M]:
         """Ask about one row, with everything that the handler's row is to carry."""
         return self.queryset.filter(pk=pk).order_by()
+
+    def still_asks_for(self, pk: Any) -> bool:
+        """Tell whether a row is pending, be it in the run's filter or not."""
+        return self.unfiltered.filter(pk=pk).order_by().exists()
 
     def among(self, pks: Iterable[Any]) -> QuerySet[M, M]:
         """Ask about some rows."""
@@ -70,22 +76,22 @@ def ask(
     writes, or ``None`` when that is not known beforehand. Raises ``InvalidPending`` for a
     queryset whose rows cannot be locked and asked about one by one.
     """
-    queryset: Any = source.all() if isinstance(source, QuerySet) else source()
-    refuse(queryset, label)
-    if filter is not None:
-        queryset = queryset.filter(filter)
-        refuse(queryset, label)
+    unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
+    refuse(unfiltered, label)
     # The hints tell a router by shards which instance a related manager belongs to.
-    hints = queryset._hints  # noqa: SLF001  # Django has no other name for them
-    alias = using or queryset._db or router.db_for_write(queryset.model, **hints)
-    queryset = queryset.using(alias)
+    hints = unfiltered._hints  # noqa: SLF001  # Django has no other name for them
+    alias = using or unfiltered._db or router.db_for_write(unfiltered.model, **hints)
+    unfiltered = unfiltered.using(alias)
     # A related manager would give every row the one instance it was made of, however old it is.
-    queryset._known_related_objects = {}  # noqa: SLF001  # as above
+    unfiltered._known_related_objects = {}  # noqa: SLF001  # as above
     # The lock-free read must not lock, and the claim brings a lock of its own.
-    queryset.query.select_for_update = False
+    unfiltered.query.select_for_update = False
+    queryset = unfiltered if filter is None else unfiltered.filter(filter)
+    refuse(queryset, label)
     model = queryset.model._meta.concrete_model
     return Question(
         queryset=queryset,
+        unfiltered=unfiltered,
         model=model,
         tables=tables_of(queryset, flips),
         using=alias,
@@ -110,7 +116,8 @@ def _refused_shape(queryset: Any) -> str | None:
         )
     query = queryset.query
     if query.combinator:
-        return f"a {query.combinator}(); write it as one filter with Q objects"
+        article = "an" if query.combinator == "intersection" else "a"
+        return f"{article} {query.combinator}(); write it as one filter with Q objects"
     if query.is_sliced:
         return "a slice; pass limit= to the run instead"
     kind: Any = queryset._iterable_class

@@ -60,7 +60,12 @@ def is_pending(shape: Shape, row: Model) -> bool:
 @every_shape
 def test_the_kind_of_question(shape: Shape) -> None:
     shape.make()
-    assert pending.is_own_table(shape.queryset()) is shape.own_table
+    queryset = shape.queryset()
+    assert pending.is_own_table(queryset) is shape.own_table
+    if shape.own_table:
+        with transaction.atomic():  # one of them locks
+            sql = str(queryset.order_by().query)
+        assert ("JOIN" in sql, sql.count("SELECT")) == (False, 1)
 
 
 @every_shape
