@@ -147,7 +147,7 @@ def _refuse_two_answers(
     question: Question[Any], first: Any, row: Any, added: Iterable[str]
 ) -> None:
     for name in added:
-        if getattr(row, name) != getattr(first, name):
+        if row is not first and getattr(row, name) != getattr(first, name):
             raise InvalidPending(
                 f"{question.model._meta.label}: expected pending to have one answer for each row, "
                 f"got row {row.pk} several times with different values of {name!r}; aggregate it, "

@@ -169,17 +169,6 @@ def test_a_table_that_is_emptied_while_its_upper_end_is_looked_up() -> None:
     assert not Parcel.objects.exists()
 
 
-def test_nothing_is_asked_of_a_queryset_that_is_none(
-    django_assert_num_queries: Any,
-) -> None:
-    parcels(1)
-    with django_assert_num_queries(0):
-        assert handled(Parcel.objects.none()) == []
-        assert handled(Parcel.objects.none(), strict_order=True) == []
-        assert handled(Parcel.objects.filter(pk__in=[])) == []
-        assert handled(unsent.filter(pk=1) & Parcel.objects.none()) == []
-
-
 @in_both_orders
 def test_i1_nothing_pending_costs_one_read(
     strict_order: bool, django_assert_num_queries: Any

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from tests.contract.gate import HAS_GATE, INSTALL_GATE
+from tests.contract.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
 
 # What it shows happens between a statement's snapshot and its lock.
 collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py"]
+if not HAS_ROW_LOCKS:
+    collect_ignore += ["test_shapes_race.py"]  # copies take turns there
 
 OPEN_PARCELS = """
     CREATE VIEW tests_openparcel AS SELECT id, depot_id, sent, note FROM tests_parcel

@@ -168,6 +168,14 @@ SUBQUERIES = [
 
 ANNOTATIONS = [
     span(
+        "count of none",
+        Parcel.objects.annotate(n=Count("scans")).filter(n=0),
+        unscanned,
+        done=None,
+        finish=add_scan,
+        one_statement=REFUSED,
+    ),
+    span(
         "count",
         parcels.annotate(n=Count("scans")).filter(n__gte=2),
         leave=remove_scan,

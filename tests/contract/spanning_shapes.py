@@ -89,6 +89,12 @@ RELATIONS = [
         vendors=(POSTGRESQL, SQLITE),
     ),
     span(
+        "or of querysets",
+        parcels.filter(depot__open=True) | parcels.filter(priority=7),
+        leave=close_depot,
+    ),
+    span("and of querysets", parcels & Parcel.objects.filter(depot__open=True), leave=close_depot),
+    span(
         "two filters over many",
         parcels.filter(scans__ok=True).filter(scans__pk__gt=0, scans__ok=True),
         leave=spoil_scans,

@@ -22,7 +22,7 @@ from tests.contract.gate import (
 from tests.contract.own_shapes import OWN
 from tests.contract.shapes import Shape, lock, row_of
 from tests.contract.spanning_shapes import SPANNING
-from tests.models import OpenParcel, Parcel
+from tests.models import OpenParcel, Parcel, Seat, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -67,6 +67,23 @@ def test_the_kind_of_question(shape: Shape) -> None:
         with transaction.atomic():  # one of them locks
             sql = str(queryset.order_by().query)
         assert ("JOIN" in sql, sql.count("SELECT")) == (False, 1)
+
+
+@pytest.mark.parametrize("strict_order", [False, True])
+def test_i1_none_costs_no_statement_at_all(
+    strict_order: bool, django_assert_num_queries: Any
+) -> None:
+    Parcel.objects.create()
+    for nothing in (
+        Parcel.objects.none(),
+        Parcel.objects.filter(sent=False) & Parcel.objects.none(),
+        Parcel.objects.filter(pk__in=[]),
+        Truck.objects.none().order_by("plate"),
+        Seat.objects.none().filter(sent=False),
+    ):
+        make = batch_processor(pending=nothing, strict_order=strict_order)
+        with django_assert_num_queries(0):
+            assert counts(make(lambda row: None)()) == (0, 0, 0)
 
 
 @every_shape
