@@ -18,9 +18,9 @@ M = TypeVar("M", bound=Model)
 
 def work(batch: Batch[M], fence: Fence) -> None:
     """Handle the rows, each so that its failure costs the others nothing."""
-    run, processor, using = batch.run, batch.processor, batch.question.using
+    run, processor, connection = batch.run, batch.processor, connections[batch.question.using]
     if processor._handles_batches and len(batch.rows) > 1:
-        with RowScope(using, shared=False) as scope:
+        with RowScope(connection, shared=False) as scope:
             together = _work_together(batch)
         fence.check()
         scope.close(Handled())
@@ -31,7 +31,7 @@ def work(batch: Batch[M], fence: Fence) -> None:
         if not run.may_start(batch.outcomes):
             break
         batch.started = True
-        with RowScope(using, shared=shared) as scope:
+        with RowScope(connection, shared=shared) as scope:
             outcome = execute(processor, row, run.resource.arguments())
         # Noted before it is known whether it can be kept: an error from here on is the row's.
         batch.outcomes[pk] = outcome

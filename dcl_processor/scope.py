@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .execution import Failed, Handled, Outcome
@@ -25,8 +24,8 @@ class RowScope:
     ``shared``: other rows' work, or a note about this row, is to survive its failure.
     """
 
-    def __init__(self, using: str, *, shared: bool) -> None:
-        self._connection: Any = connections[using]
+    def __init__(self, connection: Any, *, shared: bool) -> None:
+        self._connection = connection
         self._shared = shared
         self._callbacks = len(self._connection.run_on_commit)
         self._open = False
@@ -99,6 +98,7 @@ class RowScope:
 
     def _watch_no_more(self) -> None:
         vars(self._connection).pop("_cursor", None)
-        # Wherever it is: a handler may have left a wrapper of its own on top.
         wrappers = self._connection.execute_wrappers
-        wrappers[:] = [each for each in wrappers if each != self._first_statement]
+        # Wherever it is: a handler may have left a wrapper of its own on top.
+        if self._first_statement in wrappers:
+            wrappers.remove(self._first_statement)

@@ -38,7 +38,8 @@ class Tally:
     @property
     def handled(self) -> int:
         """Rows that were tried, which is what ``limit`` counts."""
-        return sum(self.counts[name] for name in ("processed", "failed", "discarded", "snoozed"))
+        counts = self.counts
+        return counts["processed"] + counts["failed"] + counts["discarded"] + counts["snoozed"]
 
     @property
     def processor_is_wrong(self) -> bool:

@@ -1,0 +1,118 @@
+"""What a batch gains, as ratios within one run: what the machine is doing besides cancels out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from dcl_processor import batch_processor
+from tests.models import Parcel
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
+
+ROUNDS, ROWS, BATCH = 5, 3_000, 100
+ONE_BY_ONE = 200
+
+COLUMNS = ", ".join(field.column for field in Parcel._meta.concrete_fields)
+KEYS = "SELECT id FROM tests_parcel WHERE NOT sent AND id > %s ORDER BY id LIMIT 500"
+PLACES = ", ".join(["%s"] * BATCH)
+LOCK = f"""
+    SELECT {COLUMNS} FROM tests_parcel WHERE NOT sent AND id IN ({PLACES})
+    FOR NO KEY UPDATE OF tests_parcel SKIP LOCKED
+"""  # noqa: S608  # constants
+FLIP = f"UPDATE tests_parcel SET sent = true WHERE id IN ({PLACES})"  # noqa: S608  # constants
+
+
+@batch_processor(
+    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, batch_size=BATCH
+)
+def send(row: Parcel) -> None: ...
+
+
+def no_op(row: Any) -> None:
+    """Be what every way of doing it calls for each row."""
+
+
+def ours() -> int:
+    return send().processed
+
+
+def raw() -> int:
+    """Send the same lock and the same flip with the bare driver."""
+    handled, last = 0, 0
+    driver = connection.connection
+    with driver.cursor() as cursor:
+        while keys := [key for (key,) in cursor.execute(KEYS, [last]).fetchall()]:
+            for start in range(0, len(keys), BATCH):
+                with driver.transaction():
+                    rows = cursor.execute(LOCK, keys[start : start + BATCH]).fetchall()
+                    for row in rows:
+                        no_op(row)
+                    cursor.execute(FLIP, [row[0] for row in rows])
+                handled += len(rows)
+            last = keys[-1]
+    return handled
+
+
+def by_hand() -> int:
+    """Do as the article does: for each row a transaction, a lock, and a ``save()``."""
+    handled = 0
+    for found in Parcel.objects.filter(sent=False).order_by("pk")[:ONE_BY_ONE]:
+        with transaction.atomic():
+            locked = Parcel.objects.select_for_update(skip_locked=True)
+            row = locked.filter(pk=found.pk, sent=False).first()
+            if row is None:
+                continue
+            no_op(row)
+            row.sent = True
+            row.save()
+            handled += 1
+    return handled
+
+
+def rows_per_second(drain: Callable[[], int], expected: int) -> float:
+    Parcel.objects.all().delete()
+    Parcel.objects.bulk_create([Parcel() for _ in range(ROWS)])
+    began = time.perf_counter()
+    assert drain() == expected
+    return expected / (time.perf_counter() - began)
+
+
+def test_a_batch_reaches_much_of_the_bare_drivers_speed_and_many_times_a_loops() -> None:
+    of_raw, of_hand = [], []
+    for _ in range(ROUNDS):
+        mine = rows_per_second(ours, ROWS)
+        of_raw.append(mine / rows_per_second(raw, ROWS))
+        of_hand.append(mine / rows_per_second(by_hand, ONE_BY_ONE))
+    print(f"{median(of_raw):.2f} of the bare driver, {median(of_hand):.1f} of the loop by hand")
+    assert median(of_raw) >= 0.4, of_raw
+    assert median(of_hand) >= 20, of_hand
+
+
+def test_rows_that_fail_cost_no_more_than_their_share() -> None:
+    """Three of a hundred; each costs a traceback and a line in the log, and its batch nothing."""
+
+    def rate(bad: int) -> float:
+        @batch_processor(
+            pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, batch_size=BATCH
+        )
+        def fail(row: Parcel) -> None:
+            if row.pk % 100 < bad:
+                raise ValueError(row.pk)
+
+        def drain() -> int:
+            report = fail()
+            assert report.processed + report.failed == ROWS
+            assert report.failed == ROWS * bad // 100
+            return ROWS
+
+        return rows_per_second(drain, ROWS)
+
+    share = median(rate(3) / rate(0) for _ in range(ROUNDS))
+    print(f"{share:.2f} of the speed without failures")
+    assert share >= 0.6
