@@ -38,8 +38,8 @@ class Report:
     (all is well). ``duration`` is in seconds. ``stopped`` says what ended the run.
     ``failures`` holds the first 100.
 
-    ``discarded``, ``snoozed`` and ``lease_lost`` belong to deliveries that this version does not
-    have yet: they are 0.
+    ``discarded``: the handler said "never". ``snoozed``: it said "not now". ``lease_lost``: the row
+    was taken over before it could be settled.
     """
 
     name: str

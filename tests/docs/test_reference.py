@@ -34,7 +34,7 @@ def test_every_option_is_listed_with_its_default() -> None:
     listed = {
         code(name): default.strip("`") for name, default, _ in rows("processors.md", "Options")
     }
-    assert set(listed) == {"done", *Options.__annotations__}
+    assert set(listed) == {"done", "failed", *Options.__annotations__}
     for name, default in listed.items():
         if name != "name":  # which is made from where the code is
             value = getattr(BatchProcessor, name)
