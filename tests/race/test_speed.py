@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 ROUNDS, ROWS, BATCH = 5, 3_000, 100
 ONE_BY_ONE = 200
 
-COLUMNS = ", ".join(field.column for field in Parcel._meta.concrete_fields)
+COLUMNS = ", ".join(str(field.column) for field in Parcel._meta.concrete_fields)
 KEYS = "SELECT id FROM tests_parcel WHERE NOT sent AND id > %s ORDER BY id LIMIT 500"
 PLACES = ", ".join(["%s"] * BATCH)
 LOCK = f"""
