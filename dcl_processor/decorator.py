@@ -102,7 +102,7 @@ def batch_processor(
         options["resource"] = resource
 
     def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
-        if not hasattr(function, "__name__"):
+        if not hasattr(function, "__name__") or getattr(function, "__module__", None) is None:
             raise InvalidOption(
                 "expected the handler to be a function, whose name is the processor's, got "
                 f"{function!r}; give it to BatchProcessor(process=…, pending=…, name=…) instead."

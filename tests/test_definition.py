@@ -254,5 +254,7 @@ def test_a_class_that_handles_batches_needs_no_process() -> None:
 def test_a_handler_without_a_name_is_told_where_to_go() -> None:
     with pytest.raises(InvalidOption, match=r"expected the handler to be a function, .* got func"):
         define(functools.partial(print, "sent"))
+    with pytest.raises(InvalidOption, match=r"expected the handler to be a function, .* got <buil"):
+        define([].append)
     send = SendParcels(process=functools.partial(print, "sent"), name="sent")
     assert send.name == "sent"
