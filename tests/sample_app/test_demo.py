@@ -23,7 +23,8 @@ STAGES = 5
 
 def figures(output: str, ending: str) -> str:
     """Return the line of figures of the audit that ends like this."""
-    [line] = [line for line in output.splitlines() if line.endswith(ending)]
+    lines = output.splitlines()
+    [line] = [line for line in lines if line[:1].isdigit() and line.endswith(ending)]
     return line
 
 
