@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from django.db import transaction
+
 from dcl_processor import Report
 from dcl_processor.clock import DatabaseNow
 from tests.crash.processors import FAILS, PLAIN
@@ -16,6 +18,7 @@ from tests.models import Depot, Errand, Parcel
 FIRST, SECOND, THIRD = ROWS = (7_000_001, 7_000_002, 7_000_003)
 
 
+@transaction.atomic
 def fresh(*pks: int, fails: int | None = None) -> None:
     """Have these errands, and none that were there before."""
     Errand.objects.all().delete()

@@ -45,7 +45,7 @@ def _three_rows(nursery: None, audit: str) -> None:
 def test_at_least_once_it_is_given_up_on_and_all_others_get_done(audit: str) -> None:
     """The lease of a second is waited for in real time."""
     set_place(FIRST, KILLS)
-    codes = []
+    codes: list[int | None] = []
     while not rows()[FIRST].dead:
         assert len(codes) < RESTARTS
         code, *_ = victims.run("short_lease", audit)
