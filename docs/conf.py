@@ -35,4 +35,3 @@ autodoc_typehints_description_target = "documented"
 
 html_theme = "furo"
 html_title = f"dcl_processor {release}"
-html_static_path = ["_static"]
