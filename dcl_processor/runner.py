@@ -142,6 +142,8 @@ class Run(Generic[M]):
         outcomes = self.deliver(self, question, batch)
         for pk, outcome in outcomes.items():
             self.count(pk, outcome)
+            if self.event_loop is not None and isinstance(outcome, Failed):
+                self.resource.worn()
             # Even one that was handled: it may be pending again, or still be on a replica.
             self.tried.add(pk)
         # Not reached, because the run was stopped in between.
@@ -155,8 +157,6 @@ class Run(Generic[M]):
             case Handled():
                 self.tally.processed(pk)
             case Failed():
-                if self.event_loop is not None:
-                    self.resource.worn()
                 self.tally.failed(pk, outcome)
             case Snoozed():
                 self.tally.snoozed(pk)
