@@ -102,14 +102,20 @@ def batch_processor(
         options["resource"] = resource
 
     def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
-        if not hasattr(function, "__name__") or getattr(function, "__module__", None) is None:
-            raise InvalidOption(
-                "expected the handler to be a function, whose name is the processor's, got "
-                f"{function!r}; give it to BatchProcessor(process=…, pending=…, name=…) instead."
-            )
+        identity = _identity(function)
         processor = base(pending=pending, process=function, **options)
-        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-            vars(processor)[name] = getattr(function, name)
+        vars(processor).update(identity)
         return processor
 
     return decorate
+
+
+def _identity(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return what the processor takes over from its handler."""
+    if not hasattr(function, "__name__") or getattr(function, "__module__", None) is None:
+        raise InvalidOption(
+            "expected the handler to be a function, whose name is the processor's, got "
+            f"{function!r}; give it to BatchProcessor(process=…, pending=…, name=…) instead."
+        )
+    names = ("__module__", "__name__", "__qualname__", "__doc__")
+    return {name: getattr(function, name) for name in names}

@@ -185,7 +185,7 @@ def test_a_question_with_several_answers_for_one_row_is_refused() -> None:
         Scan.objects.create(parcel=row, ok=ok)
         assert claimed(asked, row.pk).scan is True
     Scan.objects.create(parcel=row, ok=False)
-    words = rf"tests.Parcel: expected .* got row {row.pk} several times with different values of 'scan'"
+    words = rf"Parcel: expected .* got row {row.pk} several times with different values of 'scan'"
     with pytest.raises(InvalidPending, match=words):
         claimed(asked, row.pk)
 

@@ -74,7 +74,7 @@ def test_what_is_no_exception_ends_the_run_and_costs_no_row(error: BaseException
     assert states == [(True, "half"), (False, ""), (False, "")]
 
 
-def lazily(row: Parcel) -> Iterator[None]:
+def lazily(row: Parcel) -> Iterator[int]:
     yield Parcel.objects.filter(pk=row.pk).update(note="worked")
 
 
