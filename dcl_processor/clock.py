@@ -25,7 +25,7 @@ class DatabaseNow(Func):
     """
 
     template = "CURRENT_TIMESTAMP"
-    output_field = DateTimeField()
+    output_field = DateTimeField()  # pyright: ignore[reportAssignmentType]  # as Django does
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
         # Not CURRENT_TIMESTAMP, which stands still during a transaction.

@@ -45,12 +45,15 @@ class Mark(Protocol):
 
     def is_ours(self, pk: Any) -> bool:
         """Tell whether the row's handler may still start."""
+        raise NotImplementedError
 
     def let_go(self, pk: Any) -> Q:
         """Return what recognises the row as ours, for the last write to it."""
+        raise NotImplementedError
 
     def before(self, pk: Any) -> Values:
         """Return what puts back a row whose handler was not called."""
+        raise NotImplementedError
 
 
 class ClaimMark:
