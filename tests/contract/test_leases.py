@@ -325,6 +325,28 @@ if HAS_ROW_LOCKS:
         assert "the leases were not renewed" in caplog.text
         assert the.our_threads() == []
 
+    def test_a_settlement_whose_answer_was_lost_is_not_taken_for_a_lost_lease() -> None:
+        """It was committed; the session ends before its answer comes."""
+        [row] = the.errands(1)
+        lost: list[str] = []
+
+        def lose(execute: Any, sql: str, *args: Any) -> Any:
+            answer = execute(sql, *args)
+            if is_settlement(sql) and not lost:
+                lost.append(sql)
+                _end(connection)
+                execute("SELECT 1", None, False, {"connection": connection})
+            return answer
+
+        with connection.execute_wrapper(lose):
+            report = the.at_least_once(
+                lambda row: "done", done={"done": True, "result": "settled"}
+            )()
+        assert len(lost) == 1
+        assert (report.processed, report.lease_lost, report.failed) == (1, 0, 0)
+        said = the.state(row)
+        assert (said["done"], said["result"], said["leased_until"]) == (True, "settled", False)
+
 
 def _end(beating: Any) -> None:
     own, end = (
