@@ -37,7 +37,9 @@ class DatabaseNow(Func):
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
         zone = "" if settings.USE_TZ else ", 'localtime'"
-        template = f"STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW'{zone})"
+        now = f"STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW'{zone})"
+        # Django writes a whole second without a fraction, and SQLite compares the two as texts.
+        template = f"REPLACE({now}, '.000000', '')"
         return self.as_sql(compiler, connection, template=template, **context)
 
     def as_oracle(self, compiler: Any, connection: Any, **context: Any) -> Any:
