@@ -82,9 +82,11 @@ def row_transaction(using: str) -> Iterator[None]:
 def reconnected(using: str) -> bool:
     """Replace the connection if it was lost; tell whether it was, and a new one is there."""
     connection = connections[using]
-    connection.close_if_unusable_or_obsolete()
-    if connection.connection is not None:
+    # Not close_if_unusable_or_obsolete(): with CONN_MAX_AGE=0 any connection is obsolete, and any
+    # error at all would pass for a lost one.
+    if connection.in_atomic_block or (connection.connection is not None and connection.is_usable()):
         return False
+    connection.close()
     try:
         connection.ensure_connection()
     except Error:
