@@ -52,10 +52,12 @@ def transactional(run: Run[M], question: Question[M], pks: Sequence[Any]) -> Out
     try:
         with row_transaction(question.using):
             batch.claimed(claim(question, pks))
-            run.rehearse(question, batch.rows)
-            with Fence(question.using) as fence:
-                inside.work(batch, fence)
-                inside.settle(batch, fence)
+            # A question with no answer may not have been sent at all, and nothing is open then.
+            if batch.rows:
+                run.rehearse(question, batch.rows)
+                with Fence(question.using) as fence:
+                    inside.work(batch, fence)
+                    inside.settle(batch, fence)
     except Exception as error:  # noqa: BLE001  # judged there
         return batch.abandon(error, redo=transactional)
     return batch.all_outcomes()

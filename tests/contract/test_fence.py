@@ -105,6 +105,32 @@ def test_a_wrapper_that_the_handler_leaves_behind_costs_nobody_anything() -> Non
     connection.execute_wrappers.clear()
 
 
+if connection.features.has_select_for_update:
+
+    def test_a_question_that_needs_no_statement_loses_no_transaction() -> None:
+        """Django does not send a query that can have no answer, and opens no transaction for it."""
+        keys = [Parcel.objects.create().pk]
+        tried: list[str] = []
+
+        def pending() -> Any:
+            return Parcel.objects.filter(pk__in=list(keys))
+
+        with transaction.atomic(using="other"):
+            Parcel.objects.using("other").select_for_update().get()
+
+            def look(execute: Any, sql: str, *args: Any) -> Any:
+                result = execute(sql, *args)
+                if tried or "SKIP LOCKED" in sql:
+                    tried.append(sql)
+                if len(tried) == 3:  # the lock, the next window, and the look at what was locked
+                    keys.clear()  # from here on nothing can be pending
+                return result
+
+            with connection.execute_wrapper(look):
+                report = batch_processor(pending=pending, repeats=True)(work)(wait_for_locked=0.2)
+        assert (report.processed, report.failed) == (0, 0)
+
+
 if connection.vendor == "mysql":
 
     def call_procedure(depot: Depot) -> None:
