@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterable
+from typing import Any
 
 import pytest
 
@@ -31,3 +33,22 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
         report.outcome = "failed"
         report.longrepr = SKIPPED_IN_CI + str(report.longrepr)
     return report
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _empty_tables_by_deleting() -> Generator[None]:
+    """Leave out TRUNCATE between tests, which makes new files for every table there is.
+
+    It took most of the suite's time; the few rows of a test are deleted in a fraction of that.
+    """
+
+    def sql_flush(operations: Any, style: object, tables: Iterable[str], **_: object) -> list[str]:
+        names = [operations.quote_name(table) for table in tables]
+        return [f"DELETE FROM {name}" for name in names]  # noqa: S608  # quoted
+
+    # Loaded when PostgreSQL is the database of this run.
+    backend = sys.modules.get("django.db.backends.postgresql.operations")
+    with pytest.MonkeyPatch.context() as patch:
+        if backend is not None:
+            patch.setattr(backend.DatabaseOperations, "sql_flush", sql_flush)
+        yield

@@ -72,6 +72,11 @@ def sqlite() -> None:
     run("pytest", *CONTRACT, DATABASE_URL="sqlite:////nonexistent/dcl.sqlite3")
 
 
+def speed() -> None:
+    """Compare speeds, which needs the machine for itself."""
+    run("pytest", "tests/speed")
+
+
 def other_django(environment: Environment) -> None:
     """Run the suite under another Python and Django."""
     python = environment.find_python()
@@ -94,6 +99,7 @@ def stages() -> Mapping[str, Stage]:
         "mariadb": ("the contract on MariaDB", mariadb),
         "sqlite": ("the contract on SQLite", sqlite),
         **{each.name: (str(each), partial(other_django, each)) for each in others},
+        "speed": ("speeds side by side", speed),
     }
 
 
@@ -193,10 +199,12 @@ def side_by_side(commands: Mapping[str, Sequence[str]], most: int) -> int:
 
 def everything() -> int:
     """Run all stages; those that take longest begin."""
-    names = sorted(stages(), key=lambda name: name not in {"postgresql", "django6.1"})
+    alone = ["speed"]
+    names = [name for name in stages() if name not in alone]
+    names.sort(key=lambda name: name not in {"postgresql", "django6.1"})
     commands = {name: (sys.executable, "-m", "tests.suite", name) for name in names}
     print(f"Running {', '.join(names)}, side by side", flush=True)
-    return side_by_side(commands, most=os.cpu_count() or 1)
+    return side_by_side(commands, most=os.cpu_count() or 1) or main(alone)
 
 
 if __name__ == "__main__":

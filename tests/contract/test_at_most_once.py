@@ -453,8 +453,8 @@ if HAS_GATE:
         rows = the.errands(4)
         load = Errand.from_db.__func__  # type: ignore[attr-defined]
 
-        def from_db(cls: Any, db: Any, names: Any, values: Any) -> Any:
-            row = load(cls, db, names, values)
+        def from_db(cls: Any, db: Any, names: Any, values: Any, /, **more: Any) -> Any:
+            row = load(cls, db, names, values, **more)
             if row.pk == rows[2].pk:
                 raise ValueError("not readable")
             return row

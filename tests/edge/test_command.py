@@ -459,7 +459,7 @@ def test_the_second_signal_stops_at_once(
     assert process.returncode == 128 + signum
     assert out == ""
     assert err == (
-        f"CommandError: stopped at once by {signum.name}; the row at hand was rolled back.\n"
+        f"CommandError: stopped at once by {signum.name}; what was not committed is rolled back.\n"
     )
     assert unsent() == 2
 

@@ -184,7 +184,7 @@ def test_a_second_signal_stops_every_copy_at_once(gate: Path, audit: Path) -> No
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (128 + signum, "")
     assert err == (
-        f"CommandError: stopped at once by {signum.name}; the row at hand was rolled back.\n"
+        f"CommandError: stopped at once by {signum.name}; what was not committed is rolled back.\n"
     )
     assert not any(is_running(pid) for pid in copies)
     assert (handled(audit), unsent()) == ([], 2)

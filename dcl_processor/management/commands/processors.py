@@ -86,7 +86,7 @@ class Command(BaseCommand):
                 self.run_each(chosen, output, stop, options)
         except StoppedAtOnce as stopped:
             raise CommandError(
-                f"stopped at once by {stopped}; the row at hand was rolled back.",
+                f"stopped at once by {stopped}; what was not committed is rolled back.",
                 returncode=128 + stopped.signum,
             ) from stopped
 
