@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .decorator import batch_processor
-from .definition import BatchProcessor
-from .delivery import Delivery
+from .definition.kinds import Delivery
 from .exceptions import Discard, Snooze
 from .lease import Lease
+from .processor import BatchProcessor
 from .report import Report
 from .retry import Retry
 

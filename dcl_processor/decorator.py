@@ -8,11 +8,12 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from django.db.models import Model, QuerySet
 
-from .definition import BatchProcessor
-from .delivery import Delivery
-from .exceptions import InvalidOption
-from .lease import Lease
-from .retry import Retry
+from dcl_processor.definition.kinds import Delivery
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.lease import Lease
+from dcl_processor.retry import Retry
+
+from .processor import BatchProcessor
 
 M = TypeVar("M", bound=Model)
 Handler = Callable[[M], Any] | Callable[[M, Any], Any]

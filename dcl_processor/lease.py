@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from django.db import connections
-from django.db.models import DateTimeField, Model, Q, QuerySet
+from django.db.models import DateTimeField, Model, Q
 
-from . import clock, requirements
+from . import clock
+from .definition.expectation import expect
 from .exceptions import InvalidOption
-from .isolation import row_transaction
-from .locking import lock_free
-from .pending import Question, these
 
 logger = logging.getLogger("dcl_processor")
 
@@ -68,131 +62,4 @@ class Lease:
         """Raise ``InvalidOption`` unless the model has a column that can keep the lease."""
         named = f"{label}: expected the Lease's field={self.field!r}"
         words = "a nullable DateTimeField"
-        requirements.expect(model, self.field, DateTimeField, null=True, named=named, words=words)
-
-
-class Keeper:
-    """Renews the leases of one copy, in a thread and on a connection of its own.
-
-    The lock guards what is kept in memory and is never held while the database is asked: a
-    settlement waits for no renewal. It need not, since a renewal is noted before it is sent, and
-    recognises the row by the lease: whichever of the two comes first, the other one fits.
-    """
-
-    def __init__(self, lease: Lease, label: str) -> None:
-        self._lease = lease
-        self._label = label
-        self._lock = threading.Lock()
-        self._question: Question[Any] | None = None
-        self._tokens: dict[Any, list[datetime]] = {}
-        self._alive_until: dict[Any, float] = {}
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def hold(self, question: Question[Any], tokens: Mapping[Any, datetime], since: float) -> None:
-        """Begin to renew the leases of these rows, whose claim has been committed.
-
-        ``since``: when the claim began, by this process's monotonic clock.
-        """
-        if not tokens:
-            return
-        with self._lock:
-            self._question = question
-            for pk, token in tokens.items():
-                self._tokens[pk] = [token]
-                self._alive_until[pk] = since + self._lease.seconds
-        # Inside Django's TestCase nothing is committed, and no other connection sees the rows.
-        if self._thread is None and not connections[question.using].in_atomic_block:
-            name = f"{self._label}: leases"
-            self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
-            self._thread.start()
-
-    def is_ours(self, pk: Any) -> bool:
-        """Tell whether the lease lives, as far as is known here."""
-        with self._lock:
-            return time.monotonic() < self._alive_until.get(pk, 0.0)
-
-    def let_go(self, pk: Any) -> Q:
-        """Stop renewing a row's lease, and return what recognises it.
-
-        That is every value which the lease may have had from us: a renewal may come between the
-        end of the handler and the settlement.
-        """
-        with self._lock:
-            self._alive_until.pop(pk, None)
-            return Q(**{f"{self._lease.field}__in": self._tokens.pop(pk, [])})
-
-    def close(self) -> None:
-        """End the thread; leases that are still held lapse by themselves."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _keep(self) -> None:
-        pause = self._lease.seconds / 3
-        try:
-            while not self._stop.wait(pause):
-                # A renewal that failed has time for several more before the lease lapses.
-                pause = self._lease.seconds / (3 if self._renew_in_time() else 12)
-        finally:
-            connections.close_all()
-
-    def _renew_in_time(self) -> bool:
-        try:
-            self._renew()
-        except Exception as error:  # noqa: BLE001  # the next beat tries again, in time or not
-            logger.warning("%s: the leases were not renewed: %s", self._label, error)
-            for connection in connections.all(initialized_only=True):
-                connection.close_if_unusable_or_obsolete()
-            return False
-        return True
-
-    def _renew(self) -> None:
-        with self._lock:
-            question, held = self._question, list(self._tokens)
-        if question is None or not held:
-            return
-        began = time.monotonic()
-        now = clock.read(question, held)
-        if now is None:
-            return  # the handlers deleted their rows
-        token = now + timedelta(seconds=self._lease.seconds)
-        if not connections[question.using].features.has_select_for_update_skip_locked:
-            self._note(held, self._prolong(question, held, token), token, began)
-            return
-        with row_transaction(question.using):
-            # Never waits for a row that its own handler, or a person, has locked: the other
-            # leases would lapse meanwhile.
-            free = lock_free(question, held)
-            kept = self._prolong(question, free, token)
-        self._note(free, kept, token, began)
-
-    def _prolong(self, question: Question[Any], pks: list[Any], token: datetime) -> set[Any]:
-        """Write the token to those of the rows that are still ours; return these."""
-        with self._lock:
-            held = [pk for pk in pks if pk in self._tokens]
-            known = {each for pk in held for each in self._tokens[pk]}
-            # Noted before it is written: if the answer is lost, it may be there all the same.
-            for pk in held:
-                self._tokens[pk].append(token)
-        if not held:
-            return set()
-        table: QuerySet[Any] = QuerySet(question.model, using=question.using)
-        field = self._lease.field
-        ours = table.filter(these(held), **{f"{field}__in": known})
-        if ours.update(**{field: token}) == len(held):
-            return set(held)
-        still = table.filter(these(held), **{field: token})
-        return set(still.values_list("pk", flat=True))
-
-    def _note(self, asked: list[Any], kept: set[Any], token: datetime, began: float) -> None:
-        with self._lock:
-            for pk in asked:
-                if pk not in self._tokens:
-                    continue
-                if pk in kept:
-                    # The first is what the handler's instance says, and its save() writes back.
-                    self._tokens[pk] = [self._tokens[pk][0], token]
-                    self._alive_until[pk] = began + self._lease.seconds
-                else:
-                    self._alive_until[pk] = 0.0
+        expect(model, self.field, DateTimeField, null=True, named=named, words=words)

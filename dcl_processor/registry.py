@@ -15,8 +15,8 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.utils.module_loading import module_has_submodule
 
-from .definition import BatchProcessor
 from .exceptions import InvalidOption, ProcessorError
+from .processor import BatchProcessor
 
 MODULE = "processors"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, TextField
 
-from . import requirements
-from .clock import DatabaseNow
+from .clock import DatabaseNow, Later
+from .definition.expectation import expect
 from .errors import describe
 from .exceptions import InvalidOption
 
@@ -81,7 +81,7 @@ class Retry:
         ):
             name = getattr(self, option)
             named = f"{label}: expected Retry's {option}={name!r}"
-            requirements.expect(model, name, kind, null=null, named=named, words=words)
+            expect(model, name, kind, null=null, named=named, words=words)
 
     def due(self) -> Q:
         """Return the condition under which a row may be tried now."""
@@ -111,20 +111,20 @@ class Retry:
         if until is not None:
             return {self.next_attempt_at: until}
         wait = self.backoff if delay is None else delay
-        return {self.next_attempt_at: DatabaseNow() + _timedelta(wait)}
+        return {self.next_attempt_at: Later(_timedelta(wait))}
 
     def fresh(self) -> dict[str, Any]:
         """Return what the columns say of a row that was never tried."""
         return {self.attempts: 0, self.next_attempt_at: None, self.last_error: ""}
 
-    def in_(self, attempt: int) -> Any:
+    def in_(self, attempt: int) -> Later:
         """Return the time of the attempt after this one, by the database's clock."""
         longest = _timedelta(self.max_delay).total_seconds()
         # Bounded before it is doubled: 2 ** 10,000 seconds is no float any more.
         doubled = _timedelta(self.backoff).total_seconds() * 2 ** min(attempt - 1, 60)
         spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311  # no secret
         delay = min(min(doubled, longest) * spread, longest)
-        return DatabaseNow() + timedelta(seconds=delay)
+        return Later(timedelta(seconds=delay))
 
 
 def _length(model: type[Model], name: str) -> int | None:

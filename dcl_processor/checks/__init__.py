@@ -12,7 +12,7 @@
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
-- W004  the database has no row locks
+- W004  a row's transaction locks the whole database
 - W005  the database cannot skip locked rows: only asked by ``check --database``
 
 Otherwise no check asks a database anything.
@@ -29,6 +29,7 @@ from django.core.checks import CheckMessage
 
 from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.processor import BatchProcessor
 
 from . import databases, flips, questions
 
@@ -54,16 +55,16 @@ def check_processors(
 def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> list[CheckMessage]:
     """Check each processor by itself, and the databases they use; ``asked``: may be connected."""
     messages: list[CheckMessage] = []
-    users: dict[str, list[str]] = {}
+    users: dict[str, list[BatchProcessor[Any]]] = {}
     for processor in (each.processor for each in found):
         messages += databases.check_names(processor)
         question, about_pending = questions.check(processor)
         messages += about_pending
         if question is not None:
             messages += flips.check(processor, question.model)
-            users.setdefault(question.using, []).append(processor.name)
-    for alias, names in users.items():
-        messages += databases.check(alias, names, ask=alias in asked)
+            users.setdefault(question.using, []).append(processor)
+    for alias, processors in users.items():
+        messages += databases.check(alias, processors, ask=alias in asked)
     return messages
 
 

@@ -9,9 +9,10 @@ from django.core import checks
 from django.core.checks import CheckMessage
 from django.db import DatabaseError, connections
 
-from dcl_processor import budget
-from dcl_processor.definition import BatchProcessor
+from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.runner import budget
 
 
 def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
@@ -24,12 +25,15 @@ def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
             yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")
 
 
-def check(alias: str, names: Sequence[str], *, ask: bool) -> Iterator[CheckMessage]:
+def check(
+    alias: str, processors: Sequence[BatchProcessor[Any]], *, ask: bool
+) -> Iterator[CheckMessage]:
     """Say what the database cannot do for these processors; connect to it only if told to."""
     if alias not in connections.databases:
         return  # found by its option, or by Django when the queryset is asked
     who = f"database {alias!r}"
     connection = connections[alias]
+    names = [processor.name for processor in processors]
     if not connection.settings_dict["AUTOCOMMIT"]:
         yield checks.Error(
             f"expected autocommit for {', '.join(names)}, got AUTOCOMMIT=False, where Django "
@@ -39,13 +43,17 @@ def check(alias: str, names: Sequence[str], *, ask: bool) -> Iterator[CheckMessa
             id="dcl_processor.E007",
         )
     if not connection.features.has_select_for_update:
-        yield checks.Warning(
-            f"this database has no row locks: copies of {', '.join(names)} handle one row at a "
-            "time between them, and all other writers wait while a handler runs.",
-            hint="Keep handlers short, run one copy, or use PostgreSQL, MariaDB or MySQL.",
-            obj=who,
-            id="dcl_processor.W004",
-        )
+        # The other deliveries hold no lock while a handler runs, and their copies share the work.
+        inside = [p.name for p in processors if p.delivery == Delivery.TRANSACTIONAL]
+        if inside:
+            yield checks.Warning(
+                f"this database has no row locks: copies of {', '.join(inside)} handle one row at "
+                "a time between them, and all other writers wait while a handler runs.",
+                hint="Keep handlers short and run one copy, choose AT_LEAST_ONCE, whose handlers "
+                "hold no lock, or use PostgreSQL, MariaDB or MySQL.",
+                obj=who,
+                id="dcl_processor.W004",
+            )
     elif ask and not _skips_locked(alias):
         yield checks.Warning(
             f"this database has row locks and no SKIP LOCKED: copies of {', '.join(names)} may "

@@ -11,9 +11,9 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ValidationError
 from django.db.models import Field, Model, Value
 
-from dcl_processor.definition import BatchProcessor
+from dcl_processor.definition.requirements import FLIPS, check_columns, check_own_columns
 from dcl_processor.exceptions import InvalidDone, InvalidOption
-from dcl_processor.requirements import FLIPS, check_columns, check_own_columns
+from dcl_processor.processor import BatchProcessor
 
 from .clock import is_frozen
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from django.core.management.base import OutputWrapper
 
-from dcl_processor import backlog
-from dcl_processor.definition import BatchProcessor
-from dcl_processor.diagnosis import describe
+from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Failure, Report
-from dcl_processor.spawned import ErrorInCopy, Trouble
-from dcl_processor.stopping import Stop
-from dcl_processor.watching import OnRow
+from dcl_processor.workers import backlog
+from dcl_processor.workers.diagnosis import describe
+from dcl_processor.workers.spawned import ErrorInCopy, Trouble
+from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.telling import OnRow
 
 Outcome = Report | Trouble
 
@@ -77,14 +77,23 @@ class Output:
     def report(self, report: Report, copies: Sequence[Outcome] = ()) -> None:
         """Say what a run did, which rows failed, and which copies were lost."""
         self._lost(report.name, copies)
-        for failure in report.failures:
-            self._failure(report.name, failure)
-        if (unnamed := report.failed - len(report.failures)) > 0:
-            self._stderr.write(f"{report.name}: {unnamed} more rows failed")
+        self._failures(report)
         if self._json:
             self._stdout.write(json.dumps(_document(report, copies)))
         elif self._verbosity > 0 and (self._terminal or _did_something(report)):
             self._stdout.write(f"{report}{_shares(copies)}")
+
+    def watched(self, report: Report, copy: int | None) -> None:
+        """Say what a run of a watch did, in the copy of that number, if there are several."""
+        self._failures(report)
+        if self._json:
+            document = report.as_dict() if copy is None else {**report.as_dict(), "copy": copy}
+            self._stdout.write(json.dumps(document))
+        elif self._verbosity > 0:
+            self._stdout.write(f"{report}" if copy is None else f"{report} (copy {copy})")
+        # Somebody may be reading it, long before the buffer is full.
+        self._stdout.flush()
+        self._stderr.flush()
 
     def trouble(self, name: str, trouble: Trouble) -> None:
         """Say why there is no report."""
@@ -123,6 +132,12 @@ class Output:
             # What is wrong for all of them is not said once for each.
             whose = "" if len(which) == len(copies) else f", copy {' and '.join(which)}"
             self.trouble(f"{name}{whose}", trouble)
+
+    def _failures(self, report: Report) -> None:
+        for failure in report.failures:
+            self._failure(report.name, failure)
+        if (unnamed := report.failed - len(report.failures)) > 0:
+            self._stderr.write(f"{report.name}: {unnamed} more rows failed")
 
     def _failure(self, name: str, failure: Failure) -> None:
         error = failure.error

@@ -11,14 +11,16 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import close_old_connections, connections
 
-from dcl_processor import backlog, registry, workers
-from dcl_processor.definition import BatchProcessor
+from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.management import watching
 from dcl_processor.management.output import Output
+from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.spawned import Trouble
-from dcl_processor.stopping import Stop, StoppedAtOnce, polite_stop
-from dcl_processor.watching import quiet_unless_configured
+from dcl_processor.workers import backlog, sharing
+from dcl_processor.workers.spawned import Trouble
+from dcl_processor.workers.stopping import Stop, StoppedAtOnce, polite_stop
+from dcl_processor.workers.telling import quiet_unless_configured
 
 USAGE_ERROR = 2
 
@@ -37,13 +39,16 @@ class Command(BaseCommand):
         run.add_argument("names", nargs="*", metavar="NAME", help="Processors to run, in order.")
         run.add_argument("--all", action="store_true", help="Run every processor there is.")
         run.add_argument(
-            "--limit", type=_rows, metavar="ROWS", help="Rows to try, at most, for each processor."
+            "--limit",
+            type=_rows,
+            metavar="ROWS",
+            help="Rows to try, at most, for each processor; of a watch, in each of its runs.",
         )
         run.add_argument(
             "--timeout",
             type=_seconds,
             metavar="SECONDS",
-            help="Seconds after which no row starts, for all processors together.",
+            help="Seconds after which no row starts, for all processors; of a watch, for each run.",
         )
         run.add_argument(
             "--copies",
@@ -57,8 +62,9 @@ class Command(BaseCommand):
             type=_handlers,
             default=1,
             metavar="N",
-            help="Asynchronous handlers in flight at once, in each copy.",
+            help="Handlers in flight at once, in each copy: threads, or tasks for async handlers.",
         )
+        watching.add_arguments(run)
         listing = actions.add_parser("list", parents=[common], help="Show what is pending.")
         for action in (run, listing):
             action.add_argument(
@@ -80,10 +86,15 @@ class Command(BaseCommand):
         if action == "list":
             self.list_backlogs(output, options["using"])
             return
+        if options["watch"] is None:
+            watching.refuse_without_watch(options)
         chosen = _choose(options["names"], run_all=options["all"])
         try:
             with quiet_unless_configured(), polite_stop(output.stopping) as stop:
-                self.run_each(chosen, output, stop, options)
+                if options["watch"] is None:
+                    self.run_each(chosen, output, stop, options)
+                else:
+                    watching.watch(chosen, output, stop, options)
         except StoppedAtOnce as stopped:
             raise CommandError(
                 f"stopped at once by {stopped}; what was not committed is rolled back.",
@@ -107,7 +118,7 @@ class Command(BaseCommand):
             left = None if end is None else max(0.0, end - time.monotonic())
             try:
                 with output.watching(processor, stop, using=using, limit=limit) as on_row:
-                    report, copies = workers.run(
+                    report, copies = sharing.run(
                         processor,
                         copies=options["copies"],
                         using=using,

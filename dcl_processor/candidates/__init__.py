@@ -1,0 +1,1 @@
+"""Stage 1: which rows to try, read without a lock."""

@@ -1,0 +1,234 @@
+"""What kind of question ``pending`` is, and how it is asked of one row.
+
+*Own-table*: every condition compares a column of the model's own table with a constant, a
+column of the same row, or the database's clock. Only then may the lock and the second check be
+one statement: PostgreSQL re-evaluates the WHERE clause of a row that changed before the lock was
+got, but only against the locked row's new version; whatever comes through a join, a subquery or a
+function is still the statement's old snapshot, and hands out rows that are done already.
+
+*Spanning*: everything else. The row is locked by primary key first, and the whole question is
+asked in a second statement, which has a snapshot of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from django.db import router
+from django.db.models import Model, Q, QuerySet, Value, lookups
+from django.db.models.expressions import Col
+from django.db.models.fields import related_lookups
+from django.db.models.functions import Now
+from django.db.models.query import ModelIterable, ValuesIterable
+from django.db.models.sql.where import WhereNode
+
+from dcl_processor.clock import DatabaseNow
+from dcl_processor.exceptions import InvalidPending
+from dcl_processor.statements import Statements
+
+M = TypeVar("M", bound=Model)
+
+# A lookup that a user registered may compile to any SQL at all, so Django's own are listed.
+_PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[M]):
+    """The pending question, asked afresh for one window of rows."""
+
+    #: The user's queryset on the alias that is locked and written, narrowed by the run's filter
+    #: to the rows that may be tried now.
+    queryset: QuerySet[M, M]
+    #: The user's queryset alone.
+    unfiltered: QuerySet[M, M]
+    #: The concrete model whose rows are locked.
+    model: type[M]
+    #: The models whose tables hold the row's own columns, each with the row's primary key.
+    tables: tuple[type[Model], ...]
+    using: str
+    read_using: str
+    own_table: bool
+    #: What was compiled for this window.
+    statements: Statements = field(default_factory=Statements, compare=False)
+
+    @property
+    def table(self) -> QuerySet[M, M]:
+        """Every row of the model, those that a manager of the user's would hide included."""
+        return QuerySet(self.model, using=self.using)
+
+    def among(self, pks: Collection[Any]) -> QuerySet[M, M]:
+        """Ask about some rows, with everything that the handler's row is to carry."""
+        return self.narrowed(these(pks))
+
+    def narrowed(self, rows: Q) -> QuerySet[M, M]:
+        """Ask about the rows that the condition names."""
+        return self.queryset.filter(rows).order_by()
+
+    def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
+        """Ask the user's question alone: a row may be pending, and not due or not in the filter."""
+        return self.unfiltered.filter(these(pks)).order_by()
+
+
+def these(pks: Collection[Any]) -> Q:
+    """Name rows by their primary keys; one is compared and not searched in a list."""
+    [*some] = pks
+    return Q(pk=some[0]) if len(some) == 1 else Q(pk__in=some)
+
+
+def ask(
+    source: Any,
+    *,
+    label: str,
+    filter: Q | None = None,
+    using: str | None = None,
+    read_using: str | None = None,
+    due: Q | None = None,
+    flips: Iterable[str] | None = (),
+) -> Question[Any]:
+    """Return the question for the next window.
+
+    ``source``: a queryset or a callable that gives one. ``due``: what the processor itself demands
+    of a row that may be tried now. ``flips``: the columns that the flip
+    writes, or ``None`` when that is not known beforehand. Raises ``InvalidPending`` for a
+    queryset whose rows cannot be locked and asked about one by one.
+    """
+    unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
+    refuse(unfiltered, label)
+    # The hints tell a router by shards which instance a related manager belongs to.
+    hints = unfiltered._hints  # noqa: SLF001  # Django has no other name for them
+    alias = using or unfiltered._db or router.db_for_write(unfiltered.model, **hints)
+    unfiltered = unfiltered.using(alias)
+    # A related manager would give every row the one instance it was made of, however old it is.
+    unfiltered._known_related_objects = {}  # noqa: SLF001  # as above
+    # The lock-free read must not lock, and the claim brings a lock of its own.
+    unfiltered.query.select_for_update = False
+    queryset = unfiltered
+    for condition in (filter, due):
+        queryset = queryset if condition is None else queryset.filter(condition)
+    refuse(queryset, label)
+    model = queryset.model._meta.concrete_model
+    return Question(
+        queryset=queryset,
+        unfiltered=unfiltered,
+        model=model,
+        tables=tables_of(queryset, flips),
+        using=alias,
+        read_using=read_using or alias,
+        own_table=is_own_table(queryset),
+    )
+
+
+def refuse(queryset: Any, label: str) -> None:
+    """Raise ``InvalidPending`` for a shape that cannot be narrowed to one row and locked."""
+    if got := _refused_shape(queryset):
+        raise InvalidPending(
+            f"{label}: expected pending to be a queryset of model instances that can be narrowed "
+            f"to one row, got {got}."
+        )
+
+
+def _refused_shape(queryset: Any) -> str | None:
+    if not isinstance(queryset, QuerySet):
+        return (
+            f"{queryset!r:.100}, of type {type(queryset).__name__}; return Model.objects.filter(…)"
+        )
+    query = queryset.query
+    if query.combinator:
+        article = "an" if query.combinator == "intersection" else "a"
+        return f"{article} {query.combinator}(); write it as one filter with Q objects"
+    if query.is_sliced:
+        return "a slice; pass limit= to the run instead"
+    kind: Any = queryset._iterable_class
+    if not issubclass(kind, ModelIterable):
+        called = "values()" if kind is ValuesIterable else "values_list() or dates()"
+        return f"{called}; leave that out"
+    if query.distinct_fields:
+        return "distinct() on columns, which gives other rows once it is narrowed; use a subquery"
+    if query.where.contains_over_clause or _has_window(query.annotations.values()):
+        return "a window expression, which gives other values once it is narrowed; use a subquery"
+    return None
+
+
+def _has_window(annotations: Iterable[Any]) -> bool:
+    return any(annotation.contains_over_clause for annotation in annotations)
+
+
+def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
+    """Tell whether lock and second check may be one statement: a whitelist, not a guess."""
+    query = queryset.query
+    concrete = queryset.model._meta.concrete_model
+    assert concrete is not None
+    joined = {alias for alias, count in query.alias_refcount.items() if count}
+    plain = not (
+        query.annotations
+        or query.extra
+        or query.extra_tables
+        or query.select_related
+        or query.distinct
+        or query.group_by
+        or joined - {query.base_table}
+        # An unmanaged model may stand for a view, which joins and asks what it likes.
+        or not concrete._meta.managed
+        or any(field.model._meta.concrete_model is not concrete for field in _columns(concrete))
+    )
+    return plain and _is_own(query.where, query.base_table)
+
+
+def _columns(model: type[Model]) -> list[Any]:
+    return list(model._meta.concrete_fields)
+
+
+def _is_own(node: Any, table: str | None) -> bool:
+    if isinstance(node, WhereNode):
+        return all(_is_own(child, table) for child in node.children)
+    if type(node).__module__ not in _PLAIN_LOOKUPS or not isinstance(node, lookups.Lookup):
+        return False
+    value: Any = node.rhs
+    values = value if isinstance(value, list | tuple | set | frozenset) else [value]
+    return _is_column(node.lhs, table) and all(_is_plain(value, table) for value in values)
+
+
+def _is_plain(value: Any, table: str | None) -> bool:
+    if _is_column(value, table) or type(value) in (Value, Now, DatabaseNow):
+        return True
+    return not hasattr(value, "resolve_expression") and not hasattr(value, "as_sql")
+
+
+def _is_column(expression: Any, table: str | None) -> bool:
+    return type(expression) is Col and expression.alias == table
+
+
+def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tuple[type[Model], ...]:
+    """Return the models whose tables hold the row's own columns, the row's model first.
+
+    With multi-table inheritance a row has a part in each parent's table. A parent is named only
+    when it holds a column of the question or of the flip (``None``: of an unknown flip).
+    """
+    model = queryset.model._meta.concrete_model
+    assert model is not None
+    query = queryset.query
+    asked = {
+        query.alias_map[column.alias].table_name
+        for expression in (query.where, *query.annotations.values())
+        for column in _columns_in(expression)
+        if column.alias in query.alias_map
+    }
+    flipped = {
+        field.model._meta.db_table
+        for field in model._meta.concrete_fields
+        if flips is None or {field.name, field.attname} & {*flips}
+    }
+    parents = (parent for parent in model._meta.all_parents if not parent._meta.proxy)
+    return (model, *(p for p in parents if p._meta.db_table in asked | flipped))
+
+
+def _columns_in(expression: Any) -> Iterator[Col]:
+    if isinstance(expression, Col):
+        yield expression
+        return
+    for source in getattr(expression, "get_source_expressions", list)():
+        yield from _columns_in(source)
+    # Those that a subquery takes from outside.
+    yield from getattr(expression, "get_external_cols", list)()

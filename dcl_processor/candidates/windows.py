@@ -1,0 +1,222 @@
+"""Stage 1: lock-free windows of primary keys.
+
+What is read here is a hint. Rows are walked by primary key, each window starting after the last
+key of the one before: dead index entries are passed once, and a sort key that changes while the
+run goes on can make no row come twice.
+
+Copies that walk side by side would all try to claim the same rows. So a copy that finds a row
+taken knows that it is not alone, reads a larger window of what is pending now, and goes on from a
+random place in it, as every other copy does: from then on they rarely meet. Nobody has to know how
+many copies there are, and a lone copy keeps its order.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Generic, TypeVar
+
+from django.db.models import AutoField, Model, Q, QuerySet
+
+from dcl_processor.locking.contention import is_database_error
+from dcl_processor.locking.isolation import reconnected
+
+from .pending import Question
+
+M = TypeVar("M", bound=Model)
+T = TypeVar("T")
+Window = tuple[Question[M], Iterator[Any]]
+
+#: Rows per window. Large enough to make the read cheap, small enough to stay a fresh hint.
+WINDOW = 500
+
+#: Rows per window among other copies: room enough to be alone in.
+WIDE_WINDOW = 2_000
+
+
+class Walk(Generic[M]):
+    """Yields windows by primary key, up to the highest key there was when the walk began.
+
+    ``tried``: keys that were tried in this walk and may still be pending; the caller adds them,
+    the walk forgets those that it cannot read again.
+    """
+
+    def __init__(self, ask: Callable[[], Question[M]], tried: set[Any]) -> None:
+        self._ask = ask
+        self._tried = tried
+        self._last: Any = None
+        self.among_others = False
+        self._visited = 0
+        self._left: int | None = None
+
+    def met_another(self) -> None:
+        """Be told that a row was taken; the rest of the window is stale then, too."""
+        self.among_others = True
+
+    def __iter__(self) -> Iterator[Window[M]]:
+        question = self._ask()
+        pks, full = _read(_keys(question), WINDOW)
+        if not pks:
+            return
+        # Rows that arrive while the run goes on get higher keys; without an upper end a table
+        # that fills as fast as it is drained would keep one run going for ever.
+        highest = _highest(question) if full else None
+        self._last = pks[-1] if highest is None else highest
+        start = Q(pk__gte=pks[0])
+        while pks:
+            yield question, self._visits(_in_order(question, pks))
+            if self.among_others:
+                yield from self._scattered(start)
+                return
+            if not full:
+                return
+            self._tried.clear()
+            start = Q(pk__gt=pks[-1])
+            question = self._ask()
+            pks, full = self._read_on(question, start)
+
+    def _scattered(self, start: Q) -> Iterator[Window[M]]:
+        while True:
+            question = self._ask()
+            pks, full = self._read_on(question, start, WIDE_WINDOW)
+            if len(self._tried) > 2 * WIDE_WINDOW:
+                forget_settled(question, self._tried)
+            fresh = [pk for pk in pks if pk not in self._tried]
+            if fresh:
+                # What lies before the first fresh row is not read again.
+                start = Q(pk__gte=fresh[0])
+                self._tried.difference_update(pks[: pks.index(fresh[0])])
+                place = secrets.randbelow(len(fresh))
+                yield question, self._visits(_in_order(question, fresh)[place:])
+            elif full:
+                start = Q(pk__gt=pks[-1])
+                self._tried.difference_update(pks)
+            else:
+                return
+
+    def _read_on(self, question: Question[M], start: Q, size: int = 0) -> tuple[list[Any], bool]:
+        """Read the next window, while there are visits left."""
+        keys = _keys(question).filter(start, pk__lte=self._last)
+        # A key says nothing of when a row came unless the database counts it up, nor whether it
+        # came back where a window is read again: there the end is a number as well. Counting is
+        # dear, and a short run never comes here.
+        needs_number = self.among_others or not _counts_up(question.model)
+        if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
+            self._left = _twice(keys.count, keys.db)
+        return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
+
+    def _visits(self, pks: list[Any]) -> Iterator[Any]:
+        for pk in pks:
+            if self._left == 0:
+                return
+            self._visited += 1
+            self._left = None if self._left is None else self._left - 1
+            yield pk
+
+
+def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Window[M]]:
+    """Yield windows in the queryset's own order, each read from the head again.
+
+    ``tried``: keys that were tried and may still be pending; they stay at the head and are read
+    past. The upper end is a number here, as many rows as were pending after the first window:
+    keys say nothing about an order of the user's own.
+    """
+    left: int | None = None
+    while left != 0:
+        question = ask()
+        keys = _keys_in_order(question)
+        if len(tried) > 2 * WINDOW:
+            forget_settled(question, tried)
+        # Read past here and not in the query: the rows that failed may be many.
+        pks, full = _read(keys, WINDOW + len(tried))
+        pks = [pk for pk in pks if pk not in tried]
+        yield question, iter(pks[:left])
+        if not full:
+            return
+        left = _twice(keys.count, keys.db) if left is None else max(left - len(pks), 0)
+
+
+def forget_settled(question: Question[Any], tried: set[Any]) -> None:
+    """Drop the keys of rows that are not pending any more, and so not read again."""
+    keys = list(tried)
+    for at in range(0, len(keys), WINDOW):
+        some = keys[at : at + WINDOW]
+        tried.difference_update(set(some).difference(_look(_keys(question).filter(pk__in=some))))
+
+
+def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
+    """Return those of the keys that are pending now, in the order given; without a lock."""
+    if not pks:
+        return []
+    found = set(_look(question.among(pks).values_list("pk", flat=True)))
+    return [pk for pk in pks if pk in found]
+
+
+def _keys(question: Question[M]) -> QuerySet[M, Any]:
+    keys = question.queryset.using(question.read_using).order_by("pk")
+    # A reverse() outlives order_by(), and would turn the walk round.
+    keys.query.standard_ordering = True
+    return _flat(keys)
+
+
+def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
+    queryset = question.queryset.using(question.read_using)
+    query = queryset.query
+    if not query.extra_order_by:
+        default = query.get_meta().ordering if query.default_ordering else ()
+        queryset = queryset.order_by(*(query.order_by or default or ()), "pk")
+    return _flat(queryset)
+
+
+def _flat(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
+    keys = queryset.values_list("pk", flat=True)
+    if len(keys.model._meta.pk_fields) > 1:
+        # Django cuts such a key off after its first column when DISTINCT makes it select the
+        # order's columns as well. Nothing is lost: a key that comes twice is dropped here.
+        keys.query.distinct = False
+    return keys
+
+
+def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
+    """Read one window; the second value tells whether there may be more behind it."""
+    rows = _look(keys[:size])
+    # A filter over a to-many relation gives a row once per match.
+    return list(dict.fromkeys(rows)), len(rows) == size
+
+
+def _look(keys: QuerySet[M, Any]) -> list[Any]:
+    return _twice(lambda: list(keys.all()), keys.db)
+
+
+def _twice(read: Callable[[], T], using: str) -> T:
+    """Read, and once more if the session had been ended while nobody used it.
+
+    What is read is a hint and holds no lock, so nothing was lost with the session but the answer.
+    """
+    try:
+        return read()
+    except Exception as error:
+        if not is_database_error(error) or not reconnected(using):
+            raise
+    return read()
+
+
+def _highest(question: Question[M]) -> Any:
+    table: QuerySet[M] = QuerySet(question.model, using=question.read_using)
+    return next(iter(_look(table.order_by("-pk").values_list("pk", flat=True)[:1])), None)
+
+
+def _counts_up(model: type[Model]) -> bool:
+    field: Any = model._meta.pk
+    while field.remote_field:
+        field = field.target_field
+    return isinstance(field, AutoField)
+
+
+def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
+    """Put a window into the user's own order, which the walk by key does not follow."""
+    if len(pks) < 2 or not question.queryset.ordered:
+        return pks
+    wanted = question.queryset.filter(pk__in=pks).using(question.read_using)
+    # What is no longer pending goes to the end, where its claim finds out.
+    return list(dict.fromkeys([*_look(_flat(wanted)), *pks]))

@@ -1,0 +1,1 @@
+"""What joins the core to other packages, each of which is an extra."""

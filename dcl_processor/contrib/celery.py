@@ -1,0 +1,231 @@
+"""Celery starts runs: one task for all processors, and an entry for beat's schedule.
+
+The rows stay in their table and the task carries none of them, so that one that is lost, expires
+or is delivered twice costs nothing. Importing this module is what makes the task known.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+from billiard.process import current_process
+from celery import shared_task
+from celery.signals import worker_shutting_down
+
+from dcl_processor import registry
+from dcl_processor.exceptions import InvalidOption, ProcessorError
+from dcl_processor.workers import backlog
+from dcl_processor.workers.stopping import Stop
+
+logger = logging.getLogger("dcl_processor")
+
+#: The share of its interval that a scheduled run has to itself, unless ``timeout`` says otherwise.
+SHARE_OF_INTERVAL = 0.9
+
+#: What an entry of the schedule passes on to the task as it is.
+PARAMETERS = ("limit", "using", "wait_for_locked", "concurrency", "raise_for_failures")
+
+# Only the worker's main process is told that it shuts down. Its pool's processes are forked from
+# it, and share this page of memory with it.
+_shutting_down = mmap.mmap(-1, 1)
+
+
+@worker_shutting_down.connect  # type: ignore[untyped-decorator]  # celery ships no types
+def _tell_the_pool(**_: Any) -> None:
+    _shutting_down[0] = 1
+
+
+@shared_task(bind=True, name="dcl_processor.run", throws=(ProcessorError,))  # type: ignore[untyped-decorator]  # as above
+def run(
+    self: Any,
+    name: str,
+    *,
+    copies: int = 1,
+    timeout: float | None = None,
+    limit: int | None = None,
+    using: str | None = None,
+    wait_for_locked: float = 10,
+    concurrency: int = 1,
+    raise_for_failures: bool = False,
+) -> dict[str, Any]:
+    """Run the processor of this name, and return its report as plain values.
+
+    ``copies``: so many of these tasks share the rows; the first sends the others when there are
+    rows for them, and each has a report of its own. ``timeout``: seconds after which no row
+    starts, for each copy from its start. ``raise_for_failures``: rows that failed make the task
+    fail, with ``RowsFailed``. ``limit`` is for all copies together; the others are those of
+    ``BatchProcessor.run()``.
+
+    The soft time limit, ``revoke(terminate=True)`` and a warm shutdown of the worker end the run
+    after the row at hand; the report then says that it was stopped by "signal".
+
+    Raises what ``run()`` raises, and ``UnknownProcessor``.
+    """
+    own: dict[str, Any] = {
+        "timeout": timeout,
+        "limit": limit,
+        "using": using,
+        "wait_for_locked": wait_for_locked,
+        "concurrency": concurrency,
+    }
+    try:
+        (processor,) = registry.get([name])
+        needed = _needed(processor, _whole("copies", copies), limit, using)
+        if needed > 1:
+            share = None if limit is None else limit // needed
+            others = {**own, "limit": share, "raise_for_failures": raise_for_failures}
+            _send_others(self, needed - 1, name, others)
+            own["limit"] = None if limit is None else limit - (needed - 1) * (limit // needed)
+        with polite_stop() as stop:
+            report = processor.run(**own, stop=stop)
+    except ProcessorError as error:
+        # Celery says nothing above INFO of an error that it was told to expect.
+        logger.error("%s", error)  # noqa: TRY400  # one sentence says it all
+        raise
+    if raise_for_failures:
+        report.raise_for_failures()
+    return report.as_dict()
+
+
+def every(
+    schedule: Any,
+    name: str,
+    *,
+    copies: int = 1,
+    timeout: float | timedelta | None = None,
+    queue: str | None = None,
+    **parameters: Any,
+) -> dict[str, Any]:
+    """Return an entry for ``beat_schedule`` that runs the processor of this name.
+
+    ``schedule``: seconds, a ``timedelta``, or one of Celery's schedules, such as ``crontab()``.
+    ``timeout``: seconds that a run has; by default 0.9 of the interval, and to be given where the
+    schedule is no interval. ``queue``: the queue of the tasks, instead of the app's own. The others
+    are those of the task ``run``.
+
+    A message that no worker has taken by the time of the next one expires, so that they do not pile
+    up while the workers are busy or away. Raises ``InvalidOption`` for values that cannot work.
+    """
+    interval = _interval(schedule)
+    if timeout is None and interval is None:
+        raise InvalidOption(
+            f"expected timeout=… beside a schedule that is no number of seconds, got {schedule!r} "
+            "alone; say how many seconds a run may take."
+        )
+    budget = _seconds("timeout", timeout) if timeout is not None else None
+    if budget is None and interval is not None:
+        budget = interval * SHARE_OF_INTERVAL
+    if unknown := parameters.keys() - set(PARAMETERS):
+        raise InvalidOption(
+            f"expected parameters out of {', '.join(PARAMETERS)}, got {', '.join(sorted(unknown))}."
+        )
+    kwargs = {"copies": _whole("copies", copies), "timeout": budget, **parameters}
+    options = {"expires": interval or budget, **({"queue": queue} if queue else {})}
+    return {
+        "task": run.name,
+        "schedule": schedule,
+        "args": (name,),
+        "kwargs": kwargs,
+        "options": options,
+    }
+
+
+@contextmanager
+def polite_stop() -> Iterator[Stop]:
+    """Give the ``stop=`` of a run inside a task of your own, which ends it as in ``run``.
+
+    In a process of the worker's pool, the signals of the soft time limit and of ``revoke()`` set
+    it, instead of raising wherever they find the handler. The second SIGTERM is Celery's again:
+    what is open is rolled back.
+    """
+    stop = _Stop()
+    previous: dict[signal.Signals, Any] = {}
+
+    def time_is_up(*_: Any) -> None:
+        stop.set()
+
+    def terminated(signum: int, frame: FrameType | None) -> None:
+        if stop.terminated:
+            _hand_over(signum, frame, previous[signal.Signals(signum)])
+        stop.terminated = True
+        stop.set()
+
+    # In the worker's own process, and wherever else tasks run, these signals are somebody else's.
+    if _is_in_pool() and threading.current_thread() is threading.main_thread():
+        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, time_is_up)
+        previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield stop
+    finally:
+        for signum, before in previous.items():
+            signal.signal(signum, before)
+
+
+class _Stop(Stop):
+    terminated = False
+
+    def is_set(self) -> bool:
+        return super().is_set() or bool(_shutting_down[0])
+
+
+def _is_in_pool() -> bool:
+    return hasattr(signal, "SIGUSR1") and current_process().name != "MainProcess"
+
+
+def _hand_over(
+    signum: int,
+    frame: FrameType | None,
+    before: Callable[[int, FrameType | None], Any] | signal.Handlers,
+) -> None:
+    if callable(before):
+        before(signum, frame)
+        return
+    signal.signal(signum, before)
+    os.kill(os.getpid(), signum)
+
+
+def _needed(processor: Any, copies: int, limit: Any, using: str | None) -> int:
+    """Return how many copies have a row to handle; there is no use for others."""
+    if isinstance(limit, int):
+        copies = min(copies, limit)
+    return min(copies, backlog.count(processor, using=using, most=copies - 1)) if copies > 1 else 1
+
+
+def _send_others(task: Any, number: int, name: str, kwargs: dict[str, Any]) -> None:
+    """Send further copies to where the first came from; late ones are of no use."""
+    came_by = task.request.delivery_info or {}
+    exchange, key = came_by.get("exchange"), came_by.get("routing_key")
+    # Without an exchange the key is the queue's name; Celery would put the default one in.
+    route = {"exchange": exchange, "routing_key": key} if exchange else {"queue": key}
+    for _ in range(number):
+        task.apply_async((name,), kwargs, expires=kwargs["timeout"], **route)
+
+
+def _interval(schedule: Any) -> float | None:
+    """Return the seconds between two beats, or None when that depends on the calendar."""
+    is_interval = isinstance(schedule, int | float | timedelta) and not isinstance(schedule, bool)
+    return _seconds("schedule", schedule) if is_interval else None
+
+
+def _seconds(name: str, value: Any) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
+        raise InvalidOption(
+            f"expected {name} to be a number of seconds above 0, or a timedelta, got {value!r}."
+        )
+    return float(seconds)
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidOption(f"expected {name} to be a number of tasks from 1, got {value!r}.")
+    return value

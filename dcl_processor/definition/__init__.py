@@ -1,0 +1,1 @@
+"""What the user writes, and what is found wrong with it at once."""

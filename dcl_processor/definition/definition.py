@@ -1,0 +1,177 @@
+"""What the user writes, as options and hooks; ``BatchProcessor`` adds what can be done with it.
+
+What can be judged without the model is judged here, when it is defined; the rest in ``manage.py
+check`` and at the first run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+from django.apps import apps
+from django.db.models import Model, Q, QuerySet
+from django.db.models.functions import Now
+
+from dcl_processor.lease import Lease
+from dcl_processor.retry import Retry
+
+from . import validation
+from .kinds import Delivery
+
+M = TypeVar("M", bound=Model)
+
+
+class _DefaultName:
+    """Gives "<label of the app the code is in>.<name>", once the apps are known."""
+
+    def __get__(self, processor: Definition[Any] | None, owner: type) -> str:
+        if processor is None:
+            return owner.__name__
+        # Before the apps are loaded nobody knows them; the module still tells where it is.
+        module = processor.__module__
+        config = apps.get_containing_app_config(module) if apps.apps_ready else None
+        label = config.label if config else module
+        return f"{label}.{processor.__name__}"
+
+
+class Definition(Generic[M]):
+    """The options and hooks of a ``BatchProcessor``, validated; the stages read these alone."""
+
+    name: str = _DefaultName()  # type: ignore[assignment]  # a descriptor that gives a str
+    delivery: Delivery = Delivery.TRANSACTIONAL
+    batch_size: int = 1
+    strict_order: bool = False
+    done: Mapping[str, Any] | None = None
+    repeats: bool = False
+    failed: Mapping[str, Any] | None = None
+    reset: Mapping[str, Any] | None = None
+    retry: Retry | None = None
+    max_consecutive_failures: int | None = None
+    claim: Mapping[str, Any] | None = None
+    claimed_at: str | None = None
+    lease: Lease | None = None
+    using: str | None = None
+    read_using: str | None = None
+
+    __name__: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = _DefaultName()  # type: ignore[assignment]  # as above; never inherited
+
+    def __init__(self, **options: Any) -> None:
+        validation.check_option_names(type(self), options)
+        self.__name__ = type(self).__name__
+        for option, value in options.items():
+            setattr(self, option, value)
+        inherited = (self.pending, Definition.pending), (self.process, Definition.process)
+        missing = {
+            base.__name__ for method, base in inherited if getattr(method, "__func__", None) is base
+        }
+        if self._handles_batches:
+            missing.discard("process")
+        validation.check_options(self, missing)
+
+    def pending(self) -> QuerySet[M]:
+        """Return the rows that wait to be handled; asked afresh for every window of rows."""
+        raise NotImplementedError
+
+    # Both stars: to a type checker an override may then take the resource, or take none.
+    def process(self, row: M, /, *arguments: Any, **_: Any) -> Any:
+        """Handle one row, which is locked and was pending when it was locked.
+
+        The second argument is the ``resource()``, when there is one. What it returns is given to
+        ``get_done()``. What it raises is the row's failure: its transaction is rolled back and
+        the row stays pending.
+        """
+        raise NotImplementedError
+
+    def process_batch(
+        self, rows: Sequence[M], /, *arguments: Any, **_: Any
+    ) -> Sequence[Any] | None:
+        """Handle the rows of a batch together, instead of ``process()`` for each.
+
+        Returns ``None``, or the results in the order of the rows. When it raises, nothing of the
+        batch is flipped, and it is called again for each row alone, so that only the row to blame
+        fails: Spring Batch's scan.
+        """
+        raise NotImplementedError
+
+    def resource(
+        self,
+    ) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None:
+        """Return what the handler needs open, such as a connection to a mail server.
+
+        Opened before the first row of a run, once per thread, and given to the handler as its
+        second argument; opened anew after a row failed; closed at the end.
+        """
+        return None
+
+    def get_failed(self, row: M, error: Exception, /) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return what is written to a row that is given up on: the dead letter.
+
+        Override it to keep more than the ``retry``'s ``last_error``.
+        """
+        return self.failed or {}
+
+    def get_done(self, row: M, result: Any, /) -> Mapping[str, Any]:  # noqa: ARG002  # see below
+        """Return the flip for a row, given what the handler returned.
+
+        Override it to keep a result, such as a tracking number, in the same write as the flag.
+        """
+        return self.done or {}
+
+    @property
+    def _has_fixed_flip(self) -> bool:
+        """Whether the flip is ``done``, whatever the handler returns."""
+        rewritten = getattr(self.get_done, "__func__", None) is not Definition.get_done
+        return self.done is not None and not rewritten
+
+    @property
+    def _rehearsal_suffices(self) -> bool:
+        """Whether a flip that was right for one row is right for all: its values are constants.
+
+        ``F("tries") + 1`` may take one row out of ``pending``, and leave another.
+        """
+        values = (self.done or {}).values()
+        return self._has_fixed_flip and not any(
+            hasattr(value, "resolve_expression") and not isinstance(value, Now) for value in values
+        )
+
+    def _due(self) -> Q | None:
+        """Return what is demanded of a row beside being pending; the user never writes it."""
+        due: list[Q] = []
+        if self.retry is not None:
+            due.append(self.retry.due())
+            # With a dead letter, whoever meets a row without attempts left writes it.
+            if not self._notes_failures or self.failed is None:
+                due.append(self.retry.not_used_up())
+        if self.lease is not None:
+            due.append(self.lease.free())
+        return functools.reduce(operator.and_, due) if due else None
+
+    @property
+    def _is_async(self) -> bool:
+        """Whether the handler is to be awaited."""
+        return inspect.iscoroutinefunction(self.process)
+
+    @functools.cached_property
+    def _handles_batches(self) -> bool:
+        """Whether ``process_batch()`` was written."""
+        written = getattr(self.process_batch, "__func__", None)
+        return written is not Definition.process_batch
+
+    @property
+    def _notes_failures(self) -> bool:
+        """Whether something is written about a row that was not handled."""
+        rewritten = getattr(self.get_failed, "__func__", None) is not Definition.get_failed
+        return self.retry is not None or self.failed is not None or rewritten
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"

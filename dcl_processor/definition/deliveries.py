@@ -1,0 +1,79 @@
+"""Which options go with which delivery."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.lease import Lease
+
+from . import functions
+from .kinds import Delivery
+
+if TYPE_CHECKING:
+    from .definition import Definition
+
+
+def check(processor: Definition[Any]) -> None:
+    """Refuse options that the delivery has no use for, and miss none that it needs."""
+    label = functions.label(processor)
+    match processor.delivery:
+        case Delivery.TRANSACTIONAL:
+            _refuse(processor, label, "claim", "claimed_at", "lease")
+        case Delivery.AT_MOST_ONCE:
+            _refuse(processor, label, "lease")
+            _check_claim(processor, label)
+        case Delivery.AT_LEAST_ONCE:
+            _refuse(processor, label, "claim", "claimed_at")
+            if not isinstance(processor.lease, Lease):
+                raise InvalidOption(
+                    f"{label}: expected AT_LEAST_ONCE to have lease=Lease(…), which says when "
+                    f"another copy may take a row over, got {processor.lease!r}."
+                )
+    if processor._handles_batches and processor.delivery != Delivery.TRANSACTIONAL:
+        raise Unsupported(
+            f"{label}: expected process_batch() with TRANSACTIONAL, whose transaction takes a "
+            f"whole batch back, got it with {str(processor.delivery).upper()}; write process()."
+        )
+
+
+def _refuse(processor: Definition[Any], label: str, *options: str) -> None:
+    for option in options:
+        if getattr(processor, option) is not None:
+            raise InvalidOption(
+                f"{label}: expected {option} only with another delivery than "
+                f"{str(processor.delivery).upper()}, got {option}={getattr(processor, option)!r}; "
+                "leave it out, or choose the delivery that it belongs to."
+            )
+
+
+def _check_claim(processor: Definition[Any], label: str) -> None:
+    if processor.claim is not None:
+        if processor.claim == processor.done:
+            raise InvalidOption(
+                f"{label}: expected claim to differ from done, so that a row in doubt can be told "
+                f"from a finished one, got {dict(processor.claim)!r} for both."
+            )
+        if all(callable(v) or hasattr(v, "resolve_expression") for v in processor.claim.values()):
+            raise InvalidOption(
+                f"{label}: expected claim to have at least one plain value, by which a claimed row "
+                f"is recognised, got {dict(processor.claim)!r}; add claimed_at=… for the time, and "
+                "a status or a flag to claim."
+            )
+        if processor.retry is not None and processor.reset is None:
+            raise InvalidOption(
+                f"{label}: expected reset=… to say what puts a claimed row back for its next "
+                "attempt, got retry without it."
+            )
+        return
+    if not processor._has_fixed_flip:
+        raise InvalidOption(
+            f"{label}: expected AT_MOST_ONCE without claim to have a plain done=…, which is "
+            "written before the work, got a flip that depends on the handler; add claim=…."
+        )
+    for option in ("retry", "claimed_at"):
+        if getattr(processor, option) is not None:
+            raise InvalidOption(
+                f"{label}: expected {option} together with claim=…, got AT_MOST_ONCE without "
+                "claim, where a row counts as done before the work."
+            )

@@ -1,0 +1,124 @@
+"""What can be judged of the functions that a definition brings, before any of them is called."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Manager, Model, QuerySet
+
+from dcl_processor.exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
+
+from .kinds import Delivery
+
+if TYPE_CHECKING:
+    from .definition import Definition
+
+
+def check(processor: Definition[Any]) -> None:
+    """Refuse functions that could not be called as they will be."""
+    _check_pending(processor)
+    _check_resource(processor)
+    _check_handler(processor)
+    _check_flips(processor)
+
+
+def label(processor: Definition[Any]) -> str:
+    """Return what the user calls the processor, whose name may be the thing that is wrong."""
+    handler = vars(processor).get("process")
+    return getattr(handler, "__name__", None) or type(processor).__name__
+
+
+def _check_pending(processor: Definition[Any]) -> None:
+    source: Any = processor.pending
+    if isinstance(source, QuerySet):
+        return
+    if isinstance(source, Manager) or (isinstance(source, type) and issubclass(source, Model)):
+        raise InvalidPending(
+            f"{label(processor)}: expected pending to be a queryset or a callable that returns "
+            f"one, got {source!r}; write …objects.filter(…)."
+        )
+    if not callable(source):
+        raise InvalidPending(
+            f"{label(processor)}: expected pending to be a queryset or a callable that returns "
+            f"one, got {source!r}."
+        )
+    if not _takes(source):
+        raise InvalidPending(
+            f"{label(processor)}: expected pending to take no arguments, got "
+            f"pending{inspect.signature(source)}; narrow a run with filter=Q(…) instead."
+        )
+
+
+def _check_resource(processor: Definition[Any]) -> None:
+    resource: Any = processor.resource
+    if not callable(resource) or not _takes(resource):
+        raise InvalidOption(
+            f"{label(processor)}: expected resource to be a callable without arguments that "
+            f"returns a context manager, got {resource!r}."
+        )
+    if inspect.isgeneratorfunction(resource) or inspect.isasyncgenfunction(resource):
+        raise InvalidOption(
+            f"{label(processor)}: expected resource() to return a context manager, got the "
+            f"generator {resource.__name__}(); decorate it with contextlib's "
+            f"{'async' * inspect.isasyncgenfunction(resource)}contextmanager."
+        )
+
+
+def _check_handler(processor: Definition[Any]) -> None:
+    name, what = ("process_batch", "rows") if processor._handles_batches else ("process", "one row")
+    handler: Any = getattr(processor, name)
+    called = getattr(handler, "__name__", name)
+    if not callable(handler):
+        raise InvalidOption(
+            f"{label(processor)}: expected {name} to be a function of {what}, got {handler!r}."
+        )
+    _check_kind(processor, handler, called)
+    resource = ["resource"] if _has_resource(processor) else []
+    if not _takes(handler, "row or rows", *resource):
+        raise InvalidOption(
+            f"{label(processor)}: expected the handler to take {what}"
+            f"{' and the resource' if resource else ''}, got {called}{inspect.signature(handler)}."
+        )
+
+
+def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        when = "awaited" if inspect.isasyncgenfunction(handler) else "called"
+        raise InvalidOption(
+            f"{label(processor)}: expected a function that does the work when it is {when}, got "
+            f"the generator {called}(); take the 'yield' out."
+        )
+    if not inspect.iscoroutinefunction(handler):
+        return
+    if processor.delivery == Delivery.TRANSACTIONAL:
+        raise Unsupported(
+            f"{label(processor)}: expected a plain function, got 'async def {called}': a row's "
+            "lock cannot be held across an event loop; write 'def', or choose "
+            "Delivery.AT_LEAST_ONCE or AT_MOST_ONCE, whose handlers run outside the transaction."
+        )
+
+
+def _check_flips(processor: Definition[Any]) -> None:
+    for option, words in (("done", "(row, result)"), ("failed", "(row, error)")):
+        get: Any = getattr(processor, f"get_{option}")
+        if not callable(get) or not _takes(get, None, None):
+            raise InvalidDone(
+                f"{label(processor)}: expected {option} as a callable to take {words}, got {get!r}."
+            )
+
+
+def _has_resource(processor: Definition[Any]) -> bool:
+    return getattr(processor.resource, "__qualname__", "") != "Definition.resource"
+
+
+def _takes(function: Any, *args: object) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none to look at
+        return True
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,55 @@
+"""What a processor's options demand of the model: columns that there are, and of the right kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import DateTimeField, Model
+
+from dcl_processor.exceptions import InvalidDone
+
+from .expectation import expect
+
+if TYPE_CHECKING:
+    from .definition import Definition
+
+#: The options that are written to a row as they are.
+FLIPS = ("done", "failed", "reset", "claim")
+
+
+def check(processor: Definition[Any], model: type[Model]) -> None:
+    """Raise unless the model has the columns that the processor would write."""
+    for option in FLIPS:
+        check_columns(getattr(processor, option) or {}, model, processor.name, option)
+    check_own_columns(processor, model)
+
+
+def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
+    """Raise unless the model has the columns that the processor keeps for itself."""
+    if processor.claimed_at is not None:
+        words = "a nullable DateTimeField"
+        named = f"{processor.name}: expected claimed_at={processor.claimed_at!r}"
+        expect(model, processor.claimed_at, DateTimeField, null=True, named=named, words=words)
+    if processor.retry is not None:
+        processor.retry.check(model, processor.name)
+    if processor.lease is not None:
+        processor.lease.check(model, processor.name)
+
+
+def check_columns(
+    values: Mapping[str, Any], model: type[Model], label: str, option: str = "done"
+) -> None:
+    """Raise ``InvalidDone`` unless every name is a column of the model that a flip may write."""
+    columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
+    for name in values:
+        if name not in columns:
+            raise InvalidDone(
+                f"{label}: expected {option} to name columns of {model._meta.label}, got {name!r}; "
+                f"the columns are {', '.join(f.name for f in model._meta.concrete_fields)}."
+            )
+        if columns[name].primary_key or columns[name].generated:
+            raise InvalidDone(
+                f"{label}: expected {option} to name columns that a flip may write, got {name!r}, "
+                f"which is {'the primary key' if columns[name].primary_key else 'generated'}."
+            )

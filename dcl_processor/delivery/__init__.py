@@ -1,0 +1,1 @@
+"""The three orders in which the stages follow each other, and what they share."""

@@ -1,0 +1,165 @@
+"""The rows that one claim takes, and what becomes of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from django.db import connections
+from django.db.models import Model
+
+from dcl_processor.candidates.pending import Question, these
+from dcl_processor.errors import describe
+from dcl_processor.exceptions import ProcessorError
+from dcl_processor.execution.handler import Failed, Handled, Outcome, ends_the_run
+from dcl_processor.locking.claiming import Claimed, Miss, claim
+from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.locking.isolation import reconnected, row_transaction
+from dcl_processor.settlement import writing
+from dcl_processor.settlement.notes import Values, notes
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+    from dcl_processor.execution.event_loop import EventLoop
+    from dcl_processor.execution.resource import Resource
+
+    from .keeper import Keeper
+
+M = TypeVar("M", bound=Model)
+Outcomes = dict[Any, Outcome | Miss]
+
+logger = logging.getLogger("dcl_processor")
+
+
+class Run(Protocol):
+    """What a delivery needs of the run that it belongs to."""
+
+    processor: Definition[Any]
+    resource: Resource
+    event_loop: EventLoop | None
+    keeper: Keeper | None
+    rehearsed: bool
+
+    def may_start(self, so_far: dict[Any, Any]) -> bool:
+        """Tell whether a row may start; ``so_far``: its batch's outcomes, not counted yet."""
+        raise NotImplementedError
+
+    def rehearse(self, question: Question[Any], rows: Mapping[Any, Any]) -> None:
+        """Rehearse the flips on the first row that the run claims."""
+        raise NotImplementedError
+
+
+class Batch(Generic[M]):
+    """Some candidates on their way through the stages.
+
+    ``rows``: those that were claimed; ``attempts``: for each, the number of this attempt;
+    ``started``: those whose handler was called; ``outcomes``: of the rows that were handled.
+    ``ended``: of those whose handlers ended and that are not settled yet; ``flips``: what is known
+    already of what is to be written to them; ``unknown``: those that may have been written.
+    """
+
+    def __init__(self, run: Run, question: Question[M], pks: Sequence[Any]) -> None:
+        self.run = run
+        self.processor = run.processor
+        self.question = question
+        self.pks = pks
+        self.rows: dict[Any, M] = {}
+        self.attempts: dict[Any, int] = {}
+        self.outcomes: dict[Any, Outcome] = {}
+        self.started: set[Any] = set()
+        self.ended: dict[Any, Outcome] = {}
+        self.flips: dict[Any, Values] = {}
+        self.unknown: set[Any] = set()
+        self._claimed: Claimed[M] | None = None
+        self._session = connections[question.using].connection
+
+    def claimed(self, claimed: Claimed[M]) -> None:
+        """Take the rows that were claimed, before a handler does anything to them."""
+        self._claimed = claimed
+        self.rows = claimed.rows
+        retry = self.processor.retry
+        if retry is not None:
+            self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
+
+    def _counted(self, name: str) -> dict[Any, int]:
+        if all(name in vars(row) for row in self.rows.values()):
+            return {pk: getattr(row, name) for pk, row in self.rows.items()}
+        # Deferred by the user's queryset: asked once for all, and not by each instance.
+        table = self.question.table
+        return dict(table.filter(these(self.rows)).values_list("pk", name))
+
+    def notes(self, pk: Any, outcome: Outcome, **undone: Values | None) -> tuple[Outcome, Values]:
+        """Return what a row that was not handled is to say of it, and the outcome to report.
+
+        ``undone``: as ``notes()`` has it.
+        """
+        attempt = self.attempts.get(pk, 0)
+        return notes(self.processor, self.rows[pk], outcome, attempt=attempt, **undone)
+
+    def all_outcomes(self) -> Outcomes:
+        """Return what became of the candidates, those that were not claimed included."""
+        misses = self._claimed.misses if self._claimed else {}
+        return {**misses, **self.outcomes}
+
+    def abandon(
+        self,
+        error: Exception,
+        *,
+        redo: Callable[[Run, Question[M], Sequence[Any]], Outcomes],
+    ) -> Outcomes:
+        """Go on after an error that cost the transaction: nothing of it is written.
+
+        The rows are redone one by one, so that the one to blame is alone with it. Raises what
+        ``ends_the_run()``, and what came before any handler and is nobody's failure: a rehearsal's
+        error, and a claim that the database refused for another reason than contention.
+        """
+        if ends_the_run(error) or (isinstance(error, ProcessorError) and not self.started):
+            raise error
+        if is_database_error(error) and self._wrote_nothing():
+            if self._passes(error):
+                return dict.fromkeys(self.pks, Miss.ABSENT)
+            if self._claimed is None:
+                raise error
+        # A claim may fail because of one row that cannot be loaded.
+        ours = self.pks if self._claimed is None else list(self.rows)
+        outcomes: Outcomes = {} if self._claimed is None else dict(self._claimed.misses)
+        if len(ours) == 1:
+            outcomes[ours[0]] = self._failed(ours[0], error)
+            return outcomes
+        for pk in ours:
+            if not self.run.may_start(outcomes):
+                break
+            outcomes.update(redo(self.run, self.question, [pk]))
+        return outcomes
+
+    def _wrote_nothing(self) -> bool:
+        """Tell whether the error came in the claim, or in the rehearsal, and so before a COMMIT."""
+        return self._claimed is None or not (self.run.rehearsed or self.started)
+
+    def _passes(self, error: Exception) -> bool:
+        """Tell whether to ask again later: also for what a session lost that has ended."""
+        return is_contention(error) or reconnected(self.question.using, since=self._session)
+
+    def _failed(self, pk: Any, error: Exception) -> Outcome:
+        """Note a failure in a transaction of its own, the row's own being lost."""
+        failed = self.outcomes.get(pk)
+        if isinstance(failed, Failed):
+            # The handler's own error says more than what the lost transaction made of it.
+            failed.error.add_note(f"Its transaction was lost, too: {describe(error)}")
+        else:
+            failed = Failed(error, handled=isinstance(failed, Handled))
+        if self.processor.retry is None:
+            return failed
+        again: Batch[M] = Batch(self.run, self.question, [pk])
+        try:
+            with row_transaction(self.question.using):
+                # Second check: the lock is gone, and somebody else may have finished the row.
+                again.claimed(claim(self.question, [pk]))
+                if again.rows:
+                    failed, values = again.notes(pk, failed)
+                    writing.write(self.question, [pk], values, self.processor.name)
+        except Exception as second:  # noqa: BLE001  # the first is the one to be reported
+            name = self.processor.name
+            logger.warning("%s: row %s failed, and no attempt was counted: %s", name, pk, second)
+        return failed

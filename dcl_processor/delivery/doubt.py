@@ -1,0 +1,105 @@
+"""What a person does about rows that are in doubt, or were given up on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Model, Q, QuerySet
+
+from dcl_processor.candidates import pending
+from dcl_processor.clock import DatabaseNow
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.retry import LONGEST_DELAY
+from dcl_processor.settlement import writing
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+
+def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
+    """Return the rows that are claimed, and have been for longer than that."""
+    if processor.claim is None or processor.claimed_at is None:
+        raise InvalidOption(
+            f"{processor.name}: expected claim=… and claimed_at=… to tell since when a row is "
+            "claimed, got in_doubt() without both."
+        )
+    _check_age(processor, older_than)
+    age = older_than if isinstance(older_than, timedelta) else timedelta(seconds=older_than)
+    since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - age})
+    return _rows(processor).filter(_claimed(processor), since).order_by(processor.claimed_at, "pk")
+
+
+def mark_done(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
+    """Write the flip to those of the rows that are claimed."""
+    if processor.claim is None or processor.done is None:
+        raise InvalidOption(
+            f"{processor.name}: expected claim=… and a plain done=… to say what settles a claimed "
+            "row, got mark_done() without both."
+        )
+    _check_rows(processor, rows, "mark_done")
+    values = {**_unclaimed(processor), **writing.resolve(processor.done)}
+    return rows.order_by().filter(_claimed(processor)).update(**values)
+
+
+def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
+    """Put rows back into ``pending``, as if they had never been tried."""
+    if processor.reset is None:
+        raise InvalidOption(
+            f"{processor.name}: expected reset=… to say what puts a row back into pending, got "
+            "requeue() without it."
+        )
+    _check_rows(processor, rows, "requeue")
+    fresh = processor.retry.fresh() if processor.retry else {}
+    values = {**fresh, **_unclaimed(processor), **writing.resolve(processor.reset)}
+    return rows.order_by().update(**values)
+
+
+def _check_age(processor: Definition[Any], older_than: Any) -> None:
+    seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds <= LONGEST_DELAY:
+        raise InvalidOption(
+            f"{processor.name}: expected older_than to be a number of seconds from 0, or a "
+            f"timedelta, got {older_than!r}."
+        )
+
+
+def _check_rows(processor: Definition[Any], rows: Any, method: str) -> None:
+    """Refuse what would write to other rows than the processor's, or could not be written."""
+    model = _rows(processor).model
+    ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is model
+    if not ours or rows.query.is_sliced:
+        got = "a slice" if ours else repr(rows) if isinstance(rows, Model) else _kind(rows)
+        raise InvalidOption(
+            f"{processor.name}: expected {method}() to take a queryset of {model._meta.label} "
+            f"without a slice, got {got}; for one row write …objects.filter(pk=…)."
+        )
+
+
+def _kind(rows: Any) -> str:
+    if isinstance(rows, QuerySet):
+        return f"a queryset of {rows.model._meta.label}"
+    return f"an object of type {type(rows).__name__}"
+
+
+def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:
+    lease = {processor.lease.field: None} if processor.lease else {}
+    return {**({processor.claimed_at: None} if processor.claimed_at else {}), **lease}
+
+
+def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
+    question = pending.ask(processor.pending, label=processor.name, using=processor.using)
+    return QuerySet(question.model, using=question.using)
+
+
+def _claimed(processor: Definition[Any]) -> Q:
+    """Recognise a claimed row by the constants that the claim wrote, and by its time."""
+    constants = {
+        name: value
+        for name, value in (processor.claim or {}).items()
+        if not hasattr(value, "resolve_expression") and not callable(value)
+    }
+    # A row that was settled may still say that it was claimed, but not since when.
+    since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
+    return Q(**constants, **since)

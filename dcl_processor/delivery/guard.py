@@ -1,0 +1,38 @@
+"""What recognises a row as ours when no lock does: columns, with the values that we gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from django.db.models import Q
+
+from dcl_processor import statements
+from dcl_processor.candidates.pending import Question
+
+#: Each column, and every value that it may have from us.
+Guard = Mapping[str, Sequence[Any]]
+
+
+def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, Any]) -> int:
+    """Write a row if it is ours; return how many were written, 0 or 1."""
+    only = {column: known[0] for column, known in guard.items() if len(known) == 1}
+    # NULL is compared in a way of its own.
+    if len(only) == len(guard) and None not in only.values():
+        name = "settle", *only, statements.names(values)
+        make = partial(statements.Update, question.model, question.using, values, guard=only)
+        update = question.statements.get(name, make)
+        written = None if update is None else update.write([pk], values, only)
+        if written is not None:
+            return written
+    table = question.table
+    return table.filter(condition(guard), pk=pk).update(**values)
+
+
+def condition(guard: Guard) -> Q:
+    """Return what recognises a row as ours, as a condition."""
+    ours = Q()
+    for column, known in guard.items():
+        ours &= Q(**{column: known[0]}) if len(known) == 1 else Q(**{f"{column}__in": known})
+    return ours

@@ -1,0 +1,84 @@
+"""Work, and settle, inside the transaction that holds the rows' locks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.models import Model
+
+from dcl_processor.execution.handler import Failed, Handled, execute, execute_together
+from dcl_processor.execution.scope import RowScope
+from dcl_processor.locking.fence import Fence
+from dcl_processor.settlement import grouping, writing
+
+from .batch import Batch
+
+M = TypeVar("M", bound=Model)
+
+
+def work(batch: Batch[M], fence: Fence) -> None:
+    """Handle the rows, each so that its failure costs the others nothing."""
+    run, processor, connection = batch.run, batch.processor, connections[batch.question.using]
+    if processor._handles_batches and len(batch.rows) > 1:
+        with RowScope(connection, shared=False) as scope:
+            together = _work_together(batch)
+        fence.check()
+        scope.close(Handled())
+        batch.outcomes.update(zip(batch.rows, together, strict=True))
+        return
+    shared = len(batch.rows) > 1 or processor._notes_failures
+    for pk, row in batch.rows.items():
+        if not run.may_start(batch.outcomes):
+            break
+        batch.started.add(pk)
+        with RowScope(connection, shared=shared) as scope:
+            outcome = execute(processor, row, run.resource.arguments())
+        # Noted before it is known whether it can be kept: an error from here on is the row's.
+        batch.outcomes[pk] = outcome
+        fence.check()
+        batch.outcomes[pk] = scope.close(outcome)
+        if isinstance(outcome, Failed):
+            run.resource.worn()
+
+
+def _work_together(batch: Batch[M]) -> list[Handled]:
+    resource = batch.run.resource
+    batch.started.update(batch.rows)
+    try:
+        return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
+    except Exception:
+        # The rows are about to be redone, and what is open may be what failed.
+        resource.worn()
+        raise
+
+
+def settle(batch: Batch[M], fence: Fence) -> None:
+    """Flip the rows that were handled, and note what became of the others.
+
+    Raises when that cannot be done; the transaction must then be rolled back.
+    """
+    processor, question = batch.processor, batch.question
+    handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
+    flips = {pk: processor.get_done(batch.rows[pk], result) for pk, result in handled.items()}
+    # Second check of another kind: no flip without the transaction that has the lock and the work.
+    fence.close()
+    for values, pks in grouping.group(flips):
+        writing.write(question, pks, values, processor.name)
+    # The handler or its result decided the flip, so it could not be rehearsed beforehand.
+    if handled and not processor._rehearsal_suffices and not processor.repeats:
+        writing.refuse_pending(processor, question, list(handled))
+    for pk in [pk for pk in batch.outcomes if pk not in handled]:
+        batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
+        writing.write(question, [pk], values, processor.name)
+    _keep_callbacks_apart(question.using)
+
+
+def _keep_callbacks_apart(using: str) -> None:
+    """Make the on_commit() callbacks robust, as ``on_commit(robust=True)`` does.
+
+    The rows are settled when they run. One that raises would make Django drop those behind it,
+    and look like a commit that failed; Django logs it instead.
+    """
+    connection: Any = connections[using]  # the stubs know the callbacks as pairs
+    connection.run_on_commit = [(sids, call, True) for sids, call, _ in connection.run_on_commit]

@@ -1,0 +1,70 @@
+"""Claim rows and put a mark on them, committed before any handler is called."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.db.models import QuerySet
+
+from dcl_processor.candidates.pending import these
+from dcl_processor.locking.claiming import claim
+from dcl_processor.locking.isolation import row_transaction
+
+from . import one_statement
+from .batch import Batch
+from .marks import Mark, Values
+
+
+def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
+    """Lock and ask again, mark the rows that are ours, commit."""
+    began = time.monotonic()
+    question = batch.question
+    try:
+        # The first rows of a run are rehearsed with, which takes a transaction.
+        if batch.run.rehearsed and one_statement.suits(question):
+            one_statement.claim_and_mark(batch, mark)
+        else:
+            with row_transaction(question.using):
+                batch.claimed(claim(question, batch.pks))
+                batch.run.rehearse(question, batch.rows)
+                _write(batch, mark)
+    except BaseException as error:
+        # An interrupt may come before the commit or after it. Then the mark itself has to tell
+        # whether it is there, and not another copy's by now.
+        if isinstance(error, Exception) or not mark.is_unique:
+            mark.forget()
+        raise
+    mark.hold(began)
+
+
+def _write(batch: Batch[Any], mark: Mark) -> None:
+    """Mark the rows, in the transaction that holds their locks, and the instances too."""
+    if not batch.rows:
+        return
+    question, names = batch.question, list(mark.values)
+    table = question.table
+    marked = table.filter(these(batch.rows))
+    before = _read(marked, names)
+    marked.update(**mark.values)
+    # Read back: the time is the database's, and a column may keep a value in its own way.
+    after = _read(marked, names)
+    mark.carried(before, after)
+    for pk, row in batch.rows.items():
+        show(row, after[pk])
+
+
+def _read(rows: QuerySet[Any], names: list[str]) -> dict[Any, Values]:
+    found = rows.values_list("pk", *names)
+    return {pk: dict(zip(names, values, strict=True)) for pk, *values in found}
+
+
+def show(row: Any, values: Values) -> None:
+    """Let the instance say what its row says, so that a ``save()`` by the handler changes nothing.
+
+    What the user's queryset left out stays out.
+    """
+    deferred = row.get_deferred_fields()
+    for name, value in values.items():
+        if name not in deferred:
+            setattr(row, name, value)

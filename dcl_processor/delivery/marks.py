@@ -1,0 +1,176 @@
+"""What a claim leaves on a row that is handled outside the claim's transaction.
+
+A mark is committed before the handler is called. Whoever settles the row later writes only if the
+row still carries the mark: somebody else may have taken it over, or cleared it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from functools import cache
+from typing import Any, Protocol
+
+from django.db.models import F, Value
+from django.db.models.functions import Coalesce
+
+from dcl_processor.clock import DatabaseNow
+from dcl_processor.lease import Lease
+from dcl_processor.settlement.writing import resolve
+
+from .batch import Batch
+from .guard import Guard
+
+Values = Mapping[str, Any]
+
+_NOW = DatabaseNow()
+
+
+class Mark(Protocol):
+    """What the two kinds of marks have in common; columns go by their ``attname``."""
+
+    #: Whether the handler's row may be put back after it was started.
+    may_repeat: bool
+    #: What the claim writes, expressions included.
+    values: Values
+    #: What takes the mark off a row that was settled.
+    removed: Values
+    #: What puts a row back after its handler was called; ``None``: it cannot be put back.
+    undone: Values | None
+    #: Whether it holds a time, by which it is told from any other copy's.
+    is_unique: bool
+
+    @property
+    def rows(self) -> Collection[Any]:
+        """The rows that carry it, or may do."""
+        raise NotImplementedError
+
+    def carried(self, before: Mapping[Any, Values], after: Mapping[Any, Values]) -> None:
+        """Be told what the claimed rows said before, and say now."""
+
+    def forget(self) -> None:
+        """Be told that the marks were not committed, or that nobody knows."""
+        raise NotImplementedError
+
+    def hold(self, since: float) -> None:
+        """Be told that the marks are committed; the claim began at ``since`` (monotonic)."""
+
+    def is_ours(self, pk: Any) -> bool:
+        """Tell whether the row's handler may still start."""
+        raise NotImplementedError
+
+    def let_go(self, pk: Any) -> Guard:
+        """Return what recognises the row as ours, for the last write to it."""
+        raise NotImplementedError
+
+    def before(self, pk: Any) -> Values:
+        """Return what puts back a row whose handler was not called."""
+        raise NotImplementedError
+
+
+class ClaimMark:
+    """AT_MOST_ONCE: the processor's ``claim``, or without one the flip itself."""
+
+    may_repeat = False
+
+    def __init__(self, batch: Batch[Any]) -> None:
+        processor = batch.processor
+        at = processor.claimed_at
+        time_of_it: dict[str, Any] = {at: _NOW} if at else {}
+        written = {**resolve(processor.claim or processor.done or {}), **time_of_it}
+        self.values: Values = _by_attname(batch, written)
+        self.removed: Values = {at: None} if at else {}
+        reset = processor.reset
+        self.undone: Values | None = None if reset is None else {**self.removed, **reset}
+        self.is_unique = at is not None
+        self._before: dict[Any, Values] = {}
+        self._after: dict[Any, Values] = {}
+
+    @property
+    def rows(self) -> Collection[Any]:
+        return list(self._after)
+
+    def carried(self, before: Mapping[Any, Values], after: Mapping[Any, Values]) -> None:
+        self._before.update(before)
+        self._after.update(after)
+
+    def forget(self) -> None:
+        self._after.clear()
+
+    def hold(self, since: float) -> None:
+        """Do nothing: no time takes a claim away."""
+
+    def is_ours(self, pk: Any) -> bool:  # noqa: ARG002  # as above
+        return True
+
+    def let_go(self, pk: Any) -> Guard:
+        """Recognise the row by everything that the claim wrote, as the column gave it back."""
+        return {name: [value] for name, value in self._after[pk].items()}
+
+    def before(self, pk: Any) -> Values:
+        return self._before[pk]
+
+
+class LeaseMark:
+    """AT_LEAST_ONCE: a lease, and the attempt, counted before a crash can hide it."""
+
+    may_repeat = True
+    is_unique = True
+
+    def __init__(self, batch: Batch[Any]) -> None:
+        processor = batch.processor
+        assert processor.lease is not None
+        assert batch.run.keeper is not None
+        self._batch = batch
+        self._field = processor.lease.field
+        self._keeper = batch.run.keeper
+        self._tokens: dict[Any, Any] = {}
+        self._guards: dict[Any, Guard] = {}
+        self._count = processor.retry.attempts if processor.retry else None
+        self.values: Values = _leased(processor.lease, self._count)
+        self.removed: Values = {self._field: None}
+        self.undone: Values | None = {**self.removed, **_uncounted(self._count)}
+
+    @property
+    def rows(self) -> Collection[Any]:
+        return list(self._tokens)
+
+    def carried(self, before: Mapping[Any, Values], after: Mapping[Any, Values]) -> None:  # noqa: ARG002  # never written back
+        self._tokens = {pk: values[self._field] for pk, values in after.items()}
+        if self._count is not None:
+            self._batch.attempts = {pk: values[self._count] for pk, values in after.items()}
+
+    def forget(self) -> None:
+        self._tokens.clear()
+
+    def hold(self, since: float) -> None:
+        self._keeper.hold(self._batch.question, self._tokens, since)
+
+    def is_ours(self, pk: Any) -> bool:
+        return self._keeper.is_ours(pk)
+
+    def let_go(self, pk: Any) -> Guard:
+        """Recognise the row by every value that its lease may have had from us."""
+        if pk not in self._guards:
+            self._guards[pk] = self._keeper.let_go(pk, self._tokens[pk])
+        return self._guards[pk]
+
+    def before(self, pk: Any) -> Values:  # noqa: ARG002  # relative, the same for all
+        return self.undone or {}
+
+
+# One expression for all batches: a compiled statement is known by those that it contains.
+@cache
+def _leased(lease: Lease, count: str | None) -> Values:
+    counted = {} if count is None else {count: Coalesce(F(count), Value(0)) + 1}
+    return {lease.field: _NOW + timedelta(seconds=lease.seconds), **counted}
+
+
+@cache
+def _uncounted(count: str | None) -> Values:
+    return {} if count is None else {count: F(count) - 1}
+
+
+def _by_attname(batch: Batch[Any], values: Values) -> Values:
+    meta = batch.question.model._meta
+    return {meta.get_field(name).attname: value for name, value in values.items()}

@@ -1,0 +1,102 @@
+"""Settle by one statement the rows whose asynchronous handlers ended together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from django.db import connections, transaction
+from django.db.models import Model
+
+from dcl_processor.candidates.pending import these
+from dcl_processor.execution.handler import Handled, ends_the_run
+from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.settlement import grouping, writing
+
+from .batch import Batch
+from .guard import Guard, condition
+from .marks import Mark
+
+M = TypeVar("M", bound=Model)
+Values = Mapping[str, Any]
+
+logger = logging.getLogger("dcl_processor")
+
+
+class NotAllOursError(Exception):
+    """A row is not ours any more, or gone: which one, each row is asked by itself."""
+
+
+def settle(batch: Batch[M], mark: Mark) -> None:
+    """Flip those of the ended rows that are flipped alike; leave the others in ``batch.ended``.
+
+    Whatever goes wrong is taken back for all, and for each row by itself to find out.
+    """
+    for values, guard, pks in _alike(batch, mark):
+        # Noted before it is written: if the answer is lost, it may be there all the same.
+        batch.unknown.update(pks)
+        try:
+            _flip(batch, pks, values, guard)
+        except NotAllOursError:
+            batch.unknown.difference_update(pks)
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            if not is_database_error(error) or _was_answered(error, batch.question.using):
+                batch.unknown.difference_update(pks)
+            logger.debug("%s: settling rows one by one: %s", batch.processor.name, error)
+        else:
+            batch.unknown.difference_update(pks)
+            for pk in pks:
+                batch.outcomes[pk] = batch.ended.pop(pk)
+                del batch.flips[pk]
+
+
+def flip(batch: Batch[M], mark: Mark, pk: Any, outcome: Handled) -> Values:
+    """Return what takes a handled row out of pending, and the mark off it."""
+    known = batch.flips.pop(pk, None)
+    if known is not None:
+        return known
+    return {**mark.removed, **batch.processor.get_done(batch.rows[pk], outcome.result)}
+
+
+def _alike(batch: Batch[M], mark: Mark) -> list[tuple[Values, Guard, list[Any]]]:
+    """Return the values, the guard and the keys of rows that one statement can write."""
+    if not mark.may_repeat and batch.processor.claim is None:
+        return []  # flipped before the work
+    for pk, outcome in batch.ended.items():
+        if isinstance(outcome, Handled):
+            try:
+                batch.flips[pk] = flip(batch, mark, pk, outcome)
+            except Exception as error:
+                if ends_the_run(error):
+                    raise
+                # It is raised again, and is that row's failure, when it is settled by itself.
+    alike: list[tuple[Values, Guard, list[Any]]] = []
+    for values, pks in grouping.group(batch.flips):
+        # Its callables were called, for these rows and once.
+        batch.flips.update(dict.fromkeys(pks, values))
+        if len(pks) > 1:
+            guards = {pk: mark.let_go(pk) for pk in pks}
+            several = [(g, some) for g, some in grouping.group(guards) if len(some) > 1]
+            alike += [(values, guard, some) for guard, some in several]
+    return alike
+
+
+def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> None:
+    question, processor = batch.question, batch.processor
+    table = question.table
+    with transaction.atomic(using=question.using):
+        # The fence: a row that somebody else has taken over is not matched, and not overwritten.
+        written = table.filter(these(pks), condition(guard)).update(**values)
+        if written != len(pks):
+            raise NotAllOursError
+        if not processor._has_fixed_flip and not processor.repeats:
+            writing.refuse_pending(processor, question, pks)
+
+
+def _was_answered(error: Exception, using: str) -> bool:
+    """Tell whether the database said that nothing was written."""
+    connection: Any = connections[using]
+    return is_contention(error) or (connection.connection is not None and connection.is_usable())

@@ -1,0 +1,1 @@
+"""Stage 3: the handler, and what surrounds a call of it."""

@@ -1,0 +1,86 @@
+"""What a handler needs open: opened late, kept, and opened anew after a failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.exceptions import InvalidOption
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+    from .event_loop import EventLoop
+
+logger = logging.getLogger("dcl_processor")
+
+
+class Resource(threading.local):
+    """The processor's ``resource()`` in one run; each thread, or event loop, has its own.
+
+    ``broken``: one could not be opened. No row is to blame for that, so none is charged.
+    """
+
+    def __init__(
+        self, processor: Definition[Any], event_loop: EventLoop | None, broken: Event
+    ) -> None:
+        self._processor = processor
+        self._event_loop = event_loop
+        self._stack = ExitStack()
+        self._arguments: tuple[Any, ...] | None = None
+        self._worn = False
+        self._broken = broken  # the one thing that all threads share
+
+    @property
+    def broken(self) -> bool:
+        return self._broken.is_set()
+
+    def ready(self) -> bool:
+        """Open it unless it is open and sound; return whether a handler may be called."""
+        if self._worn:
+            self.close()
+        if self._arguments is None and not self.broken:
+            try:
+                self._arguments = self._enter(self._processor.resource())
+            except InvalidOption:
+                raise
+            except Exception:
+                self._broken.set()
+                logger.exception("%s: the resource could not be opened", self._processor.name)
+        return not self.broken
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what the handler gets beside its row: the resource, or nothing."""
+        return self._arguments or ()
+
+    def worn(self) -> None:
+        """Be told that a row failed: the next ``ready()`` opens it anew."""
+        self._worn = True
+
+    def close(self) -> None:
+        """Close it. An error is logged: the rows are done."""
+        self._arguments, self._worn = None, False
+        try:
+            self._stack.close()
+        except Exception:
+            logger.exception("%s: the resource could not be closed", self._processor.name)
+
+    def _enter(self, manager: Any) -> tuple[Any, ...]:
+        if manager is None:
+            return ()
+        if self._event_loop is not None and hasattr(manager, "__aenter__"):
+            call = self._event_loop.call
+            opened = call(manager.__aenter__())
+            self._stack.callback(lambda: call(manager.__aexit__(None, None, None)))
+            return (opened,)
+        if not hasattr(manager, "__enter__"):
+            asynchronous = hasattr(manager, "__aenter__")
+            got = "one for 'async with' and a plain handler" if asynchronous else repr(manager)
+            raise InvalidOption(
+                f"{self._processor.name}: expected resource() to return a context manager, got "
+                f"{got}; wrap it with contextlib's contextmanager or closing()."
+            )
+        return (self._stack.enter_context(manager),)

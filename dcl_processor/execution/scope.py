@@ -1,0 +1,104 @@
+"""One row's work in a transaction: kept, or taken back without the other rows' work.
+
+A savepoint for every row of a batch costs several times what the batch saves. Most handlers that
+run in batches touch the database little or not at all, so the savepoint waits until the handler
+asks for a cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from django.db.transaction import TransactionManagementError
+
+from .handler import Failed, Handled, Outcome
+
+_SAVEPOINT = "dcl_row"
+
+
+class RowScope:
+    """Watches what a handler does to the transaction, and ends it for this row.
+
+    ``shared``: other rows' work, or a note about this row, is to survive its failure.
+    """
+
+    def __init__(self, connection: Any, *, shared: bool) -> None:
+        self._connection = connection
+        self._shared = shared
+        self._callbacks = len(self._connection.run_on_commit)
+        self._open = False
+
+    def __enter__(self) -> Self:
+        if self._shared:
+            # Where cursors are made: cursor.copy() and the like go past the wrappers. And where
+            # statements are executed: a cursor may be older than the row.
+            self._connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
+            self._connection.execute_wrappers.append(self._first_statement)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._shared:
+            self._watch_no_more()
+
+    def close(self, outcome: Outcome) -> Outcome:
+        """Keep the row's work if it was handled, or take it back; return what became of it.
+
+        Called before anything is written about the row: a savepoint around the flip would make
+        PostgreSQL keep a list of lockers for each row.
+        """
+        if isinstance(outcome, Handled):
+            if not self._connection.needs_rollback:
+                self._savepoint("savepoint_commit_sql")
+                return outcome
+            asked = TransactionManagementError("the handler left the transaction to be rolled back")
+            outcome = Failed(asked, handled=True)
+        self._undo()
+        return outcome
+
+    def _undo(self) -> None:
+        if not self._shared:
+            self._connection.set_rollback(True)
+            return
+        # Whoever asked for a rollback gets it: of the row.
+        self._connection.set_rollback(False)
+        self._savepoint("savepoint_rollback_sql")
+        self._savepoint("savepoint_commit_sql")
+        del self._connection.run_on_commit[self._callbacks :]
+
+    def _savepoint(self, kind: str) -> None:
+        if self._open:
+            self._execute(kind)
+
+    def _execute(self, kind: str) -> None:
+        sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    def _first_cursor(self, *args: Any, **kwargs: Any) -> Any:
+        self._begin()
+        return self._connection._cursor(*args, **kwargs)  # noqa: SLF001  # Django's own again
+
+    def _first_statement(self, execute: Callable[..., Any], *args: Any) -> Any:
+        self._begin()
+        return execute(*args)
+
+    def _begin(self) -> None:
+        self._watch_no_more()
+        # Not connection.savepoint(): its ids are those of the handler's own atomic blocks, and
+        # on_commit() would tie the handler's callbacks to ours.
+        self._execute("savepoint_create_sql")
+        self._open = True
+
+    def _watch_no_more(self) -> None:
+        vars(self._connection).pop("_cursor", None)
+        wrappers = self._connection.execute_wrappers
+        # Wherever it is: a handler may have left a wrapper of its own on top.
+        if self._first_statement in wrappers:
+            wrappers.remove(self._first_statement)

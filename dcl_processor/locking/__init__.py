@@ -1,0 +1,1 @@
+"""Stage 2: lock the rows, and ask again."""

@@ -1,0 +1,179 @@
+"""Stage 2: lock the rows, and ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from django.db import connections
+from django.db.models import Model, Q, QuerySet
+from django.db.models.constants import LOOKUP_SEP
+
+from dcl_processor.candidates.pending import Question, these
+from dcl_processor.exceptions import InvalidPending
+from dcl_processor.statements import Selection
+
+M = TypeVar("M", bound=Model)
+R = TypeVar("R")
+
+
+class Miss(Enum):
+    """Why a candidate was not claimed."""
+
+    #: Not in the answer: locked by somebody, finished, or gone. A lock-free look tells which.
+    ABSENT = "absent"
+    #: We had its lock, and it was not pending any more, or gone.
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed(Generic[M]):
+    """The rows that are ours, by primary key in the order asked for, and why others are not."""
+
+    rows: dict[Any, M]
+    misses: dict[Any, Miss]
+
+
+def claim(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
+    """Lock rows, and return them as read under their locks.
+
+    Never waits for a lock, where the database can do without. Runs inside the transaction that
+    the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
+    answers for one row.
+    """
+    if not connections[question.using].features.has_select_for_update:
+        return _claim_database(question, pks)
+    if question.own_table:
+        # Second check: another copy may have finished a row since its key was read. Lock and
+        # check are one statement, and the database checks the locked row's newest version. Not
+        # sliced: Oracle refuses LIMIT with FOR UPDATE.
+        rows = _select(
+            question, "claim", pks, lambda these: _locking(question.narrowed(these), question.using)
+        )
+        return _claimed(pks, {row.pk: row for row in rows}, locked=())
+    return _claim_spanning(question, pks)
+
+
+def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
+    """Lock those of the rows that nobody has locked, and return their keys; asks nothing else."""
+    return _lock(question, question.model, pks)
+
+
+def _claim_spanning(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
+    locked = list(pks)
+    for table in question.tables:
+        locked = _lock(question, table, locked)
+    # Second check: the lock statement's snapshot is older than the lock, and what is joined would
+    # be read from that snapshot. A statement of its own sees what was committed until now.
+    return _claimed(pks, _answers(question, locked), locked=locked)
+
+
+def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
+    # SQLite has one lock, for writing, and gives it at once only to a transaction that begins by
+    # writing: an update that matches no row. A read before it would make the write fail later.
+    connection = connections[question.using]
+    table = connection.ops.quote_name(question.model._meta.db_table)
+    key: Any = question.model._meta.pk_fields[0]
+    column = connection.ops.quote_name(key.column)
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0")  # noqa: S608  # quoted
+    # Second check: until the lock was got, another copy may have finished a row.
+    return _claimed(pks, _answers(question, pks), locked=pks)
+
+
+def _claimed(pks: Sequence[Any], found: dict[Any, M], *, locked: Collection[Any]) -> Claimed[M]:
+    return Claimed(
+        rows={pk: found[pk] for pk in pks if pk in found},
+        misses={pk: Miss.STALE if pk in locked else Miss.ABSENT for pk in pks if pk not in found},
+    )
+
+
+def _lock(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> list[Any]:
+    """Lock the rows' parts in one table, their own or a parent's; return those that were got."""
+    if not pks:
+        return []
+    keys = dict(zip(pks, pks, strict=True))
+    if table is not question.model:
+        keys = _parent_keys(question, table, pks)
+    # By column: Django cannot say OF which table a composite key as a whole is.
+    columns = [field.attname for field in table._meta.pk_fields]
+
+    def parts(those: Q) -> QuerySet[Any, Any]:
+        # Keys alone: an instance would run the model's own code, for a row that nobody is handed.
+        # Without the model's own order, which may join rows that MariaDB would lock as well.
+        rows = QuerySet[Any](table, using=question.using).filter(those).order_by()
+        return _locking(rows.values_list(*columns), question.using)
+
+    locked = _select(question, table, list(keys.values()), parts)
+    held = {key if len(columns) > 1 else key[0] for key in locked}
+    return [pk for pk in pks if keys.get(pk) in held]
+
+
+def _parent_keys(
+    question: Question[Any], parent: type[Model], pks: Sequence[Any]
+) -> dict[Any, Any]:
+    links = [step.join_field for step in question.model._meta.get_path_to_parent(parent)]
+    if all(link.primary_key for link in links):
+        return dict(zip(pks, pks, strict=True))
+    # Asked by itself and not as a subquery, whose rows MariaDB would lock as well. The rows are
+    # locked, so that the answer stays.
+    rows = QuerySet[Any](question.model, using=question.using).filter(these(pks))
+    return dict(rows.values_list("pk", LOOKUP_SEP.join(link.name for link in links)))
+
+
+def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
+    """Add the narrowest lock that the database has, and the way that waits least."""
+    features = connections[using].features
+    skip_locked = features.has_select_for_update_skip_locked
+    return queryset.select_for_update(
+        skip_locked=skip_locked,
+        nowait=not skip_locked and features.has_select_for_update_nowait,
+        # Rows that are joined belong to others.
+        of=("self",) if features.has_select_for_update_of else (),
+        # The lock that an UPDATE of plain columns takes: it lets others insert child rows.
+        no_key=features.has_select_for_no_key_update,
+    )
+
+
+def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
+    """Ask the whole question of rows that are locked."""
+    if not pks:
+        return {}
+    query = question.queryset.query
+    added = [*query.annotation_select, *query.extra_select]
+    answers: dict[Any, M] = {}
+    # A to-many join gives a row once per match: the same row, but for what is annotated.
+    most = None if added or len(pks) > 1 else 1
+    for row in _select(question, "ask", pks, lambda those: question.narrowed(those)[:most]):
+        first = answers.setdefault(row.pk, row)
+        _refuse_two_answers(question, first, row, added)
+    return answers
+
+
+def _select(
+    question: Question[Any],
+    name: Hashable,
+    pks: Sequence[Any],
+    ask: Callable[[Q], QuerySet[Any, R]],
+) -> list[R]:
+    """Ask for rows by their keys, by a statement that is compiled once a window if it can be."""
+    many = len(pks) > 1
+    model = name if isinstance(name, type) else question.model
+    make = partial(Selection, model, question.using, ask, many=many)
+    selection: Selection[R] | None = question.statements.get((name, many), make)
+    return list(ask(these(pks))) if selection is None else selection.of(pks)
+
+
+def _refuse_two_answers(
+    question: Question[Any], first: Any, row: Any, added: Iterable[str]
+) -> None:
+    for name in added:
+        if row is not first and getattr(row, name) != getattr(first, name):
+            raise InvalidPending(
+                f"{question.model._meta.label}: expected pending to have one answer for each row, "
+                f"got row {row.pk} several times with different values of {name!r}; aggregate it, "
+                "or take it from a subquery."
+            )

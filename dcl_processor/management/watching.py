@@ -1,0 +1,177 @@
+"""The watch of the command: its options, and what it says.
+
+It prints a line for each run that did something, and nothing while nothing happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from dcl_processor.exceptions import ProcessorError
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.report import Report
+from dcl_processor.workers.keeping import Died, News, keep
+from dcl_processor.workers.listening import aliases, refuse_the_deaf
+from dcl_processor.workers.outages import Outages
+from dcl_processor.workers.spawned import Trouble
+from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.watch import GoesOn, Plan, Watch
+
+from .output import Output
+
+logger = logging.getLogger("dcl_processor")
+
+#: Seconds between two looks, unless others are asked for, and at least.
+INTERVAL, SHORTEST_INTERVAL = 5.0, 0.1
+
+USAGE_ERROR = 2
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Add the options of a watch."""
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_interval,
+        const=INTERVAL,
+        metavar="SECONDS",
+        help=f"Go on, and look for rows every so many seconds (default: {INTERVAL:g}).",
+    )
+    parser.add_argument(
+        "--listen",
+        action="store_true",
+        help="Watch, and look at once when wake() is called; PostgreSQL alone.",
+    )
+    parser.add_argument(
+        "--max-rows",
+        type=_rows,
+        metavar="ROWS",
+        help="Watch, and end after so many rows were tried, all processors and copies together.",
+    )
+    parser.add_argument(
+        "--max-runtime",
+        type=_seconds,
+        metavar="SECONDS",
+        help="Watch, and end after so many seconds; a row at hand is finished.",
+    )
+
+
+def refuse_without_watch(options: dict[str, Any]) -> None:
+    """Raise for options that mean nothing to a single run."""
+    for option, otherwise in (
+        ("listen", "leave it out, since a single run looks at once"),
+        ("max_rows", "use --limit for a single run"),
+        ("max_runtime", "use --timeout for a single run"),
+    ):
+        if options.get(option):
+            name = option.replace("_", "-")
+            raise CommandError(
+                f"expected --watch with --{name}, got --{name} alone; add it, or {otherwise}.",
+                returncode=USAGE_ERROR,
+            )
+
+
+def watch(
+    chosen: Sequence[BatchProcessor[Any]], output: Output, stop: Stop, options: dict[str, Any]
+) -> None:
+    """Watch until a signal, or the end that was asked for; rows that fail are no end."""
+    if options["listen"]:
+        _refuse_the_deaf(chosen, options["using"])
+    runtime = options["max_runtime"]
+    plan = Plan(
+        interval=options["watch"],
+        using=options["using"],
+        limit=options["limit"],
+        timeout=options["timeout"],
+        concurrency=options["concurrency"],
+        max_rows=options["max_rows"],
+        deadline=None if runtime is None else time.monotonic() + runtime,
+        listen=options["listen"],
+    )
+    log = _Log(output, [processor.name for processor in chosen])
+    try:
+        if options["copies"] == 1:
+            ran = Watch(chosen, plan, stop, lambda name, news: log.tell(None, name, news)).run()
+        else:
+            ran = keep(log.names, options["copies"], plan, stop=stop, tell=log.tell)
+    except ProcessorError as error:
+        raise CommandError(str(error)) from error
+    if not ran:
+        raise CommandError(f"nothing is left to watch: {' and '.join(log.names)} cannot run.")
+
+
+def _refuse_the_deaf(chosen: Sequence[BatchProcessor[Any]], using: str | None) -> None:
+    try:
+        for each in sorted(set(aliases(chosen, using).values())):
+            refuse_the_deaf(each)
+    except ProcessorError as error:
+        raise CommandError(str(error), returncode=USAGE_ERROR) from error
+
+
+class _Log:
+    """Writes down what happens, to the streams and to the log."""
+
+    def __init__(self, output: Output, names: list[str]) -> None:
+        self.names = names
+        self._output = output
+        self._outages = Outages()
+
+    def tell(self, copy: int | None, name: str | None, news: News) -> None:
+        who = name or (self.names[0] if len(self.names) == 1 else "")
+        number = "" if copy is None else f"copy {copy}"
+        label = ", ".join(filter(None, (who, number)))
+        match news:
+            case Report():
+                self._output.watched(news, copy)
+            case Died():
+                # The next one has no troubles yet, and would not say that they are over.
+                for each in self.names:
+                    self._outages.end((copy, each))
+                logger.error("%s: %s", label, news)
+                self._output.trouble(label, Trouble(str(news), news.how.traceback))
+            case Trouble() if self._outages.is_news((copy, name), news):
+                logger.error("%s: %s", who, news.sentence)
+                self._output.trouble(who, news)
+            case GoesOn():
+                seconds = self._outages.end((copy, name))
+                if seconds is not None:
+                    sentence = f"goes on after {seconds:.1f} s"
+                    logger.warning("%s: %s", who, sentence)
+                    self._output.trouble(who, Trouble(sentence))
+
+
+def _interval(text: str) -> float:
+    seconds = _number(text)
+    if not SHORTEST_INTERVAL <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of seconds from {SHORTEST_INTERVAL}, got {text!r}; names of "
+            "processors stand before --watch"
+        )
+    return seconds
+
+
+def _rows(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of rows from 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    seconds = _number(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

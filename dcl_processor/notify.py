@@ -1,0 +1,99 @@
+"""Wakes the watchers of a processor: PostgreSQL's NOTIFY, once for a burst.
+
+A notification is a hint and carries no row: whoever gets one asks the question, as after any other
+wait. Losing one costs a watcher the rest of its interval, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from django.db import Error, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .candidates import pending
+from .errors import describe
+
+if TYPE_CHECKING:
+    from .definition.definition import Definition
+
+logger = logging.getLogger("dcl_processor")
+
+#: Seconds in which a process notifies once. What is woken looks again after so long, so that
+#: nobody has to send the last of a burst from a thread.
+BURST = 0.01
+
+# PostgreSQL's NAMEDATALEN, less the final zero: bytes.
+_LONGEST_CHANNEL = 63
+
+# When this process last notified, by alias and channel. Two threads may both find that it is time,
+# and notify twice, which does no harm.
+_notified: dict[tuple[str, str], float] = {}
+
+
+# The channels that a transaction is to notify. Django forgets the callbacks of what is rolled back,
+# and tells nobody: so each call registers one, and the first to run leaves nothing for the others.
+_asked: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
+
+
+def channel(name: str) -> str:
+    """Return the channel of the processor of this name; ``LISTEN`` needs it in double quotes."""
+    plain = f"dcl_processor.{name}"
+    if len(plain.encode()) <= _LONGEST_CHANNEL:
+        return plain
+    # Cut to the length alone, two long names could be one channel.
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return f"dcl_processor.{digest}"[:_LONGEST_CHANNEL]
+
+
+def alias(processor: Definition[Any], using: str | None = None) -> str:
+    """Return the alias on which the processor's watchers are woken: where its rows are written."""
+    if chosen := using or processor.using:
+        return chosen
+    return pending.ask(processor.pending, label=processor.name).using
+
+
+def can_notify(using: str) -> bool:
+    """Say whether the database has LISTEN and NOTIFY."""
+    return connections[using].vendor == "postgresql"
+
+
+def wake(processor: Definition[Any]) -> None:
+    """Notify the processor's watchers once what they are to find is committed."""
+    using = alias(processor)
+    connection = connections[using]
+    if not can_notify(using):
+        return
+    if not connection.in_atomic_block:
+        _notify(using, channel(processor.name))
+        return
+    # Not inside the transaction: PostgreSQL lets only one that has notified commit at a time.
+    asked = _asked.setdefault(connection, set())
+    asked.add(channel(processor.name))
+    last = partial(_after_commit, using, channel(processor.name), asked)
+    transaction.on_commit(last, using=using)
+
+
+def _after_commit(using: str, channel: str, asked: set[str]) -> None:
+    if channel in asked:
+        asked.remove(channel)
+        _notify(using, channel)
+
+
+def _notify(using: str, channel: str) -> None:
+    now = time.monotonic()
+    if now - _notified.get((using, channel), -BURST) < BURST:
+        return
+    _notified[using, channel] = now
+    try:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, '')", [channel])
+    except Error as error:
+        # The rows are committed, and will be found: no reason for the caller to fail.
+        _notified.pop((using, channel), None)
+        logger.warning("nobody was woken on %r: %s", channel, describe(error))

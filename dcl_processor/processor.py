@@ -1,0 +1,145 @@
+"""What can be done with a definition: run it, and clear up after a crash."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from threading import Event
+from typing import Never, TypeVar
+
+from django.db.models import Model, Q, QuerySet
+
+from . import notify
+from .definition import validation
+from .definition.definition import Definition
+from .delivery import doubt
+from .report import Report
+from .runner.run import Run
+
+M = TypeVar("M", bound=Model)
+
+
+class BatchProcessor(Definition[M]):
+    """Process the pending rows of a model, once each, from any number of copies.
+
+    Subclass it with ``pending()`` and ``process()``, and instantiate the subclass at module
+    level in an app's ``processors.py``; or decorate a function with ``@batch_processor``.
+    Calling the instance runs it.
+
+    The pattern is double-checked locking: a lock-free read, then per row a lock and *the same
+    question asked again under the lock*, the work, and the flip that takes the row out of
+    ``pending``. Spring Batch calls the flag a process indicator.
+
+    Options (class attributes, or keyword arguments of the instance):
+
+    - ``name``: default "<app label>.<class or function name>"; not inherited.
+    - ``delivery``: the order of lock, work, flip and commit, which decides what a crash does.
+    - ``batch_size``: rows that are claimed together: of one transaction where the delivery is
+      ``TRANSACTIONAL``, of one claiming transaction otherwise.
+    - ``strict_order``: take the rows in the queryset's order over all pending rows, and not only
+      within each window; every window is then read from the head again.
+    - ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
+      is called at the flip. ``None``: the handler itself takes the row out of ``pending``, and
+      that is verified.
+    - ``failed``: written to a row that is given up on, or discarded: the dead letter.
+    - ``reset``: puts a row back into ``pending``; ``requeue()`` needs it, and so does every second
+      attempt of ``AT_MOST_ONCE``.
+    - ``retry``: a ``Retry``, which says when a failed row is tried again, and when no more.
+    - ``max_consecutive_failures``: so many rows that fail one after the other end the run.
+    - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
+    - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
+    - ``lease``: ``AT_LEAST_ONCE`` only, and needed there: a ``Lease``.
+    - ``repeats``: a row may rightly stay pending after its flip; it is handled once per run.
+    - ``using``: the database alias that is locked and written; default: the router's.
+    - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
+
+    Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` when it is
+    instantiated with something that cannot work.
+    """
+
+    def in_doubt(self, *, older_than: float | timedelta) -> QuerySet[M, M]:
+        """Return the rows whose claim is older than this and was never settled.
+
+        Their process died, or is still at work: look at them, then ``mark_done()`` or
+        ``requeue()``. ``older_than``: seconds, by the database's clock. Needs ``claim`` and
+        ``claimed_at``.
+        """
+        return doubt.in_doubt(self, older_than)
+
+    def mark_done(self, rows: QuerySet[M, M]) -> int:
+        """Write ``done`` to claimed rows whose work turned out to be done; return how many."""
+        return doubt.mark_done(self, rows)
+
+    def requeue(self, rows: QuerySet[M, M]) -> int:
+        """Put rows back into ``pending``, as if they had never been tried; return how many.
+
+        Writes ``reset``, which is needed for that, and the ``retry``'s columns.
+        """
+        return doubt.requeue(self, rows)
+
+    def wake(self) -> None:
+        """Have watchers look for pending rows now: ``processors run --watch --listen``.
+
+        Inside ``atomic()`` it is done after the commit, and at once otherwise. Call it as often as
+        you like: a process notifies once in 0.01 seconds, and a transaction once. It is a hint
+        that may be lost, and nothing at all on a database other than PostgreSQL: watchers poll.
+        """
+        notify.wake(self)
+
+    def run(
+        self,
+        *,
+        filter: Q | None = None,
+        using: str | None = None,
+        limit: int | None = None,
+        timeout: float | timedelta | None = None,
+        wait_for_locked: float | timedelta = 10,
+        concurrency: int = 1,
+        stop: Event | None = None,
+    ) -> Report:
+        """Handle what is pending now, and return what became of it.
+
+        ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
+        ``using``: overrides the option. ``limit``: handler calls, at most. ``timeout``: seconds
+        after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
+        others had locked; never outlasts ``timeout``. ``concurrency``: handlers in flight at
+        once, in threads with connections of their own, or as tasks of one event loop where the
+        handler is ``async def``. ``stop``: no row starts once it is set.
+
+        Raises ``InsideTransaction`` inside ``atomic()`` (Django's own ``TestCase`` excepted),
+        ``StillPending`` before any handler when ``done`` would leave a row pending, and
+        configuration errors for what only the model can tell. Rows that fail do not raise:
+        they are in the report.
+        """
+        return Run(
+            self,
+            filter=filter,
+            using=using,
+            limit=limit,
+            timeout=timeout,
+            wait_for_locked=wait_for_locked,
+            concurrency=concurrency,
+            stop=stop,
+        ).report()
+
+    def __call__(
+        self,
+        *rows: Never,
+        filter: Q | None = None,
+        using: str | None = None,
+        limit: int | None = None,
+        timeout: float | timedelta | None = None,
+        wait_for_locked: float | timedelta = 10,
+        concurrency: int = 1,
+        stop: Event | None = None,
+    ) -> Report:
+        """Run it: the same as ``run()``."""
+        validation.refuse_rows(self, rows)
+        return self.run(
+            filter=filter,
+            using=using,
+            limit=limit,
+            timeout=timeout,
+            wait_for_locked=wait_for_locked,
+            concurrency=concurrency,
+            stop=stop,
+        )

@@ -1,0 +1,1 @@
+"""The run: passes, limits, and the report in the making."""

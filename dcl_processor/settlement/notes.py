@@ -1,0 +1,86 @@
+"""What a row that was not handled is to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Model
+
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.execution.handler import Discarded, Failed, Outcome, Snoozed
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+Values = Mapping[str, Any]
+
+
+def notes(
+    processor: Definition[Any],
+    row: Model,
+    outcome: Outcome,
+    *,
+    attempt: int,
+    undone: Values | None = MappingProxyType({}),
+) -> tuple[Outcome, Values]:
+    """Return what a row that was not handled is to say of it, and the outcome to report.
+
+    ``attempt``: its number, from 1. ``undone``: what puts the row back as it was before its claim;
+    ``None``: nothing can.
+    """
+    retry, model = processor.retry, type(row)
+    match outcome:
+        case Discarded(error):
+            values = processor.get_failed(row, error)
+            if not values:
+                return Failed(_no_dead_letter(processor)), {}
+            return outcome, {**(retry.given_up(error, attempt, model) if retry else {}), **values}
+        case Snoozed():
+            return _snoozed(processor, outcome, undone)
+        case Failed(error) if retry is None:
+            # What is claimed and cannot be put back is known to have failed, and says so.
+            return outcome, processor.get_failed(row, error) if undone is None else {}
+        case Failed(error):
+            assert retry is not None
+            if retry.gives_up(error, attempt):
+                dead_letter = processor.get_failed(row, error)
+                # Without one the row stays pending, and only its attempts say that it is over.
+                last = attempt if dead_letter else max(attempt, retry.max_attempts)
+                return outcome, {**retry.given_up(error, last, model), **dead_letter}
+            return outcome, {**(undone or {}), **retry.after(error, attempt, model)}
+    return outcome, {}
+
+
+def _snoozed(
+    processor: Definition[Any], snoozed: Snoozed, undone: Values | None
+) -> tuple[Outcome, Values]:
+    if undone is None:
+        return Failed(_no_way_back(processor)), {}
+    if processor.retry is not None:
+        return snoozed, {**undone, **processor.retry.snoozed(snoozed.delay, snoozed.until)}
+    if snoozed.delay is not None or snoozed.until is not None:
+        return Failed(_no_time_kept(processor)), undone
+    return snoozed, undone
+
+
+def _no_dead_letter(processor: Definition[Any]) -> InvalidOption:
+    return InvalidOption(
+        f"{processor.name}: expected failed=… to say what is written to a row that the handler "
+        "discards, got Discard without it; the row stays pending."
+    )
+
+
+def _no_way_back(processor: Definition[Any]) -> InvalidOption:
+    return InvalidOption(
+        f"{processor.name}: expected reset=… to say what puts a claimed row back, got Snooze "
+        "without it; the row stays claimed."
+    )
+
+
+def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
+    return InvalidOption(
+        f"{processor.name}: expected retry=Retry(…), whose column keeps until when a row is "
+        "snoozed, got Snooze with a time and no retry; raise Snooze() without one, or add retry."
+    )

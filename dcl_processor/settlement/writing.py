@@ -1,0 +1,75 @@
+"""Stage 4: write the outcomes, in the transaction that holds the rows' locks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import FieldError
+from django.db.models import QuerySet
+
+from dcl_processor import statements
+from dcl_processor.candidates.pending import Question, these
+from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+Values = Mapping[str, Any]
+
+
+def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Sequence[Any]) -> None:
+    """Raise ``StillPending`` if one of the rows is."""
+    for pk in question.still_pending(pks).values_list("pk", flat=True)[:1]:
+        raise StillPending(
+            f"{processor.name}: expected row {pk} to leave pending once it was handled, got a row "
+            "that is still pending; make the handler or done change what pending asks for, or "
+            "say repeats=True."
+        )
+
+
+def resolve(values: Values) -> dict[str, Any]:
+    """Call those of the values that are callables, as ``update_or_create()`` does."""
+    return {name: value() if callable(value) else value for name, value in values.items()}
+
+
+def write(question: Question[Any], pks: Sequence[Any], values: Values, label: str) -> None:
+    """Write these columns and nothing else, by primary key.
+
+    Never ``save()``, which would write back columns that somebody else has changed since. The
+    keys are those that were claimed: a handler that deletes or copies its row changes ``row.pk``.
+    """
+    if not values:
+        return
+    resolved = resolve(values)
+    try:
+        written = _update(question, pks, resolved)
+        if written is None:
+            written = _rows(question, pks).update(**resolved)
+    except FieldError as error:
+        raise InvalidDone(f"{label}: expected done to name columns, got: {error}") from error
+    # Looked up, not guessed: rows that the handler deleted have left pending all right.
+    if written < len(pks) and _rows(question, pks).count() > written:
+        raise ProcessorError(
+            f"{label}: expected the flip to write {_named(pks)}, got {written} of {len(pks)} rows "
+            "written although they are there; look for a trigger, a rule or row-level security "
+            "that drops the update."
+        )
+
+
+def _rows(question: Question[Any], pks: Sequence[Any]) -> QuerySet[Any]:
+    table = question.table
+    return table.filter(these(pks))
+
+
+def _update(question: Question[Any], pks: Sequence[Any], values: Values) -> int | None:
+    """Write rows by a statement that is compiled once a window; ``None`` if there is none."""
+    many = len(pks) > 1
+    make = partial(statements.Update, question.model, question.using, values, many=many)
+    update = question.statements.get(("update", many, statements.names(values)), make)
+    return None if update is None else update.write(pks, values)
+
+
+def _named(pks: Sequence[Any]) -> str:
+    return f"row {pks[0]}" if len(pks) == 1 else f"rows {', '.join(map(str, pks[:5]))} and others"

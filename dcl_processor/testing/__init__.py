@@ -1,0 +1,15 @@
+"""For the tests of projects that write processors: locks, races, and what became of a row.
+
+Plain functions, for any test runner; ``dcl_processor.testing.fixtures`` has them for pytest. The
+functions that need other sessions refuse to run where they would test nothing: inside Django's
+``TestCase``, whose rows are never committed, and on SQLite, which has one lock for all rows.
+"""
+
+from __future__ import annotations
+
+from .counting import assert_processed_once
+from .locks import hold_lock
+from .racing import race
+from .settling import assert_settles
+
+__all__ = ["assert_processed_once", "assert_settles", "hold_lock", "race"]

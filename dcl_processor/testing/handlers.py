@@ -1,0 +1,85 @@
+"""The processor's handler with something around each call, and what it asserts."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.report import Report
+
+T = TypeVar("T")
+P = TypeVar("P", bound=BatchProcessor[Any])
+Around = Callable[[Sequence[Any]], AbstractContextManager[Any]]
+
+
+class HandlerAsserted(BaseException):
+    """Carries a handler's ``AssertionError`` past what would make it one row's failure."""
+
+    def __init__(self, error: AssertionError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def asserting() -> Iterator[None]:
+    """Let an ``AssertionError`` end the run: it is the test's, and no row's."""
+    try:
+        yield
+    except AssertionError as error:
+        raise HandlerAsserted(error) from error
+
+
+def reaching_the_test(run: Callable[[], T]) -> T:
+    """Run, and raise what a handler asserted, with the handler's own traceback."""
+    try:
+        return run()
+    except HandlerAsserted as carrier:
+        asserted = carrier.error
+    # Outside of the block, which would show the carrier as well.
+    raise asserted
+
+
+def raise_asserted(reports: Sequence[Report]) -> None:
+    """Raise an ``AssertionError`` that was raised beside the handler, such as in ``get_done()``."""
+    for failure in (failure for report in reports for failure in report.failures):
+        if isinstance(failure.error, AssertionError):
+            # The run has let go of the frames, and kept what they say.
+            failure.error.add_note(failure.traceback)
+            raise failure.error
+
+
+def watched(processor: P, around: Around) -> P:
+    """Return a copy of the processor; ``around(keys)`` is entered around each handler call."""
+    twin = copy.copy(processor)
+    vars(twin).update(wrapped(processor, around))
+    return twin
+
+
+def wrapped(processor: BatchProcessor[Any], around: Around) -> dict[str, Callable[..., Any]]:
+    """Return, by the name of its attribute, the handler with ``around(keys)`` around each call."""
+    if processor._handles_batches:
+        handle_batch = processor.process_batch
+
+        @functools.wraps(handle_batch)
+        def process_batch(rows: Sequence[Any], /, *arguments: Any) -> Any:
+            with around([row.pk for row in rows]):
+                return handle_batch(rows, *arguments)
+
+        return {"process_batch": process_batch}
+    handle = processor.process
+
+    @functools.wraps(handle)
+    def process(row: Any, /, *arguments: Any) -> Any:
+        with around([row.pk]):
+            return handle(row, *arguments)
+
+    @functools.wraps(handle)
+    async def process_on_the_loop(row: Any, /, *arguments: Any) -> Any:
+        with around([row.pk]):
+            return await handle(row, *arguments)
+
+    return {"process": process_on_the_loop if processor._is_async else process}

@@ -1,0 +1,66 @@
+"""Another session that has a row locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model, QuerySet
+
+from dcl_processor.locking.contention import is_contention, is_database_error
+
+from .refusals import refuse_where_nothing_is_tested
+
+
+@contextmanager
+def hold_lock(row: Model, *, using: str | None = None) -> Iterator[None]:
+    """Have another session hold a row's lock for as long as the block lasts.
+
+    It is the lock that another copy would have, on a connection of its own; a parent's part of the
+    row is locked with it. ``using``: the alias; default: that of the row. Changes nothing.
+
+    Raises ``Unsupported`` inside ``TestCase`` and on a database without row locks, and
+    ``AssertionError`` when the row is not there for others, or is locked already.
+    """
+    read_from = row._state.db  # noqa: SLF001  # Django's public name for it, documented
+    alias = using or read_from or router.db_for_write(type(row), instance=row)
+    refuse_where_nothing_is_tested(alias, "hold_lock()")
+    # With the test database's name, which the settings of the alias have by now.
+    with closing(connections.create_connection(alias)) as session:
+        session.set_autocommit(False)
+        if not _locked(row, session, alias):
+            raise AssertionError(
+                f"hold_lock(): expected {row!r} in the database, got no row with the key {row.pk} "
+                f"on {alias!r} that another session sees; save it, and commit."
+            )
+        try:
+            yield
+        finally:
+            session.rollback()
+
+
+def _locked(row: Model, session: BaseDatabaseWrapper, alias: str) -> bool:
+    model = row._meta.concrete_model
+    assert model is not None
+    features = session.features
+    # At once or not at all: a lock of the test's own would be waited for without end.
+    rows: QuerySet[Any] = QuerySet(model, using=alias).order_by().filter(pk=row.pk)
+    rows = rows.select_for_update(
+        nowait=features.has_select_for_update_nowait,
+        no_key=features.has_select_for_no_key_update,
+    )
+    sql, params = rows.query.get_compiler(connection=session).as_sql()
+    with session.cursor() as cursor:
+        try:
+            cursor.execute(sql, params)
+        except Exception as error:
+            if is_database_error(error) and is_contention(error):
+                raise AssertionError(
+                    f"hold_lock(): expected {row!r} to be free, got one that is locked "
+                    "already, or not committed yet."
+                ) from error
+            raise
+        return bool(cursor.fetchall())

@@ -1,0 +1,43 @@
+"""What the processor asks for, as a test asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any, TypeVar
+
+from django.db.models import Model
+
+from dcl_processor.candidates.pending import Question, ask, these
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.processor import BatchProcessor
+
+M = TypeVar("M", bound=Model)
+
+
+def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
+    """Ask the user's question, with what the processor itself demands of a row."""
+    question: Question[M] = ask(
+        processor.pending,
+        label=processor.name,
+        using=using or processor.using,
+        read_using=processor.read_using,
+        due=processor._due(),
+    )
+    return question
+
+
+def pending_keys(question: Question[Any], pks: Collection[Any] = ()) -> list[Any]:
+    """Return the keys of the rows that may be tried now, or those of ``pks`` that are pending."""
+    rows = question.unfiltered.filter(these(pks)) if pks else question.queryset
+    return list(dict.fromkeys(rows.values_list("pk", flat=True)))
+
+
+def check_rows(
+    processor: BatchProcessor[Any], question: Question[Any], rows: Iterable[Any]
+) -> None:
+    """Raise ``InvalidOption`` unless the rows are of the processor's model."""
+    for row in rows:
+        if not isinstance(row, question.model):
+            raise InvalidOption(
+                f"{processor.name}: expected rows of {question.model._meta.label}, got {row!r}."
+            )

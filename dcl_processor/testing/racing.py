@@ -1,0 +1,167 @@
+"""Copies that race in lock-step, so that a mistake shows each time and not once a month."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Q
+
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.locking.isolation import refuse_outer_transaction
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.report import COUNTS, Report
+from dcl_processor.signals import row_finished
+
+from .copies import Copy
+from .handlers import raise_asserted
+from .questions import question_of
+from .referee import Referee
+from .refusals import refuse_where_nothing_is_tested
+from .schedule import seeded
+from .trace import Trace
+from .turns import Turns
+
+#: Seconds that the copies have to end in after the race was called off.
+END_WITHIN = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What a race came to.
+
+    ``reports``: of each copy, the first one first. ``handled``: for each key the numbers of the
+    copies whose handler was called, in their order; a row that fails may have several. ``trace``:
+    what they did, a column for each copy.
+    """
+
+    reports: Sequence[Report]
+    handled: Mapping[Any, Sequence[int]]
+    trace: str = field(repr=False)
+
+    @property
+    def processed(self) -> int:
+        """Rows that were processed, by all copies."""
+        return sum(report.processed for report in self.reports)
+
+    def raise_for_failures(self) -> Race:
+        """Return the race, or raise ``RowsFailed`` for the first copy in which a row failed."""
+        for report in self.reports:
+            report.raise_for_failures()
+        return self
+
+
+def race(
+    processor: BatchProcessor[Any],
+    *,
+    copies: int = 4,
+    seed: int = 0,
+    filter: Q | None = None,
+    using: str | None = None,
+    wait_for_locked: float | timedelta = 10,
+    timeout: float = 60,
+) -> Race:
+    """Run copies of the processor against each other in lock-step; none may repeat another.
+
+    Each copy is a thread with connections of its own, and one moves at a time: from statement to
+    statement, into its handler and out of it. All read their candidates first. Then the first
+    copy handles a row, the second comes to the same row while it is locked, and the last one when
+    it is finished. From there on the turns are random, by ``seed``.
+
+    ``filter``, ``using`` and ``wait_for_locked`` are those of ``run()``; ``timeout``: seconds for
+    the whole race. Returns a ``Race``. Raises ``AssertionError`` with a trace as soon as a handler
+    is about to be called for a row that another copy has or had; what a handler asserts, and
+    what ``run()`` raises, comes through as it is. Raises ``Unsupported`` inside ``TestCase`` and on
+    a database without row locks, where it would prove nothing.
+
+    Steps are statements, as in the lock-step tests that databases have of themselves (PostgreSQL's
+    isolation tester); what happens inside a statement is out of reach from here.
+    """
+    if copies < 2:  # a race takes two
+        raise InvalidOption(f"expected copies to be a number from 2, got {copies!r}.")
+    question = question_of(processor, using)
+    what = f"race({processor.name})"
+    refuse_where_nothing_is_tested(question.using, what)
+    refuse_outer_transaction(question.using, what)
+    parameters = {"filter": filter, "using": using, "wait_for_locked": wait_for_locked}
+    aliases = (question.using, question.read_using)
+    return _Course(processor, copies, seed, aliases).run(parameters, timeout)
+
+
+class _Course:
+    """One race while it goes on."""
+
+    def __init__(
+        self, processor: BatchProcessor[Any], copies: int, seed: int, aliases: Sequence[str]
+    ) -> None:
+        self.processor = processor
+        self.seed = seed
+        self.aliases = aliases
+        self.turns = Turns(copies)
+        self.trace = Trace(copies)
+        self.referee = Referee(repeats=processor.repeats)
+        self.copies = [Copy(number, self) for number in range(1, copies + 1)]
+        self.double = ""
+
+    def run(self, parameters: Mapping[str, Any], timeout: float) -> Race:
+        until = time.monotonic() + timeout
+        threads = [copy.thread(parameters) for copy in self.copies]
+        sender = type(self.processor)
+        row_finished.connect(self._tell, sender=sender)
+        try:
+            for thread in threads:
+                thread.start()
+            in_time = self.turns.give(seeded(len(self.copies), self.seed), until)
+        finally:
+            self.call_off()
+            for thread in threads:
+                thread.join(END_WITHIN)
+            row_finished.disconnect(self._tell, sender=sender)
+        self._judge(in_time=in_time)
+        reports = [copy.report for copy in self.copies if copy.report is not None]
+        raise_asserted(reports)
+        self._refuse_no_race(reports)
+        handled = {pk: tuple(copies) for pk, copies in self.referee.handled.items()}
+        return Race(tuple(reports), handled, str(self.trace))
+
+    def call_double(self, double: str) -> None:
+        """Note the first double, and end the race."""
+        self.double = self.double or double
+        self.call_off()
+
+    def call_off(self) -> None:
+        """Let no further row start, and let the copies come to their end."""
+        for copy in self.copies:
+            copy.stop.set()
+        self.turns.let_everybody_go()
+
+    def _tell(self, processor: object, pk: Any, outcome: str, **_: object) -> None:
+        for copy in self.copies:
+            if copy.twin is processor:
+                copy.settled(pk, outcome)
+
+    def _judge(self, *, in_time: bool) -> None:
+        name = self.processor.name
+        if self.double:
+            raise AssertionError(
+                f"{name}: expected each row to be handled by one copy, got {self.double} "
+                f"(seed={self.seed}).\n\n{self.trace}"
+            )
+        for copy in self.copies:
+            if copy.error is not None:
+                raise copy.error
+        if not in_time:
+            raise AssertionError(
+                f"{name}: expected the race to end in time, got one that goes on; give it fewer "
+                f"rows, or a longer timeout (seed={self.seed}).\n\n{self.trace}"
+            )
+
+    def _refuse_no_race(self, reports: Sequence[Report]) -> None:
+        if not any(getattr(report, count) for report in reports for count in COUNTS):
+            raise AssertionError(
+                f"{self.processor.name}: expected pending rows to race for, got none, so that "
+                "nothing was tested; make some before the race, and commit them."
+            )

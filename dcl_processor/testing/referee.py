@@ -1,0 +1,50 @@
+"""Knows which copy has which row, and calls a double."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Any
+
+
+class Referee:
+    """Judges handler calls; copies are numbered from 1.
+
+    A handler that raised has left its row to others: each copy may try a row that fails. One that
+    returned has the row until its outcome is known, and for good when it was processed. The same
+    copy may call it again before that, which redoes a batch whose transaction was lost.
+    """
+
+    def __init__(self, *, repeats: bool) -> None:
+        self._repeats = repeats
+        self._lock = threading.Lock()
+        self._active: dict[Any, int] = {}
+        self._processed: dict[Any, int] = {}
+        self.handled: dict[Any, list[int]] = defaultdict(list)
+
+    def starts(self, pk: Any, copy: int) -> str:
+        """Note a handler call; say who has the row already, if anybody has."""
+        with self._lock:
+            self.handled[pk].append(copy)
+            # Rows that may rightly stay pending are for each run to handle.
+            if pk in self._processed and not self._repeats:
+                return f"copy {self._processed[pk]}, which had finished it"
+            if self._active.setdefault(pk, copy) != copy:
+                return f"copy {self._active[pk]}, which had not finished it"
+            return ""
+
+    def raised(self, pk: Any, copy: int) -> None:
+        """Note that the handler raised."""
+        with self._lock:
+            self._let_go(pk, copy)
+
+    def settled(self, pk: Any, copy: int, outcome: str) -> None:
+        """Note a row's outcome, as ``row_finished`` says it."""
+        with self._lock:
+            self._let_go(pk, copy)
+            if outcome == "processed":
+                self._processed[pk] = copy
+
+    def _let_go(self, pk: Any, copy: int) -> None:
+        if self._active.get(pk) == copy:
+            del self._active[pk]

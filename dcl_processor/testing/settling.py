@@ -1,0 +1,80 @@
+"""One row, from pending to done, or what happened instead."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeVar
+
+from django.db.models import Model, Q, QuerySet
+
+from dcl_processor.candidates.pending import Question
+from dcl_processor.errors import describe
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.report import Report
+
+from .handlers import asserting, raise_asserted, reaching_the_test, watched
+from .questions import check_rows, question_of
+
+M = TypeVar("M", bound=Model)
+
+
+def assert_settles(processor: BatchProcessor[M], row: M, *, using: str | None = None) -> Report:
+    """Run the processor for this row alone; it has to be processed, and to leave pending.
+
+    Returns the run's report. Works inside ``TestCase`` and on every database. The instance is not
+    changed: ``refresh_from_db()`` shows what was written. Raises ``AssertionError``, which says
+    what happened instead; the handler's own ``AssertionError`` comes through as it is, and so
+    does what ``run()`` raises, such as ``StillPending``.
+    """
+    question = question_of(processor, using)
+    check_rows(processor, question, [row])
+
+    def run() -> Report:
+        twin = watched(processor, lambda _: asserting())
+        return twin.run(filter=Q(pk=row.pk), using=using, wait_for_locked=0)
+
+    report = reaching_the_test(run)
+    raise_asserted([report])
+    if report.processed != 1:
+        _complain(processor, row, _instead(report) or _why_not(question, row, report), report)
+    if not processor.repeats and question_of(processor, using).still_pending([row.pk]).exists():
+        _complain(processor, row, "one that was processed and is pending still", report)
+    return report
+
+
+def _complain(processor: BatchProcessor[Any], row: Any, got: str, report: Report) -> NoReturn:
+    cause = report.failures[0].error if report.failures else None
+    raise AssertionError(
+        f"{processor.name}: expected {row!r} (key {row.pk}) to be processed and to leave pending, "
+        f"got {got}."
+    ) from cause
+
+
+def _instead(report: Report) -> str:
+    """Say what became of the row, or nothing if it was no candidate."""
+    if report.failures:
+        error = report.failures[0].error
+        return f"one that failed with {type(error).__name__}: {describe(error)}"
+    said = {
+        "discarded": "one that its handler discarded",
+        "snoozed": "one that its handler snoozed",
+        "skipped": "one that was skipped, because another session has it locked",
+        "stale": "one that was finished, deleted or not pending any more when it was to be locked",
+        "lease_lost": "one whose lease was lost before it was settled",
+    }
+    return next((words for count, words in said.items() if getattr(report, count)), "")
+
+
+def _why_not(question: Question[Any], row: Any, report: Report) -> str:
+    if report.stopped == "failures":
+        return "one that was not started, because its resource could not be opened: see the log"
+    if question.among([row.pk]).exists():
+        return "one that pending did not ask for when the run began, and asks for now"
+    if question.still_pending([row.pk]).exists():
+        return (
+            "one that is pending and not due: its next attempt is later, its attempts are used up, "
+            "or it is leased"
+        )
+    table: QuerySet[Any] = QuerySet(question.model, using=question.using)
+    if table.filter(pk=row.pk).exists():
+        return "one that pending does not ask for"
+    return "one that is not in the database"

@@ -1,0 +1,79 @@
+"""What the copies of a race did, a column for each."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+#: Lines at the beginning, which show the opening, and at the end, which show how it came out.
+FIRST, LAST = 40, 60
+WIDTH = 34
+
+_TABLE = re.compile(r'\b(?:FROM|UPDATE|INTO)\s+["`]?([\w.]+)', re.IGNORECASE)
+_SAVEPOINT = re.compile(r'["`]s\d+_x(\d+)["`]')  # Django's names hold the thread's number
+_LOCKS = re.compile(r" FOR (?:NO KEY )?UPDATE")
+
+
+class Trace:
+    """The steps in the order in which they were taken."""
+
+    def __init__(self, copies: int) -> None:
+        self._copies = copies
+        self._steps: list[tuple[int, str]] = []
+        self._lock = threading.Lock()
+        self._complete = False
+
+    def note(self, copy: int, what: str, *, last: bool = False) -> None:
+        """Add a step of a copy, numbered from 1; nothing is added after the last one."""
+        with self._lock:
+            if not self._complete:
+                self._steps.append((copy, what))
+            self._complete = self._complete or last
+
+    def __str__(self) -> str:
+        with self._lock:
+            steps = list(zip(count(1), self._steps, strict=False))
+        left_out = len(steps) - FIRST - LAST
+        lines = [self._line("step", [f"copy {n}" for n in range(1, self._copies + 1)])]
+        if left_out > 0:
+            lines += self._lines(steps[:FIRST])
+            lines += [f"  … {left_out} steps …", *self._lines(steps[-LAST:])]
+        else:
+            lines += self._lines(steps)
+        return "\n".join(lines)
+
+    def _lines(self, steps: Sequence[tuple[int, tuple[int, str]]]) -> Iterator[str]:
+        for number, (copy, what) in steps:
+            cells = [""] * self._copies
+            cells[copy - 1] = what
+            yield self._line(str(number), cells)
+
+    def _line(self, number: str, cells: Sequence[str]) -> str:
+        shown = (f"{cell:.{WIDTH}}".ljust(WIDTH) for cell in cells)
+        return f"{number:>4}  {'  '.join(shown)}".rstrip()
+
+
+def is_plain_read(sql: str) -> bool:
+    """Tell whether a statement reads, and locks nothing."""
+    return sql.lstrip(" (").upper().startswith("SELECT") and not _LOCKS.search(sql)
+
+
+def summary(sql: str, params: Any) -> str:
+    """Say in a few words what a statement does: its verb, its table, its parameters."""
+    verb = sql.split(None, 1)[0].upper()
+    table = _TABLE.search(sql)
+    if table is None:
+        return _SAVEPOINT.sub(r"\1", sql)
+    lock = "lock " if _LOCKS.search(sql) else ""
+    return f"{lock}{verb} {table[1]} {_values(params)}".rstrip()
+
+
+def _values(params: Any, most: int = 2) -> str:
+    """Show the last ones, among which the row's key is."""
+    if not params or not isinstance(params, list | tuple):
+        return ""
+    left_out = ["…"] if len(params) > most else []
+    return f"({', '.join([*left_out, *map(str, params[-most:])])})"

@@ -1,0 +1,82 @@
+"""Why a run could not be made, in one sentence for the person who started it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import DatabaseError, Error, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from dcl_processor.candidates import pending
+from dcl_processor.exceptions import ProcessorError
+from dcl_processor.locking.contention import is_database_error
+from dcl_processor.processor import BatchProcessor
+
+
+def explain(error: BaseException, processor: BatchProcessor[Any], using: str | None = None) -> str:
+    """Return what was expected, what came, and how to mend it; asks the database if that failed."""
+    if isinstance(error, ProcessorError):
+        return str(error).removeprefix(f"{processor.name}: ")
+    if is_database_error(error):
+        return _find_fault(processor, using) or f"the database said: {one_line(error)}"
+    return describe(error)
+
+
+def describe(error: BaseException) -> str:
+    """Return the error's kind and text in one line."""
+    kind, text = type(error).__name__, one_line(error)
+    return f"{kind}: {text}" if text else kind
+
+
+def one_line(error: BaseException) -> str:
+    """Return the error's text without its line breaks, which drivers like."""
+    return " ".join(str(error).split())
+
+
+def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None:
+    try:
+        question = pending.ask(
+            processor.pending,
+            label=processor.name,
+            using=using or processor.using,
+            read_using=processor.read_using,
+        )
+    except Exception:  # noqa: BLE001  # the error that is being explained, in most cases
+        return None
+    for alias in dict.fromkeys((question.read_using, question.using)):
+        if fault := _unreachable(alias) or _unmigrated(connections[alias], question.tables):
+            return fault
+    return None
+
+
+def _unreachable(alias: str) -> str | None:
+    connection = connections[alias]
+    connection.close_if_unusable_or_obsolete()
+    try:
+        connection.ensure_connection()
+    except Error as error:
+        return f"expected the database {alias!r} to answer, got: {one_line(error)}"
+    return None
+
+
+def _unmigrated(connection: BaseDatabaseWrapper, models: tuple[Any, ...]) -> str | None:
+    try:
+        with connection.cursor() as cursor:
+            there = set(connection.introspection.table_names(cursor))
+            for options in (model._meta for model in models):
+                if options.db_table not in there:
+                    return _migrate(connection.alias, f"the table {options.db_table}")
+                found = connection.introspection.get_table_description(cursor, options.db_table)
+                names = {column.name for column in found}
+                for field in options.local_concrete_fields:
+                    if field.column not in names:
+                        missing = f"the column {field.column} in the table {options.db_table}"
+                        return _migrate(connection.alias, missing)
+    except DatabaseError:
+        return None  # such as a transaction of the caller's that the error has broken
+    return None
+
+
+def _migrate(alias: str, missing: str) -> str:
+    option = "" if alias == "default" else f" --database {alias}"
+    return f"expected {missing}, got none in the database {alias!r}; run manage.py migrate{option}."

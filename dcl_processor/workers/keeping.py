@@ -1,0 +1,186 @@
+"""Keeps copies of a watch alive: one that dies is started again, and costs the others nothing.
+
+The pattern is the supervisor's of Erlang/OTP, and of every service manager: let it crash, start it
+again, and later each time, so that a row which kills whoever takes it keeps nobody busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+from threading import Event
+from typing import Any
+
+from dcl_processor import registry
+from dcl_processor.report import Report
+
+from .pace import retry_after
+from .process import Copy, start
+from .sharing import databases_for_others, shares
+from .spawned import STOP, STOP_AT_ONCE, Send, Trouble, portable
+from .stopping import POLL_IDLE, Stop, StoppedAtOnce
+from .watch import GoesOn, Plan, Watch
+
+#: A copy that has lived for so many seconds is started again as if it had never died.
+LIVED_LONG = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A copy has died; another takes its place in ``wait`` seconds, or none does."""
+
+    how: Trouble
+    wait: float | None
+
+    def __str__(self) -> str:
+        again = "" if self.wait is None else f"; it is started again in {self.wait:.1f} s"
+        return f"{self.how.sentence}{again}"
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """A copy has nothing left to run."""
+
+
+News = Report | Trouble | GoesOn | Died
+
+#: Takes a copy's number, the processor's name (none: the copy itself), and what has become of it.
+TellOfCopy = Callable[[int, str | None, News], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchWork:
+    """What one copy of a watch is to do."""
+
+    names: Sequence[str]
+    plan: Plan
+    databases: Mapping[str, Any]
+
+    def run(self, stop: Stop, send: Send) -> None:
+        """Watch; send what happens, and each row where rows are counted."""
+
+        def tell(name: str, news: Report | Trouble | GoesOn) -> None:
+            send((name, portable(news) if isinstance(news, Report) else news))
+
+        counts = self.plan.max_rows is not None
+        watch = Watch(
+            registry.get(self.names),
+            self.plan,
+            stop,
+            tell,
+            on_row=send if counts else lambda _: None,
+        )
+        if not watch.run():
+            send(GaveUp())
+
+
+class _Place:
+    """One copy after the other, under one number."""
+
+    def __init__(self, number: int, work: WatchWork, tell: TellOfCopy) -> None:
+        self._number = number
+        self._work = work
+        self._tell = tell
+        self.copy: Copy | None = None
+        self.is_over = False
+        self.gave_up = False
+        self._stopping = False
+        self._start_at = self._started = 0.0
+        self._deaths = 0
+
+    def fill(self) -> None:
+        """Start a copy, if there is none and it is time."""
+        if self.copy is not None or self.is_over:
+            return
+        now, deadline = time.monotonic(), self._work.plan.deadline
+        self.is_over = deadline is not None and now >= deadline
+        if now >= self._start_at and not self.is_over:
+            self._started = now
+            self.copy = start(f"copy {self._number}", self._work)
+
+    def hear(self) -> None:
+        """Take one message of the copy's."""
+        assert self.copy is not None
+        if not self.copy.hear(self._take):
+            return
+        copy, self.copy = self.copy, None
+        copy.end()
+        # An error that nobody expected ends a copy like a signal, and may be gone with it.
+        if isinstance(copy.outcome, Trouble):
+            self._bury(copy.outcome)
+        else:
+            self.is_over = True
+
+    def stop(self) -> None:
+        """Let the copy finish its row, and start no other; may be called again and again."""
+        if self.copy is None:
+            self.is_over = True
+        elif not self._stopping:
+            self.copy.tell(STOP)
+        self._stopping = True
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, GaveUp):
+            self.gave_up = True
+            return
+        if isinstance(message, tuple):
+            self._tell(self._number, *message)
+            return
+        # A row was tried: whoever comes after this copy has one less to try.
+        plan = self._work.plan
+        assert plan.max_rows is not None
+        self._work = replace(self._work, plan=replace(plan, max_rows=plan.max_rows - 1))
+
+    def _bury(self, how: Trouble) -> None:
+        lived = time.monotonic() - self._started
+        self._deaths = 1 if lived >= LIVED_LONG else self._deaths + 1
+        wait = None if self._stopping else retry_after(self._deaths)
+        self._start_at = time.monotonic() + (wait or 0)
+        self._tell(self._number, None, Died(how, wait))
+
+
+def keep(names: Sequence[str], copies: int, plan: Plan, *, stop: Event, tell: TellOfCopy) -> bool:
+    """Watch in so many processes; return whether they had something to run until the end.
+
+    ``max_rows`` of the plan is for all of them together. Raises ``Unsupported`` where other
+    processes could not see the rows.
+    """
+    databases = databases_for_others()
+    places = [
+        _Place(number, WatchWork(names, replace(plan, max_rows=rows), databases), tell)
+        for number, rows in enumerate(shares(plan.max_rows, copies), start=1)
+    ]
+    try:
+        _keep(places, stop)
+    except StoppedAtOnce:
+        for copy in _copies(places):
+            copy.tell(STOP_AT_ONCE)
+        raise
+    finally:
+        for copy in _copies(places):
+            copy.end()
+    return not all(place.gave_up for place in places)
+
+
+def _keep(places: Sequence[_Place], stop: Event) -> None:
+    while not all(place.is_over for place in places):
+        for place in places:
+            if stop.is_set():
+                place.stop()
+            else:
+                place.fill()
+        for place in _ready(places):
+            place.hear()
+
+
+def _ready(places: Sequence[_Place]) -> list[_Place]:
+    ends: dict[Any, _Place] = {
+        place.copy.results: place for place in places if place.copy is not None
+    }
+    return [ends[end] for end in connection.wait(list(ends), POLL_IDLE) if end in ends]
+
+
+def _copies(places: Sequence[_Place]) -> list[Copy]:
+    return [place.copy for place in places if place.copy is not None]

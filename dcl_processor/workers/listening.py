@@ -1,0 +1,125 @@
+"""Hears the notifications that ``wake()`` sends, on a connection of its own.
+
+LISTEN belongs to a session: PgBouncer in transaction mode gives that to somebody else after each
+statement. The connection that handles rows may be closed while nothing is to do; this one stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from django.db import Error, connections
+
+from dcl_processor import notify
+from dcl_processor.exceptions import Unsupported
+from dcl_processor.processor import BatchProcessor
+
+from .diagnosis import one_line
+from .pace import retry_after
+from .recycling import OLDEST
+
+logger = logging.getLogger("dcl_processor")
+
+
+class Listener:
+    """One database's notifications; ``names`` are the processors by their channels."""
+
+    def __init__(self, using: str, names: Mapping[str, str]) -> None:
+        refuse_the_deaf(using)
+        self.using = using
+        self.names = names
+        self._wrapper: Any = None
+        self._open_until = 0.0
+        self._retry_at = 0.0
+        self._troubles = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._wrapper is not None
+
+    def fileno(self) -> int:
+        """Return what to wait on until there is something to hear."""
+        return int(self._wrapper.connection.fileno())
+
+    def heard(self) -> set[str]:
+        """Return the processors to look after, in a burst each once.
+
+        All of them when the connection is new: nobody knows what was missed before it. None, and
+        a word in the log, when there is no connection to be had: watchers poll as well.
+        """
+        try:
+            if not self.is_open:
+                return self._open() if time.monotonic() >= self._retry_at else set()
+            if time.monotonic() >= self._open_until:
+                self.close()
+                return self._open()
+            return {self.names[each.channel] for each in self._driver().notifies(timeout=0)}
+        # The driver's own errors too: reading notifications goes past Django's cursor.
+        except (Error, self._database().Error) as error:
+            return self._lost(error)
+
+    def close(self) -> None:
+        """End the session."""
+        wrapper, self._wrapper = self._wrapper, None
+        if wrapper is not None:
+            wrapper.close()
+
+    def _open(self) -> set[str]:
+        wrapper = connections[self.using].copy()
+        # A pool's connections are for those who give them back.
+        wrapper.settings_dict["OPTIONS"].pop("pool", None)
+        try:
+            with wrapper.cursor() as cursor:
+                for channel in self.names:
+                    quoted = channel.replace('"', '""')
+                    cursor.execute(f'LISTEN "{quoted}"')
+        except BaseException:
+            wrapper.close()
+            raise
+        self._wrapper = wrapper
+        self._open_until = time.monotonic() + OLDEST
+        self._troubles = 0
+        return set(self.names.values())
+
+    def _lost(self, error: Exception) -> set[str]:
+        self.close()
+        self._troubles += 1
+        self._retry_at = time.monotonic() + retry_after(self._troubles)
+        if self._troubles > 1:
+            return set()
+        logger.warning("nobody listens on %r for now: %s", self.using, one_line(error))
+        return set(self.names.values())
+
+    def _driver(self) -> Any:
+        return self._wrapper.connection
+
+    def _database(self) -> Any:
+        wrapper: Any = connections[self.using]
+        return wrapper.Database
+
+
+def aliases(processors: Iterable[BatchProcessor[Any]], using: str | None) -> dict[str, str]:
+    """Return the aliases on which they are woken, by their names.
+
+    Without those whose question cannot be asked: the run will say why.
+    """
+    found: dict[str, str] = {}
+    for processor in processors:
+        with suppress(Exception):
+            found[processor.name] = notify.alias(processor, using)
+    return found
+
+
+def refuse_the_deaf(using: str) -> None:
+    """Raise ``Unsupported`` where nobody can listen; asks the database nothing."""
+    wrapper: Any = connections[using]
+    connection_class = getattr(wrapper.Database, "Connection", None)
+    if wrapper.vendor != "postgresql" or not hasattr(connection_class, "notifies"):
+        raise Unsupported(
+            "expected PostgreSQL with psycopg 3 behind every processor that is listened for, got "
+            f"{wrapper.settings_dict['ENGINE']!r} as {using!r}; leave --listen out, and poll."
+        )

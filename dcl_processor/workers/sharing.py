@@ -1,0 +1,199 @@
+"""Several copies of one run on this machine, which share the rows among themselves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from itertools import islice
+from multiprocessing import connection
+from threading import Event
+from typing import Any
+
+from django.db import connections
+
+from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.report import COUNTS, Report, Stopped
+from dcl_processor.runner.tally import MOST_FAILURES
+
+from . import backlog
+from .process import Copy, start
+from .spawned import STOP, STOP_AT_ONCE, Share, Trouble
+from .stopping import POLL, StoppedAtOnce
+from .telling import OnRow, watched
+
+
+def run(
+    processor: BatchProcessor[Any],
+    *,
+    copies: int = 1,
+    using: str | None = None,
+    limit: int | None = None,
+    timeout: float | None = None,
+    concurrency: int = 1,
+    stop: Event,
+    on_row: OnRow | None = None,
+) -> tuple[Report, list[Report | Trouble]]:
+    """Run the processor in so many copies; return the report, and what became of each copy.
+
+    The parameters are those of ``BatchProcessor.run()``; ``limit`` is for all copies together,
+    ``concurrency`` for each, and ``on_row`` is called with each row's outcome. One copy is this
+    process.
+    """
+    _check_copies(copies)
+    if copies > 1:
+        # Nothing pending starts nothing: there is no copy without a row for it.
+        needed = min(copies, backlog.count(processor, using=using, most=copies - 1))
+        if needed > 1:
+            outcomes = run_copies(
+                *(processor, needed),
+                using=using,
+                limit=limit,
+                timeout=timeout,
+                concurrency=concurrency,
+                stop=stop,
+                on_row=on_row,
+            )
+            return merge(processor.name, outcomes, limit), outcomes
+    with watched(processor, on_row):
+        report = processor.run(
+            using=using, limit=limit, timeout=timeout, concurrency=concurrency, stop=stop
+        )
+    return report, [report] if copies > 1 else []
+
+
+def run_copies(
+    processor: BatchProcessor[Any],
+    copies: int,
+    *,
+    using: str | None = None,
+    limit: int | None = None,
+    timeout: float | None = None,
+    concurrency: int = 1,
+    stop: Event,
+    on_row: OnRow | None = None,
+) -> list[Report | Trouble]:
+    """Run the processor in that many processes, and return what became of each.
+
+    ``limit`` is for all copies together: it is shared out before they start. ``timeout`` counts
+    from now for each. ``on_row`` is called with each row's outcome. Raises ``Unsupported`` where
+    other processes could not see the rows. One that dies costs the others nothing.
+    """
+    names = databases_for_others()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    running: list[Copy] = []
+    try:
+        for number, limit_ in enumerate(shares(limit, copies), start=1):
+            share = Share(
+                name=processor.name,
+                databases=names,
+                using=using,
+                limit=limit_,
+                deadline=deadline,
+                concurrency=concurrency,
+                tells_rows=on_row is not None,
+            )
+            running.append(start(f"{processor.name}, copy {number}", share))
+        _collect(running, stop, on_row or (lambda _: None))
+    except StoppedAtOnce:
+        for copy in running:
+            copy.tell(STOP_AT_ONCE)
+        raise
+    finally:
+        for copy in running:
+            copy.end()
+    return [copy.outcome for copy in running if copy.outcome is not None]
+
+
+def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> Report:
+    """Return one report for what the copies did; one without a report counts nothing.
+
+    Each copy may try a row that fails: it is one failed row, as long as all failures are kept.
+    """
+    reports = [copy for copy in copies if isinstance(copy, Report)]
+    counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
+    tried = counts["processed"] + counts["failed"]
+    failures = {str(failure.pk): failure for report in reports for failure in report.failures}
+    if all(report.failed == len(report.failures) for report in reports):
+        counts["failed"] = len(failures)
+    return Report(
+        name=name,
+        **counts,
+        passes=max((report.passes for report in reports), default=0),
+        duration=max((report.duration for report in reports), default=0.0),
+        stopped=_stopped(
+            {report.stopped for report in reports},
+            limit is not None and tried >= limit,
+        ),
+        failures=tuple(islice(failures.values(), MOST_FAILURES)),
+    )
+
+
+def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
+    # A copy that came to the end of its share while another found nothing left has not kept the
+    # run from draining.
+    order: tuple[Stopped, ...] = ("failures", "signal", "timeout")
+    for reason in order:
+        if reason in reasons:
+            return reason
+    return "limit" if reached_limit else "drained"
+
+
+def shares(limit: int | None, copies: int) -> list[int | None]:
+    """Share a limit out as evenly as it goes; a copy that could handle no row is left out."""
+    if limit is None:
+        return [None] * copies
+    each, rest = divmod(limit, copies)
+    shares: list[int | None] = [each + (number < rest) for number in range(copies)]
+    return [share for share in shares if share] or [0]
+
+
+def _collect(running: Sequence[Copy], stop: Event, on_row: OnRow) -> None:
+    waiting = {copy.results: copy for copy in running}
+    told = False
+    while waiting:
+        if stop.is_set() and not told:
+            told = True
+            for copy in running:
+                copy.tell(STOP)
+        for ready in connection.wait(list(waiting), POLL):
+            copy = next(copy for copy in waiting.values() if copy.results is ready)
+            if copy.hear(on_row):
+                del waiting[copy.results]
+
+
+def _check_copies(copies: int) -> None:
+    if copies < 1:
+        raise InvalidOption(f"expected copies to be a number of processes from 1, got {copies!r}.")
+
+
+def databases_for_others() -> dict[str, Any]:
+    """Return the databases' names by alias, and close ours until the copies have ended.
+
+    Raises ``Unsupported`` where other processes could not see the rows.
+    """
+    _refuse_what_only_we_can_see()
+    connections.close_all()
+    return {alias: database["NAME"] for alias, database in connections.databases.items()}
+
+
+def _refuse_what_only_we_can_see() -> None:
+    if "DJANGO_SETTINGS_MODULE" not in os.environ:
+        raise Unsupported(
+            "expected DJANGO_SETTINGS_MODULE to name the settings, got settings made by "
+            "configure(), which other processes cannot read; run one copy."
+        )
+    for connected in connections.all(initialized_only=True):
+        if connected.in_atomic_block:
+            raise Unsupported(
+                f"expected no open transaction on {connected.alias!r}, got one: copies are other "
+                "processes, which see only what is committed; in tests use TransactionTestCase."
+            )
+    for alias in connections:
+        in_memory: Any = getattr(connections[alias], "is_in_memory_db", None)
+        if in_memory is not None and in_memory():
+            raise Unsupported(
+                f"expected a database that other processes can open, got {alias!r} in this "
+                "process's memory; use a file, or run one copy."
+            )

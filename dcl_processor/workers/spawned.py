@@ -1,0 +1,180 @@
+"""One copy, in a process of its own; ``process`` is the parent's side."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, Protocol
+
+import django
+from django.db import connections
+
+from dcl_processor import registry
+from dcl_processor.exceptions import ProcessorError
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.report import Failure, Report
+
+from .diagnosis import describe, explain
+from .stopping import SIGNALS, Stop, StoppedAtOnce
+from .telling import quiet_unless_configured, watched
+
+STOP, STOP_AT_ONCE = "stop", "stop at once"
+
+
+Send = Callable[[Any], None]
+
+
+class Work(Protocol):
+    """What a copy is to do; it travels to the copy."""
+
+    @property
+    def databases(self) -> Mapping[str, Any]:
+        """Return databases' names by alias: a test runner has other ones than the settings."""
+        ...
+
+    def run(self, stop: Stop, send: Send) -> Report | Trouble | None:
+        """Do it, in a process that has been set up; what is sent reaches the parent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastWord:
+    """What a copy says at its end."""
+
+    outcome: Report | Trouble | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A share of one run. ``deadline`` is of the monotonic clock, which processes share."""
+
+    name: str
+    databases: Mapping[str, Any]
+    using: str | None
+    limit: int | None
+    deadline: float | None
+    concurrency: int
+    tells_rows: bool
+
+    def run(self, stop: Stop, send: Send) -> Report | Trouble:
+        """Make the run; send the outcome of each row, if wanted."""
+        (processor,) = registry.get([self.name])
+        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        try:
+            with watched(processor, send if self.tells_rows else None):
+                report = processor.run(
+                    using=self.using,
+                    limit=self.limit,
+                    timeout=left,
+                    concurrency=self.concurrency,
+                    stop=stop,
+                )
+        except Exception as error:  # noqa: BLE001  # a run that could not be made
+            return Trouble.of(error, processor, self.using)
+        return portable(report)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is no report."""
+
+    sentence: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: Exception, processor: BatchProcessor[Any], using: str | None) -> Trouble:
+        """Explain the exception that is being handled."""
+        return cls(explain(error, processor, using), traceback.format_exc())
+
+
+class ErrorInCopy(ProcessorError):
+    """Stands for a row's error in another process, whose own class may not travel."""
+
+    def __init__(self, text: str, representation: str) -> None:
+        super().__init__(text, representation)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __repr__(self) -> str:
+        return str(self.args[1])
+
+
+def main(work: Work, control: Connection, results: Connection) -> None:
+    """Do the work, and at last send what came of it."""
+    stop = Stop()
+    hurry = threading.Event()
+    _install_handlers(stop, hurry)
+    threading.Thread(target=_obey, args=(control, stop, hurry), daemon=True).start()
+
+    def send(message: Any) -> None:
+        try:
+            results.send(message)
+        except OSError:
+            stop.set()  # the parent has gone, and took whoever wanted to know with it
+
+    try:
+        last = _run(work, stop, send)
+    except BaseException as error:  # noqa: BLE001  # the parent decides what it means
+        known = isinstance(error, ProcessorError)
+        last = Trouble(str(error) if known else describe(error), traceback.format_exc())
+    send(LastWord(last))
+
+
+def _run(work: Work, stop: Stop, send: Send) -> Report | Trouble | None:
+    for alias, name in work.databases.items():
+        connections.databases[alias]["NAME"] = name
+    django.setup()
+    try:
+        with quiet_unless_configured():
+            return work.run(stop, send)
+    finally:
+        connections.close_all()
+
+
+def portable(report: Report) -> Report:
+    """Return the report without errors whose classes may not travel."""
+    return replace(report, failures=tuple(_portable(failure) for failure in report.failures))
+
+
+def _portable(failure: Failure) -> Failure:
+    error = ErrorInCopy(describe(failure.error), repr(failure.error))
+    return replace(failure, error=error)
+
+
+def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
+    """Leave it to the parent to count signals.
+
+    A terminal sends Ctrl-C to the whole process group, and a service manager its SIGTERM to every
+    process: a copy gets both that one and the parent's word, and must not take them for two.
+    """
+
+    def handler(signum: int, _: FrameType | None) -> None:
+        stop.set()
+        if hurry.is_set():
+            raise StoppedAtOnce(signum)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, handler)
+    # Blocked by the parent until there was somebody to handle them.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _obey(control: Connection, stop: Stop, hurry: threading.Event) -> None:
+    """Do what the parent says, in a thread; the end of the parent says stop."""
+    main_thread = threading.main_thread().ident
+    try:
+        while control.recv() == STOP:
+            stop.set()
+    except (EOFError, OSError):
+        stop.set()
+        return
+    hurry.set()
+    if main_thread is not None:
+        # To that thread, since a signal that another one gets ends no wait of the handler's.
+        signal.pthread_kill(main_thread, signal.SIGTERM)

@@ -1,0 +1,95 @@
+"""The polite stop: the first signal ends the run after the row at hand, the second one at once.
+
+Only the command installs these handlers; ``run()`` takes the event.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+#: Seconds between two looks while a run waits for rows that others have locked.
+POLL = 0.05
+
+#: The same while a watch waits, which is most of its life: nobody notices, and a processor rests.
+POLL_IDLE = 0.2
+
+
+class StoppedAtOnce(KeyboardInterrupt):
+    """The second signal: whatever is open is rolled back on the way out."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class Stop(threading.Event):
+    """An event that a signal handler may set.
+
+    The lock of a plain event is not reentrant: set by a handler that interrupts its own
+    ``wait()``, it would never come back.
+    """
+
+    _asked = False
+
+    def is_set(self) -> bool:
+        return self._asked
+
+    def set(self) -> None:
+        self._asked = True
+
+    def clear(self) -> None:
+        self._asked = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, at most ``timeout`` seconds; return whether it is."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = POLL if end is None else end - time.monotonic()
+            if left <= 0:
+                break
+            time.sleep(min(left, POLL))
+        return self.is_set()
+
+
+@contextmanager
+def polite_stop(on_first: Callable[[], None] = lambda: None) -> Iterator[Stop]:
+    """Install the handlers for SIGINT and SIGTERM, and put back what was there before.
+
+    ``on_first`` is called in the handler of the first signal. The second raises
+    ``StoppedAtOnce``. Outside the main thread, where Python allows no handlers, the event is never
+    set.
+    """
+    stop = Stop()
+
+    def handler(signum: int, _: FrameType | None) -> None:
+        if stop.is_set():
+            raise StoppedAtOnce(signum)
+        stop.set()
+        on_first()
+
+    previous = _install(handler)
+    try:
+        yield stop
+    finally:
+        for signum, before in previous.items():
+            signal.signal(signum, before)
+
+
+def _install(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    # Whoever started us with a signal ignored meant it: a shell does so for what it puts into the
+    # background. None is a handler that was not installed from Python, and could not be put back.
+    return {
+        signum: signal.signal(signum, handler)
+        for signum in SIGNALS
+        if signal.getsignal(signum) not in (signal.SIG_IGN, None)
+    }

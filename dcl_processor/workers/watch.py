@@ -1,0 +1,179 @@
+"""The watch: run after run in this process, for one processor or for several in turn.
+
+It says nothing itself. What happens is told, in the process where it happens, to a function that
+may write it down, or send it to the process that does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from threading import Event
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from dcl_processor import notify
+from dcl_processor.exceptions import StillPending
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.report import Report
+
+from .listening import Listener, aliases
+from .pace import Pace, did_something
+from .recycling import Recycler
+from .spawned import Trouble
+from .stopping import POLL_IDLE
+from .telling import watched
+
+# For a wait that is shorter, a connection that Django would close is not opened anew.
+_WORTH_CLOSING = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a watcher is asked for; ``limit`` and ``timeout`` are of each run."""
+
+    #: Seconds between two looks.
+    interval: float
+    using: str | None = None
+    limit: int | None = None
+    timeout: float | None = None
+    concurrency: int = 1
+    #: Rows to try before it ends.
+    max_rows: int | None = None
+    #: The time by the monotonic clock, which processes share, when it ends.
+    deadline: float | None = None
+    listen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """A processor could be run again."""
+
+
+#: Takes a processor's name, and what has become of it.
+Tell = Callable[[str, Report | Trouble | GoesOn], None]
+
+
+@dataclass(slots=True)
+class _Turn:
+    processor: BatchProcessor[Any]
+    pace: Pace
+    in_trouble: bool = False
+
+
+@dataclass(slots=True)
+class Watch:
+    """Watches until it is stopped, or has come to the end of its plan."""
+
+    processors: Sequence[BatchProcessor[Any]]
+    plan: Plan
+    stop: Event
+    tell: Tell
+    #: Called for each row that was tried.
+    on_row: Callable[[str], None] = lambda _: None
+    _tried: int = 0
+    _turns: dict[str, _Turn] = field(default_factory=dict)
+    _listeners: list[Listener] = field(default_factory=list)
+    _recycler: Recycler = field(default_factory=Recycler)
+
+    def run(self) -> bool:
+        """Take the processor that has been due longest, run it, and wait until one is due.
+
+        Returns whether there was something to run until the end.
+        """
+        self._turns = {each.name: _Turn(each, self._pace(each)) for each in self.processors}
+        self._listeners = self._listen() if self.plan.listen else []
+        try:
+            while self._turns and not self._is_over():
+                turn = min(self._turns.values(), key=lambda turn: turn.pace.due)
+                self._wait(turn.pace.due)
+                if turn.pace.due <= time.monotonic() and not self._is_over():
+                    self._run(turn)
+        finally:
+            for listener in self._listeners:
+                listener.close()
+        return bool(self._turns)
+
+    def _pace(self, processor: BatchProcessor[Any]) -> Pace:
+        return Pace(self.plan.interval, processor.retry is not None, processor.repeats)
+
+    def _listen(self) -> list[Listener]:
+        names: dict[str, dict[str, str]] = {}
+        for name, using in aliases(self.processors, self.plan.using).items():
+            names.setdefault(using, {})[notify.channel(name)] = name
+        return [Listener(using, channels) for using, channels in names.items()]
+
+    def _is_over(self) -> bool:
+        return (
+            self.stop.is_set()
+            or self._rows_left() == 0
+            or (self.plan.deadline is not None and time.monotonic() >= self.plan.deadline)
+        )
+
+    def _rows_left(self) -> int | None:
+        most = self.plan.max_rows
+        return None if most is None else max(0, most - self._tried)
+
+    def _wait(self, until: float) -> None:
+        """Wait until then, or until the end of the plan, a stop, or a notification."""
+        if until - time.monotonic() >= _WORTH_CLOSING:
+            self._recycler.before_waiting()
+        if self.plan.deadline is not None:
+            until = min(until, self.plan.deadline)
+        while not self._is_woken() and not self.stop.is_set():
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            # With nothing to listen to, it only waits.
+            listening: list[Any] = [each for each in self._listeners if each.is_open]
+            connection.wait(listening, min(left, POLL_IDLE))
+
+    def _is_woken(self) -> bool:
+        heard = {name for listener in self._listeners for name in listener.heard()}
+        for name in heard & self._turns.keys():
+            self._turns[name].pace.wake(notify.BURST)
+        return bool(heard)
+
+    def _run(self, turn: _Turn) -> None:
+        processor, started = turn.processor, time.monotonic()
+        try:
+            with watched(processor, self._count):
+                report = processor.run(
+                    using=self.plan.using,
+                    limit=_least(self.plan.limit, self._rows_left()),
+                    timeout=_least(self.plan.timeout, self._seconds_left(started)),
+                    # Whoever has a row locked is at work on it, and new ones are not to wait for
+                    # that: it is looked after in the next run.
+                    wait_for_locked=0,
+                    concurrency=self.plan.concurrency,
+                    stop=self.stop,
+                )
+        except Exception as error:  # noqa: BLE001  # the others, and the next try, are still to come
+            self.tell(processor.name, Trouble.of(error, processor, self.plan.using))
+            turn.pace.broke()
+            turn.in_trouble = True
+            # A row may be to blame for one that stays pending, but no row mends an option.
+            if isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending):
+                del self._turns[processor.name]
+        else:
+            turn.pace.ran(report, started)
+            if turn.in_trouble:
+                turn.in_trouble = False
+                self.tell(processor.name, GoesOn())
+            if did_something(report):
+                self.tell(processor.name, report)
+        self._recycler.between_runs()
+
+    def _seconds_left(self, now: float) -> float | None:
+        return None if self.plan.deadline is None else max(0.0, self.plan.deadline - now)
+
+    def _count(self, outcome: str) -> None:
+        self._tried += 1
+        self.on_row(outcome)
+
+
+def _least(*numbers: Any) -> Any:
+    return min((number for number in numbers if number is not None), default=None)
