@@ -1,0 +1,206 @@
+"""Actors: threads with connections of their own that move when they are told to.
+
+An actor comes to a point before each of its steps, says what the step is, and waits. So one
+moves at a time, and what the others see of it is decided by the order of the moves alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+from django.db import connection, connections
+
+from .control import Control
+from .steps import COMMIT, HANDLER, ROLLBACK, Step, Thing, describe, lockable, with_gate
+
+SET_UP = (
+    "SET synchronous_commit = off; SET jit = off; SET search_path = explorer, pg_catalog, public"
+)
+
+
+def _always() -> bool:
+    return True
+
+
+class Actor:
+    """One thread.
+
+    ``step``: what it is about to do, ``None`` at its end; ``result``, ``error``: how it ended.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        control: Control,
+        came: SimpleQueue[Actor],
+        of: int | None = None,
+    ) -> None:
+        self.number, self.name = number, name
+        self.rows: frozenset[int] = frozenset()
+        self.every_statement = False
+        self.gates = True
+        #: The number of the copy whose heart this is.
+        self.of = number if of is None else of
+        self.memory = f"memory of {self.of}"
+        self.has_ended = True
+        self.ready: Callable[[], bool] = _always
+        self.watched = False
+        self.step: Step | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.pid = 0
+        self._control, self._came = control, came
+        self._gate: int | None = None
+        self._next: Step | None = None
+        self._locked: set[Thing] = set()
+        self._jobs: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._go: SimpleQueue[Any] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    # --- for the scheduler
+
+    def begin(self, job: Callable[[], Any], *, watched: bool) -> None:
+        """Begin; a watched one stops at its first step."""
+        self.watched, self.result, self.error, self.step = watched, None, None, None
+        self.has_ended = False
+        self._locked.clear()
+        self._jobs.put(job)
+
+    def move(self, answer: Any = None) -> None:
+        """Take the step that it is about to take."""
+        if self._gate is not None:
+            visit, self._gate = self._gate, None
+            self._control.open_gate(visit)
+        else:
+            self._go.put(answer)
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    # --- in its own thread
+
+    def point(self, step: Step, ready: Callable[[], bool] = _always) -> Any:
+        """Come to a step, and wait until it may be taken; not before it is ``ready``."""
+        if not self.watched or not (step.is_shared or self.every_statement):
+            return None
+        self.step, self.ready = self._its(step), ready
+        self._came.put(self)
+        return self._go.get()
+
+    def throw(self, sides: int) -> int:
+        """Throw a die, whose sides are tried one after the other."""
+        return int(self.point(Step("die", choices=sides)) or 0)
+
+    def _its(self, step: Step) -> Step:
+        # Between the steps of a heart it looks at, and changes, what it shares with its copy.
+        is_heart = self.of != self.number
+        return replace(step, writes=step.writes | {self.memory}) if is_heart else step
+
+    def handle(self, row: int) -> None:
+        """Be called as the handler of a row."""
+        self.point(replace(HANDLER, rows=frozenset([row])))
+
+    def _serve(self) -> None:
+        _here.actor = self
+        try:
+            self._connect()
+            while (job := self._jobs.get()) is not None:
+                try:
+                    self.result = job()
+                except BaseException as error:  # noqa: BLE001  # the scheduler's to judge
+                    self.error = error
+                self.step, self.has_ended = None, True
+                self._came.put(self)
+        finally:
+            connections.close_all()
+
+    def _connect(self) -> None:
+        wrapper: Any = connection
+        wrapper.ensure_connection()
+        driver = wrapper.connection
+        driver.execute(SET_UP)
+        self.pid = driver.info.backend_pid
+        driver.add_notice_handler(self._at_gate)
+        wrapper.execute_wrappers.append(self._statement)
+        wrapper._commit = self._ending(wrapper._commit, COMMIT)
+        wrapper._rollback = self._ending(wrapper._rollback, ROLLBACK)
+
+    def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
+        if not self.watched:
+            return execute(sql, params, *rest)
+        inside = connection.in_atomic_block
+        step = describe(
+            sql,
+            params,
+            rows=self.rows,
+            locked=self._locked,
+            transaction=inside,
+            savepoint=bool(connection.savepoint_ids),
+        )
+        self.point(step if self.gates else step.whole())
+        if step.gate is not None and inside:
+            self._locked |= lockable(sql, step.rows)
+        if step.gate is not None and self.gates and self.watched:
+            self._next = step.gate
+            sql = with_gate(sql)
+        return execute(sql, params, *rest)
+
+    def _at_gate(self, notice: Any) -> None:
+        # Called inside the driver while the statement waits in the server.
+        word, _, visit = (notice.message_primary or "").partition(" ")
+        if word != "gate":
+            return
+        assert self._next is not None
+        self._gate, self.step, self.ready = int(visit), self._its(self._next), _always
+        self._came.put(self)
+
+    def _ending(self, end: Callable[[], None], step: Step) -> Callable[[], None]:
+        def ended() -> None:
+            # One that has locked nothing changes nothing.
+            rows = frozenset(row for _, row in self._locked)
+            self.point(replace(step, rows=rows, is_shared=bool(rows)))
+            end()
+            self._locked.clear()
+
+        return ended
+
+
+class _Here(threading.local):
+    actor: Actor | None = None
+
+
+_here = _Here()
+
+
+def here() -> Actor:
+    """Return the actor whose thread this is."""
+    assert _here.actor is not None
+    return _here.actor
+
+
+@contextmanager
+def cast_of(
+    names: Sequence[str], control: Control, hearts: Sequence[int] = ()
+) -> Iterator[tuple[list[Actor], SimpleQueue[Actor]]]:
+    """Have an actor of each name, and the queue in which they come to their points.
+
+    ``hearts``: the numbers of those that get a heart, behind all others.
+    """
+    came: SimpleQueue[Actor] = SimpleQueue()
+    actors: list[Actor] = []
+    try:
+        actors += [Actor(number, name, control, came) for number, name in enumerate(names)]
+        for of in hearts:
+            actors.append(Actor(len(actors), f"heart of {names[of]}", control, came, of))
+        yield actors, came
+    finally:
+        for actor in actors:
+            actor.close()

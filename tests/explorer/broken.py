@@ -1,0 +1,102 @@
+"""Variants of the core that are wrong, each in one way that somebody has shipped.
+
+The explorer is worth something only if it finds each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db.models import Q, QuerySet
+
+from dcl_processor.candidates import pending
+from dcl_processor.candidates.pending import Question
+from dcl_processor.definition.kinds import Delivery
+from dcl_processor.delivery import inside, marking, one_statement, orders, outside
+from dcl_processor.delivery.batch import Batch, Outcomes
+from dcl_processor.delivery.keeper import Keeper
+from dcl_processor.locking import claiming
+from dcl_processor.locking.claiming import Claimed
+from dcl_processor.locking.fence import Fence
+from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.runner import run
+
+
+@contextmanager
+def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, value in changes:
+            patch.setattr(owner, name, value)
+        yield
+
+
+def no_second_check() -> Any:
+    """Lock the row, and hand it out without asking again."""
+
+    def claim(question: Question[Any], pks: Sequence[Any]) -> Claimed[Any]:
+        locked = claiming.lock_free(question, pks)
+        table: QuerySet[Any] = QuerySet(question.model, using=question.using)
+        rows = table.in_bulk(locked)
+        return claiming._claimed(pks, rows, locked=())
+
+    return _patched((orders, "claim", claim), (marking, "claim", claim))
+
+
+def check_in_the_lock_statement() -> Any:
+    """Take a spanning question for one that the lock statement may ask."""
+    return _patched((pending, "is_own_table", lambda queryset: True))
+
+
+def one_statement_for_all() -> Any:
+    """Claim in one statement whatever the question is."""
+    return _patched((one_statement, "suits", lambda question: True))
+
+
+def flip_outside_the_transaction() -> Any:
+    """Commit the work, and flip the row afterwards."""
+
+    def transactional(a_run: Any, question: Question[Any], pks: Sequence[Any]) -> Outcomes:
+        batch: Batch[Any] = Batch(a_run, question, pks)
+        with row_transaction(question.using):
+            batch.claimed(claiming.claim(question, pks))
+            with Fence(question.using) as fence:
+                inside.work(batch, fence)
+        rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
+        for pk in batch.rows:
+            rows.filter(pk=pk).update(**batch.processor.done or {})
+        return batch.all_outcomes()
+
+    changed = {**orders.DELIVERIES, Delivery.TRANSACTIONAL: transactional}
+    return _patched((run, "DELIVERIES", changed))
+
+
+def lock_without_skip() -> Any:
+    """Wait for whoever has the lock."""
+
+    def locking(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
+        return queryset.select_for_update(of=("self",), no_key=True)
+
+    return _patched((claiming, "_locking", locking))
+
+
+def settle_without_guard() -> Any:
+    """Settle a row by its key, whoever has its lease by now."""
+
+    def write(question: Question[Any], pk: Any, guard: Any, values: Mapping[str, Any]) -> int:
+        rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
+        return rows.filter(Q(pk=pk)).update(**values)
+
+    return _patched((outside, "write", write))
+
+
+def heartbeat_during_settle() -> Any:
+    """Settle by the newest value of the lease alone, and go on renewing it meanwhile."""
+
+    def let_go(self: Keeper, pk: Any, token: Any) -> Any:
+        with self._lock:
+            return {self._lease.field: self._tokens.get(pk, [token])[-1:]}
+
+    return _patched((Keeper, "let_go", let_go))

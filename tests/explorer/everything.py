@@ -1,0 +1,73 @@
+"""All schedules, as far as the time allows, and a large sample: ``make explore``.
+
+``EXPLORE=…`` runs the one schedule that a failure has printed, and draws it. ``SECONDS`` is what
+each search may take.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .stage import Count, Stage, staged
+from .subjects import SUBJECTS
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(0)]
+
+WRITTEN = os.environ.get("EXPLORE", "")
+SECONDS = float(os.environ.get("SECONDS") or 300)
+ALL = [] if WRITTEN else [*SUBJECTS]
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    def shown(words: str) -> None:
+        with capsys.disabled():
+            print(f"\n{words}", end="", flush=True)
+
+    return shown
+
+
+LEASES = [each for each in ALL if each.startswith("lease")]
+
+
+def whole(stage: Stage) -> Count:
+    return stage.explore(seconds=SECONDS)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", ALL)
+def test_every_schedule_of_two_copies(name: str, rows: int, show: Callable[[str], None]) -> None:
+    with staged(SUBJECTS[name], rows=rows) as stage:
+        show(f"2 copies, {rows} rows: {whole(stage)}")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"lapse": True}, {"copies": 1, "hearts": 1}, {"hearts": 1}, {"lapse": True, "hearts": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", LEASES)
+def test_every_schedule_of_leases(
+    name: str, setting: dict[str, Any], show: Callable[[str], None]
+) -> None:
+    with staged(SUBJECTS[name], **setting) as stage:
+        show(f"{setting}: {whole(stage)}")
+
+
+@pytest.mark.parametrize(("copies", "rows"), [(3, 1), (2, 3), (3, 3)])
+@pytest.mark.parametrize("name", ALL)
+def test_random_schedules(name: str, copies: int, rows: int, show: Callable[[str], None]) -> None:
+    with staged(SUBJECTS[name], copies=copies, rows=rows, every_statement=True) as stage:
+        show(f"{copies} copies, {rows} rows, random: {stage.sample(10**9, seconds=SECONDS / 10)}")
+
+
+@pytest.mark.skipif(not WRITTEN, reason="EXPLORE names no schedule")
+def test_the_schedule_that_was_written_down(show: Callable[[str], None]) -> None:
+    name, size, *every, digits = WRITTEN.split(":")
+    copies, rows = map(int, size.split("x"))
+    with staged(SUBJECTS[name], copies=copies, rows=rows, every_statement=bool(every)) as stage:
+        show(f"{name}\n\n{stage.replay(digits)}\n")

@@ -1,0 +1,215 @@
+"""Where schedules are run: the actors, the rows, and what is deterministic only here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dcl_processor import Report
+from dcl_processor.candidates import windows
+
+from .actors import Actor, cast_of, here
+from .audit import Audit
+from .control import CLOCK_SET_BACK, Control
+from .leases import Clock, in_the_hands_of
+from .schedule import Schedule, Told, Violation
+from .search import Chooser, Dice, Pruned, Search, Written
+from .subjects import FIRST, Subject
+
+TIME = "time"
+#: Schedules between two sweeps of the rows' old versions, which would make each later one slower.
+SWEEP = 500
+
+
+@dataclass
+class Count:
+    """What was explored."""
+
+    subject: str
+    schedules: int = 0
+    #: Runs that were broken off: what they would have come to was tried already.
+    pruned: int = 0
+    moves: int = 0
+    seconds: float = 0.0
+    longest: int = 0
+    outcomes: set[Any] = field(default_factory=set)
+    #: Whether these are all that there are.
+    whole: bool = False
+
+    def __str__(self) -> str:
+        speed = self.schedules / self.seconds if self.seconds else 0
+        return (
+            f"{self.subject}: {'all ' * self.whole}{self.schedules} schedules "
+            f"(up to {self.longest} steps), {self.moves} steps in all, {self.pruned} broken off, "
+            f"{self.seconds:.1f} s, {speed:.0f}/s"
+        )
+
+
+class Stage:
+    """One subject, so many copies, and so many rows."""
+
+    def __init__(
+        self, subject: Subject, copies: int, actors: list[Actor], came: Any, control: Control
+    ) -> None:
+        self.subject = subject
+        self.rows: list[int] = []
+        self.count = Count(subject.name)
+        self.clock = Clock()
+        self._actors, self._copies = actors, actors[:copies]
+        self._came, self._control = came, control
+        self._schedule: Schedule | None = None
+
+    def have(self, rows: int, *, every_statement: bool, gates: bool) -> None:
+        """Make the rows, and let each copy run once, so that its session has been asked all."""
+        self.rows = [FIRST + number for number in range(rows)]
+        self.subject.make(self.rows)
+        for actor in self._actors:
+            actor.rows, actor.every_statement = frozenset(self.rows), every_statement
+            actor.gates = gates
+        for copy in self._copies:
+            self._alone(copy)
+            self._set_back()
+
+    def explore(self, *, reduced: bool = True, seconds: float = float("inf")) -> Count:
+        """Run every schedule, unless the time is over before; ``whole`` says which."""
+        search, end = Search(reduced=reduced), time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._run(search)
+            if not search.go_on():
+                self.count.whole = True
+                break
+        return self.count
+
+    def sample(self, times: int, *, seconds: float = float("inf")) -> Count:
+        """Run random schedules, each by a seed of its own."""
+        end = time.monotonic() + seconds
+        for seed in range(times):
+            if time.monotonic() > end:
+                break
+            self._run(Dice(seed))
+        return self.count
+
+    def replay(self, digits: str) -> Told | None:
+        return self._run(Written(digits))
+
+    def _run(self, chooser: Chooser) -> Told | None:
+        began = time.monotonic()
+        self._set_back()
+        audit = Audit(self.subject, self.rows, self._control)
+        schedule = Schedule(self._actors, self._came, self._control, chooser, audit.after)
+        self._schedule = schedule
+        jobs = [self.clock.lapse if each.name == TIME else self.subject.run for each in self._begin]
+        try:
+            told = schedule.run(jobs)
+            reports = self._reports()
+            self._judge(audit, reports)
+        except Pruned:
+            self.count.pruned += 1
+            return None
+        except AssertionError as error:
+            error.add_note(f"\n{schedule.told}\n\n{self._how_to_replay(schedule.told)}")
+            raise
+        finally:
+            self.count.seconds += time.monotonic() - began
+        self._note(told, audit, reports)
+        return told
+
+    def join_in(self, actor: Actor) -> None:
+        """Be told by an actor that it lets another one begin."""
+        assert self._schedule is not None
+        self._schedule.join_in(actor)
+
+    @property
+    def _begin(self) -> list[Actor]:
+        return [each for each in self._actors if each.of == each.number]
+
+    def _reports(self) -> list[Report]:
+        for actor in self._actors:
+            if actor.error is not None:
+                raise Violation(f"{actor.name} ended with {actor.error!r}") from actor.error
+        return [copy.result for copy in self._copies]
+
+    def _judge(self, audit: Audit, reports: list[Report]) -> None:
+        left = audit.at_the_end(reports)
+        if left:
+            audit.after_a_last_run(left, self._alone(self._copies[0]))
+
+    def _alone(self, copy: Actor) -> Any:
+        copy.begin(self.subject.run, watched=False)
+        while self._came.get(timeout=60) is not copy:
+            pass
+        if copy.error is not None:
+            raise copy.error
+        return copy.result
+
+    def _set_back(self) -> None:
+        runs = self.count.schedules + self.count.pruned
+        if runs % SWEEP == SWEEP - 1:
+            self._control.ask("VACUUM tests_errand, tests_parcel, tests_receipt")
+        self._control.ask(f"{self.subject.set_back}; {CLOCK_SET_BACK}")
+        self.clock.set_back()
+
+    def _note(self, told: Told, audit: Audit, reports: list[Report]) -> None:
+        self.count.schedules += 1
+        self.count.moves += len(told.moves)
+        self.count.longest = max(self.count.longest, len(told.moves))
+        figures = [
+            (report.processed, report.skipped, report.stale, report.lease_lost)
+            for report in reports
+        ]
+        self.count.outcomes.add((*figures, *sorted(audit.handled.items())))
+
+    def _how_to_replay(self, told: Told) -> str:
+        every = ":every" if self._copies[0].every_statement else ""
+        size = f"{len(self._copies)}x{len(self.rows)}{every}"
+        more = "".join(each.name[0] for each in self._actors[len(self._copies) :])
+        return (
+            f"Again: EXPLORE={self.subject}:{size}{more and f'+{more}'}:{told.digits} make explore"
+        )
+
+
+@contextmanager
+def staged(
+    subject: Subject,
+    *,
+    copies: int = 2,
+    rows: int = 1,
+    lapse: bool = False,
+    hearts: int = 0,
+    every_statement: bool = False,
+    gates: bool = True,
+) -> Iterator[Stage]:
+    """Have a stage.
+
+    ``lapse``: there is an actor who lets every lease lapse, once; ``hearts``: so many copies have
+    one; ``every_statement``: even those are steps whose place nobody else can tell; ``gates``: the
+    points inside a statement are steps, too.
+    """
+    names = [*(f"copy {letter}" for letter in "ABCD"[:copies]), *([TIME] if lapse else [])]
+    with (
+        Control() as control,
+        cast_of(names, control, range(hearts)) as (actors, came),
+        _deterministic(),
+    ):
+        stage = Stage(subject, copies, actors, came, control)
+        with in_the_hands_of(actors[len(names) :], stage.clock, stage.join_in):
+            stage.have(rows, every_statement=every_statement, gates=gates)
+            yield stage
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Let the schedule say where a copy goes on that has met another one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "secrets", SimpleNamespace(randbelow=_randbelow))
+        yield
+
+
+def _randbelow(sides: int) -> int:
+    return here().throw(sides) if sides > 1 else 0

@@ -1,0 +1,98 @@
+"""The explorer can fail: it finds each variant of the core that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from . import broken
+from .schedule import Violation
+from .stage import staged
+from .subjects import SUBJECTS
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SETTLED_TWICE = r"2 rows were reported as processed"
+LOST = r"a copy failed: .* 1 lease_lost"
+WAITS = r"waits for another one's lock at: lock"
+DOUBLE = r"two handlers of row|was handled after its flip was committed"
+
+NO_SETTING: dict[str, Any] = {}
+CAUGHT = [
+    (broken.no_second_check, "transactional", NO_SETTING, DOUBLE),
+    (broken.no_second_check, "claim", NO_SETTING, DOUBLE),
+    (broken.no_second_check, "lease", NO_SETTING, DOUBLE),
+    (broken.check_in_the_lock_statement, "transactional_spanning", NO_SETTING, DOUBLE),
+    (broken.check_in_the_lock_statement, "transactional_joined", NO_SETTING, DOUBLE),
+    (broken.check_in_the_lock_statement, "claim_spanning", NO_SETTING, DOUBLE),
+    (broken.check_in_the_lock_statement, "lease_spanning", NO_SETTING, DOUBLE),
+    (broken.one_statement_for_all, "claim_spanning_rehearsed", NO_SETTING, DOUBLE),
+    (broken.one_statement_for_all, "lease_spanning_rehearsed", NO_SETTING, DOUBLE),
+    (broken.flip_outside_the_transaction, "transactional", NO_SETTING, DOUBLE),
+    (
+        broken.lock_without_skip,
+        "transactional",
+        NO_SETTING,
+        r"waits for another one's lock at: lock",
+    ),
+    (broken.lock_without_skip, "claim", NO_SETTING, WAITS),
+    (broken.lock_without_skip, "lease", NO_SETTING, WAITS),
+    (broken.settle_without_guard, "lease", {"lapse": True}, SETTLED_TWICE),
+    (broken.settle_without_guard, "lease_rehearsed", {"lapse": True}, SETTLED_TWICE),
+    (broken.heartbeat_during_settle, "lease", {"copies": 1, "hearts": 1}, LOST),
+    (broken.heartbeat_during_settle, "lease_rehearsed", {"copies": 1, "hearts": 1}, LOST),
+]
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "setting", "words"),
+    CAUGHT,
+    ids=[f"{variant.__name__}-{name}" for variant, name, *_ in CAUGHT],
+)
+def test_a_broken_variant_is_found(
+    variant: Callable[[], AbstractContextManager[None]],
+    name: str,
+    setting: dict[str, Any],
+    words: str,
+) -> None:
+    with (
+        variant(),
+        staged(SUBJECTS[name], **setting) as stage,
+        pytest.raises(Violation, match=words) as error,
+    ):
+        stage.explore()
+    [note] = error.value.__notes__
+    assert "copy A" in note
+    assert f"EXPLORE={name}:" in note
+
+    # What was printed is enough to see it again.
+    digits = note.rpartition(":")[2].split()[0]
+    with (
+        variant(),
+        staged(SUBJECTS[name], **setting) as stage,
+        pytest.raises(Violation, match=words),
+    ):
+        stage.replay(digits)
+
+
+DECISIVE = ["transactional_spanning", "transactional_joined", "claim_spanning"]
+
+
+@pytest.mark.parametrize("name", DECISIVE)
+def test_schedules_of_whole_statements_do_not_reach_the_decisive_race(name: str) -> None:
+    """Every one of them passes on a variant that the point inside the claim finds out."""
+    with (
+        broken.check_in_the_lock_statement(),
+        staged(SUBJECTS[name], gates=False) as stage,
+    ):
+        count = stage.explore(reduced=False)
+    assert count.schedules >= 20
+    with (
+        broken.check_in_the_lock_statement(),
+        staged(SUBJECTS[name]) as stage,
+        pytest.raises(Violation, match=DOUBLE),
+    ):
+        stage.explore()

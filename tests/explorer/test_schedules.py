@@ -1,0 +1,57 @@
+"""I2 in every schedule of two copies and one row, and in some of more."""
+
+from __future__ import annotations
+
+import pytest
+
+from .stage import staged
+from .subjects import SUBJECTS
+
+#: What one search may take; the whole of it is ``make explore``'s.
+SECONDS = 5.0
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_i2_in_every_schedule_of_two_copies_and_one_row(name: str) -> None:
+    with staged(SUBJECTS[name]) as stage:
+        count = stage.explore()
+    assert count.whole
+    # Each of the two, alone and before the other; and one skipped what the other had.
+    assert len(count.outcomes) >= 4
+
+
+def test_schedules_that_are_left_out_would_have_told_nothing_new() -> None:
+    """All of them, without any reduction but that of steps which nobody else can tell."""
+    with staged(SUBJECTS["transactional"]) as stage:
+        reduced = stage.explore()
+    with staged(SUBJECTS["transactional"]) as stage:
+        whole = stage.explore(reduced=False)
+    assert whole.schedules > 10 * reduced.schedules
+    assert whole.outcomes == reduced.outcomes
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_i2_in_random_schedules_of_two_copies_and_two_rows(name: str) -> None:
+    """With every statement as a step of its own, those included that nobody else can tell."""
+    with staged(SUBJECTS[name], rows=2, every_statement=True) as stage:
+        assert stage.sample(20).schedules == 20
+
+
+@pytest.mark.parametrize("name", ["lease_rehearsed", "lease"])
+def test_i2_a_lease_that_lapses_at_any_step_ends_in_one_settlement(name: str) -> None:
+    with staged(SUBJECTS[name], lapse=True) as stage:
+        count = stage.explore(seconds=SECONDS)
+    lost = [outcome for outcome in count.outcomes if any(report[3] for report in outcome[:2])]
+    assert lost
+    with staged(SUBJECTS[name], lapse=True, hearts=2, every_statement=True) as stage:
+        stage.sample(50, seconds=SECONDS)
+
+
+@pytest.mark.parametrize("name", ["lease_rehearsed", "lease", "lease_spanning"])
+def test_i2_a_heartbeat_at_any_step_costs_nothing(name: str) -> None:
+    with staged(SUBJECTS[name], copies=1, hearts=1) as stage:
+        count = stage.explore()
+    assert count.whole
+    assert len(count.outcomes) == 1
