@@ -1,0 +1,101 @@
+"""Everybody who drains rows here, each by what it needs to be told and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What one copy says of its share. ``seconds``: where only the contender can tell."""
+
+    handled: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way of handling rows.
+
+    ``module`` has the functions ``prepare(rows)``, which makes that many rows (or jobs) with
+    numbers from 1; ``drain(...)``, which handles what one copy can get and returns ``Drained``;
+    and ``left()``, which counts what is not handled. ``options`` are passed to ``drain``.
+
+    ``clock``: *drain* times the whole call of ``drain`` in all copies. *handler* starts with the
+    first handler call and ends with the last one, so that a worker's start and its last look at
+    an empty queue cost it nothing.
+    """
+
+    module: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: str = ""
+    clock: Literal["drain", "handler"] = "drain"
+    has_log: bool = True
+    #: One process of its own makes all the copies; ``drain`` is told how many.
+    makes_copies: bool = False
+
+    def prepare(self, rows: int) -> None:
+        self._load("prepare")(rows)
+
+    def drainer(self) -> Callable[..., Drained]:
+        """Return what drains; to call it needs no import any more."""
+        return partial(self._load("drain"), **self.options)
+
+    def left(self) -> int:
+        return int(self._load("left")())
+
+    def is_installed(self) -> bool:
+        return not self.needs or find_spec(self.needs) is not None
+
+    def _load(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module(f"{__name__}.{self.module}"), name)
+        return found
+
+
+def _ours(delivery: str, size: int = 1) -> Contender:
+    return Contender("ours", {"delivery": delivery, "batch_size": size})
+
+
+OURS = "transactional, batch 1"
+ARTICLE = "article's loop"
+BATCH = "transactional, batch 100"
+
+CONTENDERS: Mapping[str, Contender] = {
+    OURS: _ours("transactional"),
+    BATCH: _ours("transactional", 100),
+    "transactional, batch 500": _ours("transactional", 500),
+    "at most once, batch 1": _ours("at_most_once"),
+    "at least once, batch 1": _ours("at_least_once"),
+    "spanning, batch 1": Contender("spanning"),
+    ARTICLE: Contender("article"),
+    "raw statements, batch 1": Contender("raw", {"batch_size": 1}),
+    "raw prepared statements, batch 1": Contender("raw", {"batch_size": 1, "prepared": True}),
+    "raw statements, batch 100": Contender("raw", {"batch_size": 100}),
+    "raw statements, batch 500": Contender("raw", {"batch_size": 500}),
+    "raw claim, batch 1": Contender("raw_claim", {"batch_size": 1}),
+    "raw prepared claim, batch 1": Contender("raw_claim", {"batch_size": 1, "prepared": True}),
+    "raw claim, batch 100": Contender("raw_claim", {"batch_size": 100}),
+    "raw claim, batch 500": Contender("raw_claim", {"batch_size": 500}),
+    "raw claim at the head, batch 500": Contender("raw_head", {"batch_size": 500}),
+    "raw claim at the head, batch 1": Contender("raw_head", {"batch_size": 1}),
+    "pgbench claim": Contender("pgbench", has_log=False, makes_copies=True),
+    "django-tasks-db": Contender("django_tasks_db", needs="django_tasks_db", clock="handler"),
+    "procrastinate": Contender(
+        "procrastinate", {"concurrency": 1}, needs="procrastinate", clock="handler"
+    ),
+    "procrastinate, concurrency 10": Contender(
+        "procrastinate", {"concurrency": 10}, needs="procrastinate", clock="handler"
+    ),
+    "pgqueuer, batch 100": Contender(
+        "pgqueuer", {"batch_size": 100}, needs="pgqueuer", clock="handler"
+    ),
+    "django-mailer": Contender("django_mailer", needs="mailer", clock="handler"),
+    # Not systems, but what the audit is for; no scenario has them unless it is asked for.
+    "forgetful": Contender("faulty", {"fault": "loses"}),
+    "repetitive": Contender("faulty", {"fault": "repeats"}),
+}

@@ -1,0 +1,53 @@
+"""procrastinate: its own worker on its asynchronous driver, with an ``async def`` task."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from django.db import connection
+from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
+from procrastinate.contrib.django import connector_params
+
+from tests.benchmarks import handling
+from tests.benchmarks.contenders import Drained
+from tests.benchmarks.rows import settle_down
+
+
+def make_app(connector: Any) -> App:
+    app = App(connector=connector)
+
+    @app.task(name="errand")
+    async def errand(number: int) -> None:
+        handling.handle(number)
+
+    return app
+
+
+@cache
+def install() -> App:
+    app = make_app(SyncPsycopgConnector(kwargs=connector_params()))
+    app.open()
+    app.schema_manager.apply_schema()
+    return app
+
+
+def prepare(jobs: int) -> None:
+    app = install()
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE procrastinate_jobs, procrastinate_events RESTART IDENTITY CASCADE")
+    app.tasks["errand"].batch_defer(*({"number": number} for number in range(1, jobs + 1)))
+    settle_down("procrastinate_jobs", "procrastinate_events")
+
+
+def drain(copies: int, *, concurrency: int) -> Drained:
+    before = left()
+    app = make_app(PsycopgConnector(kwargs=connector_params()))
+    app.run_worker(wait=False, concurrency=concurrency, install_signal_handlers=False)
+    return Drained(before - left())
+
+
+def left() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM procrastinate_jobs WHERE status <> 'succeeded'")
+        return int(cursor.fetchone()[0])

@@ -1,0 +1,48 @@
+"""The one handler that every contender calls, and the log in which each call is a line.
+
+The log is a file that is only appended to: one write for each call, whoever calls, which no
+transaction can take back and no process can lose when it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Handle the row of that key; set anew by ``open_log()`` in each copy and for each measurement.
+handle: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One line: which row was handled, by which copy, and when by the machine's clock."""
+
+    pk: int
+    copy: int
+    nanoseconds: int
+
+
+def open_log(path: Path, copy: int, delay: float) -> Callable[[], None]:
+    """Make ``handle`` take so many seconds and then note its call; return what closes the log."""
+    global handle  # noqa: PLW0603  # the contenders know nothing of logs
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    clock, write, sleep = time.monotonic_ns, os.write, time.sleep
+
+    def no_op(pk: int) -> None:
+        write(log, b"%d %d %d\n" % (pk, copy, clock()))
+
+    def slow(pk: int) -> None:
+        sleep(delay)
+        no_op(pk)
+
+    handle = slow if delay else no_op
+    return lambda: os.close(log)
+
+
+def read_log(path: Path) -> list[Call]:
+    """Return the calls in the order in which they were noted."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Call(*map(int, line.split())) for line in lines]

@@ -1,0 +1,152 @@
+"""One measurement: fill, drain, audit; and rounds of them, in which the contenders take turns."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .audit import audit
+from .contenders import CONTENDERS, Contender
+from .handling import Call, read_log
+from .team import Order, Share, Team, team
+from .wire import read
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one contender did in one round. ``figures`` by name; *rate* is rows per second."""
+
+    scenario: str
+    name: str
+    copies: int
+    round: int
+    rows: int
+    figures: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Bench:
+    """What all scenarios share: the team, the sizes, and what was measured so far."""
+
+    members: Team
+    unit: int  # rows; each scenario takes a multiple
+    rounds: int
+    copies: Collection[int]
+    tell: Callable[[str], None]
+    results: list[Measurement] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
+
+    def installed(self, names: Sequence[str]) -> list[str]:
+        """Return those that are installed here, and remember the others."""
+        self.left_out.update(name for name in names if not CONTENDERS[name].is_installed())
+        return [name for name in names if CONTENDERS[name].is_installed()]
+
+    def note(self, measurement: Measurement) -> None:
+        self.results.append(measurement)
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in measurement.figures.items())
+        self.tell(
+            f"{measurement.scenario}, round {measurement.round}: {measurement.name} "
+            f"x{measurement.copies}: {figures}"
+        )
+
+
+def drain(
+    members: Team,
+    name: str,
+    expected: Collection[int],
+    *,
+    copies: int = 1,
+    delay: float = 0.0,
+    traced: bool = False,
+    left: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """Let a contender handle the rows that are there; audit it, and return the figures.
+
+    ``expected``: the keys that it is to handle; ``left``: how many may be pending afterwards.
+    """
+    contender = CONTENDERS[name]
+    with tempfile.TemporaryDirectory(prefix="dcl-bench-") as folder:
+        log = Path(folder) / "log"
+        trace = Path(folder) / "trace" if traced else None
+        order = Order(name, log, copies, delay, trace, options or {})
+        shares = members.drain(order, 1 if contender.makes_copies else copies)
+        calls = read_log(log)
+        audit(name, expected, calls if contender.has_log else None, contender.left() - left)
+        figures = {"rate": len(expected) / _seconds(contender, shares, calls)}
+        if contender.has_log:
+            figures["CPU ms per row"] = 1e3 * sum(share.cpu for share in shares) / len(expected)
+        if copies > 1 and contender.has_log:
+            per_copy = [sum(call.copy == copy for call in calls) for copy in range(copies)]
+            figures["slowest share"] = min(per_copy) * copies / len(calls)
+        if traced:
+            figures |= _talk(Path(folder), len(expected))
+    figures["peak MB"] = max(share.peak for share in shares) / 1024
+    return figures
+
+
+def _seconds(contender: Contender, shares: Sequence[Share], calls: Sequence[Call]) -> float:
+    if shares[0].seconds is not None:
+        return shares[0].seconds
+    if contender.clock == "handler":
+        times = [call.nanoseconds for call in calls]
+        # From the first call to the last, one row fewer is handled than there are.
+        return (max(times) - min(times)) / 1e9 * len(times) / max(len(times) - 1, 1)
+    return max(share.ended for share in shares) - min(share.began for share in shares)
+
+
+def _talk(folder: Path, rows: int) -> dict[str, float]:
+    talks = [read(path) for path in folder.glob("trace.*")]
+    return {
+        "statements per row": sum(len(talk.statements) for talk in talks) / rows,
+        "round trips per row": sum(talk.round_trips for talk in talks) / rows,
+    }
+
+
+def take_turns(
+    bench: Bench,
+    scenario: str,
+    names: Sequence[str],
+    rows: int,
+    *,
+    copies: int = 1,
+    delay: float = 0.0,
+    traced: bool = False,
+) -> None:
+    """Measure each contender once in each round; another one begins each time.
+
+    What the machine does besides comes and goes over the rounds, and strikes all alike.
+    """
+    names = bench.installed(names)
+    for round_ in range(bench.rounds):
+        start = round_ % len(names) if names else 0
+        for name in (*names[start:], *names[:start]):
+            contender = CONTENDERS[name]
+            if round_ == 0:
+                _warm_up(bench, name, copies)
+            contender.prepare(rows)
+            figures = drain(
+                bench.members,
+                name,
+                range(1, rows + 1),
+                copies=copies,
+                delay=delay,
+                traced=traced,
+            )
+            bench.note(Measurement(scenario, name, copies, round_ + 1, rows, figures))
+
+
+def _warm_up(bench: Bench, name: str, copies: int) -> None:
+    # The first drain of a process imports and connects.
+    rows = max(copies, 10)
+    CONTENDERS[name].prepare(rows)
+    drain(bench.members, name, range(1, rows + 1), copies=copies)
+
+
+def alone(name: str, expected: Collection[int], **how: Any) -> dict[str, float]:
+    """Drain in a process that has done nothing before, so that its peak of memory is its own."""
+    with team() as members:
+        return drain(members, name, expected, **how)

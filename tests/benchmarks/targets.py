@@ -1,0 +1,205 @@
+"""What is claimed, as ratios of two things that were measured in the same round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from .contenders import ARTICLE, BATCH, OURS
+from .measuring import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a ratio: a contender, or the best of several."""
+
+    names: Sequence[str]
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A figure of one side, or its ratio (or difference) to another's, and its bound."""
+
+    what: str
+    scenario: str
+    ours: Side
+    theirs: Side | None = None
+    figure: str = "rate"
+    bound: float
+    at_most: bool = False
+    difference: bool = False
+
+    def is_met(self, value: float) -> bool:
+        return value <= self.bound if self.at_most else value >= self.bound
+
+    def __str__(self) -> str:
+        sign = "≤" if self.at_most else "≥"
+        return f"{sign} {self.bound:g}{'×' if self.theirs and not self.difference else ''}"
+
+    def measured(self, results: Sequence[Measurement]) -> list[float]:
+        """Return the value of each round in which both sides were measured."""
+        return list(self._values(results))
+
+    def _values(self, results: Sequence[Measurement]) -> Iterator[float]:
+        for round_ in sorted({result.round for result in results}):
+            ours = _best(self, results, self.ours, round_)
+            if ours is None:
+                continue
+            if self.theirs is None:
+                yield ours
+                continue
+            theirs = _best(self, results, self.theirs, round_)
+            if theirs is not None:
+                yield ours - theirs if self.difference else ours / theirs
+
+
+def _best(target: Target, results: Sequence[Measurement], side: Side, round_: int) -> float | None:
+    found = [
+        result.figures[target.figure]
+        for result in results
+        if (result.scenario, result.copies, result.round) == (target.scenario, side.copies, round_)
+        and any(result.name == name or result.name.startswith(f"{name} of ") for name in side.names)
+        and target.figure in result.figures
+    ]
+    return max(found, default=None)
+
+
+def verdict(target: Target, results: Sequence[Measurement]) -> tuple[float, float, float] | None:
+    """Return the median, the least and the greatest value of the rounds, if there are any."""
+    values = target.measured(results)
+    return (median(values), min(values), max(values)) if values else None
+
+
+SPANNING = "spanning, batch 1"
+
+
+def _crowd(kind: str, name: str, most: float) -> Iterator[Target]:
+    for copies in (16, 48):
+        yield Target(
+            what=f"statements per row, {kind}, {copies} copies",
+            scenario="statements",
+            ours=Side([name], copies),
+            figure="statements per row",
+            bound=most,
+            at_most=True,
+        )
+        yield Target(
+            what=f"the same vs one copy's ({kind}, {copies} copies)",
+            scenario="statements",
+            ours=Side([name], copies),
+            theirs=Side([name]),
+            figure="statements per row",
+            bound=1.1,
+            at_most=True,
+        )
+
+
+def _backlog() -> Iterator[Target]:
+    small = Side([f"{BATCH}, out"])
+    for place in ("head", "middle", "tail"):
+        large = Side([f"{BATCH}, {place}"])
+        yield Target(
+            what=f"rows from the {place} of 50 times as many pending, vs out of themselves",
+            scenario="backlog",
+            ours=large,
+            theirs=small,
+            bound=0.9,
+        )
+        yield Target(
+            what=f"memory there ({place}): MB more than with the small backlog",
+            scenario="backlog",
+            ours=large,
+            theirs=small,
+            figure="peak MB",
+            bound=20,
+            at_most=True,
+            difference=True,
+        )
+
+
+TARGETS: Sequence[Target] = (
+    Target(
+        what="TRANSACTIONAL, batch 1, vs the article's loop",
+        scenario="one-by-one",
+        ours=Side([OURS]),
+        theirs=Side([ARTICLE]),
+        bound=1.7,
+    ),
+    Target(
+        what="TRANSACTIONAL, batch 1, vs raw psycopg with the same statements",
+        scenario="one-by-one",
+        ours=Side([OURS]),
+        theirs=Side(["raw statements, batch 1"]),
+        bound=0.8,
+    ),
+    Target(
+        what="AT_MOST_ONCE, batch 1, vs raw psycopg with the same one-statement claim",
+        scenario="one-by-one",
+        ours=Side(["at most once, batch 1"]),
+        theirs=Side(["raw claim, batch 1"]),
+        bound=0.75,
+    ),
+    Target(
+        what="TRANSACTIONAL, batch 500, vs raw psycopg with the same statements (stretch)",
+        scenario="batches",
+        ours=Side(["transactional, batch 500"]),
+        theirs=Side(["raw statements, batch 500"]),
+        bound=0.5,
+    ),
+    Target(
+        what="TRANSACTIONAL, batch 100, vs pgqueuer, batch 100",
+        scenario="batches",
+        ours=Side([BATCH]),
+        theirs=Side(["pgqueuer, batch 100"]),
+        bound=2.5,
+    ),
+    Target(
+        what="one commit per row, vs the best of the queues",
+        scenario="queues",
+        ours=Side([OURS]),
+        theirs=Side(
+            ["django-tasks-db", "procrastinate", "procrastinate, concurrency 10", "django-mailer"]
+        ),
+        bound=2.5,
+    ),
+    Target(
+        what="16 copies, 5 ms handler, vs the article's loop with 16",
+        scenario="copies",
+        ours=Side([OURS], 16),
+        theirs=Side([ARTICLE], 16),
+        bound=8,
+    ),
+    Target(
+        what="the same (stretch)",
+        scenario="copies",
+        ours=Side([OURS], 16),
+        theirs=Side([ARTICLE], 16),
+        bound=10,
+    ),
+    Target(
+        what="48 copies, 5 ms handler, vs the article's loop with 48",
+        scenario="copies",
+        ours=Side([OURS], 48),
+        theirs=Side([ARTICLE], 48),
+        bound=20,
+    ),
+    Target(
+        what="share of the slowest of 16 copies, of the mean",
+        scenario="copies",
+        ours=Side([OURS], 16),
+        figure="slowest share",
+        bound=0.7,
+    ),
+    *_crowd("own-table", OURS, 2.2),
+    *_crowd("spanning", SPANNING, 3.2),
+    *_backlog(),
+    Target(
+        what="after 100,000 flips under an old snapshot, vs without one",
+        scenario="snapshot",
+        ours=Side([f"{OURS}, old snapshot"]),
+        theirs=Side([f"{OURS}, no old snapshot"]),
+        bound=0.8,
+    ),
+)

@@ -1,0 +1,155 @@
+"""Copies in processes of their own, which stay for the whole run of the benchmarks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_spawn = multiprocessing.get_context("spawn")
+
+PATIENCE = 600.0  # seconds for one measurement, after which it counts as hanging
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a copy is told. ``seconds`` is what the handler takes; ``trace`` a file, if wanted."""
+
+    contender: str
+    log: Path
+    copies: int
+    delay: float = 0.0
+    trace: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one copy did, by the machine's clock.
+
+    ``cpu``: seconds of a processor that its own code took; ``peak``: its most memory, in kilobytes.
+    """
+
+    handled: int
+    began: float
+    ended: float
+    seconds: float | None
+    cpu: float
+    peak: int
+
+
+class CopyFailedError(Exception):
+    """A contender raised, or did not come to an end."""
+
+
+class Team:
+    """As many processes as the largest order so far has asked for."""
+
+    def __init__(self) -> None:
+        self._members: list[tuple[Any, Connection]] = []
+
+    def drain(self, order: Order, processes: int) -> list[Share]:
+        """Let so many processes drain together; all are ready when the first begins."""
+        while len(self._members) < processes:
+            self._members.append(_start(len(self._members)))
+        pipes = [pipe for _, pipe in self._members[:processes]]
+        for pipe in pipes:
+            pipe.send(order)
+        for pipe in pipes:
+            _hear(pipe, order)
+        for pipe in pipes:
+            pipe.send("go")
+        return [_hear(pipe, order) for pipe in pipes]
+
+    def dismiss(self) -> None:
+        for _, pipe in self._members:
+            pipe.close()
+        for process, _ in self._members:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+        self._members.clear()
+
+
+@contextmanager
+def team() -> Iterator[Team]:
+    members = Team()
+    try:
+        yield members
+    finally:
+        members.dismiss()
+
+
+def _start(number: int) -> tuple[Any, Connection]:
+    ours, theirs = _spawn.Pipe()
+    process = _spawn.Process(target=_copy, args=(theirs, number), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _hear(pipe: Connection, order: Order) -> Any:
+    if not pipe.poll(PATIENCE):
+        raise CopyFailedError(f"{order.contender}: expected an end within {PATIENCE:.0f} s.")
+    try:
+        answer = pipe.recv()
+    except EOFError:
+        raise CopyFailedError(f"{order.contender}: a copy died.") from None
+    if isinstance(answer, BaseException):
+        raise CopyFailedError(f"{order.contender}: {answer}")
+    return answer
+
+
+def _copy(pipe: Connection, number: int) -> None:
+    import django
+
+    django.setup()
+    while True:
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(_drain(pipe, order, number))
+        except Exception:  # noqa: BLE001  # the parent says it, and ends the run
+            pipe.send(CopyFailedError(traceback.format_exc()))
+
+
+def _drain(pipe: Connection, order: Order, number: int) -> Share:
+    from django.db import connection
+
+    from . import handling, wire
+    from .contenders import CONTENDERS
+
+    drain = CONTENDERS[order.contender].drainer()
+    # To connect costs every contender but once, as a worker that lives on would see it.
+    connection.ensure_connection()
+    close = handling.open_log(order.log, number, order.delay)
+    listening: AbstractContextManager[None] = nullcontext()
+    if order.trace is not None:
+        listening = wire.listening(order.trace.with_suffix(f".{number}"))
+    try:
+        with listening:
+            pipe.send("ready")
+            pipe.recv()
+            began, cpu = time.monotonic(), time.process_time()
+            drained = drain(order.copies, **order.options)
+            ended, cpu = time.monotonic(), time.process_time() - cpu
+    finally:
+        close()
+    return Share(drained.handled, began, ended, drained.seconds, cpu, _peak())
+
+
+def _peak() -> int:
+    # Not getrusage(): its figure starts at what the parent had, and is kept across exec().
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines["VmHWM"].split()[0])

@@ -1,0 +1,161 @@
+"""The benchmarks at a small size: everybody here drains and is audited, and the audit can fail.
+
+What needs an environment of its own is left out; it runs with ``make bench``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from tests.benchmarks import handling, wire
+from tests.benchmarks.audit import AuditError, audit
+from tests.benchmarks.contenders import CONTENDERS, ours, raw, raw_claim
+from tests.benchmarks.handling import Call
+from tests.models import Errand
+
+TABLE = "tests_errand."
+
+#: Contenders in this environment, by how many scenarios each is in below.
+HERE = {
+    "transactional, batch 1": 3,  # one by one, copies, statements
+    "transactional, batch 100": 1,
+    "transactional, batch 500": 1,
+    "at most once, batch 1": 1,
+    "at least once, batch 1": 1,
+    "spanning, batch 1": 1,
+    "article's loop": 2,
+    "raw statements, batch 1": 1,
+    "raw prepared statements, batch 1": 1,
+    "raw claim, batch 1": 1,
+    "raw prepared claim, batch 1": 1,
+    "raw statements, batch 100": 1,
+    "raw statements, batch 500": 1,
+    "raw claim, batch 100": 1,
+    "raw claim, batch 500": 1,
+    "raw claim at the head, batch 500": 1,
+    "pgbench claim": 1,
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    from tests import settings
+
+    # Not the embedded server with fsync, which would have to be made first.
+    environment = {**os.environ, "DATABASE_URL": settings.url}
+    command = [sys.executable, "-m", "tests.benchmarks", "--rounds", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.timeout(240)
+def test_everybody_drains_and_the_figures_are_written(tmp_path: Path) -> None:
+    written = tmp_path / "results.json"
+    scenarios = "one-by-one,batches,copies,statements,backlog,snapshot"
+    done = run("--rows", "20", "--copies", "2", "--only", scenarios, "--json", str(written))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Audited: nothing handled twice, lost or left." in done.stdout
+    assert "fsync: " in done.stdout
+    assert "synchronous_commit: " in done.stdout
+    results = json.loads(written.read_text())["results"]
+    assert all(result["figures"]["rate"] > 0 for result in results)
+    names = Counter(r["name"] for r in results if r["scenario"] not in {"backlog", "snapshot"})
+    peers = {name for name, contender in CONTENDERS.items() if contender.needs}
+    assert {name: count for name, count in names.items() if name not in peers} == HERE
+    assert sum(result["scenario"] == "backlog" for result in results) == 4
+    assert sum(result["scenario"] == "snapshot" for result in results) == 4
+    counts = {
+        r["name"]: r["figures"]["statements per row"]
+        for r in results
+        if r["scenario"] == "statements"
+    }
+    assert 2 <= counts["transactional, batch 1"] < counts["spanning, batch 1"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "finding"),
+    [
+        ("forgetful", "1 never handled (such as 1)"),
+        ("repetitive", "1 handled more than once (such as 1)"),
+    ],
+)
+def test_a_row_lost_or_handled_twice_fails_the_run(scenario: str, finding: str) -> None:
+    done = run("--rows", "10", "--only", scenario)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert finding in done.stdout
+
+
+def calls(*pks: int) -> list[Call]:
+    return [Call(pk, 0, 0) for pk in pks]
+
+
+def test_the_audit_passes_what_is_right() -> None:
+    audit("somebody", {1, 2}, calls(2, 1), left=0)
+    audit("somebody without a log", {1, 2}, None, left=0)
+
+
+@pytest.mark.parametrize(
+    ("pks", "left", "finding"),
+    [
+        ((1, 2, 2), 0, "1 handled more than once (such as 2)"),
+        ((1,), 0, "1 never handled (such as 2)"),
+        ((1, 2, 3), 0, "1 handled and not asked for (such as 3)"),
+        ((1, 2), 4, "4 rows still pending"),
+    ],
+)
+def test_the_audit_names_what_is_wrong(pks: tuple[int, ...], left: int, finding: str) -> None:
+    with pytest.raises(AuditError, match=re.escape(finding)):
+        audit("somebody", {1, 2}, calls(*pks), left)
+
+
+def test_an_unknown_scenario_is_named() -> None:
+    done = run("--only", "nonsense")
+    assert done.returncode == 2
+    assert "got nonsense" in done.stdout
+
+
+def sent_by_us(tmp_path: Path, delivery: str, batch_size: int = 1) -> set[str]:
+    """Return the statements of a run, less what differs from the bare driver's way of writing."""
+    Errand.objects.bulk_create([Errand() for _ in range(6)])
+    close = handling.open_log(tmp_path / "log", 0, 0)
+    with wire.listening(tmp_path / "trace"):
+        assert ours.drain(1, delivery=delivery, batch_size=batch_size).handled == 6
+    close()
+    return {_plain(statement) for statement in wire.read(tmp_path / "trace").statements}
+
+
+def _plain(statement: str) -> str:
+    plain = " ".join(statement.replace('"', "").replace("dcl_taken", "taken").split())
+    plain = re.sub(r"(?<!_)\b\d+\b|%s|\$\d+", "?", plain)
+    plain = re.sub(r"ANY\('\{[?,]+\}'::int\d\[\]\)", "ANY(?)", plain)
+    for addition, without in (("= (?)", "= ?"), (" AS pk", ""), (" AS done", ""), (TABLE, "")):
+        plain = plain.replace(addition, without)
+    plain = re.sub(r"\(NOT done AND id (= \?|= ANY\(\?\))\)", r"NOT done AND id \1", plain)
+    return plain.replace("( ", "(").replace(" )", ")")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="libpq traces PostgreSQL")
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_bare_driver_is_given_the_statements_that_we_send(
+    tmp_path: Path, batch_size: int
+) -> None:
+    sent = sent_by_us(tmp_path, "transactional", batch_size)
+    keys = list(range(batch_size))
+    for statement in (raw.LOCK, raw.FLIP):
+        assert _plain(raw.with_keys(statement, keys).decode()) in sent
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="libpq traces PostgreSQL")
+def test_the_bare_driver_is_given_the_claim_that_we_send(tmp_path: Path) -> None:
+    sent = sent_by_us(tmp_path, "at_most_once")
+    assert _plain(raw.with_keys(raw_claim.CLAIM, [1]).decode()) in sent
