@@ -1,0 +1,101 @@
+"""``python -m tests.chaos``: the whole ordeal, or its cut, with a table and JSON at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import secrets
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from . import report, routes, server, table
+from .blows import DECK
+from .ordeal import Ordeal, Plan, Stage, undergo
+
+FULL = Plan(rows=20_000, work=0.015, baseline=8, chaos=80, pause=1.2, calm=50)
+CUT = Plan(rows=500, work=0.04, baseline=3, chaos=5, pause=0.4, calm=25)
+
+#: Faults that are told in full.
+MOST_TOLD = 10
+
+
+def main() -> int:
+    options = _options()
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    plan = CUT if options.cut else FULL
+    chosen = {name: getattr(options, name) for name in ("rows", "chaos", "calm", "blows")}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    plan = replace(plan, broken=options.broken, **given)
+    # In the cut all deliveries undergo the same chaos; else each one has the workers for itself.
+    names = options.only or list(table.DELIVERIES)
+    rounds = [names] if options.cut else [[name] for name in names]
+    print(f"Chaos with seed {seed}: {plan}", flush=True)
+    ordeals = _undergo(rounds, plan, seed)
+    result = _result(seed, ordeals)
+    print(report.text(result))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2))
+    faults = [fault for ordeal in ordeals for fault in ordeal.faults]
+    for fault in faults[:MOST_TOLD]:
+        print(fault)
+    print(f"{len(faults)} faults; again with the same blows: make chaos SEED={seed}")
+    return 1 if faults else 0
+
+
+def _undergo(rounds: list[list[str]], plan: Plan, seed: int) -> list[Ordeal]:
+    with (
+        server.started() as postgresql,
+        tempfile.TemporaryDirectory(prefix="chaos") as folder,
+        routes.laid(postgresql) as laid,
+    ):
+        table.make(postgresql)
+        stage = Stage(postgresql, laid, Path(folder), _teller())
+        dice = random.Random(seed)  # noqa: S311  # no secret
+        return [undergo(stage, names, plan, dice) for names in rounds]
+
+
+def _teller() -> Callable[[str], None]:
+    began = time.monotonic()
+    return lambda what: print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
+
+
+def _result(seed: int, ordeals: list[Ordeal]) -> dict[str, Any]:
+    blows = Counter(blow.kind for ordeal in ordeals for blow in ordeal.blows)
+    return {
+        "seed": seed,
+        "blows": dict(sorted(blows.items())),
+        "cut_short": [what for ordeal in ordeals for what in ordeal.cut_short],
+        "workers_killed": sum(
+            len(blow.pids) for each in ordeals for blow in each.blows if blow.kind == "kill_worker"
+        ),
+        "sessions_ended": sum(len(blow.backends) for each in ordeals for blow in each.blows),
+        "deliveries": {
+            name: what for ordeal in ordeals for name, what in ordeal.deliveries.items()
+        },
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, help="Deal the blows of an earlier run again.")
+    parser.add_argument("--cut", action="store_true", help="The short one: all deliveries at once.")
+    parser.add_argument("--only", nargs="+", choices=table.DELIVERIES, help="These alone.")
+    parser.add_argument("--rows", type=int, help="Rows of each delivery.")
+    parser.add_argument("--chaos", type=float, help="Seconds of chaos, for each round.")
+    parser.add_argument("--calm", type=float, help="Seconds for the rest, for each round.")
+    parser.add_argument("--broken", action="store_true", help="Wrong workers, on purpose.")
+    kinds = [strike.__name__ for strike in DECK]
+    parser.add_argument("--blows", nargs="+", choices=kinds, help="These kinds of blows alone.")
+    parser.add_argument("--json", type=Path, help="Write the result to this file, too.")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

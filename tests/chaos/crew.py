@@ -1,0 +1,108 @@
+"""The workers: a watcher with copies on each route, and what a service manager does for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from .routes import Routes
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+COPIES = 2  # on each route
+STOP_WITHIN = 30.0  # seconds, after which what is left is killed
+
+
+class Watcher:
+    """One ``manage.py processors run --watch`` after the other, on one route."""
+
+    def __init__(self, route: str, names: Sequence[str], variables: dict[str, str], log: Path):
+        self.route = route
+        self._command = [
+            *(sys.executable, "-m", "django", "processors", "run", *names),
+            *("--watch", "0.2", "--copies", str(COPIES)),
+            # Several processors take turns, and short ones.
+            *(("--limit", "10") if len(names) > 1 else ()),
+        ]
+        self._variables = {**os.environ, **variables}
+        self._log = log
+        self._seen: dict[int, psutil.Process] = {}
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._variables, cwd=CHECKOUT, stdout=log, stderr=log
+            )
+        self.parent = psutil.Process(self._process.pid)
+
+    def copies(self) -> list[psutil.Process]:
+        """Return the workers that live now."""
+        with suppress(psutil.Error):
+            for child in self.parent.children():
+                if any("spawn_main" in word for word in child.cmdline()):
+                    self._seen[child.pid] = child
+        return [copy for copy in self._seen.values() if copy.is_running()]
+
+    def mend(self) -> None:
+        """Do what a service manager does."""
+        self.copies()
+        if self._process.poll() is not None:
+            self.start()
+
+    def ask_to_stop(self) -> None:
+        self.copies()
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def end(self, deadline: float) -> int:
+        """Wait until all have ended, or end them; return how many had to be killed."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.1, deadline - time.monotonic()))
+        left = [copy for copy in self.copies() if copy.status() != psutil.STATUS_ZOMBIE]
+        _, left = psutil.wait_procs(left, timeout=max(0.1, deadline - time.monotonic()))
+        if self._process.poll() is None:
+            left.append(self.parent)
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()  # by its number and the time of its start: nobody else's
+        self._process.wait()
+        return len(left)
+
+
+@contextmanager
+def at_work(
+    routes: Routes, names: Sequence[str], folder: Path, **variables: str
+) -> Iterator[list[Watcher]]:
+    """Start the watchers; stop them politely, and make sure that none is left."""
+    watchers = [
+        Watcher(
+            route,
+            names,
+            {
+                **variables,
+                "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
+                "PYTHONPATH": str(CHECKOUT),
+                "CHAOS_DATABASE": json.dumps(database),
+                "CHAOS_ROUTE": route,
+            },
+            folder / f"{names[0]}-{route}.log",
+        )
+        for route, database in routes.databases.items()
+    ]
+    try:
+        yield watchers
+    finally:
+        for watcher in watchers:
+            watcher.ask_to_stop()
+        deadline = time.monotonic() + STOP_WITHIN
+        stuck = sum(watcher.end(deadline) for watcher in watchers)
+    if stuck:
+        raise TimeoutError(f"{stuck} workers did not end within {STOP_WITHIN:g} s of being asked")

@@ -1,0 +1,171 @@
+"""What the audit must say of each delivery, and whether it does."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .audit import Call
+from .blows import Blow
+
+#: Seconds that a server under load may take to obey, after a blow was dealt.
+LATE = 3.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table says of a row at the end."""
+
+    pk: int
+    done: bool = False
+    claimed: bool = False
+    dead: bool = False
+
+
+@dataclass(frozen=True)
+class Records:
+    """All that is known of one delivery's rows."""
+
+    rows: Sequence[Row]
+    calls: Sequence[Call]
+    #: How often each row's work is in the database, and its flip was committed.
+    worked: Mapping[int, int]
+    settled: Mapping[int, int]
+    in_doubt: Collection[int]
+    blows: Sequence[Blow]
+
+
+@dataclass
+class Verdict:
+    """``faults``: each broken promise, with the row's history; ``counts``: what there is to say."""
+
+    faults: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def judge(delivery: str, records: Records) -> Verdict:
+    """Hold a delivery to its promise; ``delivery``: the name of its processor."""
+    calls: dict[int, list[Call]] = defaultdict(list)
+    for call in records.calls:
+        calls[call.pk].append(call)
+    unexplained = find_unexplained(records)
+    verdict = Verdict(counts=_count(records, calls, unexplained))
+    promise = {
+        "transactional": _exactly_once,
+        "at_most_once": _at_most_once,
+        "at_least_once": _at_least_once,
+    }[delivery]
+    for row in records.rows:
+        of_row = calls.get(row.pk, [])
+        wrong = [*_flipped_once(row, of_row, records), *promise(row, of_row, records, unexplained)]
+        for what in wrong:
+            verdict.faults.append(f"row {row.pk} {what}{_history(row.pk, of_row, records)}")
+    verdict.counts["faults"] = len(verdict.faults)
+    return verdict
+
+
+def _flipped_once(row: Row, calls: Sequence[Call], records: Records) -> Iterable[str]:
+    settled = records.settled.get(row.pk, 0)
+    if row.done and not calls:
+        yield "is lost: it is done, and no handler was called"
+    if row.done and settled != 1:
+        yield f"is done, and was settled {settled} times"
+    if not row.done and settled:
+        yield f"is not done, and was settled {settled} times"
+    if not (row.done or row.dead or row.claimed):
+        yield "is left: it is still pending at the end"
+
+
+def _exactly_once(
+    row: Row, calls: Sequence[Call], records: Records, unexplained: Collection[int]
+) -> Iterable[str]:
+    worked = records.worked.get(row.pk, 0)
+    if worked != 1:
+        yield f"was worked on {worked} times in the database"
+    if row.pk in unexplained:
+        yield "was handled again for no reason"
+
+
+def _at_most_once(
+    row: Row, calls: Sequence[Call], records: Records, unexplained: Collection[int]
+) -> Iterable[str]:
+    if len(calls) > 1:
+        yield f"was handled {len(calls)} times"
+    unsettled = row.claimed and not row.done
+    if unsettled != (row.pk in records.in_doubt):
+        yield "is claimed and not in doubt" if unsettled else "is in doubt and not claimed"
+    if unsettled and row.pk in unexplained:
+        yield "is in doubt for no reason"
+
+
+def _at_least_once(
+    row: Row, calls: Sequence[Call], records: Records, unexplained: Collection[int]
+) -> Iterable[str]:
+    if row.dead:
+        yield "was given up on"
+
+
+def find_unexplained(records: Records) -> set[int]:
+    """Return the rows of which a call came to nothing though no blow hit it.
+
+    A call is over when its process begins another one, or somebody else begins the same row. Until
+    then a blow may have taken its process, its session, or its way to the server.
+    """
+    next_by_pid: dict[int, float] = {}
+    next_of_row: dict[int, float] = {}
+    done = {row.pk for row in records.rows if row.done}
+    found = set()
+    for call in reversed(records.calls):
+        again = next_of_row.get(call.pk)
+        if again is not None or call.pk not in done:
+            over = min(again or float("inf"), next_by_pid.get(call.pid, float("inf")))
+            if not any(_hits(blow, call, over) for blow in records.blows):
+                found.add(call.pk)
+        next_by_pid[call.pid] = next_of_row[call.pk] = call.began
+    return found
+
+
+def _hits(blow: Blow, call: Call, over: float) -> bool:
+    if blow.began > over or blow.ended + LATE < call.began:
+        return False
+    if blow.kind == "kill_worker":
+        return call.pid in blow.pids
+    # A session of which no handler said the number may be any of those that were ended.
+    by_session = bool(blow.backends) and (call.backend is None or call.backend in blow.backends)
+    return by_session or (blow.kind != "kill_watcher" and call.route in blow.routes)
+
+
+def _count(
+    records: Records, calls: Mapping[int, Sequence[Call]], unexplained: Collection[int]
+) -> dict[str, int]:
+    times = Counter(min(len(calls.get(row.pk, ())), 2) for row in records.rows)
+    return {
+        "rows": len(records.rows),
+        "called_0": times[0],
+        "called_1": times[1],
+        "called_2+": times[2],
+        "done": sum(row.done for row in records.rows),
+        "in_doubt": len(records.in_doubt),
+        "given_up": sum(row.dead for row in records.rows),
+        "work_doubled": sum(n > 1 for n in records.worked.values()),
+        "settled_twice": sum(n > 1 for n in records.settled.values()),
+        "unexplained": len(unexplained),
+    }
+
+
+def _history(pk: int, calls: Sequence[Call], records: Records) -> str:
+    """Return what happened to a row, and around it, in the order of time."""
+    if not calls:
+        return ""
+    start, end = calls[0].began - LATE, calls[-1].began + LATE
+    events = [(call.began, f"process {call.pid} on {call.route} begins") for call in calls]
+    events += [(call.ended, f"process {call.pid} ends") for call in calls if call.ended]
+    events += [
+        (blow.began, f"{blow.kind} {sorted(blow.pids | blow.backends)} {' '.join(blow.routes)}")
+        for blow in records.blows
+        if start <= blow.began <= end
+    ]
+    worked = f"worked {records.worked.get(pk, 0)}, settled {records.settled.get(pk, 0)}"
+    lines = [f"  {at - calls[0].began:+8.3f} s  {what}" for at, what in sorted(events)]
+    return "\n".join([f" ({worked}):", *lines])

@@ -1,0 +1,174 @@
+"""One ordeal: a calm start that is measured, the chaos, a calm end, and the judgement."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import audit, figures, judgement, table
+from .blows import Blow, Reach
+from .crew import COPIES, Watcher, at_work
+from .monkey import Monkey
+from .routes import ROUTES, Routes
+from .server import Server, wait_until
+
+#: Rows at least that wait while the monkey is about, until it has dealt everything it has.
+LOW = 300
+
+#: Seconds for all workers to start.
+START_WITHIN = 120.0
+
+#: Seconds for the rows that were begun, when time was up for those that were not.
+LAST = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much of everything; times are in seconds."""
+
+    rows: int
+    #: The average time that a handler takes.
+    work: float
+    baseline: float
+    #: The chaos ends after so long, or when the rows are running out, but not before every kind
+    #: of blow was dealt.
+    chaos: float
+    #: The average time between two blows.
+    pause: float
+    #: The most that the rest may take.
+    calm: float
+    #: Whether the workers are to be wrong on purpose.
+    broken: bool = False
+    #: The kinds of blows; none: all.
+    blows: Sequence[str] = ()
+
+
+@dataclass
+class Ordeal:
+    """What became of each delivery that was tried."""
+
+    deliveries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    blows: list[Blow] = field(default_factory=list)
+    cut_short: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where it takes place."""
+
+    server: Server
+    routes: Routes
+    folder: Path
+    say: Callable[[str], None]
+
+
+def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random) -> Ordeal:
+    """Let the workers handle the rows of these deliveries, and judge what became of them."""
+    stage.say(f"{' and '.join(names)}: the workers start")
+    for name in names:
+        table.fill(stage.server, name, plan.rows)
+    lines = stage.folder / f"{names[0]}.audit"
+    variables = {
+        "CHAOS_AUDIT": str(lines),
+        "CHAOS_WORK": str(plan.work),
+        "CHAOS_BROKEN": "yes" if plan.broken else "no",
+    }
+    processors = [f"chaos.{name}" for name in names]
+    with at_work(stage.routes, processors, stage.folder, **variables) as watchers:
+        everybody = len(ROUTES) * COPIES
+        wait_until(
+            lambda: len({call.pid for call in audit.read(lines)}) >= everybody,
+            f"{everybody} workers to begin",
+            START_WITHIN,
+        )
+        stage.say("the calm before the storm")
+        calm = time.monotonic(), time.monotonic() + plan.baseline
+        time.sleep(plan.baseline)
+        stage.say("the chaos")
+        reach = Reach(stage.server, stage.routes, watchers, dice)
+        monkey = Monkey(reach, pause=plan.pause, kinds=plan.blows)
+        chaos = time.monotonic(), _chaos(stage, names, plan, monkey, watchers)
+        stage.say("the calm after the storm")
+        withdrawn = _drain(stage, names, plan, watchers, lines)
+        stage.say("the workers stop")
+    stage.say("the judgement")
+    ordeal = Ordeal(blows=monkey.blows, cut_short=monkey.cut_short)
+    for name in names:
+        records = table.records(stage.server, name, lines, monkey.blows)
+        verdict = judgement.judge(name, records)
+        ordeal.faults += [f"{name}: {fault}" for fault in verdict.faults]
+        ordeal.deliveries[name] = {
+            **verdict.counts,
+            "withdrawn": withdrawn.get(name, 0),
+            **_figures(records.calls, monkey.blows, calm, chaos),
+        }
+    return ordeal
+
+
+def _chaos(
+    stage: Stage, names: Sequence[str], plan: Plan, monkey: Monkey, watchers: Sequence[Watcher]
+) -> float:
+    """Let the monkey rage; return when it was over."""
+    deadline = time.monotonic() + plan.chaos
+    while True:
+        monkey.strike()
+        for watcher in watchers:
+            watcher.mend()
+        short = [name for name in names if table.left(stage.server, name) < LOW]
+        if monkey.decks and (short or time.monotonic() > deadline):
+            break
+        for name in short:
+            table.fill(stage.server, name, LOW)
+    monkey.end()
+    return time.monotonic()
+
+
+def _drain(
+    stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher], lines: Path
+) -> dict[str, int]:
+    """Give the workers time for the rest; what is left after that, the judgement finds.
+
+    Returns how many rows of each delivery were withdrawn, because a slow machine has not come to
+    them: what was begun is to be brought to its end all the same.
+    """
+    if _is_drained(stage, names, watchers, plan.calm):
+        return {}
+    begun = sorted({call.pk for call in audit.read(lines)})
+    withdrawn = {name: table.withdraw(stage.server, name, begun) for name in names}
+    _is_drained(stage, names, watchers, LAST)
+    return withdrawn
+
+
+def _is_drained(
+    stage: Stage, names: Sequence[str], watchers: Sequence[Watcher], seconds: float
+) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(table.left(stage.server, name) for name in names):
+        if time.monotonic() > deadline:
+            return False
+        for watcher in watchers:
+            watcher.mend()
+        time.sleep(0.2)
+    return True
+
+
+def _figures(
+    calls: Sequence[audit.Call],
+    blows: Sequence[Blow],
+    calm: figures.Span,
+    chaos: figures.Span,
+) -> dict[str, Any]:
+    before, during = figures.rate(calls, calm), figures.rate(calls, chaos)
+    return {
+        "calm_rows_per_second": round(before, 1),
+        "chaos_rows_per_second": round(during, 1),
+        "ratio": round(during / before, 2) if before else None,
+        "chaos_seconds": round(chaos[1] - chaos[0], 1),
+        "longest_pause": round(figures.longest_pause(calls, chaos), 2),
+        "recovery": figures.summary(figures.recoveries(calls, blows, chaos[1])),
+    }

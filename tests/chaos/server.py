@@ -1,0 +1,106 @@
+"""A PostgreSQL of its own, which may be stopped in any way: what it commits is on the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from sample_app import embedded, supervisor
+
+NAME = "chaos"
+USER = "postgres"
+FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # what pg_ctl sends
+PATIENCE = 90.0  # seconds
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server, by the folder that it lives in."""
+
+    home: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its socket."""
+        return self.home / "data"
+
+    @property
+    def database(self) -> dict[str, Any]:
+        """Django's settings that lead straight to it."""
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": NAME,
+            "USER": USER,
+            "HOST": str(self.folder),
+            "PORT": str(supervisor.PORT),
+            "OPTIONS": {"connect_timeout": 5},
+        }
+
+    def start(self) -> None:
+        embedded.database_url(NAME, home=self.home)
+
+    def stop(self, how: signal.Signals) -> None:
+        pid = int((self.folder / "postmaster.pid").read_text().split("\n", 1)[0])
+        os.kill(pid, how)
+        wait_until(lambda: not supervisor.is_locked(self.home / "supervisor.lock"), "its end")
+
+    def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
+        """Open a session of the monkey's or the audit's own."""
+        return psycopg.connect(
+            host=str(self.folder),
+            port=supervisor.PORT,
+            user=USER,
+            dbname=NAME,
+            autocommit=autocommit,
+            application_name="monkey",
+            connect_timeout=10,
+        )
+
+    def ask(self, sql: Any, *arguments: object) -> list[Any]:
+        """Execute a statement; ask again when the server is full, or gone for a while."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with self.connect() as session:
+                    cursor = session.execute(sql, arguments or None)
+                    return cursor.fetchall() if cursor.description else []
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+
+@contextmanager
+def started() -> Iterator[Server]:
+    """Start a server in a short folder that its user may enter when root runs this."""
+    # Without it, an immediate stop would be no blow at all.
+    os.environ[supervisor.FSYNC] = "on"
+    with tempfile.TemporaryDirectory(prefix="dcl") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        server = Server(folder / "pg")
+        try:
+            server.start()
+            yield server
+        finally:
+            os.close(embedded._in_use.pop(server.home))
+            embedded.remove(server.home)
+            shutil.rmtree(server.home, ignore_errors=True)
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {seconds:g} s in vain for {what}")
+        time.sleep(0.1)

@@ -1,0 +1,60 @@
+"""The cut of the ordeal, and the same with workers that are wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import pgbouncer
+
+from .crew import CHECKOUT
+
+pytestmark = [
+    pytest.mark.timeout(360),
+    pytest.mark.skipif(not pgbouncer.is_installed(), reason="Debian's pgbouncer is not installed"),
+]
+
+
+def chaos(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
+    path = tmp_path / "result.json"
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", "--cut", "--json", str(path), *options],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    said = ended.stdout + ended.stderr
+    assert path.exists(), said
+    return ended.returncode, said, json.loads(path.read_text())
+
+
+def test_every_delivery_keeps_its_promise_through_every_kind_of_blow(tmp_path: Path) -> None:
+    code, said, result = chaos(tmp_path)
+    assert code == 0, said
+    assert len(result["blows"]) == 10, said
+    assert result["workers_killed"] > 0, said
+    assert set(result["deliveries"]) == {"transactional", "at_most_once", "at_least_once"}
+    for counts in result["deliveries"].values():
+        assert counts["done"] + counts["in_doubt"] == counts["rows"] >= 500, said
+
+
+def test_workers_that_are_wrong_are_found(tmp_path: Path) -> None:
+    deliveries = ("transactional", "at_most_once")
+    # Kills are enough to find what is wrong, and soon over.
+    kills = ("--blows", "kill_worker", "--calm", "5")
+    code, said, result = chaos(tmp_path, "--only", *deliveries, "--broken", *kills)
+    assert code == 1, said
+    for name in deliveries:
+        assert result["deliveries"][name]["faults"] > 0, said
+    # Killed between the flip and the work: the row is done, and the work is not.
+    assert "transactional: " in said
+    assert "was worked on 0 times in the database" in said
+    # Killed between the work and its commit.
+    assert result["deliveries"]["at_most_once"]["called_2+"] > 0, said
