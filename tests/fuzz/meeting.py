@@ -1,0 +1,119 @@
+"""Two copies of one processor, as an example says they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Barrier, Thread
+from typing import Any
+
+from django.db import connections
+from django.db.models import QuerySet
+
+from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor.exceptions import ProcessorError
+from tests import models as tables
+from tests.contract.gate import PATIENCE, other_than, run_and_meanwhile
+from tests.fuzz.cases import RACE, STRANGER, Case
+from tests.fuzz.fresh import stale_facts
+
+#: What the handler writes into a spare column.
+MARK = "by the handler"
+
+
+@dataclass
+class Met:
+    """What came of it."""
+
+    #: The keys of the rows that were handed to a handler, each time.
+    handled: list[Any] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    refusals: list[ProcessorError] = field(default_factory=list)
+    #: What a handler saw that was not so under its lock, and every error that is no refusal.
+    wrong: list[Any] = field(default_factory=list)
+
+
+def meet(case: Case) -> Met:
+    """Let two copies handle the rows of an example."""
+    met = Met()
+    if case.meeting == RACE:
+        _race(case, met)
+        return met
+    using = case.queryset()._db or "default"
+    outsider = other_than(using)
+
+    def act() -> None:
+        if case.meeting == STRANGER:
+            change_what_is_beside(outsider)
+        else:
+            _copy(case, met, outsider)
+
+    # An error of the copy in the middle stays there, as it would in another process.
+    try:
+        run_and_meanwhile(lambda: _copy(case, met, using), act, using=using)
+    except AssertionError as error:
+        if "expected lock statement" not in str(error) or not met.refusals:
+            met.wrong.append(error)
+    return met
+
+
+def change_what_is_beside(using: str) -> None:
+    """Turn every flag beside the rows round, and every name."""
+    flags: list[tuple[Any, str]] = [
+        (tables.Depot, "open"),
+        (tables.Scan, "ok"),
+        (tables.Receipt, "printed"),
+    ]
+    for model, name in flags:
+        rows: QuerySet[Any] = QuerySet(model, using=using)
+        on = list(rows.filter(**{name: True}).values_list("pk", flat=True))
+        rows.update(**{name: True})
+        rows.filter(pk__in=on).update(**{name: False})
+    for named in (tables.Depot, tables.Tag):
+        QuerySet[Any](named, using=using).filter(name="a").update(name="c")
+
+
+def _race(case: Case, met: Met) -> None:
+    start = Barrier(2)
+
+    def copy() -> None:
+        try:
+            start.wait(PATIENCE)
+            _copy(case, met, None)
+        finally:
+            connections.close_all()
+
+    threads = [Thread(target=copy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+    if any(thread.is_alive() for thread in threads):
+        met.wrong.append("a copy that did not end")
+
+
+def _copy(case: Case, met: Met, using: str | None) -> None:
+    try:
+        met.reports.append(processor(case, met).run(using=using, wait_for_locked=PATIENCE))
+    except ProcessorError as error:
+        met.refusals.append(error)
+    except Exception as error:  # noqa: BLE001  # judged with all else
+        met.wrong.append(error)
+
+
+def processor(case: Case, met: Met) -> BatchProcessor[Any]:
+    """Return the processor, whose handler looks whether what it was given is so."""
+
+    def handle(row: Any) -> None:
+        met.handled.append(row.pk)
+        met.wrong += stale_facts(case, row)
+        if case.spare:
+            QuerySet(case.world.model, using=row._state.db).filter(pk=row.pk).update(
+                **{case.spare: MARK}
+            )
+
+    make: Callable[..., Any] = batch_processor(
+        pending=case.queryset, done=case.done(), name="fuzz", **case.options
+    )
+    made: BatchProcessor[Any] = make(handle)
+    return made

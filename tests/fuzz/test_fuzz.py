@@ -1,0 +1,72 @@
+"""Generated questions and flips: each is refused by name, or two copies get it right."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+
+from tests.fuzz.broken import BROKEN
+from tests.fuzz.cases import Case, cases
+from tests.fuzz.verdict import ACCEPTED, REFUSED, judge, narrow_windows
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+#: Make it larger to search for longer than a suite has the time for, with another seed each time.
+FUZZ = int(os.environ.get("FUZZ", "0"))
+EXAMPLES = FUZZ or 60
+
+
+def search(examples: int, *, derandomize: bool, shrink: bool = True) -> Counter[str]:
+    """Judge so many examples; return how many came to what."""
+    came_to: Counter[str] = Counter()
+
+    @settings(
+        max_examples=examples,
+        derandomize=derandomize,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    @given(case=cases())
+    def each(case: Case) -> None:
+        note(f"pending: {case.question}")
+        note(f"done: {case.flip}")
+        came_to[judge(case)] += 1
+
+    if not derandomize and (given_seed := os.environ.get("FUZZ_SEED")):
+        each = seed(int(given_seed))(each)
+    each()
+    return came_to
+
+
+@pytest.mark.timeout(max(300, 5 * FUZZ))
+def test_a_generated_pair_is_refused_by_name_or_goes_right(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """I1 to I6 and I11."""
+    caplog.set_level("CRITICAL", "dcl_processor")  # a failed row says so, and many do
+    narrow_windows(monkeypatch)
+    came_to = search(EXAMPLES, derandomize=not FUZZ)
+    print(f"\n{sum(came_to.values())} pairs: {dict(came_to)}")
+    assert came_to[ACCEPTED] > EXAMPLES / 4
+    assert came_to[REFUSED]
+
+
+@pytest.mark.parametrize("break_it", BROKEN, ids=lambda each: each.__name__)
+def test_a_broken_variant_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("CRITICAL", "dcl_processor")
+    narrow_windows(monkeypatch)
+    break_it(monkeypatch)
+    with pytest.raises(AssertionError):
+        search(400, derandomize=True, shrink=False)
