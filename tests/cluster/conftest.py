@@ -1,0 +1,142 @@
+"""A Redis, and two workers that most of these tests share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from tests.cluster.processes import Started, worker
+from tests.cluster.processors import PLAIN, WAITS
+from tests.edge.manage import at_gate, wait_for
+from tests.models import Errand, Parcel
+from tests.servers.redis import is_installed, redis
+
+PATIENCE = 30.0  # seconds for one result
+
+
+@dataclass
+class Cluster:
+    """What the workers and the tests share: a broker, a folder, and Celery's app."""
+
+    app: Celery
+    folder: Path
+    variables: dict[str, str]
+    sent: list[Any] = field(default_factory=list)
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
+
+    def send(self, name: str = "cluster.deliver", *, options: Any = None, **kwargs: Any) -> Any:
+        """Send the task that runs a processor."""
+        result = self.app.send_task("dcl_processor.run", (name,), kwargs, **(options or {}))
+        self.sent.append(result)
+        return result
+
+    def open_gate(self) -> None:
+        (self.gate / "open").touch()
+
+    def effects(self) -> Counter[int]:
+        """Count what cannot be taken back, by row."""
+        return Counter(int(pk) for pk, _ in self._lines("audit"))
+
+    def took_part(self) -> set[int]:
+        """Return the workers whose handlers were called."""
+        return {int(worker) for _, worker in self._lines("audit")}
+
+    def runs(self) -> list[tuple[int, str]]:
+        """Return the runs that have ended: rows processed, and what ended the run."""
+        return [(int(processed), stopped) for processed, stopped in self._lines("runs")]
+
+    def clear(self) -> None:
+        for path in self.gate.iterdir():
+            path.unlink()
+        for name in ("audit", "runs"):
+            (self.folder / name).write_text("")
+        self.app.control.purge()
+
+    def _lines(self, name: str) -> list[list[str]]:
+        return [line.split() for line in (self.folder / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if not is_installed():
+        pytest.skip("redis-server is not installed (Debian's package of that name)")
+    from tests.cluster.app import app
+
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "gate").mkdir()
+    with redis() as url:
+        app.conf.broker_url = app.conf.result_backend = url
+        variables = {
+            "REDIS_URL": url,
+            "GATE": str(folder / "gate"),
+            "AUDIT": str(folder / "audit"),
+            "RUNS": str(folder / "runs"),
+        }
+        cluster = Cluster(app, folder, variables)
+        yield cluster
+        for result in cluster.sent:
+            # One that outlives the server, in the traceback of a test, would ask it to forget it.
+            result.backend = None
+        app.close()
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """Return the cluster with nothing left from the test before."""
+    _cluster.clear()
+    return _cluster
+
+
+@pytest.fixture(scope="session")
+def both(_cluster: Cluster, django_db_setup: None) -> Iterator[tuple[Started, Started]]:
+    """Two workers with two processes each."""
+    with (
+        worker(_cluster.folder, "one", variables=_cluster.variables) as one,
+        worker(_cluster.folder, "two", variables=_cluster.variables) as two,
+    ):
+        yield one, two
+
+
+def errands(*places: int) -> list[int]:
+    """Have rows with these places, and return their keys."""
+    rows = Errand.objects.bulk_create(Errand(place=place) for place in places)
+    return [row.pk for row in rows]
+
+
+def first_waits() -> list[int]:
+    """Have three rows, of which the first keeps its handler at the gate."""
+    return errands(WAITS, PLAIN, PLAIN)
+
+
+def done() -> set[int]:
+    return set(Errand.objects.filter(done=True).values_list("pk", flat=True))
+
+
+def work() -> Counter[int]:
+    """Count what handlers did in the transaction of their row, where there is one."""
+    return Counter(map(int, Parcel.objects.values_list("note", flat=True)))
+
+
+def untouched(pks: list[int]) -> bool:
+    """Tell whether these rows say what rows say that were never claimed."""
+    return not Errand.objects.filter(pk__in=pks).exclude(
+        done=False, claimed=False, claimed_at=None, leased_until=None, attempts=0
+    )
+
+
+def at_the_gate(cluster: Cluster) -> None:
+    at_gate(cluster.gate)
+
+
+def told_to_stop(cluster: Cluster) -> None:
+    """Wait until the run of the handler at the gate knows that it is to stop."""
+    wait_for(lambda: any(cluster.gate.glob("stopping-*")), "the word to stop")

@@ -1,0 +1,108 @@
+"""Starts workers and beat as people do, and ends each by its own process group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.edge.manage import CHECKOUT, environment, wait_for
+
+ENDS_WITHIN = 30.0  # seconds
+
+
+@dataclass
+class Started:
+    """A process of Celery's, and what it logs."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def pool(self) -> list[int]:
+        return sorted(child.pid for child in psutil.Process(self.pid).children())
+
+    def said(self, words: str) -> bool:
+        return words in self.log.read_text()
+
+    def kill(self) -> None:
+        """End it with all its pool, at once: as a machine is lost."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def celery(
+    folder: Path, name: str, *arguments: str, variables: Mapping[str, str]
+) -> Iterator[Started]:
+    """Start ``celery ARGUMENTS`` in a process group of its own; make sure that it ends."""
+    log = folder / f"{name}.log"
+    command = [sys.executable, "-m", "celery", "-A", "tests.cluster.app", *arguments]
+    inherited = environment(**{"DJANGO_SETTINGS_MODULE": "tests.cluster.settings", **variables})
+    # Celery warns of root, and of more that is not ours to answer for.
+    del inherited["PYTHONWARNINGS"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, "--loglevel=INFO"],
+            env=inherited,
+            cwd=CHECKOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    started = Started(process, log)
+    try:
+        yield started
+    finally:
+        # Politely first: the pool's connections would outlive it for a moment otherwise.
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS_WITHIN)
+        started.kill()
+
+
+@contextmanager
+def worker(
+    folder: Path, name: str, *arguments: str, variables: Mapping[str, str], size: int = 2
+) -> Iterator[Started]:
+    """Start a worker with a pool of ``size`` processes, and wait until it takes tasks."""
+    with celery(
+        folder,
+        name,
+        *("worker", "--pool=prefork", f"--concurrency={size}", f"--hostname={name}@test"),
+        *("--without-gossip", "--without-mingle", "--without-heartbeat", *arguments),
+        variables=variables,
+    ) as started:
+        wait_for(lambda: _is_ready(started), f"worker {name}")
+        yield started
+
+
+def _is_ready(started: Started) -> bool:
+    assert started.process.poll() is None, started.log.read_text()
+    return started.said(" ready.")
+
+
+@contextmanager
+def beat(folder: Path, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Start beat, with its memory in the folder."""
+    with celery(
+        folder,
+        "beat",
+        "beat",
+        f"--schedule={folder / 'beat-schedule'}",
+        "--pidfile=",
+        variables=variables,
+    ) as started:
+        yield started

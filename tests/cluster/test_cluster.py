@@ -1,0 +1,140 @@
+"""Two workers share the rows; beats overlap; a worker is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.cluster.app import INTERVAL
+from tests.cluster.conftest import PATIENCE, Cluster, at_the_gate, done, errands, first_waits, work
+from tests.cluster.processes import Started, beat, worker
+from tests.cluster.processors import FAILS, MEETS, PLAIN
+from tests.edge.manage import at_gate, wait_for
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
+    cluster: Cluster, both: tuple[Started, Started]
+) -> None:
+    rows = errands(*[MEETS] * 200)
+    first = cluster.send(copies=4, timeout=PATIENCE)
+    reports = [first.get(PATIENCE), *(each.get(PATIENCE) for each in first.children)]
+    assert len(reports) == 4
+    assert sum(report["processed"] for report in reports) == len(rows)
+    assert {report["stopped"] for report in reports} == {"drained"}
+    assert cluster.took_part() == {worker.pid for worker in both}
+    assert done() == set(rows)
+    assert cluster.effects() == work() == Counter(rows)
+
+
+def test_copies_share_a_limit_and_none_is_sent_for_nothing(
+    cluster: Cluster, both: tuple[Started, Started]
+) -> None:
+    idle = cluster.send(copies=4)
+    assert idle.get(PATIENCE)["processed"] == 0
+    assert idle.children == []
+    errands(*[PLAIN] * 20)
+    first = cluster.send(copies=4, limit=11)
+    reports = [first.get(PATIENCE), *(each.get(PATIENCE) for each in first.children)]
+    assert sorted(report["processed"] for report in reports) == [2, 2, 2, 5]
+    assert sum(cluster.effects().values()) == len(done()) == 11
+
+
+def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Started]) -> None:
+    rows = first_waits()
+    with beat(cluster.folder, cluster.variables):
+        at_the_gate(cluster)
+        so_far = len(cluster.runs())
+        # The first is held by its handler all the while, and the others have been done.
+        wait_for(lambda: len(cluster.runs()) >= so_far + 4, "further beats")
+        assert done() == set(rows[1:])
+        assert cluster.effects() == Counter(rows)
+        cluster.open_gate()
+        wait_for(lambda: done() == set(rows), "the first row")
+        so_far = len(cluster.runs())
+        wait_for(lambda: len(cluster.runs()) >= so_far + 2, "runs with nothing to do")
+    assert cluster.effects() == work() == Counter(rows)
+
+
+def test_what_no_worker_took_in_time_is_not_run_later(cluster: Cluster) -> None:
+    rows = errands(PLAIN)
+    entry = cluster.app.conf.beat_schedule["deliver"]
+    assert entry["options"] == {"expires": INTERVAL}
+    late = [cluster.send(options={"expires": 0.001, "queue": "late"}) for _ in range(3)]
+    in_time = cluster.send(options={"queue": "late", **entry["options"], "expires": 60})
+    with worker(cluster.folder, "late", "--queues=late", size=1, variables=cluster.variables):
+        assert in_time.get(PATIENCE)["processed"] == 1
+        for each in late:
+            wait_for(lambda each=each: each.state == "REVOKED", "the late ones to be thrown away")  # type: ignore[misc]
+    assert cluster.runs() == [(1, "drained")]
+    assert cluster.effects() == Counter(rows)
+
+
+def test_further_copies_go_where_the_first_came_from(
+    cluster: Cluster, both: tuple[Started, Started]
+) -> None:
+    rows = errands(PLAIN, PLAIN)
+    with worker(
+        cluster.folder, "apart", "--queues=apart", size=1, variables=cluster.variables
+    ) as apart:
+        first = cluster.send(options={"queue": "apart"}, copies=2, limit=2)
+        assert [first.get(PATIENCE)["processed"], len(first.children)] == [1, 1]
+        assert first.children[0].get(PATIENCE)["processed"] == 1
+        assert cluster.took_part() == {apart.pid}
+    assert done() == set(rows)
+
+
+def test_the_other_worker_finishes_what_a_lost_one_leaves(cluster: Cluster) -> None:
+    rows = first_waits() + errands(*[PLAIN] * 20)
+    arguments = (cluster.folder, "lost", "--queues=lost")
+    with worker(*arguments, size=1, variables=cluster.variables) as lost:
+        cluster.send(options={"queue": "lost"})
+        at_gate(cluster.gate)
+        with worker(
+            cluster.folder, "other", "--queues=other", size=1, variables=cluster.variables
+        ) as other:
+            result = cluster.send(options={"queue": "other"}, wait_for_locked=PATIENCE)
+            wait_for(lambda: len(done()) == len(rows) - 1, "the rows that nobody holds")
+            # The pool's process would find the gate open and go on, so all of it goes.
+            lost.kill()
+            cluster.open_gate()
+            assert result.get(PATIENCE)["processed"] == len(rows)
+            assert cluster.took_part() == {lost.pid, other.pid}
+    assert done() == set(rows)
+    # Work in the database is done once; what is outside may be repeated for the row at hand.
+    assert work() == Counter(rows)
+    assert cluster.effects() == Counter([*rows, rows[0]])
+
+
+def test_failed_rows_are_in_the_report_or_fail_the_task(
+    cluster: Cluster, both: tuple[Started, Started]
+) -> None:
+    good, bad = errands(PLAIN, FAILS)
+    report = cluster.send().get(PATIENCE)
+    assert (report["processed"], report["failed"], report["ok"]) == (1, 1, False)
+    assert [failure["pk"] for failure in report["failures"]] == [bad]
+    strict = cluster.send(raise_for_failures=True)
+    with pytest.raises(Exception, match="deliver: 1 failed in") as raised:
+        strict.get(PATIENCE)
+    assert type(raised.value).__name__ == "RowsFailed"
+    assert done() == {good}
+
+
+def test_an_unknown_name_is_answered_with_one_sentence(
+    cluster: Cluster, both: tuple[Started, Started]
+) -> None:
+    before = [len(worker.log.read_text()) for worker in both]
+
+    def said() -> str:
+        logs = zip(both, before, strict=True)
+        return "".join(worker.log.read_text()[start:] for worker, start in logs)
+
+    result = cluster.send("cluster.deliwer")
+    with pytest.raises(Exception, match=r"got 'cluster\.deliwer'; did you mean cluster\.deliver\?"):
+        result.get(PATIENCE)
+    wait_for(lambda: "raised expected: UnknownProcessor" in said(), "the end of the task")
+    (error,) = [line for line in said().splitlines() if "ERROR" in line]
+    assert "did you mean cluster.deliver? Known are " in error
+    assert "Traceback" not in said()

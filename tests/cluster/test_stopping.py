@@ -1,0 +1,136 @@
+"""I10: a soft time limit, a revocation and a worker that shuts down end the run, not the row."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cluster.conftest import (
+    PATIENCE,
+    Cluster,
+    at_the_gate,
+    done,
+    errands,
+    first_waits,
+    told_to_stop,
+    untouched,
+    work,
+)
+from tests.cluster.processes import Started, worker
+from tests.cluster.processors import WAITS
+from tests.edge.manage import at_gate, wait_for
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+EACH = pytest.mark.parametrize("name", ["cluster.deliver", "cluster.claim", "cluster.lease"])
+
+
+def only_the_first_is_done(cluster: Cluster, rows: list[int]) -> None:
+    assert done() == {rows[0]}
+    assert untouched(rows[1:])
+    assert Errand.objects.get(pk=rows[0]).attempts in {0, 1}
+    assert cluster.effects() == work() == Counter(rows[:1])
+
+
+def the_rest_follows(cluster: Cluster, name: str, rows: list[int]) -> None:
+    assert cluster.send(name).get(PATIENCE)["processed"] == 2
+    assert done() == set(rows)
+    assert cluster.effects() == work() == Counter(rows)
+
+
+@EACH
+def test_i10_a_soft_time_limit_ends_the_run_after_the_row_at_hand(
+    cluster: Cluster, both: tuple[Started, Started], name: str
+) -> None:
+    rows = first_waits()
+    result = cluster.send(name, options={"soft_time_limit": 1})
+    at_the_gate(cluster)
+    told_to_stop(cluster)
+    cluster.open_gate()
+    report = result.get(PATIENCE)
+    assert (report["processed"], report["failed"], report["stopped"]) == (1, 0, "signal")
+    only_the_first_is_done(cluster, rows)
+    the_rest_follows(cluster, name, rows)
+
+
+@EACH
+def test_i10_a_revocation_ends_the_run_after_the_row_at_hand(
+    cluster: Cluster, both: tuple[Started, Started], name: str
+) -> None:
+    rows = first_waits()
+    pools = [worker.pool() for worker in both]
+    result = cluster.send(name)
+    at_the_gate(cluster)
+    result.revoke(terminate=True)
+    told_to_stop(cluster)
+    cluster.open_gate()
+    wait_for(lambda: (1, "signal") in cluster.runs(), "the end of the run")
+    again = cluster.app.AsyncResult
+    wait_for(lambda: again(result.id).state == "SUCCESS", "the report, in place of REVOKED")
+    assert again(result.id).get(PATIENCE)["stopped"] == "signal"
+    only_the_first_is_done(cluster, rows)
+    the_rest_follows(cluster, name, rows)
+    assert [worker.pool() for worker in both] == pools
+
+
+def test_i10_the_second_sigterm_rolls_the_row_back(
+    cluster: Cluster, both: tuple[Started, Started]
+) -> None:
+    rows = first_waits()
+    result = cluster.send()
+    (process,) = at_gate(cluster.gate)
+    result.revoke(terminate=True)
+    told_to_stop(cluster)
+    # Celery knows the task no more, and would not pass another revocation on.
+    os.kill(process, signal.SIGTERM)
+    wait_for(lambda: not psutil.pid_exists(process), "the end of the pool's process")
+    assert done() == set()
+    assert work() == Counter()
+    cluster.open_gate()
+    # What was outside the transaction is repeated.
+    assert cluster.send().get(PATIENCE)["processed"] == len(rows)
+    assert work() == Counter(rows)
+    assert cluster.effects() == Counter([*rows, rows[0]])
+
+
+def ended(result: Any) -> str:
+    wait_for(result.ready, "the end of the task")
+    state: str = result.state
+    return state
+
+
+def test_a_revocation_in_time_keeps_the_task_from_starting(
+    cluster: Cluster, both: tuple[Started, Started]
+) -> None:
+    rows = errands(*[WAITS] * 4)
+    busy = [cluster.send() for _ in range(4)]
+    at_gate(cluster.gate, handlers=4)
+    waiting = cluster.send()
+    waiting.revoke()
+    cluster.open_gate()
+    assert sum(each.get(PATIENCE)["processed"] for each in busy) == 4
+    assert ended(waiting) == "REVOKED"
+    assert len(cluster.runs()) == 4
+    assert cluster.effects() == work() == Counter(rows)
+
+
+def test_i10_a_worker_that_shuts_down_ends_the_run_after_the_row_at_hand(cluster: Cluster) -> None:
+    rows = first_waits()
+    with worker(
+        cluster.folder, "leaving", "--queues=leaving", size=1, variables=cluster.variables
+    ) as leaving:
+        result = cluster.send(options={"queue": "leaving"})
+        at_the_gate(cluster)
+        leaving.process.send_signal(signal.SIGTERM)
+        told_to_stop(cluster)
+        cluster.open_gate()
+        assert leaving.process.wait(PATIENCE) == 0
+    report = result.get(PATIENCE)
+    assert (report["processed"], report["failed"], report["stopped"]) == (1, 0, "signal")
+    only_the_first_is_done(cluster, rows)

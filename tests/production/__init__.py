@@ -1,0 +1,1 @@
+"""The figures and the facts behind the page "Going to production"."""

@@ -1,0 +1,117 @@
+"""What works through PgBouncer, in both of its modes that can be used, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection, connections
+
+from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from tests.models import Errand
+from tests.servers.pgbouncer import is_installed, pgbouncer
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.skipif(not is_installed(), reason="pgbouncer is not installed"),
+]
+
+MODES = ["session", "transaction"]
+
+
+@contextmanager
+def other(**changes: Any) -> Iterator[str]:
+    """Have the second alias connect in another way."""
+    before = connections["other"].settings_dict
+    connections["other"].close()
+    connections["other"].settings_dict = {**before, **changes}
+    try:
+        yield "other"
+    finally:
+        connections["other"].close()
+        connections["other"].settings_dict = before
+
+
+@pytest.fixture(params=MODES)
+def pooled(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Give the alias of a database that is reached through PgBouncer."""
+    direct = connections["default"].settings_dict
+    with (
+        pgbouncer(direct, mode=request.param, default_pool_size=2) as settings,
+        other(HOST=settings["HOST"], PORT=settings["PORT"]) as name,
+    ):
+        yield name
+
+
+def processors() -> Iterator[BatchProcessor[Errand]]:
+    pending = Errand.objects.filter(done=False)
+    done: dict[str, Any] = {"pending": pending, "done": {"done": True, "claimed": False}}
+    yield batch_processor(**done)(lambda row: None)
+    yield batch_processor(**done, batch_size=10)(lambda row: None)
+    yield batch_processor(
+        **{**done, "pending": pending.filter(claimed=False)},
+        claim={"claimed": True},
+        delivery=Delivery.AT_MOST_ONCE,
+    )(lambda row: None)
+    yield batch_processor(**done, lease=Lease(60), delivery=Delivery.AT_LEAST_ONCE)(
+        lambda row: None
+    )
+
+
+def test_every_delivery_runs_through_it(pooled: str) -> None:
+    for processor in processors():
+        Errand.objects.bulk_create(Errand() for _ in range(20))
+        report = processor.run(using=pooled)
+        assert (report.processed, report.failed, report.stopped) == (20, 0, "drained")
+        assert not Errand.objects.filter(done=False).exists()
+        Errand.objects.all().delete()
+
+
+def test_a_lock_through_it_is_seen_directly_and_the_other_way_round(pooled: str) -> None:
+    Errand.objects.bulk_create(Errand() for _ in range(2))
+    reports: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        again = batch_processor(pending=Errand.objects.filter(done=False), done={"done": True})(
+            lambda other: None
+        )
+        reports.append(again.run(using="default", wait_for_locked=0))
+
+    outer = batch_processor(pending=Errand.objects.filter(done=False), done={"done": True})(
+        handle
+    ).run(using=pooled)
+    # The inner run takes the row that the outer one does not hold, and waits for none.
+    assert (reports[0].processed, reports[0].skipped) == (1, 1)
+    assert (outer.processed, outer.stale) == (1, 1)
+
+
+def test_the_options_of_a_connection_are_refused(pooled: str) -> None:
+    """Therefore keepalives are set for the role, and in PgBouncer's own configuration."""
+    options = {"options": "-c tcp_keepalives_idle=30"}
+    refused = pytest.raises(OperationalError, match="unsupported startup parameter: options")
+    with other(**{**connections[pooled].settings_dict, "OPTIONS": options}) as name, refused:
+        connections[name].ensure_connection()
+
+
+def listener(settings: dict[str, Any]) -> psycopg.Connection[Any]:
+    return psycopg.connect(
+        host=settings["HOST"],
+        port=settings["PORT"],
+        user=settings["USER"],
+        dbname=settings["NAME"],
+        autocommit=True,
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_a_session_of_ones_own_hears_a_notify(mode: str) -> None:
+    direct = connections["default"].settings_dict
+    with pgbouncer(direct, mode=mode, default_pool_size=2) as settings, listener(settings) as ears:
+        ears.execute("LISTEN shop")
+        with connection.cursor() as cursor:
+            cursor.execute("NOTIFY shop")
+        heard = [each.channel for each in ears.notifies(timeout=1, stop_after=1)]
+    assert heard == (["shop"] if mode == "session" else [])

@@ -1,0 +1,72 @@
+"""The systemd units on the page about schedules: read by systemd itself where it is at hand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from tests.edge.manage import CHECKOUT
+
+PAGE = CHECKOUT / "docs" / "howto" / "schedule.md"
+UNIT = re.compile(r"```ini\n# /etc/systemd/system/(\S+)\n(.*?)```", re.DOTALL)
+PYTHON = "/srv/shop/.venv/bin/python"
+
+
+def units() -> dict[str, str]:
+    return dict(UNIT.findall(PAGE.read_text(encoding="utf-8")))
+
+
+def parsed(text: str) -> ConfigParser:
+    parser = ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # systemd's keys have capitals
+    parser.read_string(text)
+    return parser
+
+
+def test_the_page_has_a_timer_with_its_service_and_a_worker() -> None:
+    assert set(units()) == {
+        "shop-processors.service",
+        "shop-processors.timer",
+        "shop-worker.service",
+    }
+    once, timer, worker = (parsed(text) for text in units().values())
+    assert once["Service"]["Type"] == "oneshot"
+    assert timer["Install"]["WantedBy"] == "timers.target"
+    assert worker["Service"]["KillSignal"] == "SIGTERM"
+    assert worker["Service"]["Restart"] == "always"
+    assert float(worker["Service"]["TimeoutStopSec"]) > 0
+
+
+@pytest.mark.parametrize("name", ["shop-processors.service", "shop-worker.service"])
+def test_what_they_start_is_a_command_that_can_be_read(name: str) -> None:
+    from dcl_processor.management.commands.processors import Command
+
+    python, manage, *arguments = parsed(units()[name])["Service"]["ExecStart"].split()
+    assert (python, manage, arguments[0]) == (PYTHON, "manage.py", "processors")
+    parser = Command().create_parser("manage.py", "processors")
+    assert parser.parse_args(arguments[1:]).action == "run"
+
+
+def test_systemd_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
+    verifier = shutil.which("systemd-analyze")
+    if verifier is None:
+        return  # the two above have read them
+    for name, text in units().items():
+        # The command has to be there, and the user need not.
+        here = text.replace(PYTHON, f'"{sys.executable}"').replace("User=shop\n", "")
+        (tmp_path / name).write_text(here)
+    ran = subprocess.run(
+        [verifier, "verify", *map(str, sorted(tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    ours = [line for line in ran.stderr.splitlines() if "shop-" in line]
+    assert ours == []
