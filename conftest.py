@@ -18,6 +18,8 @@ from sybil import Sybil
 from sample_app.mail_settings import in_this_django
 from tests.docs.blocks import PARSERS
 
+pytest_plugins = ["dcl_processor.testing.fixtures"]  # as the page on testing tells everybody
+
 MAILBOX = "django.core.mail.backends.locmem.EmailBackend"
 
 

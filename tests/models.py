@@ -195,6 +195,46 @@ class Visit(models.Model):
         return (self.depot.name if self.depot else "", self.at)
 
 
+class Colour(models.TextChoices):
+    RED = "red", "Red"
+    BLUE = "blue", "Blue"
+
+
+class Shouted(str):
+    """A value of its own class, which says so to whoever asks."""
+
+    __slots__ = ()
+
+
+class ShoutedField(models.CharField):  # type: ignore[type-arg]  # no generic at run time
+    """Keeps letters small and gives them back large, as fields with a converter do."""
+
+    def get_prep_value(self, value: object) -> object:
+        return None if value is None else str(value).lower()
+
+    def from_db_value(self, value: str | None, *_: object) -> Shouted | None:
+        return None if value is None else Shouted(value.upper())
+
+
+class Sample(models.Model):
+    """A column of nearly every type."""
+
+    done = models.BooleanField(null=True, default=False)
+    price = models.DecimalField(max_digits=8, decimal_places=2, null=True)
+    day = models.DateField(null=True)
+    hour = models.TimeField(null=True)
+    span = models.DurationField(null=True)
+    colour = models.CharField(max_length=10, choices=Colour, default=Colour.RED)
+    word = ShoutedField(max_length=20, null=True)
+    token = models.UUIDField(null=True)
+    ratio = models.FloatField(null=True)
+    data = models.JSONField(null=True)
+    raw = models.BinaryField(null=True)
+    address = models.GenericIPAddressField(null=True)
+    depot = models.ForeignKey(Depot, models.CASCADE, null=True, related_name="samples")
+    other = models.ForeignKey(Depot, models.CASCADE, null=True, related_name="others")
+
+
 class Errand(RetryColumns, LeaseColumn):
     """A row with everything that a delivery may want to write."""
 

@@ -9,7 +9,8 @@ import pytest
 from django.db import connections
 from django.db.models import Count, F, QuerySet
 
-from dcl_processor import batch_processor, candidates, pending
+from dcl_processor import batch_processor
+from dcl_processor.candidates import pending, windows
 from tests.models import Depot, Parcel, Scan, Visit, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "WINDOW", 3)
-    monkeypatch.setattr(candidates, "WIDE_WINDOW", 6)
+    monkeypatch.setattr(windows, "WINDOW", 3)
+    monkeypatch.setattr(windows, "WIDE_WINDOW", 6)
 
 
 def parcels(number: int, **values: Any) -> list[Parcel]:
@@ -182,12 +183,12 @@ def test_i8_a_strict_order_forgets_the_rows_that_others_finished() -> None:
     rows = parcels(60)
     tried: set[int] = set()
     longest = 0
-    for asked, pks in candidates.walk_in_order(lambda: question(unsent), tried):
+    for asked, pks in windows.walk_in_order(lambda: question(unsent), tried):
         longest = max(longest, len(tried))
         for pk in pks:
             tried.add(pk)  # not there to be claimed: another copy has just finished it
             asked.queryset.filter(pk=pk).update(sent=True)
-    assert longest <= 2 * candidates.WINDOW
+    assert longest <= 2 * windows.WINDOW
     assert not unsent.exists()
     assert len(rows) == 60
 
@@ -201,4 +202,4 @@ def test_still_pending_keeps_the_order_and_what_is_pending() -> None:
     Parcel.objects.filter(pk=rows[2].pk).update(sent=True)
     pks: Iterable[int] = [rows[3].pk, rows[2].pk, rows[0].pk, 10**9]
     asked = question(unsent.filter(scans=None))
-    assert candidates.still_pending(asked, list(pks)) == [rows[3].pk, rows[0].pk]
+    assert windows.still_pending(asked, list(pks)) == [rows[3].pk, rows[0].pk]

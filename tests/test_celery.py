@@ -1,16 +1,29 @@
-"""A processor behind Celery's ``@shared_task``, in eager mode."""
+"""A processor behind Celery's ``@shared_task``, and the task for all of them, in eager mode.
+
+``tests/cluster`` has the real workers.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from celery import Celery, shared_task
+from celery.schedules import crontab
 from kombu.utils import json as kombu_json
 
 from dcl_processor import batch_processor
+from dcl_processor.contrib.celery import every, polite_stop, run
+from dcl_processor.exceptions import InvalidOption, RowsFailed, StillPending
+from dcl_processor.registry import UnknownProcessor
+from tests.environments import CHECKOUT
 from tests.models import Parcel
 
 
@@ -64,3 +77,163 @@ def test_the_processor_has_the_functions_name_and_doc() -> None:
     assert send_parcels.__name__ == "send_parcels"
     assert send_parcels.__doc__ == "Send the parcels that wait."
     assert send_parcels.__module__ == __name__
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the processor above where processors are looked for."""
+    found = {"tests.send_parcels": send_parcels}
+    monkeypatch.setattr("dcl_processor.registry.processors", lambda: found)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.django_db(transaction=True)
+def test_the_task_runs_a_processor_by_name_and_returns_its_report_as_json() -> None:
+    Parcel.objects.bulk_create([Parcel(), Parcel(note="no address"), Parcel()])
+    answer = run.delay("tests.send_parcels").get()
+    assert (answer["processed"], answer["failed"], answer["ok"]) == (2, 1, False)
+    assert json.loads(json.dumps(answer)) == answer
+    # The row that failed, and no others.
+    with pytest.raises(RowsFailed, match="1 failed"):
+        run.delay("tests.send_parcels", raise_for_failures=True).get()
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.django_db(transaction=True)
+def test_the_parameters_of_the_task_are_those_of_a_run() -> None:
+    Parcel.objects.bulk_create([Parcel(), Parcel()])
+    assert run.delay("tests.send_parcels", limit=1).get()["stopped"] == "limit"
+    assert run.delay("tests.send_parcels", timeout=0).get()["stopped"] == "timeout"
+    assert run.delay("tests.send_parcels", using="default", concurrency=1).get()["processed"] == 1
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("limit", [None, 7, 2, 1, 0])
+def test_copies_share_what_there_is(limit: int | None) -> None:
+    Parcel.objects.bulk_create(Parcel() for _ in range(10))
+    run.delay("tests.send_parcels", copies=3, limit=limit).get()
+    assert Parcel.objects.filter(sent=True).count() == (10 if limit is None else limit)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnknownProcessor, match="expected the name of a processor, got 'nobody'"):
+        run.delay("nobody").get()
+    (said,) = [each for each in caplog.records if each.name == "dcl_processor"]
+    assert said.levelname == "ERROR"
+    assert said.exc_info is None
+    assert said.getMessage().startswith("expected the name of a processor, got 'nobody'")
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"copies": 0}, "copies to be a number of tasks from 1, got 0"),
+        ({"copies": "2"}, "copies to be a number of tasks from 1, got '2'"),
+        ({"timeout": "1m"}, "timeout to be a number of seconds from 0"),
+        ({"copies": 2, "limit": "all"}, "limit to be a number of rows from 0"),
+    ],
+)
+def test_parameters_that_cannot_work_are_refused(wrong: dict[str, Any], words: str) -> None:
+    Parcel.objects.create()
+    with pytest.raises(InvalidOption, match=words):
+        run.delay("tests.send_parcels", **wrong).get()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_error_of_the_definition_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"tries": 1})
+    found = {"tests.wrong": wrong(lambda row: None)}
+    monkeypatch.setattr("dcl_processor.registry.processors", lambda: found)
+    Parcel.objects.create()
+    with pytest.raises(StillPending):
+        run.delay("tests.wrong").get()
+
+
+def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it() -> None:
+    assert every(60, "shop.send", copies=4, queue="mail") == {
+        "task": "dcl_processor.run",
+        "schedule": 60,
+        "args": ("shop.send",),
+        "kwargs": {"copies": 4, "timeout": 54.0},
+        "options": {"expires": 60.0, "queue": "mail"},
+    }
+    assert every(timedelta(minutes=1), "shop.send", timeout=30)["kwargs"]["timeout"] == 30.0
+    nightly = every(crontab(hour=2, minute=0), "shop.send", timeout=timedelta(hours=1), limit=5)
+    assert nightly["kwargs"] == {"copies": 1, "timeout": 3600.0, "limit": 5}
+    assert nightly["options"] == {"expires": 3600.0}
+    json.dumps(nightly["kwargs"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"schedule": 0}, "schedule to be a number of seconds above 0, or a timedelta, got 0"),
+        ({"schedule": crontab()}, "timeout=… beside a schedule that is no number of seconds"),
+        ({"timeout": "60"}, "timeout to be a number of seconds above 0, or a timedelta, got '60'"),
+        ({"copies": 1.5}, "copies to be a number of tasks from 1, got 1.5"),
+        ({"rows": 5}, "parameters out of limit, .*, got rows"),
+    ],
+)
+def test_an_entry_that_cannot_work_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        every(**{"schedule": 60, "name": "shop.send", **wrong})
+
+
+def test_outside_a_pool_signals_are_left_alone() -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)]
+    with polite_stop() as stop:
+        assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR1)] == before
+        assert not stop.is_set()
+        stop.set()
+        assert stop.wait(60)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.django_db(transaction=True)
+def test_a_task_of_ones_own_stops_likewise() -> None:
+    Parcel.objects.create()
+
+    @shared_task  # type: ignore[untyped-decorator]  # as above
+    def own() -> dict[str, Any]:
+        with polite_stop() as stop:
+            stop.set()
+            return send_parcels.run(stop=stop).as_dict()
+
+    assert own.delay().get()["stopped"] == "signal"
+
+
+def test_a_project_may_import_it_before_its_settings() -> None:
+    """As the ``celery.py`` of a project is, which Django itself imports."""
+    code = "from dcl_processor.contrib.celery import every; print(every(60, 'a.b')['task'])"
+    variables = {key: value for key, value in os.environ.items() if "DJANGO" not in key}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        env={**variables, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ran.stdout, ran.stderr) == ("dcl_processor.run\n", "")
+
+
+def test_the_core_does_not_know_celery() -> None:
+    code = "import sys, django; django.setup(); print('celery' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "DATABASE_URL": "sqlite://:memory:",
+            "DJANGO_SETTINGS_MODULE": "tests.warehouse.settings",
+        },
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert ran.stdout == "False\n"

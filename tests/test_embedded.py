@@ -288,9 +288,12 @@ def processes_of(home: Path) -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    doomed = list(processes)
+    # Frozen first: one that outlives another for a moment would see it die, and tidy up.
+    for end in (psutil.Process.suspend, psutil.Process.kill):
+        for process in doomed:
+            with suppress(psutil.NoSuchProcess):
+                end(process)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

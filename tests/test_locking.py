@@ -10,9 +10,9 @@ from django.db.models import F, FilteredRelation, Model, Q, QuerySet
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import pending
+from dcl_processor.candidates import pending
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.locking import Miss, claim
+from dcl_processor.locking.claiming import Miss, claim
 from tests.models import (
     Badge,
     Caravan,

@@ -29,7 +29,8 @@ from django.db.models.functions import Now, Rank, RowNumber, TruncYear, Upper
 from django.db.models.lookups import Exact
 from django.test.utils import override_settings, register_lookup
 
-from dcl_processor import batch_processor, pending
+from dcl_processor import batch_processor
+from dcl_processor.candidates import pending
 from dcl_processor.exceptions import InvalidPending
 from tests.models import (
     Caravan,

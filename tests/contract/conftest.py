@@ -15,17 +15,17 @@ if not HAS_ROW_LOCKS:
     collect_ignore += ["test_shapes_race.py"]  # copies take turns there
 
 OPEN_PARCELS = """
-    CREATE VIEW tests_openparcel AS SELECT id, depot_id, sent, note FROM tests_parcel
+    CREATE OR REPLACE VIEW tests_openparcel AS SELECT id, depot_id, sent, note FROM tests_parcel
     WHERE EXISTS (SELECT 1 FROM tests_depot WHERE tests_depot.id = depot_id AND tests_depot.open)
 """
 
 # A function that reads another table, and says that it changes nothing.
 IS_OPEN_STABLE = """
-    CREATE FUNCTION tests_is_open(bigint) RETURNS boolean STABLE LANGUAGE sql AS
+    CREATE OR REPLACE FUNCTION tests_is_open(bigint) RETURNS boolean STABLE LANGUAGE sql AS
     $$ SELECT open FROM tests_depot WHERE id = $1 $$
 """
 IS_OPEN_READS = """
-    CREATE FUNCTION tests_is_open(depot bigint) RETURNS boolean READS SQL DATA
+    CREATE OR REPLACE FUNCTION tests_is_open(depot bigint) RETURNS boolean READS SQL DATA
     RETURN (SELECT open FROM tests_depot WHERE id = depot)
 """
 

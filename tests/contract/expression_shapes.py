@@ -36,7 +36,7 @@ from tests.contract.changes import (
 from tests.contract.own_shapes import parcel
 from tests.contract.shapes import MARIADB, POSTGRESQL, SQLITE, OneStatement, here
 from tests.contract.spanning_shapes import span
-from tests.models import Depot, Letter, Message, OpenParcel, Parcel, Scan, Seat
+from tests.models import Depot, Letter, Message, OpenParcel, Parcel, Scan, Seat, Visit
 
 RIGHT, REFUSED = OneStatement.RIGHT, OneStatement.REFUSED
 
@@ -228,6 +228,18 @@ ANNOTATIONS = [
         parcels.filter(scans__ok=True).distinct(),
         leave=spoil_scans,
         one_statement=REFUSED,
+    ),
+    span(
+        "distinct keys of two columns",
+        Seat.objects.filter(sent=False).distinct(),
+        lambda: Seat.objects.create(row=Seat.objects.count(), number=3),
+        one_statement=REFUSED,
+    ),
+    span(
+        "order of the model across a relation",
+        Visit.objects.filter(pk__in=Visit.objects.filter(done=False)),
+        lambda: Visit.objects.create(depot=Depot.objects.create(name="east")),
+        done={"done": True},
     ),
     span(
         "distinct and ordered across",

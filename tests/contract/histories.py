@@ -18,10 +18,18 @@ MOST = 2
 #: What ends the process, and what is done about it.
 DEATHS = ("die", "interrupt")
 
+#: What happens beside a handler: a copy runs, takes the lapsed row over, or a person requeues it.
+MEETINGS = ("copy", "late", "requeued")
+
+Script = Mapping[int, str]
+
 
 @dataclass
 class Row:
-    """``waiting``: snoozed, or failed a moment ago; ``leased``: by a lease that lives."""
+    """``waiting``: snoozed, or failed a moment ago; ``leased``: by a lease that lives.
+
+    ``worked``: a handler wrote to it, and that was kept.
+    """
 
     done: bool = False
     dead: bool = False
@@ -29,6 +37,7 @@ class Row:
     leased: bool = False
     waiting: bool = False
     attempts: int = 0
+    worked: bool = False
 
     @property
     def may_be_tried(self) -> bool:
@@ -37,14 +46,18 @@ class Row:
 
 @dataclass
 class World:
-    """The rows by their place, and which handler calls and outcomes a run has."""
+    """The rows by their place, and which handler calls and outcomes a run has.
+
+    ``beside``: what a copy's handler does, where one runs beside the run.
+    """
 
     delivery: Delivery
     rows: dict[int, Row] = field(default_factory=dict)
+    beside: Script = field(default_factory=dict)
     calls: list[int] = field(default_factory=list)
     report: Counter[str] = field(default_factory=Counter)
 
-    def run(self, script: Mapping[int, str], size: int, besides: Collection[int] = ()) -> bool:
+    def run(self, script: Script, size: int, besides: Collection[int] = ()) -> bool:
         """Run once over all rows but some; return whether the process lived."""
         waiting = [p for p, row in sorted(self.rows.items()) if row.may_be_tried]
         waiting = [place for place in waiting if place not in besides]
@@ -57,11 +70,10 @@ class World:
         return True
 
     def requeue(self, places: Collection[int]) -> None:
-        self.rows.update((place, Row()) for place in places)
+        for place in places:
+            self.rows[place] = Row(worked=self.rows.get(place, Row()).worked)
 
-    def _handle(
-        self, batch: list[int], before: Mapping[int, Row], script: Mapping[int, str]
-    ) -> bool:
+    def _handle(self, batch: list[int], before: Mapping[int, Row], script: Script) -> bool:
         for place in batch:
             self._mark(self.rows[place])
         refused = [place for place in batch if self.rows[place].attempts > MOST]
@@ -71,13 +83,18 @@ class World:
                 continue
             started.add(place)
             self.calls.append(place)
+            self.rows[place].worked = True
             how = script.get(place, "ok")
             if how in DEATHS:
                 self._end(how, batch, before, started, place)
                 return False
-            self._settle(place, how, batch)
+            if how in MEETINGS:
+                how = self._meet(place, how, batch)
+            self._settle(place, how, before[place])
         for place in refused:
-            self._settle(place, "fail", batch)
+            # Counted by the claim, and no handler was called.
+            self.rows[place].attempts = MOST
+            self._settle(place, "fail", before[place])
         return True
 
     def _mark(self, row: Row) -> None:
@@ -104,31 +121,39 @@ class World:
         for place in batch:
             settled = place in started and place != at
             if not settled and (self.delivery == Delivery.AT_LEAST_ONCE or place != at):
-                self.rows[place] = replace(before[place])
+                self.rows[place] = replace(before[place], worked=self.rows[place].worked)
 
-    def _settle(self, place: int, how: str, batch: list[int]) -> None:
+    def _meet(self, place: int, how: str, batch: list[int]) -> str:
+        """Let somebody else act while the handler is at work; return what its own end is then."""
+        if how == "requeued":
+            self.requeue([place])
+            return "lost"
         row = self.rows[place]
-        if how in {"copy", "late"}:
-            row.leased = row.leased and how != "late"
-            others = [each for each in batch if how == "copy" or each != place]
-            copy = World(self.delivery, self.rows)
-            copy.run({}, 1, besides=others)
-            self.calls += copy.calls
-        if how == "late":
+        row.leased = row.leased and how != "late"
+        others = [each for each in batch if how == "copy" or each != place]
+        copy = World(self.delivery, self.rows)
+        copy.run(self.beside, 1, besides=others)
+        self.calls += copy.calls
+        return "lost" if how == "late" else "ok"
+
+    def _settle(self, place: int, how: str, before: Row) -> None:
+        row = self.rows[place]
+        if how == "lost":
             self.report["lease_lost"] += 1
             return
         counted = self.delivery == Delivery.AT_LEAST_ONCE
         row.claimed = row.leased = False
-        match how:
-            case "ok" | "copy":
-                row.done = True
-                self.report["processed"] += 1
-                return
-            case "snooze":
-                row.attempts -= counted
-                row.waiting = True
-                self.report["snoozed"] += 1
-                return
+        if how == "ok":
+            row.done = True
+            self.report["processed"] += 1
+            return
+        if self.delivery == Delivery.TRANSACTIONAL:
+            row.worked = before.worked  # taken back to the row's savepoint
+        if how == "snooze":
+            row.attempts -= counted
+            row.waiting = True
+            self.report["snoozed"] += 1
+            return
         row.attempts += not counted
         row.dead = how != "fail" or row.attempts >= MOST
         row.waiting = not row.dead

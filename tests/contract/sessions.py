@@ -33,15 +33,23 @@ def before_statement(where: Callable[[str], bool], act: Callable[[], None]) -> I
 
 
 @contextmanager
-def connected(options: dict[str, Any], *, autocommit: bool = True) -> Iterator[BaseDatabaseWrapper]:
-    """Reconnect the default alias with other options, as another project's settings would."""
+def connected(
+    options: dict[str, Any], *, autocommit: bool = True, time_zone: str | None = None
+) -> Iterator[BaseDatabaseWrapper]:
+    """Reconnect the default alias with other settings, as another project's would be."""
     wrapper = connections["default"]
-    before = wrapper.settings_dict["OPTIONS"], wrapper.settings_dict["AUTOCOMMIT"]
-    wrapper.close()
-    wrapper.settings_dict["OPTIONS"] = {**before[0], **options}
-    wrapper.settings_dict["AUTOCOMMIT"] = autocommit
+    said = wrapper.settings_dict
+    before = {name: said[name] for name in ("OPTIONS", "AUTOCOMMIT", "TIME_ZONE")}
+    others = {**before["OPTIONS"], **options}
+    _reconnect(wrapper, {"OPTIONS": others, "AUTOCOMMIT": autocommit, "TIME_ZONE": time_zone})
     try:
         yield wrapper
     finally:
-        wrapper.close()
-        wrapper.settings_dict["OPTIONS"], wrapper.settings_dict["AUTOCOMMIT"] = before
+        _reconnect(wrapper, before)
+
+
+def _reconnect(wrapper: BaseDatabaseWrapper, said: dict[str, Any]) -> None:
+    wrapper.close()
+    wrapper.settings_dict.update(said)
+    for remembered in ("timezone", "timezone_name"):
+        vars(wrapper).pop(remembered, None)

@@ -11,15 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
-from dcl_processor import (
-    BatchProcessor,
-    Delivery,
-    Discard,
-    Lease,
-    Retry,
-    Snooze,
-    batch_processor,
-)
+from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Retry, Snooze, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending, Unsupported
 from dcl_processor.registry import Found
@@ -258,11 +250,6 @@ def test_concurrency_is_refused_where_no_other_connection_sees_the_rows(
     with pytest.raises(Unsupported, match=r"expected TransactionTestCase for concurrency above 1"):
         errands(later, **delivery).run(concurrency=2)
     assert not Errand.objects.get().claimed
-
-
-def test_concurrency_of_a_plain_handler_names_the_way_out() -> None:
-    with pytest.raises(Unsupported, match=r"expected an 'async def' handler for concurrency=2"):
-        errands(**LEASING).run(concurrency=2)
 
 
 def test_a_row_can_be_requeued_only_by_who_knows_how() -> None:

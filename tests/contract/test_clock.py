@@ -11,7 +11,8 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from dcl_processor import Lease, Snooze, clock, pending
+from dcl_processor import Lease, Snooze, clock
+from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidOption
 from tests.contract import errands as the
@@ -21,18 +22,13 @@ from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-#: What a server may say in its own settings. SQLite has no zone beside the process's.
-OPTIONS: dict[str, list[dict[str, Any]]] = {
+#: What a server may say in its own settings, and the project of its columns. SQLite has no zone
+#: beside the process's, and PostgreSQL's columns have one themselves.
+ZONES: dict[str, list[dict[str, Any]]] = {
     "postgresql": [{}, {"options": "-c timezone=Asia/Kolkata"}],
-    "mysql": [{}, {"init_command": "SET time_zone = '+05:30'"}],
-    "sqlite": [{}],
+    "mysql": [{}, {"init_command": "SET time_zone = '+05:30'"}, {"TIME_ZONE": "Asia/Kolkata"}],
+    "sqlite": [{}, {"TIME_ZONE": "Asia/Kolkata"}],
 }
-
-
-@pytest.fixture(params=OPTIONS[connection.vendor], ids=lambda options: str(options or "default"))
-def zone(request: pytest.FixtureRequest) -> Iterator[None]:
-    with connected(request.param):
-        yield
 
 
 @pytest.fixture(params=[True, False], ids=["USE_TZ", "no USE_TZ"])
@@ -41,9 +37,18 @@ def use_tz(request: pytest.FixtureRequest) -> Iterator[bool]:
         yield request.param
 
 
+@pytest.fixture(params=ZONES[connection.vendor], ids=lambda zone: str(zone or "default"))
+def zone(request: pytest.FixtureRequest, use_tz: bool) -> Iterator[None]:
+    options = dict(request.param)
+    columns = options.pop("TIME_ZONE", None)
+    # Without USE_TZ Django knows one zone alone, and refuses another.
+    with connected(options, time_zone=columns if use_tz else None):
+        yield
+
+
 def read() -> Any:
     question = pending.ask(the.PENDING, label="test")
-    return clock.read(question, [row.pk for row in the.errands(1)])
+    return clock.read(question.table, [row.pk for row in the.errands(1)])
 
 
 def test_the_clock_gives_now(zone: None, use_tz: bool) -> None:
@@ -155,7 +160,7 @@ def test_the_clock_moves_within_a_transaction() -> None:
 
 def test_the_clock_says_nothing_of_rows_that_are_gone() -> None:
     question = pending.ask(the.PENDING, label="test")
-    assert clock.read(question, [0]) is None
+    assert clock.read(question.table, [0]) is None
 
 
 if connection.vendor == "mysql":
@@ -179,3 +184,30 @@ if connection.vendor == "mysql":
             make(lambda row: handled.append(row.pk))()
         assert handled == []
         assert the.untouched(row)
+
+
+if connection.vendor == "sqlite":
+    INSTANT = datetime(2026, 3, 1, 12, 0, 5, tzinfo=UTC)
+
+    @pytest.fixture
+    def whole_second() -> Iterator[None]:
+        """Let SQLite's clock stand still at a whole second, which comes once in a thousand."""
+
+        def strftime(form: str, _: str) -> str:
+            return INSTANT.strftime(form.replace("%f", "%S.000"))
+
+        connection.ensure_connection()
+        connection.connection.create_function("strftime", 2, strftime)
+        yield
+        connection.close()  # which has the function
+
+    @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+    def test_a_whole_second_is_written_as_django_writes_it(whole_second: None, make: Any) -> None:
+        """Otherwise what the claim wrote would not be found again, and the row be lost."""
+        rows = the.errands(2)
+        report = make(the.ignore)()
+        assert (report.processed, report.lease_lost) == (2, 0)
+        assert all(the.state(row)["done"] for row in rows)
+        Errand.objects.update(next_attempt_at=DatabaseNow())
+        assert read() == INSTANT
+        assert Errand.objects.filter(next_attempt_at=INSTANT).count() == 2

@@ -14,7 +14,7 @@ from django.db import connection
 
 from dcl_processor import Report, batch_processor
 from dcl_processor.exceptions import StillPending
-from dcl_processor.tally import logger
+from dcl_processor.runner.tally import logger
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,8 +14,10 @@ from django.db import connection, connections
 from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Report, batch_processor, candidates, runner
+from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor.candidates import windows
 from dcl_processor.exceptions import StillPending
+from dcl_processor.runner import run
 from tests.models import Depot, Letter, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -152,7 +154,7 @@ def test_i5_repeats_allows_a_row_to_stay_and_handles_it_once_per_run() -> None:
 def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(candidates, "WINDOW", 4)
+    monkeypatch.setattr(windows, "WINDOW", 4)
     parcels(8)
 
     def handle(row: Parcel) -> None:
@@ -165,7 +167,7 @@ def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
 
 
 def test_i6_random_keys_that_keep_arriving_do_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "WINDOW", 4)
+    monkeypatch.setattr(windows, "WINDOW", 4)
     Letter.objects.bulk_create([Letter() for _ in range(20)])
     calls: list[Any] = []
 
@@ -183,7 +185,7 @@ def test_i6_random_keys_that_keep_arriving_do_not_either(monkeypatch: pytest.Mon
 def test_i6_a_sort_key_that_changes_makes_no_row_come_twice(
     strict_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "WINDOW", 3)
+    monkeypatch.setattr(windows, "WINDOW", 3)
     parcels(10)
     calls: list[int] = []
 
@@ -226,7 +228,7 @@ def release_when(release: Event, true: Callable[[], bool]) -> None:
 
 def test_i8_memory_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the rows, the same peak: what is kept is a window, not a backlog."""
-    monkeypatch.setattr(candidates, "WINDOW", 20)
+    monkeypatch.setattr(windows, "WINDOW", 20)
     run = processor(ignore)
 
     def peak(number: int) -> int:
@@ -253,7 +255,8 @@ def test_i11_the_flip_writes_its_columns_by_primary_key_and_nothing_else() -> No
     settings, _, where = flip.partition(" WHERE ")
     assert settings.count("=") == 1
     assert quote("sent") in settings
-    assert where == f"{quote('tests_parcel')}.{quote('id')} = {row.pk}"
+    # The parentheses are Django's, around what was filled in.
+    assert where == f"{quote('tests_parcel')}.{quote('id')} = ({row.pk})"
 
 
 if HAS_ROW_LOCKS:
@@ -296,7 +299,7 @@ if HAS_ROW_LOCKS:
     def test_i6_no_more_than_a_bounded_number_of_locked_rows_is_remembered(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(runner, "MOST_LOCKED", 2)
+        monkeypatch.setattr(run, "MOST_LOCKED", 2)
         rows = parcels(5)
         pks = [row.pk for row in rows[:4]]
         with connections["other"].cursor() as cursor:

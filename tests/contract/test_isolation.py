@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from dcl_processor import BatchProcessor, batch_processor, isolation
+from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import Unsupported
+from dcl_processor.locking import isolation
 from tests.contract.sessions import before_statement, connected
 from tests.models import Depot, Parcel
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from datetime import timedelta
 from threading import Event
@@ -14,8 +15,10 @@ from django.db.models.functions import Now
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, batch_processor, candidates
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.candidates import windows
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
+from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished, run_finished
 from tests.models import Parcel, Priced
 
@@ -94,7 +97,7 @@ def test_the_other_alias_may_be_named_for_the_run_or_the_read() -> None:
     with CaptureQueriesContext(connection) as queries:
         assert send().processed == 1
     assert aliases == ["other", "default"]
-    assert not any(f"LIMIT {candidates.WINDOW}" in query["sql"] for query in queries)
+    assert not any(f"LIMIT {windows.WINDOW}" in query["sql"] for query in queries)
 
 
 @database
@@ -296,3 +299,24 @@ def test_values_of_a_flip_may_be_expressions_and_callables() -> None:
     rows = Parcel.objects.order_by("pk")
     assert all(row.tries == 1 and row.sent_at is not None for row in rows)
     assert [row.weight for row in rows] == [11, 12]  # 10 went to the rehearsal
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_nothing_of_a_run_waits_for_the_garbage_collector(concurrency: int) -> None:
+    """A process that lives long runs often, and a run remembers what it has tried."""
+    parcels(3)
+    run = processor()
+    gc.collect()
+    gc.disable()
+    try:
+        before = runs()  # which tracebacks of other tests may keep
+        run(concurrency=concurrency)
+        left = [each for each in runs() if all(each is not old for old in before)]
+    finally:
+        gc.enable()
+    assert left == []
+
+
+def runs() -> list[Any]:
+    return [each for each in gc.get_objects() if type(each) is Run]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.db import transaction
-from django.db.models import CharField, Model, QuerySet
+from django.db.models import CharField, Model, Q, QuerySet
 
-from dcl_processor import BatchProcessor, Report, batch_processor, pending
+from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor.candidates import pending
 from tests.contract.expression_shapes import EXPRESSIONS
 from tests.contract.gate import (
     HAS_ROW_LOCKS,
@@ -163,11 +163,11 @@ def test_without_the_second_check_the_finished_row_is_handed_out(
 ) -> None:
     """A broken variant: locks the row, and does not ask again. The same harness finds it."""
 
-    def among(question: pending.Question[Any], pks: Collection[Any]) -> QuerySet[Any, Any]:
+    def narrowed(question: pending.Question[Any], those: Q) -> QuerySet[Any, Any]:
         rows = QuerySet[Any](question.model, using=question.using)
-        return rows.filter(pending.these(pks)).order_by()
+        return rows.filter(those).order_by()
 
-    monkeypatch.setattr(pending.Question, "among", among)
+    monkeypatch.setattr(pending.Question, "narrowed", narrowed)
     row = shape.make()
     calls: list[Any] = []
     plain = processor(shape, calls)

@@ -10,7 +10,8 @@ from django.db import connection
 from django.db.models import Count, F, Prefetch, Q, QuerySet, Subquery
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import batch_processor, pending
+from dcl_processor import batch_processor
+from dcl_processor.candidates import pending
 from tests.contract.gate import HAS_GATE, run_and_meanwhile
 from tests.models import Depot, Parcel, RoadTrain, Scan, Vehicle
 

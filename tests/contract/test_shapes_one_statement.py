@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import NotSupportedError
 
-from dcl_processor import pending
+from dcl_processor.candidates import pending
 from tests.contract.expression_shapes import EXPRESSIONS
 from tests.contract.gate import other_than, run_and_meanwhile
 from tests.contract.own_shapes import OWN

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from dcl_processor import Report, candidates
+from dcl_processor import Report
+from dcl_processor.candidates import windows
 from tests.contract.expression_shapes import EXPRESSIONS
 from tests.contract.gate import PATIENCE
 from tests.contract.own_shapes import OWN
@@ -29,7 +30,7 @@ COPIES, ROWS = 2, 10
 def test_i2_copies_that_race_handle_each_row_once(
     shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "WINDOW", 4)
+    monkeypatch.setattr(windows, "WINDOW", 4)
     rows = [shape.make() for _ in range(ROWS)]
     start = Barrier(COPIES)
     calls: list[Any] = []

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dcl_processor import batch_processor, candidates
+from dcl_processor import batch_processor
+from dcl_processor.candidates import windows
 from tests.contract.expression_shapes import EXPRESSIONS
 from tests.contract.gate import before_lock
 from tests.contract.own_shapes import OWN
@@ -23,8 +24,8 @@ CODES = ["b", "ä", "A1", "a2", "Z", "_", "zz", "é", "f", "E1", "0"]
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "WINDOW", 2)
-    monkeypatch.setattr(candidates, "WIDE_WINDOW", 3)
+    monkeypatch.setattr(windows, "WINDOW", 2)
+    monkeypatch.setattr(windows, "WIDE_WINDOW", 3)
 
 
 @pytest.mark.parametrize("shape", [*OWN, *SPANNING, *EXPRESSIONS], ids=str)

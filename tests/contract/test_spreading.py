@@ -10,7 +10,9 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, batch_processor, candidates
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.candidates import windows
+from dcl_processor.runner.patience import FIRST_PATIENCE
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -18,8 +20,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "WINDOW", 4)
-    monkeypatch.setattr(candidates, "WIDE_WINDOW", 6)
+    monkeypatch.setattr(windows, "WINDOW", 4)
+    monkeypatch.setattr(windows, "WIDE_WINDOW", 6)
 
 
 def parcels(number: int) -> list[int]:
@@ -136,14 +138,14 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
 ) -> None:
     parcels(200)
     sizes: list[int] = []
-    real = candidates.Walk.__init__
+    real = windows.Walk.__init__
 
     def spy(walk: Any, ask: Any, tried: set[Any]) -> None:
         real(walk, ask, tried)
         remembered.append(tried)
 
     remembered: list[set[Any]] = []
-    monkeypatch.setattr(candidates.Walk, "__init__", spy)
+    monkeypatch.setattr(windows.Walk, "__init__", spy)
     pks = list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
 
     def handle(row: Parcel) -> None:
@@ -153,7 +155,7 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
 
     report = processor(handle)()
     assert report.processed >= 199
-    assert max(sizes) <= 3 * candidates.WIDE_WINDOW
+    assert max(sizes) <= 3 * windows.WIDE_WINDOW
 
 
 if connection.features.has_select_for_update:
@@ -172,3 +174,34 @@ if connection.features.has_select_for_update:
                 report = processor(lambda row: None)(wait_for_locked=0)
         assert (report.processed, report.skipped) == (6, 24)
         assert sum("LIMIT 6" in query["sql"] for query in queries) < 24 / 2
+
+
+def test_a_copy_that_slept_over_its_window_soon_looks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others finish all of a wide window but its last row just after this copy has read it."""
+    monkeypatch.setattr(windows, "WIDE_WINDOW", 64)
+    monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
+    pks = parcels(66)
+    looks: list[str] = []
+
+    def sleep(execute: Any, sql: str, *args: Any) -> Any:
+        answer = execute(sql, *args)
+        if sql.startswith("SELECT") and "LIMIT 64" in sql:
+            looks.append(sql)
+            if len(looks) == 1:
+                missed = Parcel.objects.using("other").filter(pk__in=pks[2:-1])
+                missed.update(sent=True)
+        return answer
+
+    def handle(row: Parcel) -> None:
+        if row.pk == pks[0] and connection.features.has_select_for_update:
+            finish(pks[1])
+
+    with connection.execute_wrapper(sleep):
+        report = processor(handle)()
+    if connection.features.has_select_for_update:
+        assert (report.processed, report.stale) == (2, 1 + FIRST_PATIENCE)
+    else:
+        # One lock for the whole database: no other copy is met while a handler runs.
+        assert (report.processed, report.stale) == (66, 0)

@@ -7,51 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, connections
 
 from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.candidates import windows
 from tests.crash import processors
 from tests.crash.audit import effects
+from tests.crash.ending import end_session_of
 from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, counts, figures, fresh, rows, those, work
-from tests.edge.manage import wait_for
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-ENDED = {
-    "postgresql": (
-        "SELECT pg_backend_pid()",
-        "SELECT pg_terminate_backend(%s)",
-        "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",
-    ),
-    "mysql": (
-        "SELECT CONNECTION_ID()",
-        "KILL %s",
-        "SELECT count(*) FROM information_schema.processlist WHERE id = %s",
-    ),
-}
-ASK, END, COUNT = ENDED[connection.vendor]
 
 
 @pytest.fixture(autouse=True)
 def _three_rows(audit: str) -> None:
     fresh(*ROWS)
-
-
-def end_session_of(using: str) -> None:
-    """End it from another session, and wait until it has gone, locks and all."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(ASK)
-        [session] = cursor.fetchone()
-
-    def gone() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute(COUNT, [session])
-            return bool(cursor.fetchone()[0] == 0)
-
-    with connection.cursor() as cursor:
-        cursor.execute(END, [session])
-    wait_for(gone, f"session {session} to end")
 
 
 def returns(row: Errand) -> None:
@@ -162,3 +132,25 @@ def test_at_least_once_a_handler_that_fails_with_its_session_is_tried_again() ->
     assert figures(errand(using="other")) == counts(processed=1)
     assert rows()[FIRST].attempts == 2
     assert effects() == Counter([*ROWS, FIRST])
+
+
+@pytest.mark.parametrize("options", [{}, {"strict_order": True}], ids=["by key", "in order"])
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_a_session_that_ends_between_two_looks_costs_the_run_nothing(
+    look: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each window is asked for afresh; its row alone is read then, and no lock was held."""
+    monkeypatch.setattr(windows, "WINDOW", 1)
+    looks = 0
+
+    def pending() -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == look:
+            end_session_of("other")
+        return Errand.objects.filter(done=False)
+
+    errand = batch_processor(**{**processors.plain, **options, "pending": pending})(returns)
+    assert figures(errand(using="other")) == counts(processed=3)
+    assert looks >= look
+    assert those(lambda row: row.done) == set(ROWS)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dcl_processor import BatchProcessor
-from tests.crash import processors, victims
+from tests.crash import processors, tally, victims
 from tests.crash.audit import effects
+from tests.crash.left import KEPT, Left, rows_of
 from tests.crash.rows import (
     FIRST,
-    ROWS,
-    SECOND,
     counts,
     figures,
     fresh,
@@ -34,37 +32,6 @@ from tests.crash.trace import Boundary
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-# Between the end of a statement and the beginning of the next nothing happens that would outlive
-# the process: one of the two is enough, but for these, for which people look.
-KEPT = ("before COMMIT", "before the effect")
-
-
-@dataclass
-class Left:
-    """What has happened when a process died, by row."""
-
-    rows: frozenset[int]
-    claimed: set[int]
-    effects: Counter[int]
-    settled: set[int]
-
-    @classmethod
-    def behind(cls, rows: frozenset[int], passed: Sequence[Boundary]) -> Left:
-        left = cls(rows, set(), Counter(), set())
-        for boundary in passed:
-            if boundary.name == "after the effect":
-                left.effects.update(boundary.pks)
-            elif boundary.commits:
-                acted = boundary.pks & left.effects.keys()
-                left.settled |= acted
-                left.claimed |= boundary.pks - acted
-        return left
-
-
-def rows_of(name: str) -> frozenset[int]:
-    """Have one row behind the first, and one behind a batch of two."""
-    return frozenset(ROWS if "batch" in name else (FIRST, SECOND))
 
 
 def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Boundary]:
@@ -94,6 +61,7 @@ def kill_at_each(
         fresh(*rows_of(name), fails=fails)
         Path(audit).write_text("")
         code, *_ = victims.run(name, audit, rows_of(name), (number, boundary.name))
+        tally.processes_killed += 1
         try:
             assert code == -signal.SIGKILL
             left = Left.behind(rows_of(name), boundaries[: number + 1])

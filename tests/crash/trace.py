@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connection
+from django.db import connections
 
 WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH)\b")
 LOCKS = re.compile(r"FOR (NO KEY )?UPDATE|WHERE 1 = 0$")
@@ -30,13 +30,29 @@ class Boundary:
     commits: bool = False
 
 
-class Trace:
-    """Notes each boundary as the run comes to it; ``kill_at``: the number of the last one."""
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    def __init__(self, rows: frozenset[int], kill_at: tuple[int, str] | None = None) -> None:
+
+class Trace:
+    """Notes each boundary as the run comes to it; ``kill_at``: the number of the last one.
+
+    ``end``: what ends there, this process unless said otherwise; ``using``: the run's alias.
+    """
+
+    def __init__(
+        self,
+        rows: frozenset[int],
+        kill_at: tuple[int, str] | None = None,
+        *,
+        end: Callable[[], None] = die,
+        using: str = "default",
+    ) -> None:
         self.boundaries: list[Boundary] = []
         self._rows = rows
         self._kill_at = kill_at
+        self._end = end
+        self._connection: Any = connections[using]
         self._written: frozenset[int] = frozenset()
 
     def note(self, name: str, pks: frozenset[int] = frozenset(), *, commits: bool = False) -> None:
@@ -45,16 +61,16 @@ class Trace:
         if self._kill_at is not None and self._kill_at[0] == number:
             if self._kill_at[1] != name:
                 os._exit(WENT_ANOTHER_WAY)
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._end()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch what this thread's connection does, commits and rollbacks included."""
-        wrapper: Any = connection
+        wrapper = self._connection
         commit, rollback = wrapper._commit, wrapper._rollback
         wrapper._commit, wrapper._rollback = self._ends(commit, "COMMIT"), self._ends(rollback)
         try:
-            with connection.execute_wrapper(self._statement):
+            with wrapper.execute_wrapper(self._statement):
                 yield
         finally:
             wrapper._commit, wrapper._rollback = commit, rollback
@@ -75,9 +91,9 @@ class Trace:
         pks: frozenset[int] = frozenset()
         if WRITES.match(sql):
             pks = self._rows & set(_integers(params))
-        if connection.in_atomic_block:
+        if self._connection.in_atomic_block:
             self._written |= pks
-        self.note(f"after {name}", pks, commits=bool(pks) and not connection.in_atomic_block)
+        self.note(f"after {name}", pks, commits=bool(pks) and not self._connection.in_atomic_block)
         return result
 
 

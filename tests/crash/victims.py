@@ -16,6 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from dcl_processor import Report
+from tests.contract import gate
 from tests.crash import processors, trace
 from tests.crash.trace import Boundary, Trace
 from tests.edge.manage import database_url
@@ -70,6 +71,19 @@ def run_until_renewal(name: str, audit: str, when: str) -> int | None:
     code = process.exitcode
     process.close()
     return code
+
+
+def start_at_gate(name: str, audit: str, at: int) -> Any:
+    """Start a process whose lock statement number ``at`` waits at the gate; return it."""
+    process = _fork.Process(target=_victim_at_gate, args=(name, audit, at))
+    process.start()
+    return process
+
+
+def _victim_at_gate(name: str, audit: str, at: int) -> None:
+    os.environ["AUDIT"] = audit
+    with gate._at_lock("default", at, gate._put_the_gate_in):
+        getattr(processors, name)()
 
 
 def _renewing_victim(name: str, audit: str, when: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dcl_processor
-from dcl_processor import BatchProcessor, Delivery, checks, exceptions
+from dcl_processor import BatchProcessor, Delivery, checks, exceptions, testing
 from dcl_processor.decorator import Options
 from dcl_processor.management.commands.processors import Command
 
@@ -58,7 +58,7 @@ def test_every_parameter_of_a_run_is_listed_with_its_default() -> None:
 def test_every_option_of_the_command_is_on_its_page(action: str) -> None:
     page = (REFERENCE / "command.md").read_text(encoding="utf-8")
     section = page.split(f"## processors {action}\n", 1)[1].split("\n## ", 1)[0]
-    shown = set(re.findall(r"--[a-z]+", re.split(r"```console", section)[0]))
+    shown = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", re.split(r"```console", section)[0]))
     taken = {
         option
         for each in _parser(action)._actions
@@ -75,6 +75,13 @@ def test_every_public_name_has_its_docstring_on_a_page(name: str) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
     assert re.search(rf":: dcl_processor\.{name}$", pages, re.MULTILINE)
     assert inspect.getdoc(getattr(dcl_processor, name))
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_every_name_of_the_test_kit_has_its_docstring_on_its_page(name: str) -> None:
+    page = (REFERENCE / "testing.md").read_text(encoding="utf-8")
+    assert re.search(rf":: dcl_processor\.testing\.{name}$", page, re.MULTILINE)
+    assert inspect.getdoc(getattr(testing, name))
 
 
 def test_every_error_says_when_it_is_raised() -> None:

@@ -435,7 +435,16 @@ def test_a_database_without_row_locks_is_one_warning_for_all_its_processors() ->
     with alias("file", ENGINE="django.db.backends.sqlite3", NAME="nowhere.sqlite3"):
         first = processor(done={"sent": True}, using="file", name="first")
         second = processor(done={"sent": True}, using="file", name="second")
-        (message,) = messages(first, second)
+        third = processor(
+            Errand.objects.filter(done=False),
+            {"done": True},
+            using="file",
+            name="third",
+            delivery=Delivery.AT_LEAST_ONCE,
+            lease=Lease(60),
+        )
+        assert messages(third) == []  # no transaction is open while its handlers run
+        (message,) = messages(first, second, third)
     assert message.id == "dcl_processor.W004"
     assert "copies of first, second handle one row at a time" in message.msg
     assert str(message).startswith("database 'file'")

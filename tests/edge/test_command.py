@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from pytest_django import DjangoAssertNumQueries
 
-from dcl_processor import backlog
+from dcl_processor.workers import backlog
 from tests.edge.manage import (
     CHECKOUT,
     Manage,
@@ -243,12 +243,17 @@ def test_without_concurrency_one_handler_is_in_flight() -> None:
 
 @pytest.mark.parametrize("copies", ["1", "2"])
 def test_concurrency_reaches_each_copy(copies: str) -> None:
-    """Each refuses it for a plain function, which cannot make use of it; once is it said."""
-    parcels("", "")
-    done = processors("run", "warehouse.deliver", "--concurrency", "3", "--copies", copies)
-    assert done.returncode == 1
-    assert done.stderr.count("expected an 'async def' handler for concurrency=3") == 1
-    assert unsent() == 2
+    """Four in one process can meet, and of eight rows some copy gets four; alone none could."""
+    Errand.objects.bulk_create(Errand() for _ in range(8))
+    processors("run", "warehouse.gather", "--concurrency", "4", "--copies", copies)
+    assert Errand.objects.filter(done=True).count() >= 4
+
+
+def test_concurrency_of_a_plain_handler_is_threads() -> None:
+    parcels(*["meet"] * 3)
+    done = processors("run", "warehouse.deliver", "--concurrency", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert unsent() == 0
 
 
 def test_limit_and_timeout_reach_the_run(manage: Manage) -> None:

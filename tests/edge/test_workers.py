@@ -21,12 +21,13 @@ from django.db import transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcl_processor import Report, workers
+from dcl_processor import Report
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.management.output import Output
 from dcl_processor.report import Failure
-from dcl_processor.spawned import ErrorInCopy, Trouble
-from dcl_processor.stopping import Stop, StoppedAtOnce, polite_stop
+from dcl_processor.workers import sharing
+from dcl_processor.workers.spawned import ErrorInCopy, Trouble
+from dcl_processor.workers.stopping import Stop, StoppedAtOnce, polite_stop
 from tests.edge.manage import alias, at_gate, processors, started, wait_for
 from tests.models import Parcel
 
@@ -63,7 +64,7 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
 
     rows = Parcel.objects.bulk_create(Parcel(note="broken" if n == 3 else "") for n in range(200))
     told: list[str] = []
-    report, copies = workers.run(deliver, copies=2, stop=Stop(), on_row=told.append)
+    report, copies = sharing.run(deliver, copies=2, stop=Stop(), on_row=told.append)
     good = {row.pk for row in rows if not row.note}
     assert Counter(pk for pk, _ in handled(audit)) == Counter(good)
     assert unsent() == 1
@@ -150,7 +151,7 @@ def test_a_share_that_is_not_known_is_a_question_mark() -> None:
         color=False,
     )
     copies: list[Report | Trouble] = [report(processed=5), Trouble("killed by SIGKILL")]
-    output.report(workers.merge("p", copies, None), copies)
+    output.report(sharing.merge("p", copies, None), copies)
     assert out.getvalue() == "p: 5 processed in 0.00 s (2 copies: 5, ?)\n"
 
 
@@ -224,7 +225,7 @@ def refused(words: str, **options: Any) -> None:
     from tests.warehouse.processors import deliver
 
     with pytest.raises(Unsupported, match=words):
-        workers.run(deliver, copies=2, stop=Stop(), **options)
+        sharing.run(deliver, copies=2, stop=Stop(), **options)
 
 
 def test_an_open_transaction_is_refused(installed: None) -> None:
@@ -266,10 +267,10 @@ def test_reports_are_added_up() -> None:
         report(processed=4, stale=1, passes=1, duration=2.5),
         Trouble("killed by SIGKILL"),
     ]
-    assert workers.merge("p", copies, None) == report(
+    assert sharing.merge("p", copies, None) == report(
         processed=7, skipped=1, stale=6, passes=2, duration=2.5
     )
-    assert workers.merge("p", [Trouble("killed")], None) == report()
+    assert sharing.merge("p", [Trouble("killed")], None) == report()
 
 
 def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
@@ -277,10 +278,10 @@ def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
         report(failed=2, failures=(failure(1), failure(2))),
         report(failed=2, failures=(failure(2), failure(3))),
     ]
-    merged = workers.merge("p", copies, None)
+    merged = sharing.merge("p", copies, None)
     assert (merged.failed, [failure.pk for failure in merged.failures]) == (3, [1, 2, 3])
     many = [report(failed=150, failures=tuple(map(failure, range(100)))) for _ in "12"]
-    merged = workers.merge("p", many, None)
+    merged = sharing.merge("p", many, None)
     assert (merged.failed, len(merged.failures)) == (300, 100)
 
 
@@ -298,12 +299,12 @@ def test_the_strongest_reason_ends_the_run(
     reasons: list[Any], limit: int | None, stopped: str
 ) -> None:
     copies = [report(processed=1, stopped=reason) for reason in reasons]
-    assert workers.merge("p", copies, limit).stopped == stopped
+    assert sharing.merge("p", copies, limit).stopped == stopped
 
 
 @given(limit=st.none() | st.integers(0, 1000), copies=st.integers(1, 50))
 def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, copies: int) -> None:
-    shares = workers._shares(limit, copies)
+    shares = sharing.shares(limit, copies)
     if limit is None:
         assert shares == [None] * copies
         return

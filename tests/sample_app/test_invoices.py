@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+from typing import Any
 
 import pytest
-from django.db import connection
 
 from sample_app.shop.demo import invoice_stage
 from sample_app.shop.models import Invoice, PrintedPage
@@ -28,26 +27,14 @@ def test_prints_the_invoices_of_shipped_orders_once(load_orders: LoadOrders) -> 
     assert invoice_stage.audit({7, 8}).clean
 
 
-def test_threads_that_race_print_each_once(load_orders: LoadOrders) -> None:
+def test_copies_that_race_print_each_once(
+    load_orders: LoadOrders, race: Any, assert_processed_once: Any
+) -> None:
     load_orders(*range(1, 61))
-    together = threading.Barrier(3, timeout=20)
-    processed: list[int] = []
 
-    def run() -> None:
-        try:
-            together.wait()
-            processed.append(print_invoices().processed)
-        finally:
-            connection.close()
+    with assert_processed_once(print_invoices):
+        race(print_invoices, copies=3).raise_for_failures()
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert len(processed) == 3
-    assert sum(processed) == 60
     verdict = invoice_stage.audit(set(range(1, 61)))
     assert verdict.clean
     assert verdict.figures == "60 due, 60 printed exactly once"

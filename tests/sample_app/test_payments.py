@@ -17,6 +17,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from dcl_processor import Delivery
+from dcl_processor.testing import assert_processed_once, race
 from sample_app.shop.demo.copies import MANAGE_PY
 from sample_app.shop.demo.payment_audit import audit
 from sample_app.shop.demo.payment_stub import Charge, Mood, PaymentStub
@@ -70,6 +71,13 @@ def test_charges_each_card_once_and_stores_the_gateways_name_of_the_charge(
     assert stub.log == [Charge(payment(number).charge_id, number, "32.38") for number in (7, 8, 9)]
     assert {p.state for p in Payment.objects.all()} == {State.CAPTURED}
     assert not Payment.objects.exclude(capturing_since=None).exists()
+
+
+def test_copies_that_race_charge_each_card_once(load_orders: LoadOrders) -> None:
+    load_orders(*range(1, 9))
+    with gateway() as stub, assert_processed_once(capture_payments):
+        race(capture_payments).raise_for_failures()
+    assert sorted(charge.order for charge in stub.log) == list(range(1, 9))
 
 
 def test_orders_that_have_not_shipped_are_not_charged(load_orders: LoadOrders) -> None:

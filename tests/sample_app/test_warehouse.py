@@ -12,6 +12,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from dcl_processor import Delivery
+from dcl_processor.testing import assert_processed_once, race
 from sample_app.shop.demo.http_stub import Answer, Request
 from sample_app.shop.demo.warehouse_audit import audit
 from sample_app.shop.demo.warehouse_stub import Arrival, Mood, WarehouseStub
@@ -63,6 +64,13 @@ def test_every_paid_order_arrives_once_when_all_goes_well(load_paid: LoadOrders)
     assert stub.to_pack == {str(number) for number in range(1, 31)}
     assert not Order.objects.filter(in_warehouse=False).exists()
     assert not Order.objects.exclude(leased_until=None).exists()
+
+
+def test_copies_that_race_send_each_order_once(load_paid: LoadOrders) -> None:
+    load_paid(*range(1, 9))
+    with warehouse() as stub, assert_processed_once(push_to_warehouse):
+        race(push_to_warehouse).raise_for_failures()
+    assert Counter(arrival.order for arrival in stub.log) == Counter(range(1, 9))
 
 
 def test_orders_that_are_not_paid_for_stay_where_they_are(load_orders: LoadOrders) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from tests.models import Parcel
@@ -17,15 +19,15 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
 ROUNDS, ROWS, BATCH = 5, 3_000, 100
 ONE_BY_ONE = 200
+MANY = 10_000
 
 COLUMNS = ", ".join(str(field.column) for field in Parcel._meta.concrete_fields)
 KEYS = "SELECT id FROM tests_parcel WHERE NOT sent AND id > %s ORDER BY id LIMIT 500"
-PLACES = ", ".join(["%s"] * BATCH)
 LOCK = f"""
-    SELECT {COLUMNS} FROM tests_parcel WHERE NOT sent AND id IN ({PLACES})
+    SELECT {COLUMNS} FROM tests_parcel WHERE NOT sent AND id = ANY(%s)
     FOR NO KEY UPDATE OF tests_parcel SKIP LOCKED
 """  # noqa: S608  # constants
-FLIP = f"UPDATE tests_parcel SET sent = true WHERE id IN ({PLACES})"  # noqa: S608  # constants
+FLIP = "UPDATE tests_parcel SET sent = true WHERE id = ANY(%s)"
 
 
 @batch_processor(
@@ -50,10 +52,10 @@ def raw() -> int:
         while keys := [key for (key,) in cursor.execute(KEYS, [last]).fetchall()]:
             for start in range(0, len(keys), BATCH):
                 with driver.transaction():
-                    rows = cursor.execute(LOCK, keys[start : start + BATCH]).fetchall()
+                    rows = cursor.execute(LOCK, [keys[start : start + BATCH]]).fetchall()
                     for row in rows:
                         no_op(row)
-                    cursor.execute(FLIP, [row[0] for row in rows])
+                    cursor.execute(FLIP, [[row[0] for row in rows]])
                 handled += len(rows)
             last = keys[-1]
     return handled
@@ -75,12 +77,17 @@ def by_hand() -> int:
     return handled
 
 
-def rows_per_second(drain: Callable[[], int], expected: int) -> float:
+def rows_per_second(
+    drain: Callable[[], int],
+    expected: int,
+    rows: int = ROWS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     Parcel.objects.all().delete()
-    Parcel.objects.bulk_create([Parcel() for _ in range(ROWS)])
-    began = time.perf_counter()
+    Parcel.objects.bulk_create([Parcel() for _ in range(rows)])
+    began = clock()
     assert drain() == expected
-    return expected / (time.perf_counter() - began)
+    return expected / (clock() - began)
 
 
 def test_a_batch_reaches_much_of_the_bare_drivers_speed_and_many_times_a_loops() -> None:
@@ -95,7 +102,10 @@ def test_a_batch_reaches_much_of_the_bare_drivers_speed_and_many_times_a_loops()
 
 
 def test_rows_that_fail_cost_no_more_than_their_share() -> None:
-    """Three of a hundred; each costs a traceback and a line in the log, and its batch nothing."""
+    """Three of a hundred; each costs a traceback and a line in the log, and its batch nothing.
+
+    Neither sends a statement more, so what is compared is this process's own time.
+    """
 
     def rate(bad: int) -> float:
         @batch_processor(
@@ -106,13 +116,23 @@ def test_rows_that_fail_cost_no_more_than_their_share() -> None:
                 raise ValueError(row.pk)
 
         def drain() -> int:
-            report = fail()
-            assert report.processed + report.failed == ROWS
-            assert report.failed == ROWS * bad // 100
-            return ROWS
+            with CaptureQueriesContext(connection) if counting else nullcontext() as context:
+                report = fail()
+            if context is not None:
+                statements.append(len(context))
+            assert report.processed + report.failed == MANY
+            assert report.failed == MANY * bad // 100
+            return MANY
 
-        return rows_per_second(drain, ROWS)
+        return rows_per_second(drain, MANY, MANY, time.process_time)
 
+    statements: list[int] = []
+    counting = True
+    # The first run on a connection asks for its isolation level.
+    for bad in (0, 0, 3):
+        rate(bad)
+    assert statements[1] == statements[2]
+    counting = False
     share = median(rate(3) / rate(0) for _ in range(ROUNDS))
     print(f"{share:.2f} of the speed without failures")
-    assert share >= 0.6
+    assert share >= 0.8

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
-from dcl_processor.stopping import Stop
+from dcl_processor.workers.stopping import Stop
 from tests.models import Errand, Parcel
 
 PATIENCE = 30.0  # seconds
+
+
+three_at_once = threading.Barrier(3)
 
 
 @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
@@ -27,8 +32,15 @@ def deliver(parcel: Parcel) -> None:
             raise ValueError("no\naddress")
         case "gate":
             wait_at_gate()
+        case "meet":
+            three_at_once.wait(PATIENCE)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "crash":
+            ctypes.string_at(0)  # as an error in somebody's C code would
+        case "stamp":
+            with Path(os.environ["STAMPS"]).open("a") as file:
+                file.write(f"{time.monotonic()}\n")  # a clock that processes share
         case "print":
             print(f"at the door of {parcel.pk}")
     audit(parcel)
@@ -66,7 +78,7 @@ async def gather(_: Errand) -> None:
 
 def told_to_stop() -> bool:
     """Tell whether this run is to stop after this row; a handler is not meant to know."""
-    return any(type(each) is Stop and each.is_set() for each in gc.get_objects())
+    return any(issubclass(type(each), Stop) and each.is_set() for each in gc.get_objects())
 
 
 def audit(parcel: Parcel) -> None:
@@ -78,6 +90,7 @@ def audit(parcel: Parcel) -> None:
 
 def wait_at_gate() -> None:
     """Say that a handler is at work, and stay there until the gate is opened."""
+    gc.collect()  # what an earlier run of this process was told
     gate = Path(os.environ["GATE"])
     (gate / f"reached-{os.getpid()}").touch()
     deadline = time.monotonic() + PATIENCE

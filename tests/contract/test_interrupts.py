@@ -1,0 +1,75 @@
+"""An interrupt between the claim's commit and the handler costs no row an attempt: I10."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from dcl_processor.delivery.marks import ClaimMark, LeaseMark
+from dcl_processor.execution.handler import execute
+from tests.contract import errands as the
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: What is called first when the claim has been committed, and what calls the handler: from there on
+#: nobody can tell whether it has begun.
+COMMITTED: tuple[CodeType, ...] = (ClaimMark.hold.__code__, LeaseMark.hold.__code__)
+BEGUN: CodeType = execute.__code__
+
+PROCESSORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "claim and time": (the.at_most_once, {}),
+    "claim alone": (the.at_most_once, {"claimed_at": None}),
+    "flip alone": (the.at_most_once, {"claimed_at": None, "claim": None}),
+    "lease": (the.at_least_once, {"retry": the.retry()}),
+}
+
+
+@contextmanager
+def interrupted(at: int, claims: int) -> Iterator[None]:
+    """Raise as Ctrl-C does, where a function is entered: ``at`` calls after so many claims."""
+    left, calls = claims, 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal left, calls
+        if event == "call":
+            left -= frame.f_code in COMMITTED
+            calls += left <= 0
+            if left <= 0 and frame.f_code is BEGUN:
+                sys.setprofile(None)
+            elif calls > at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("claims", [1, 2], ids=["first claim", "second claim"])
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_i10_an_interrupt_before_the_handler_leaves_its_row_as_it_was(
+    kind: str, claims: int
+) -> None:
+    """At each point of the way there; the first claim has a transaction, others a statement."""
+    make, options = PROCESSORS[kind]
+    for at in count():
+        Errand.objects.all().delete()
+        rows = the.errands(2)
+        handled: list[Any] = []
+        with suppress(KeyboardInterrupt), interrupted(at, claims):
+            make(lambda row: handled.append(row.pk), **options)()  # noqa: B023  # called here
+        if len(handled) >= claims:
+            assert at > 5
+            return
+        assert [the.state(row)["done"] for row in rows] == [row.pk in handled for row in rows]
+        assert all(the.untouched(row) for row in rows if row.pk not in handled), at

@@ -1,0 +1,294 @@
+"""``race()``: a right processor passes, a broken one is caught each time and shows how."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.test import TestCase
+
+from dcl_processor import BatchProcessor, Snooze, batch_processor
+from dcl_processor.candidates import pending
+from dcl_processor.exceptions import (
+    InsideTransaction,
+    InvalidOption,
+    RowsFailed,
+    StillPending,
+    Unsupported,
+)
+from dcl_processor.locking import claiming
+from dcl_processor.testing import hold_lock, race, turns
+from tests.contract.errands import PENDING, at_least_once, at_most_once, errands, ignore, retry
+from tests.contract.gate import HAS_ROW_LOCKS
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    return batch_processor(**{"pending": PENDING, "done": {"done": True}, **options})(handler)
+
+
+def spanning(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    """Ask in two statements: what comes through a subquery cannot be asked with the lock."""
+    asked = Errand.objects.filter(pk__in=PENDING.values("pk"))
+    return transactional(handler, pending=asked, **options)
+
+
+async def touch(row: Errand) -> None:
+    """Handle a row on the event loop, with a look into the database."""
+    assert await sync_to_async(Errand.objects.filter(pk=row.pk).exists)()
+
+
+def handle_together(rows: Sequence[Errand], /) -> None:
+    assert rows
+
+
+class Together(BatchProcessor[Errand]):
+    batch_size = 2
+    done = {"done": True}
+
+    def pending(self) -> QuerySet[Errand]:
+        return PENDING.all()
+
+    def process_batch(self, rows: Sequence[Errand], /) -> None:
+        assert len(rows) <= 2
+
+
+RIGHT: dict[str, Callable[[], BatchProcessor[Any]]] = {
+    "transactional": lambda: transactional(ignore),
+    "spanning": lambda: spanning(ignore),
+    "batches": lambda: transactional(ignore, batch_size=2),
+    "process_batch": Together,
+    "at most once": lambda: at_most_once(ignore),
+    "at least once": lambda: at_least_once(ignore, retry=retry()),
+    "async at most once": lambda: at_most_once(touch),
+    "async at least once": lambda: at_least_once(touch),
+}
+
+
+if not HAS_ROW_LOCKS:
+
+    def test_a_database_without_row_locks_is_refused() -> None:
+        errands(1)
+        with pytest.raises(Unsupported, match="got SQLite, which has one lock for all"):
+            race(transactional(ignore))
+
+
+if HAS_ROW_LOCKS:
+
+    @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
+    @pytest.mark.parametrize("copies", [2, 4])
+    def test_a_right_processor_passes(make: Callable[[], Any], copies: int) -> None:
+        rows = errands(5)
+        result = race(make(), copies=copies)
+        assert result.raise_for_failures() is result
+        assert set(result.handled) == {row.pk for row in rows}
+        assert {len(by) for by in result.handled.values()} == {1}
+        assert (len(result.reports), result.processed) == (copies, 5)
+        assert not PENDING.all().exists()
+        assert not _copies_left()
+
+    def _copies_left() -> list[str]:
+        return [each.name for each in threading.enumerate() if ": copy " in each.name]
+
+    def test_the_copies_meet_at_a_row_that_is_locked_and_at_one_that_is_finished() -> None:
+        [row] = errands(1)
+        result = race(transactional(ignore), copies=3)
+        # The second met it locked and came back to it, the third asked again and found it done.
+        assert result.handled == {row.pk: (1,)}
+        assert [report.stale for report in result.reports] == [0, 1, 1]
+        lines = [" ".join(line.split()[1:]) for line in result.trace.splitlines()]
+        candidates = [place for place, line in enumerate(lines) if "SELECT tests_errand" in line]
+        lock = next(place for place, line in enumerate(lines) if line.startswith("lock SELECT"))
+        assert sum(place < lock for place in candidates) >= 3
+
+    def narrowed_without_the_question(
+        question: pending.Question[Any], those: Q
+    ) -> QuerySet[Any, Any]:
+        rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
+        return rows.filter(those).order_by()
+
+    @pytest.mark.parametrize("copies", [2, 4])
+    @pytest.mark.parametrize("make", [transactional, spanning, at_most_once, at_least_once])
+    def test_a_missing_second_check_is_caught(
+        make: Callable[..., Any], copies: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pending.Question, "narrowed", narrowed_without_the_question)
+        rows = errands(3)
+        handled: list[int] = []
+        with pytest.raises(AssertionError) as caught:
+            race(make(lambda row: handled.append(row.pk), repeats=False), copies=copies)
+        said = str(caught.value)
+        assert "expected each row to be handled by one copy, got row" in said
+        # A claim and a lease are part of the question: without it the second copy takes a row that
+        # is still at work.
+        marked = make in {at_most_once, at_least_once}
+        had = "not finished" if marked and copies > 2 else "finished"
+        assert f"{rows[0].pk} handled by copy 1, which had {had} it, and again by copy" in said
+        assert "seed=0" in said
+        assert f"copy {copies}" in said
+        assert said.endswith(f"row {rows[0].pk} again!")
+        # The second handler was not called any more.
+        assert len(handled) == len(set(handled))
+        assert not _copies_left()
+
+    def test_a_missing_second_check_is_caught_with_a_single_row(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(pending.Question, "narrowed", narrowed_without_the_question)
+        errands(1)
+        for seed in range(3):
+            Errand.objects.update(done=False)
+            with pytest.raises(AssertionError, match=f"again by copy 2 .seed={seed}"):
+                race(transactional(ignore), copies=2, seed=seed)
+
+    @pytest.mark.parametrize("make", [transactional, spanning])
+    def test_a_missing_lock_is_caught(
+        make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lock_nothing(queryset: Any, using: str) -> Any:
+            return queryset
+
+        monkeypatch.setattr(claiming, "_locking", lock_nothing)
+        monkeypatch.setattr(turns, "PATIENCE", 0.5)
+        errands(3)
+        # On MariaDB the rehearsal of the flip waits for the first copy, which has finished then.
+        with pytest.raises(AssertionError, match=r"got row \d+ handled by copy \d, which had"):
+            race(make(ignore), copies=3)
+
+    def test_a_second_check_in_the_locks_own_statement_is_out_of_reach(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A broken variant that passes: what it does wrong happens inside one statement.
+
+        The page on testing says so, and the shapes' own tests, which stop there, catch it.
+        """
+        monkeypatch.setattr(pending, "is_own_table", lambda queryset: True)
+        for seed in range(5):
+            errands(3)
+            assert race(spanning(ignore), copies=3, seed=seed).processed == 3
+
+    def test_what_a_handler_asserts_reaches_the_test_with_its_traceback() -> None:
+        errands(3)
+
+        def handle(row: Errand) -> None:
+            assert row.place != 1, "wrong place"
+
+        for make in (transactional, at_least_once):
+            with pytest.raises(AssertionError, match="wrong place") as caught:
+                race(make(handle), copies=2)
+            frames = traceback.extract_tb(caught.value.__traceback__)
+            assert any(frame.name == "handle" for frame in frames)
+        assert not _copies_left()
+
+    def test_what_an_async_handler_asserts_reaches_the_test() -> None:
+        errands(2)
+
+        async def handle(row: Errand) -> None:
+            raise AssertionError("not so")
+
+        with pytest.raises(AssertionError, match="not so"):
+            race(at_least_once(handle), copies=2)
+
+    def test_what_a_flip_asserts_reaches_the_test() -> None:
+        errands(1)
+
+        def flip(row: Errand, result: object) -> dict[str, Any]:
+            raise AssertionError("no flip")
+
+        with pytest.raises(AssertionError, match="no flip") as caught:
+            race(transactional(ignore, done=flip), copies=2)
+        assert any("in flip" in note for note in caught.value.__notes__)
+
+    def test_rows_that_fail_are_tried_by_each_copy_and_are_no_double() -> None:
+        bad, good = errands(2)
+
+        def handle(row: Errand) -> None:
+            if row.pk == bad.pk:
+                raise ValueError("bad")
+
+        result = race(transactional(handle), copies=2)
+        assert result.handled[good.pk] in {(1,), (2,)}
+        assert set(result.handled[bad.pk]) == {1, 2}
+        with pytest.raises(RowsFailed):
+            result.raise_for_failures()
+
+    def test_snoozed_rows_and_rows_that_repeat_are_no_double() -> None:
+        errands(2)
+
+        def snooze(row: Errand) -> None:
+            raise Snooze
+
+        assert race(transactional(snooze), copies=2).processed == 0
+        repeated = race(transactional(ignore, repeats=True, done={"place": 1}), copies=2)
+        assert repeated.processed == 4
+
+    def test_a_handler_that_waits_for_another_copy_does_not_stop_the_race(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The turn goes on from a copy that does not come to its next step."""
+        monkeypatch.setattr(turns, "PATIENCE", 0.5)
+        errands(2)
+        together = threading.Barrier(2, timeout=30)
+        assert race(transactional(lambda row: together.wait()), copies=2).processed == 2
+
+    def test_a_row_that_is_held_is_left_alone() -> None:
+        held, free = errands(2)
+        with hold_lock(held):
+            result = race(transactional(ignore), copies=2, wait_for_locked=0.05)
+        assert set(result.handled) == {free.pk}
+        assert sum(report.skipped for report in result.reports) == 2
+
+    def test_a_filter_narrows_the_race() -> None:
+        one, _ = errands(2)
+        assert set(race(transactional(ignore), filter=Q(pk=one.pk)).handled) == {one.pk}
+
+    def test_another_alias() -> None:
+        errands(2)
+        assert race(transactional(ignore), using="other", copies=2).processed == 2
+
+    def test_a_race_for_nothing_is_refused() -> None:
+        with pytest.raises(AssertionError, match="expected pending rows to race for, got none"):
+            race(transactional(ignore), copies=2)
+
+    def test_a_race_that_goes_on_for_too_long_is_called_off() -> None:
+        errands(2)
+        over = threading.Event()
+        with pytest.raises(AssertionError, match="expected the race to end in time"):
+            race(transactional(lambda row: over.wait(1.5)), copies=2, timeout=1)
+        assert not _copies_left()
+
+    def test_what_a_run_raises_comes_through() -> None:
+        errands(1)
+        with pytest.raises(StillPending):
+            race(transactional(ignore, done={"place": 5}), copies=2)
+
+    def test_one_copy_is_no_race() -> None:
+        with pytest.raises(InvalidOption, match="expected copies to be a number from 2, got 1"):
+            race(transactional(ignore), copies=1)
+
+    def test_inside_a_transaction_it_is_refused() -> None:
+        with transaction.atomic(), pytest.raises(InsideTransaction):
+            race(transactional(ignore))
+
+    def test_the_users_processor_is_left_as_it_was() -> None:
+        errands(1)
+        processor = transactional(ignore)
+        before = dict(vars(processor))
+        race(processor, copies=2)
+        assert vars(processor) == before
+
+    class InTestCase(TestCase):
+        def test_it_is_refused(self) -> None:
+            errands(1)
+            with pytest.raises(Unsupported, match="use TransactionTestCase"):
+                race(transactional(ignore))
+            with transaction.atomic(), pytest.raises(Unsupported, match="TestCase"):
+                race(transactional(ignore))

@@ -1,0 +1,373 @@
+"""``assert_settles``, ``assert_processed_once`` and ``hold_lock``: each can fail, and says why."""
+
+from __future__ import annotations
+
+import traceback
+import unittest
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import TestCase
+from django.utils import timezone
+
+from dcl_processor import Discard, Retry, Snooze, batch_processor
+from dcl_processor.exceptions import InvalidOption, StillPending, Unsupported
+from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock, race
+from tests.contract.errands import PENDING, at_least_once, at_most_once, errands, ignore
+from tests.contract.gate import HAS_ROW_LOCKS, before_lock
+from tests.models import Errand, Parcel, Seat, Truck, Vehicle
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def processor(handler: Any = ignore, **options: Any) -> Any:
+    return batch_processor(**{"pending": PENDING, "done": {"done": True}, **options})(handler)
+
+
+async def ignore_later(row: Errand) -> None:
+    """Handle a row by doing nothing, on the event loop."""
+
+
+# --- assert_settles
+
+
+@pytest.mark.parametrize(
+    ("make", "handler"),
+    [
+        (processor, ignore),
+        (at_most_once, ignore),
+        (at_least_once, ignore),
+        (at_most_once, ignore_later),
+        (at_least_once, ignore_later),
+    ],
+)
+def test_settles_one_row_and_no_other(make: Any, handler: Any) -> None:
+    one, other = errands(2)
+    report = assert_settles(make(handler), one)
+    assert report.processed == 1
+    assert list(PENDING.all()) == [other]
+
+
+def test_settles_in_a_test_case() -> None:
+    class Test(TestCase):
+        def test(self) -> None:
+            [row] = errands(1)
+            assert_settles(processor(), row)
+
+    _run(Test)
+
+
+def test_settles_a_row_with_a_key_of_two_columns() -> None:
+    row = Seat.objects.create(row=1, number=2)
+    settle = batch_processor(pending=Seat.objects.filter(sent=False), done={"sent": True})(ignore)
+    assert_settles(settle, row)
+
+
+def complaint(make: Any, row: Any) -> AssertionError:
+    with pytest.raises(AssertionError) as caught:
+        assert_settles(make, row)
+    assert str(caught.value).startswith(make.name)
+    return caught.value
+
+
+def raising(error: BaseException) -> Any:
+    def handle(row: Errand) -> None:
+        raise error
+
+    return handle
+
+
+def test_a_row_that_failed_is_told_with_its_error() -> None:
+    [row] = errands(1)
+    error = complaint(processor(raising(ValueError("no address"))), row)
+    assert "got one that failed with ValueError: no address" in str(error)
+    assert isinstance(error.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (Snooze("later"), "one that its handler snoozed"),
+        (Discard("never"), "one that its handler discarded"),
+    ],
+)
+def test_other_outcomes_are_told(raised: Exception, said: str) -> None:
+    [row] = errands(1)
+    assert said in str(complaint(processor(raising(raised), failed={"dead": True}), row))
+
+
+def test_rows_that_were_no_candidate_are_told_why() -> None:
+    finished, waiting, spent, leased, deleted = errands(5)
+    later = timezone.now() + timedelta(hours=1)
+    Errand.objects.filter(pk=finished.pk).update(done=True)
+    Errand.objects.filter(pk=waiting.pk).update(next_attempt_at=later)
+    Errand.objects.filter(pk=spent.pk).update(attempts=3)
+    Errand.objects.filter(pk=leased.pk).update(leased_until=later)
+    Errand.objects.filter(pk=deleted.pk).delete()
+    tried = processor(retry=Retry(3))
+    assert "got one that pending does not ask for" in str(complaint(tried, finished))
+    assert "pending and not due" in str(complaint(tried, waiting))
+    assert "pending and not due" in str(complaint(tried, spent))
+    assert "pending and not due" in str(complaint(at_least_once(ignore), leased))
+    assert "got one that is not in the database" in str(complaint(tried, deleted))
+
+
+def test_a_row_that_left_before_it_was_locked_is_told() -> None:
+    [row] = errands(1)
+
+    def finish() -> None:
+        Errand.objects.using("other").update(done=True)
+
+    with before_lock(finish):
+        error = complaint(processor(), row)
+    assert "got one that was finished, deleted or not pending any more" in str(error)
+
+
+def test_a_row_that_came_only_after_the_run_is_told() -> None:
+    [row] = errands(1)
+
+    def late() -> Any:
+        questions.append(1)
+        return PENDING.all() if len(questions) != 3 else PENDING.filter(place=99)
+
+    questions: list[int] = []
+    assert "did not ask for when the run began" in str(complaint(processor(pending=late), row))
+
+
+def test_a_resource_that_cannot_be_opened_is_told() -> None:
+    [row] = errands(1)
+
+    def resource() -> Any:
+        raise OSError("no server")
+
+    def handle(row: Errand, resource: Any) -> None: ...
+
+    said = str(complaint(processor(handle, resource=resource), row))
+    assert "its resource could not be opened" in said
+
+
+def test_a_flip_that_leaves_the_row_pending_is_the_runs_own_error() -> None:
+    [row] = errands(1)
+    with pytest.raises(StillPending):
+        assert_settles(processor(done={"place": 7}), row)
+    assert_settles(processor(done={"place": 7}, repeats=True), row)
+
+
+def test_a_row_of_another_model_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"expected rows of tests.Errand, got <Parcel"):
+        assert_settles(processor(), Parcel.objects.create())
+
+
+@pytest.mark.parametrize("make", [processor, at_most_once, at_least_once])
+def test_what_a_handler_asserts_reaches_the_test_with_its_traceback(make: Any) -> None:
+    [row] = errands(1)
+
+    def handle(row: Errand) -> None:
+        assert row.place == 99, "not this place"
+
+    with pytest.raises(AssertionError, match="not this place") as caught:
+        assert_settles(make(handle), row)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert any(frame.name == "handle" for frame in frames)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+if HAS_ROW_LOCKS:
+
+    def test_a_locked_row_is_told() -> None:
+        [row] = errands(1)
+        with hold_lock(row):
+            said = str(complaint(processor(), row))
+        assert "got one that was skipped, because another session has it locked" in said
+        assert_settles(processor(), row)
+
+
+# --- assert_processed_once
+
+
+def test_each_row_of_a_run_was_handled_once() -> None:
+    rows = errands(3)
+    run = processor()
+    before = dict(vars(run))
+    with assert_processed_once(run, *rows):
+        run()
+    assert vars(run) == before
+    errands(2)
+    with assert_processed_once(run):
+        run()
+
+
+def test_async_handlers_and_batches_are_counted() -> None:
+    errands(3)
+    run = at_least_once(ignore_later)
+    with assert_processed_once(run):
+        run(concurrency=2)
+
+    class Together(type(processor())):  # type: ignore[misc]
+        batch_size = 2
+
+        def process_batch(self, rows: Any, /) -> None: ...
+
+    errands(3)
+    together = Together(pending=PENDING, done={"done": True})
+    with assert_processed_once(together):
+        together()
+    assert "process_batch" not in vars(together)
+
+
+def test_rows_that_were_not_are_named_with_the_reason() -> None:
+    fine, failing, untouched = errands(3)
+
+    def handle(row: Errand) -> None:
+        if row.pk == failing.pk:
+            raise ValueError("no address")
+
+    run = processor(handle)
+    with pytest.raises(AssertionError) as caught, assert_processed_once(run):
+        run(limit=2)
+    assert str(caught.value) == (
+        f"{run.name}: expected each of 3 rows to be handled once and to leave pending, got row "
+        f"{failing.pk} handled once, which raised ValueError('no address'), and still pending; row "
+        f"{untouched.pk} not handled, and still pending."
+    )
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert fine.pk not in {failing.pk, untouched.pk}
+
+
+def test_a_row_that_was_handled_twice_is_named() -> None:
+    [row] = errands(1)
+    run = processor()
+
+    def run_twice() -> None:
+        with assert_processed_once(run, row):
+            run()
+            Errand.objects.update(done=False)
+            run()
+
+    with pytest.raises(AssertionError, match=f"the row to .* got row {row.pk} handled 2 times"):
+        run_twice()
+
+
+def test_nothing_pending_is_no_test() -> None:
+    with (
+        pytest.raises(AssertionError, match="expected pending rows, got none"),
+        assert_processed_once(processor()),
+    ):
+        pytest.fail("the block was entered")
+
+
+def test_what_a_handler_asserts_ends_the_block() -> None:
+    errands(2)
+
+    def handle(row: Errand) -> None:
+        raise AssertionError("no") from KeyError("why")
+
+    run = processor(handle)
+    with pytest.raises(AssertionError, match=r"^no$") as caught, assert_processed_once(run):
+        run()
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__suppress_context__
+
+
+def test_another_error_of_the_block_comes_through() -> None:
+    errands(1)
+    with pytest.raises(OSError, match="mine"), assert_processed_once(processor()):
+        raise OSError("mine")
+
+
+if HAS_ROW_LOCKS:
+
+    def test_threads_of_a_run_are_counted_and_assert() -> None:
+        errands(6)
+        run = processor()
+        with assert_processed_once(run):
+            run(concurrency=3)
+        errands(6)
+
+        def handle(row: Errand) -> None:
+            raise AssertionError("no")
+
+        run = processor(handle)
+        with pytest.raises(AssertionError, match=r"^no$"), assert_processed_once(run):
+            run(concurrency=3)
+
+    def test_a_race_is_counted_too() -> None:
+        errands(3)
+        run = processor()
+        with assert_processed_once(run):
+            race(run, copies=2)
+
+
+# --- hold_lock
+
+if not HAS_ROW_LOCKS:
+
+    def test_without_row_locks_no_lock_is_held() -> None:
+        [row] = errands(1)
+        with pytest.raises(Unsupported, match="got SQLite"), hold_lock(row):
+            pytest.fail("the block was entered")
+
+
+if HAS_ROW_LOCKS:
+
+    def test_the_row_is_locked_within_the_block_and_not_after_it() -> None:
+        held, _ = errands(2)
+        with hold_lock(held):
+            report = processor()(wait_for_locked=0)
+        assert (report.processed, report.skipped) == (1, 1)
+        assert processor()().processed == 1
+        assert Errand.objects.get(pk=held.pk).done
+
+    def test_an_error_in_the_block_frees_the_row() -> None:
+        [row] = errands(1)
+        with pytest.raises(OSError, match="mine"), hold_lock(row):
+            raise OSError("mine")
+        assert processor()(wait_for_locked=0).processed == 1
+
+    def test_all_parts_of_a_row_with_parents_are_locked() -> None:
+        truck = Truck.objects.create()
+        with hold_lock(truck), transaction.atomic(using="other"):
+            for model in (Truck, Vehicle):
+                rows: Any = model._default_manager.using("other")
+                assert not rows.select_for_update(of=_self(), skip_locked=True).exists()
+
+    def _self() -> tuple[str, ...]:
+        return ("self",) if connection.features.has_select_for_update_of else ()
+
+    def test_a_row_that_is_not_there_is_told() -> None:
+        with (
+            pytest.raises(AssertionError, match="no row with the key 5 on 'default'"),
+            hold_lock(Errand(pk=5)),
+        ):
+            pytest.fail("the block was entered")
+        with transaction.atomic():
+            [row] = errands(1)
+            with (
+                pytest.raises(AssertionError, match=r"session sees|not committed"),
+                hold_lock(row),
+            ):
+                pytest.fail("the block was entered")
+
+    def test_a_row_that_is_locked_already_is_told_at_once() -> None:
+        [row] = errands(1)
+        with (
+            hold_lock(row),
+            pytest.raises(AssertionError, match="got one that is locked already"),
+            hold_lock(row),
+        ):
+            pytest.fail("the block was entered")
+
+    class InTestCase(TestCase):
+        def test_it_is_refused(self) -> None:
+            [row] = errands(1)
+            with pytest.raises(Unsupported, match="use TransactionTestCase"), hold_lock(row):
+                pytest.fail("the block was entered")
+
+
+def _run(test: type[TestCase]) -> None:
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(test).run(result)
+    assert result.testsRun == 1
+    assert result.wasSuccessful(), result.failures + result.errors

@@ -1,0 +1,239 @@
+"""``concurrency`` of plain handlers: threads with connections of their own, and one report."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Barrier, Event
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from dcl_processor.exceptions import StillPending
+from tests.contract.batches import in_batches, parcels, sent
+from tests.contract.errands import (
+    PATIENCE,
+    at_least_once,
+    at_most_once,
+    errands,
+    meanwhile,
+    our_threads,
+    retry,
+    sessions,
+    wait,
+)
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+MAKERS: list[Any] = [at_most_once, at_least_once]
+
+
+def done() -> int:
+    return Errand.objects.filter(done=True).count()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_so_many_handlers_are_in_flight_at_once(make: Any) -> None:
+    """Each waits for two others, and gives up when they do not come."""
+    errands(6)
+    together = Barrier(3, timeout=PATIENCE)
+    report = make(lambda row: together.wait()).run(concurrency=3)
+    assert (report.processed, report.failed, done()) == (6, 0, 6)
+
+
+def test_the_default_delivery_works_in_threads_too() -> None:
+    # SQLite has one lock for writing, which this delivery holds during the work.
+    together = Barrier(1 if connection.vendor == "sqlite" else 3, timeout=PATIENCE)
+    parcels(6)
+    calls: list[Any] = []
+
+    def handle(row: Any) -> None:
+        together.wait()
+        calls.append((row.priority, threading.get_ident(), id(connection.connection)))
+
+    report = in_batches(handle, batch_size=1, done={"sent": True}).run(concurrency=3)
+    assert (report.processed, report.failed) == (6, 0)
+    assert sorted(place for place, _, _ in calls) == sent()
+    assert len(sent()) == 6
+    threads = {thread for _, thread, _ in calls}
+    assert threading.get_ident() not in threads
+    assert len({driver for _, _, driver in calls}) == len(threads)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_nothing_is_left_behind(make: Any) -> None:
+    errands(9)
+    before = sessions()
+    make(lambda row: None).run(concurrency=3)
+    assert our_threads() == []
+    # The server takes a moment to end a session that was closed.
+    deadline = time.monotonic() + PATIENCE
+    while sessions() != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_the_limit_is_kept_by_all_of_them_together(make: Any) -> None:
+    errands(12)
+    calls: list[Any] = []
+    report = make(lambda row: calls.append(row.pk)).run(concurrency=4, limit=5)
+    assert (len(calls), report.processed, report.stopped, done()) == (5, 5, "limit", 5)
+
+
+def test_a_failure_is_one_rows_own() -> None:
+    rows = errands(8)
+
+    def fail_two(row: Errand) -> None:
+        if row.place in {2, 5}:
+            raise ValueError(f"no place {row.place}")
+
+    report = at_least_once(fail_two, retry=retry()).run(concurrency=3)
+    assert (report.processed, report.failed, done()) == (6, 2, 6)
+    assert {failure.pk for failure in report.failures} == {rows[2].pk, rows[5].pk}
+
+
+def test_each_row_is_tried_once_whatever_becomes_of_it() -> None:
+    """With no backoff a failed row is pending at once again."""
+    errands(30)
+    calls: list[Any] = []
+
+    def fail(row: Errand) -> None:
+        calls.append(row.pk)
+        raise ValueError("never")
+
+    report = at_least_once(fail, retry=retry(max_attempts=9)).run(concurrency=4)
+    assert (report.failed, len(calls), len(set(calls))) == (30, 30, 30)
+
+
+def test_flips_are_rehearsed_before_any_handler_starts() -> None:
+    errands(8)
+    calls: list[Any] = []
+    wrong = at_least_once(lambda row: calls.append(row.pk), done={"result": "still pending"})
+    with pytest.raises(StillPending):
+        wrong.run(concurrency=4)
+    assert calls == []
+
+
+def test_what_is_under_way_ends_when_the_run_is_stopped() -> None:
+    errands(20)
+    stop, together = Event(), Barrier(3, timeout=PATIENCE)
+
+    def handle(row: Errand) -> None:
+        # Three are under way when one of them asks to stop.
+        if together.wait() == 0:
+            stop.set()
+        wait(stop)
+
+    report = at_least_once(handle).run(concurrency=3, stop=stop)
+    assert (report.processed, report.failed, report.stopped, done()) == (3, 0, "signal", 3)
+    assert not Errand.objects.filter(leased_until__isnull=False).exists()
+
+
+def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
+    errands(20)
+    together, going = Barrier(3, timeout=PATIENCE), Event()
+    ended_by: list[int] = []
+
+    def handle(row: Errand) -> None:
+        # Handed out before it was known that one had ended the run.
+        if going.is_set():
+            return
+        if together.wait() == 0:
+            ended_by.append(row.pk)
+            going.set()
+            raise SystemExit(3)
+        wait(going)
+
+    with pytest.raises(SystemExit):
+        at_least_once(handle).run(concurrency=3)
+    assert done() >= 2
+    assert not Errand.objects.filter(pk__in=ended_by, done=True).exists()
+    assert our_threads() == []
+
+
+class Opened:
+    """Counts what is open, by thread."""
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+        self.closed: list[int] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[int]:
+        self.opened.append(threading.get_ident())
+        yield threading.get_ident()
+        self.closed.append(threading.get_ident())
+
+
+def test_each_thread_has_a_resource_of_its_own() -> None:
+    errands(9)
+    opened, together = Opened(), Barrier(3, timeout=PATIENCE)
+
+    def handle(row: Errand, mine: int) -> None:
+        assert mine == threading.get_ident()
+        together.wait()
+
+    report = at_least_once(handle, resource=opened).run(concurrency=3)
+    assert (report.processed, report.failed) == (9, 0)
+    assert len(opened.opened) == len(set(opened.opened)) == 3
+    assert sorted(opened.closed) == sorted(opened.opened)
+
+
+def test_a_resource_that_one_thread_cannot_open_ends_the_run_and_charges_no_row() -> None:
+    errands(9)
+    opened = Opened()
+
+    @contextmanager
+    def once() -> Iterator[int]:
+        if opened.opened:
+            raise ConnectionError("one is enough")
+        with opened() as mine:
+            yield mine
+
+    together = Barrier(2)
+
+    def handle(row: Errand, mine: int) -> None:
+        if row.place:
+            together.wait(0.05)
+
+    report = at_least_once(handle, resource=once, retry=retry()).run(concurrency=3)
+    assert report.stopped == "failures"
+    assert set(Errand.objects.filter(done=False, result="").values_list("attempts", flat=True)) <= {
+        0,
+        1,
+    }
+    assert all("Barrier" in failure.traceback for failure in report.failures)
+
+
+def test_handlers_see_the_context_of_whoever_runs_them() -> None:
+    errands(4)
+    request: ContextVar[str] = ContextVar("request", default="none")
+    request.set("7f3a")
+    seen: list[str] = []
+    at_least_once(lambda row: seen.append(request.get())).run(concurrency=2)
+    assert seen == ["7f3a"] * 4
+
+
+def test_rows_held_by_others_are_come_back_to() -> None:
+    """Another session has two of the rows until a handler was called."""
+    rows = errands(8)
+    ready, free = Event(), Event()
+    # SQLite locks no rows.
+    held = [row.pk for row in rows[: 0 if connection.vendor == "sqlite" else 2]]
+
+    def hold() -> None:
+        with transaction.atomic():
+            assert len(Errand.objects.select_for_update().filter(pk__in=held)) == len(held)
+            ready.set()
+            wait(free)
+
+    with meanwhile(hold):
+        wait(ready)
+        report = at_least_once(lambda row: free.set()).run(concurrency=3)
+    assert (report.processed, report.skipped, done()) == (8, 0, 8)

@@ -1,0 +1,161 @@
+"""Celery's soft time limit, raised into a run: it ends the run, and is no row's failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+from django.db import connection
+
+from dcl_processor import BatchProcessor, batch_processor
+from tests.contract.errands import (
+    PENDING,
+    at_least_once,
+    at_most_once,
+    errands,
+    ignore,
+    retry,
+    state,
+    untouched,
+)
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+Make = Callable[..., BatchProcessor[Errand]]
+
+
+def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    return batch_processor(**{"pending": PENDING, "done": {"done": True}, **options})(handler)
+
+
+def all_again(make: Make, *, batch_size: int = 1) -> Callable[..., BatchProcessor[Errand]]:
+    def processor(handler: Callable[..., Any]) -> BatchProcessor[Errand]:
+        options: dict[str, Any] = {"failed": {"dead": True}, "retry": retry(max_attempts=1)}
+        if make is at_most_once:
+            options["reset"] = {"claimed": False}
+        return make(handler, **options, batch_size=batch_size)
+
+    return processor
+
+
+EACH = pytest.mark.parametrize(
+    "make", [transactional, at_most_once, at_least_once], ids=lambda make: make.__name__
+)
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    return lambda: [
+        each.getMessage() for each in caplog.records if "row" in each.getMessage().split()
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@EACH
+def test_in_a_handler_it_costs_the_row_no_attempt_and_ends_the_run(
+    make: Make, batch_size: int, logged: Callable[[], list[str]]
+) -> None:
+    rows = errands(4)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 1:
+            raise SoftTimeLimitExceeded
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        all_again(make, batch_size=batch_size)(handle)()
+    assert calls == [0, 1]
+    # As after Ctrl-C: a batch of one transaction goes as a whole.
+    whole_batch = make is transactional and batch_size > 1
+    assert state(rows[0])["done"] is not whole_batch
+    assert untouched(rows[1]) or make is at_most_once
+    assert state(rows[1])["dead"] is False
+    assert untouched(rows[2])
+    assert untouched(rows[3])
+    assert logged() == []
+    assert not connection.in_atomic_block
+
+
+def test_at_most_once_the_row_at_hand_is_in_doubt_and_not_failed() -> None:
+    (row,) = errands(1)
+
+    def handle(_: Errand) -> None:
+        raise SoftTimeLimitExceeded
+
+    processor = all_again(at_most_once)(handle)
+    with pytest.raises(SoftTimeLimitExceeded):
+        processor()
+    assert list(processor.in_doubt(older_than=0)) == [row]
+
+
+@contextmanager
+def time_is_up(when: Callable[[str], bool]) -> Iterator[None]:
+    """Raise the limit once, instead of the first statement for which it is time."""
+    raised: list[str] = []
+
+    def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        if not raised and when(sql):
+            raised.append(sql)
+            raise SoftTimeLimitExceeded
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert raised, "expected such a statement, and there was none"
+
+
+@EACH
+def test_in_the_claim_it_leaves_the_row_as_it_was(
+    make: Make, logged: Callable[[], list[str]]
+) -> None:
+    rows = errands(2)
+    seen: list[str] = []
+
+    def claims(sql: str) -> bool:
+        seen.append(sql)
+        # The first statement is the look without a lock.
+        return len(seen) == 2
+
+    calls: list[int] = []
+    with pytest.raises(SoftTimeLimitExceeded), time_is_up(claims):
+        all_again(make)(lambda row: calls.append(row.pk))()
+    assert calls == []
+    assert all(untouched(row) for row in rows)
+    assert logged() == []
+
+
+@EACH
+def test_while_the_outcome_is_written_it_is_no_failure(
+    make: Make, logged: Callable[[], list[str]]
+) -> None:
+    rows = errands(2)
+    handled: list[int] = []
+
+    def settles(sql: str) -> bool:
+        return bool(handled) and sql.startswith("UPDATE")
+
+    with pytest.raises(SoftTimeLimitExceeded), time_is_up(settles):
+        all_again(make)(lambda row: handled.append(row.place))()
+    assert handled == [0]
+    # Outside a transaction the work cannot be undone, and so it is noted first.
+    assert state(rows[0])["done"] is (make is not transactional)
+    assert state(rows[0])["dead"] is False
+    assert untouched(rows[1])
+    assert logged() == []
+    assert all_again(make)(ignore)().processed == (2 if make is transactional else 1)
+
+
+def test_in_an_asynchronous_handler_it_ends_the_run_as_well() -> None:
+    (row,) = errands(1)
+
+    async def handle(_: Errand) -> None:
+        raise SoftTimeLimitExceeded
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        all_again(at_least_once)(handle)()
+    assert untouched(row)

@@ -1,0 +1,196 @@
+"""Asynchronous handlers that end together: one statement settles them, each as its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import BatchProcessor
+from tests.contract import errands as the
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+Make = Callable[..., BatchProcessor[Errand]]
+
+each_delivery = pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+
+
+class Together:
+    """Keeps the run's thread busy with the first row until the handlers of all others ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.ended = 0
+        self.all_ended = Event()
+        self.first_ended = asyncio.Event()
+
+    async def end(self, row: Errand) -> str:
+        if row.place == 0:
+            # Only when this step of the loop is over has the run's thread the outcome.
+            asyncio.get_running_loop().call_soon(self.first_ended.set)
+            return "first"
+        async with asyncio.timeout(the.PATIENCE):
+            await self.first_ended.wait()
+        self.ended += 1
+        if self.ended == self.number - 1:
+            asyncio.get_running_loop().call_soon(self.all_ended.set)
+        return "together"
+
+    def done(self, row: Errand, result: str) -> dict[str, Any]:
+        if result == "first":
+            the.wait(self.all_ended)
+        return {"done": True, "result": result}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert the.our_threads() == []
+
+
+def run(make: Make, handle: Any = None, **options: Any) -> tuple[Any, list[str]]:
+    """Run over the rows that there are; return the report and the flips that were sent."""
+    number = Errand.objects.count()
+    together = Together(number)
+
+    async def handler(row: Errand) -> str:
+        if handle is not None:
+            await handle(row)
+        return await together.end(row)
+
+    processor = make(handler, **{"done": together.done, **options})
+    with CaptureQueriesContext(connection) as context:
+        report = processor(concurrency=number)
+    sent = [each["sql"] for each in context.captured_queries]
+    flips = [each for each in sent if each.startswith("UPDATE") and "together" in each]
+    return report, flips
+
+
+@each_delivery
+def test_handlers_that_end_together_are_settled_by_one_update(make: Make) -> None:
+    rows = the.errands(11)
+    report, flips = run(make)
+    assert (report.processed, report.failed) == (11, 0)
+    # The run's thread may look when the first of them have ended, and again when all have.
+    assert len(flips) <= 4
+    said = [the.state(row) for row in rows]
+    assert [each["result"] for each in said] == ["first"] + ["together"] * 10
+    assert all(each["done"] for each in said)
+    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
+
+
+def test_a_lost_lease_among_them_is_reported_and_not_overwritten() -> None:
+    rows = the.errands(5)
+
+    async def lose(row: Errand) -> None:
+        if row.place == 2:
+            mine = Errand.objects.filter(pk=row.pk)
+            later = F("leased_until") + timedelta(hours=1)
+            await mine.aupdate(leased_until=later, result="somebody else's")
+
+    report, _ = run(the.at_least_once, lose)
+    assert (report.processed, report.lease_lost, report.failed) == (4, 1, 0)
+    said = [the.state(row) for row in rows]
+    assert [each["done"] for each in said] == [True, True, False, True, True]
+    assert said[2]["result"] == "somebody else's"
+    assert said[2]["leased_until"]
+
+
+@each_delivery
+def test_a_deleted_row_among_them_was_handled(make: Make) -> None:
+    rows = the.errands(5)
+
+    async def delete(row: Errand) -> None:
+        if row.place == 2:
+            await Errand.objects.filter(pk=row.pk).adelete()
+
+    report, _ = run(make, delete)
+    assert (report.processed, report.failed, report.lease_lost) == (5, 0, 0)
+    left = [the.state(row) for row in rows if row.place != 2]
+    assert all(each["done"] for each in left)
+
+
+@each_delivery
+def test_a_refused_flip_fails_its_row_alone(make: Make) -> None:
+    """The same values, which one row's constraint does not take."""
+    rows = the.errands(5)
+    table = Errand._meta.db_table
+    if connection.vendor == "sqlite":
+        refuse = (
+            f"CREATE TRIGGER not_three BEFORE UPDATE ON {table} WHEN NEW.done AND NEW.place = 3 "
+            "BEGIN SELECT RAISE(ABORT, 'no'); END"
+        )
+        drop = "DROP TRIGGER not_three"
+    else:
+        refuse = f"ALTER TABLE {table} ADD CONSTRAINT not_three CHECK (NOT (done AND place = 3))"
+        drop = f"ALTER TABLE {table} DROP CONSTRAINT not_three"
+    with connection.cursor() as cursor:
+        cursor.execute(refuse)
+    try:
+        report, flips = run(make)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(drop)
+    assert (report.processed, report.failed) == (4, 1)
+    assert [failure.pk for failure in report.failures] == [rows[3].pk]
+    assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]
+    assert len(flips) > 1
+
+
+@each_delivery
+def test_a_row_that_stays_pending_fails_alone(make: Make) -> None:
+    rows = the.errands(5)
+    stays = Errand.objects.filter(claimed=False, dead=False).exclude(done=True, attempts=0)
+
+    async def handle(row: Errand) -> None:
+        if row.place == 3:
+            await Errand.objects.filter(pk=row.pk).aupdate(attempts=1)
+
+    options: dict[str, Any] = {} if make is the.at_least_once else {"claim": {"dead": True}}
+    flip = {} if make is the.at_least_once else {"dead": False}
+
+    class Flip(Together):
+        def done(self, row: Errand, result: str) -> dict[str, Any]:
+            return {**super().done(row, result), **flip}
+
+    number = len(rows)
+    together = Flip(number)
+
+    async def handler(row: Errand) -> str:
+        await handle(row)
+        return await together.end(row)
+
+    report = make(handler, pending=stays, done=together.done, **options)(concurrency=number)
+    assert (report.processed, report.failed) == (4, 1)
+    assert [failure.pk for failure in report.failures] == [rows[3].pk]
+    assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]
+
+
+@each_delivery
+def test_each_result_of_its_own_is_asked_for_once(make: Make) -> None:
+    rows = the.errands(4)
+    asked: list[Any] = []
+
+    together = Together(len(rows))
+
+    def done(row: Errand, result: str) -> dict[str, Any]:
+        asked.append(row.pk)
+        return {**together.done(row, result), "result": f"{result} {row.place}"}
+
+    async def handler(row: Errand) -> str:
+        return await together.end(row)
+
+    report = make(handler, done=done)(concurrency=4)
+    assert report.processed == 4
+    assert sorted(asked) == [row.pk for row in rows]
+    said = [the.state(row)["result"] for row in rows]
+    assert said == ["first 0", "together 1", "together 2", "together 3"]

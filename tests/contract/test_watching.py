@@ -1,0 +1,31 @@
+"""The watch is made of runs, and works wherever they do."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from dcl_processor import Report, batch_processor
+from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.watch import Plan, Watch
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
+def send(parcel: Parcel) -> None:
+    """Have another parcel come in, as long as there is to be one."""
+    if parcel.tries:
+        Parcel.objects.create(tries=parcel.tries - 1)
+
+
+def test_it_watches_until_its_rows_are_tried() -> None:
+    Parcel.objects.create(tries=2)
+    told: list[object] = []
+    plan = Plan(interval=600, max_rows=3, deadline=time.monotonic() + 60)
+    watch = Watch([send], plan, Stop(), lambda name, news: told.append(news))
+    assert watch.run()
+    assert [each.processed for each in told if isinstance(each, Report)] == [1, 1, 1]
+    assert Parcel.objects.filter(sent=True).count() == 3

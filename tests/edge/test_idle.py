@@ -1,0 +1,135 @@
+"""What a watcher costs while nothing is pending."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from django.db import connection, connections
+
+from dcl_processor.signals import run_finished
+from dcl_processor.workers.recycling import Recycler
+from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.watch import Plan, Watch
+from tests.edge.manage import database_url
+from tests.edge.watchers import parcels, watching
+from tests.warehouse.processors import deliver, weigh
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECONDS = 4.0
+
+
+@pytest.fixture(params=[0, 60])
+def max_age(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Set CONN_MAX_AGE."""
+    before = connection.settings_dict["CONN_MAX_AGE"]
+    connection.close()
+    connection.settings_dict["CONN_MAX_AGE"] = request.param
+    yield request.param
+    connection.close()
+    connection.settings_dict["CONN_MAX_AGE"] = before
+
+
+@contextmanager
+def runs() -> Iterator[list[str]]:
+    """Note each run that ends."""
+    made: list[str] = []
+
+    def note(processor: Any, **_: object) -> None:
+        made.append(processor.name)
+
+    run_finished.connect(note)
+    try:
+        yield made
+    finally:
+        run_finished.disconnect(note)
+
+
+def test_a_look_is_one_statement(max_age: int) -> None:
+    """Also where each needs a connection of its own."""
+    sent: list[str] = []
+
+    def note(execute: Callable[..., object], sql: str, *arguments: object) -> object:
+        sent.append(sql)
+        return execute(sql, *arguments)
+
+    plan = Plan(interval=0.1, deadline=time.monotonic() + 1.5)
+    with runs() as made, connection.execute_wrapper(note):
+        Watch([deliver, weigh], plan, Stop(), lambda name, news: None).run()
+    assert len(made) >= 6
+    assert set(made) == {deliver.name, weigh.name}
+    assert len(sent) == len(made), sent
+    assert all(sql.startswith("SELECT ") for sql in sent)
+    assert (connection.connection is None) == (max_age == 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--listen"]])
+def test_idle_it_has_no_open_transaction_and_needs_no_processor(options: list[str]) -> None:
+    parcels("")
+    url = f"{database_url()}?conn_max_age=60"
+    arguments = ("warehouse.deliver", "--watch", "1", *options)
+    with watching(*arguments, DATABASE_URL=url) as watcher:
+        watcher.says("warehouse.deliver: 1 processed in ")
+        time.sleep(0.5)  # until the run after it is over, too
+        process = psutil.Process(watcher.process.pid)
+        began, used = time.monotonic(), used_by(process)
+        states: list[tuple[str, ...]] = []
+        while time.monotonic() - began < SECONDS:
+            states.append(sessions())
+            time.sleep(0.05)
+        share = (used_by(process) - used) / (time.monotonic() - began)
+        assert watcher.end() == (0, "", "")
+    print(f"idle, {' '.join(arguments)}: {share:.2%} of a processor")
+    assert share <= 0.02
+    # Its statements may be seen under way, but no transaction of theirs between two of them.
+    assert {state for seen in states for state in seen} <= {"idle", "active"}
+    assert ("idle",) * (1 + len(options)) in states
+
+
+def used_by(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def sessions() -> tuple[str, ...]:
+    """Return the states of the other sessions."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT state FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid()"
+        )
+        return tuple(state for (state,) in cursor.fetchall())
+
+
+def test_a_connection_that_is_too_old_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recycler = Recycler()
+    connection.ensure_connection()
+    driver = connection.connection
+    recycler.between_runs()
+    recycler.between_runs()
+    assert connection.connection is driver
+    monkeypatch.setattr("dcl_processor.workers.recycling.OLDEST", 0)
+    recycler.between_runs()
+    assert connection.connection is None
+    # Another one is as old as it is, and not as the one before it.
+    monkeypatch.undo()
+    connection.ensure_connection()
+    recycler.between_runs()
+    assert connection.connection is not None
+
+
+def test_a_transaction_of_somebody_elses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import transaction
+
+    monkeypatch.setattr("dcl_processor.workers.recycling.OLDEST", 0)
+    recycler = Recycler()
+    with transaction.atomic():
+        for _ in range(2):
+            recycler.between_runs()
+            recycler.before_waiting()
+        assert connections["default"].connection is not None

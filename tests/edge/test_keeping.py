@@ -1,0 +1,148 @@
+"""Copies of a watch: one that dies is started again, and costs the others nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dcl_processor.workers import keeping
+from tests.edge.manage import at_gate, wait_for
+from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DELIVER = "warehouse.deliver"
+DIED = "{}, copy [12]: killed by {}; what it had committed is done, and in no count; "
+AGAIN = r"it is started again in \d+\.\d s"
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """Return the file to which each handler adds its row and its process."""
+    path = tmp_path / "audit"
+    path.touch()
+    return path
+
+
+def handlers(audit: Path) -> set[int]:
+    return {int(line.split()[1]) for line in audit.read_text().splitlines()}
+
+
+@pytest.mark.parametrize(("note", "how"), [("kill", "SIGKILL"), ("crash", "SIGSEGV")])
+def test_a_copy_that_dies_is_named_and_another_takes_its_place(
+    audit: Path, note: str, how: str
+) -> None:
+    """The row that kills whoever takes it does so again, later each time."""
+    (deadly,) = parcels(note)
+    with watching(DELIVER, "--watch", "0.2", "--copies", "2", AUDIT=str(audit)) as watcher:
+        deaths = [watcher.says(f"{DELIVER}, copy ", err=True) for _ in range(3)]
+        Parcel.objects.filter(pk=deadly).update(note="")
+        wait_until_sent()
+        parcels(*[""] * 4)
+        wait_until_sent()
+        code, _, err = watcher.end()
+    assert code == 0
+    assert all(re.fullmatch(DIED.format(DELIVER, how) + AGAIN, line) for line in deaths), deaths
+    assert len(deaths) + len(err.splitlines()) <= 6
+    assert handlers(audit)
+
+
+def test_the_others_go_on_while_one_is_dead(gate: Path, audit: Path) -> None:
+    parcels("gate", "gate")
+    arguments = (DELIVER, "--watch", "0.2", "--copies", "2")
+    with watching(*arguments, GATE=str(gate), AUDIT=str(audit)) as watcher:
+        killed, other = at_gate(gate, handlers=2)
+        os.kill(killed, signal.SIGKILL)
+        (gate / "open").touch()
+        wait_until_sent()
+        watcher.says(f"{DELIVER}, copy ", err=True)
+        assert handlers(audit) <= {other} | (handlers(audit) - {killed})
+        assert killed not in handlers(audit)
+
+        # And the next one works, too.
+        def both_at_work() -> bool:
+            parcels(*[""] * 5)
+            return len(handlers(audit)) >= 2
+
+        wait_for(both_at_work, "the copy that was started again")
+        assert watcher.end()[0] == 0
+
+
+def test_a_row_that_kills_makes_no_hot_loop(audit: Path) -> None:
+    """The rows before it are handled, and after some seconds there were few attempts."""
+    parcels("", "kill", "")
+    with watching(DELIVER, "--watch", "0.1", "--copies", "2", AUDIT=str(audit)) as watcher:
+        watcher.says(f"{DELIVER}, copy ", err=True)
+        time.sleep(4)
+        _, _, err = watcher.end()
+    # Of each copy: one at once, one after a second or less, one after two, one after four.
+    assert len(err.splitlines()) + 1 <= 8
+    assert len(unsent()) <= 2
+
+
+def test_it_ends_though_a_copy_waits_to_be_started_again() -> None:
+    parcels("kill")
+    with watching(DELIVER, "--watch", "0.1", "--copies", "2") as watcher:
+        for _ in range(5):
+            watcher.says(f"{DELIVER}, copy ", err=True)
+        began = time.monotonic()
+        code, _, _ = watcher.end()
+    assert code == 0
+    assert time.monotonic() - began < 10
+
+
+def test_rows_that_a_dead_copy_tried_count(audit: Path) -> None:
+    """Three each: whoever takes the place of one that tried some tries the rest."""
+    parcels("", "")
+    arguments = (DELIVER, "--watch", "0.2", "--copies", "2", "--max-rows", "6")
+    with watching(*arguments, AUDIT=str(audit)) as watcher:
+        said = 0
+        while said < 2:  # only then the parent knows
+            said += int(watcher.says(f"{DELIVER}: ").split()[1])
+        os.kill(min(handlers(audit)), signal.SIGKILL)
+        watcher.says(f"{DELIVER}, copy ", err=True)
+        parcels(*[""] * 6)
+        code, _, err = watcher.end(None)
+    assert (code, err) == (0, "")
+    assert Parcel.objects.filter(sent=True).count() == 6
+
+
+def test_copies_end_when_the_parent_is_killed(gate: Path, audit: Path) -> None:
+    from tests.edge.test_workers import is_running
+
+    parcels(*["gate"] * 4)
+    arguments = (DELIVER, "--watch", SELDOM, "--copies", "2")
+    with watching(*arguments, GATE=str(gate), AUDIT=str(audit)) as watcher:
+        copies = at_gate(gate, handlers=2)
+        watcher.process.kill()
+        at_gate(gate, "stopping", handlers=2)
+        (gate / "open").touch()
+        wait_for(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
+    assert len(unsent()) == 2
+
+
+def test_a_copy_that_lived_long_is_started_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its predecessors' deaths are forgotten."""
+    from dcl_processor.workers.spawned import Trouble
+    from dcl_processor.workers.watch import Plan
+
+    waits: list[float] = []
+
+    def tell(number: int, name: str | None, news: object) -> None:
+        assert isinstance(news, keeping.Died)
+        assert news.wait is not None
+        waits.append(news.wait)
+
+    place = keeping._Place(1, keeping.WatchWork((), Plan(interval=5.0), {}), tell)
+    for lived in [0.0] * 5 + [keeping.LIVED_LONG]:
+        place._started = time.monotonic() - lived
+        place._bury(Trouble("killed"))
+    assert waits[0] <= 1
+    assert 8 <= waits[4] <= 16
+    assert waits[5] <= 1

@@ -1,0 +1,181 @@
+"""``--listen``: a watcher that wake() wakes, and that misses nothing for good."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import notify
+from dcl_processor.signals import run_finished
+from dcl_processor.workers.listening import Listener
+from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.watch import Plan, Watch
+from tests.edge.manage import processors, wait_for
+from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
+from tests.models import Parcel
+from tests.warehouse.processors import deliver, weigh
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LISTENING = ("warehouse.deliver", "--watch", SELDOM, "--listen")
+# Seconds: it is a tenth of this on a machine of its own, and CI shares one.
+MEDIAN = 0.1
+
+
+@pytest.fixture
+def stamps(tmp_path: Path) -> Path:
+    """Return the file to which each handler adds the time of its start."""
+    path = tmp_path / "stamps"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def watcher(installed: None, stamps: Path) -> Iterator[Watcher]:
+    """Start a watcher that looks so seldom that only wake() can make it."""
+    parcels("")
+    with watching(*LISTENING, STAMPS=str(stamps)) as watcher:
+        watcher.says("warehouse.deliver: 1 processed in ")
+        yield watcher
+
+
+def latency(stamps: Path) -> float:
+    """Return the seconds from wake() to the start of the handler."""
+    before = len(stamps.read_text().splitlines())
+    Parcel.objects.create(note="stamp")
+    called = time.monotonic()
+    deliver.wake()
+    wait_for(lambda: len(stamps.read_text().splitlines()) > before, "the handler")
+    return float(stamps.read_text().splitlines()[-1]) - called
+
+
+def listeners() -> list[int]:
+    """Return the sessions that listen."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+            "AND query LIKE 'LISTEN%'"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+def test_wake_starts_the_handler_within_milliseconds(watcher: Watcher, stamps: Path) -> None:
+    found: list[float] = []
+    for _ in range(25):
+        time.sleep(random.uniform(0.02, 0.2))  # noqa: S311  # no secret
+        found.append(latency(stamps))
+    median = statistics.median(found)
+    print(f"from wake() to the handler: median {median * 1000:.1f} ms, worst {max(found):.3f} s")
+    assert median <= MEDIAN
+
+
+def test_what_a_burst_leaves_out_is_found_after_it(
+    installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look that a wake() was for is over, and the next row's wake() notifies nobody."""
+    monkeypatch.setattr(notify, "BURST", 1.0)
+    notify._notified.clear()
+    stop, looked = Stop(), threading.Semaphore(0)
+    watch = Watch([deliver], Plan(interval=600, listen=True), stop, lambda name, news: None)
+
+    def note(**_: object) -> None:
+        looked.release()
+
+    def run() -> None:
+        watch.run()
+        connections.close_all()
+
+    run_finished.connect(note)
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        # A new listener looks at once, and again after a burst that it may have met.
+        assert all(looked.acquire(timeout=30) for _ in range(2))
+        deliver.wake()
+        assert looked.acquire(timeout=30)
+        with CaptureQueriesContext(connection) as queries:
+            parcels("")
+            deliver.wake()
+        assert not any("pg_notify" in query["sql"] for query in queries)
+        wait_until_sent()
+    finally:
+        stop.set()
+        thread.join(30)
+        run_finished.disconnect(note)
+    assert not thread.is_alive()
+
+
+def test_a_burst_makes_one_run(installed: None) -> None:
+    with closing(Listener("default", {notify.channel(deliver.name): "deliver"})) as listener:
+        assert listener.heard() == {"deliver"}  # a new one knows nothing of what was before
+        assert listener.heard() == set()
+        with connection.cursor() as cursor:
+            for _ in range(50):
+                cursor.execute("SELECT pg_notify(%s, '')", [notify.channel(deliver.name)])
+        wait_for(lambda: listener.heard() == {"deliver"}, "the notifications")
+        assert listener.heard() == set()
+
+
+def test_only_who_is_meant_is_woken(installed: None) -> None:
+    names = {notify.channel(each.name): each.name for each in (deliver, weigh)}
+    with closing(Listener("default", names)) as listener:
+        listener.heard()
+        notify._notified.clear()
+        weigh.wake()
+        wait_for(lambda: listener.heard() == {weigh.name}, "the notification")
+
+
+def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher, stamps: Path) -> None:
+    (before,) = listeners()
+    parcels("")  # nobody is woken: it is found because the connection goes
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [before])
+    wait_until_sent()
+    wait_for(lambda: listeners() not in ([], [before]), "another one that listens")
+    notify._notified.clear()
+    assert latency(stamps) < 10
+    assert watcher.end()[0] == 0
+
+
+def test_it_polls_as_well() -> None:
+    with watching("warehouse.deliver", "--watch", "0.2", "--listen") as watcher:
+        for _ in range(3):
+            parcels("")
+            watcher.says("warehouse.deliver: 1 processed in ")
+        assert watcher.end() == (0, "", "")
+
+
+def test_a_channel_may_have_quotes_in_its_name() -> None:
+    channel = notify.channel('shop."odd"')
+    with closing(Listener("default", {channel: "odd"})) as listener:
+        listener.heard()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, '')", [channel])
+        wait_for(lambda: listener.heard() == {"odd"}, "the notification")
+
+
+def test_listening_where_nobody_can_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+    done = processors("run", "warehouse.deliver", "--watch", "--listen", DATABASE_URL=url)
+    assert (done.returncode, done.stdout) == (2, "")
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith("CommandError: expected PostgreSQL with psycopg 3 behind every")
+
+
+def test_a_processor_that_cannot_be_asked_keeps_nobody_from_listening() -> None:
+    names = ("faulty.slice_off", "warehouse.deliver")
+    settings = "tests.faulty.settings"
+    parcels("")
+    with watching(*names, *LISTENING[1:], DJANGO_SETTINGS_MODULE=settings) as watcher:
+        watcher.says("faulty.slice_off: expected pending to be a queryset", err=True)
+        watcher.says("warehouse.deliver: 1 processed in ")
+        assert watcher.end() == (0, "", "")

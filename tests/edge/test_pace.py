@@ -1,0 +1,126 @@
+"""When a watched processor runs next."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from dcl_processor import Report
+from dcl_processor.workers.pace import (
+    LAST_RETRY,
+    MOST_INTERVALS,
+    Pace,
+    did_something,
+    retry_after,
+)
+
+BURST = 0.01
+
+
+def pace(*, rows_wait: bool = False, repeats: bool = False) -> Pace:
+    return Pace(5.0, rows_wait, repeats)
+
+
+def after(pace: Pace, **counts: Any) -> float:
+    """Return the seconds from the end of such a run until the next."""
+    started = time.monotonic()
+    pace.ran(Report(name="p", **counts), started)
+    return pace.due - time.monotonic()
+
+
+def test_the_first_run_is_at_once() -> None:
+    assert pace().due <= time.monotonic()
+
+
+def test_idle_waits_grow_to_three_intervals_and_part_of_each_is_random() -> None:
+    idle = pace()
+    waits = [after(idle) for _ in range(12)]
+    assert all(0.74 * 5 < wait <= MOST_INTERVALS * 5 for wait in waits)
+    assert waits[0] <= 5
+    assert waits[-1] > 0.74 * 15
+    assert len({round(wait, 3) for wait in waits[-6:]}) > 1
+    # And work makes them short again.
+    after(idle, processed=1)
+    assert after(idle) <= 5
+
+
+@pytest.mark.parametrize(
+    ("counts", "at_once"),
+    [
+        ({"processed": 1}, True),
+        ({"discarded": 1}, True),
+        ({"processed": 1, "stopped": "limit"}, True),
+        ({"processed": 1, "stopped": "timeout"}, True),
+        ({"processed": 9, "failed": 1, "stopped": "limit"}, True),
+        # The same rows would be tried at once, and again, and again.
+        ({"processed": 9, "failed": 1}, False),
+        ({"processed": 9, "snoozed": 1}, False),
+        ({"failed": 10, "stopped": "limit"}, False),
+        ({"snoozed": 10, "stopped": "limit"}, False),
+        ({"processed": 9, "failed": 2, "stopped": "failures"}, False),
+        ({"skipped": 3}, False),
+        ({"stale": 3}, False),
+    ],
+)
+def test_it_goes_on_at_once_after_a_run_that_got_on(counts: dict[str, Any], at_once: bool) -> None:
+    wait = after(pace(), **counts)
+    assert wait <= 0 if at_once else 3.7 < wait <= 5
+
+
+def test_rows_that_wait_by_a_column_of_their_own_hold_up_nobody() -> None:
+    assert after(pace(rows_wait=True), processed=9, failed=1, snoozed=1) <= 0
+
+
+@pytest.mark.parametrize("stopped", ["drained", "limit"])
+def test_rows_that_stay_pending_are_not_handled_in_a_circle(stopped: str) -> None:
+    assert after(pace(repeats=True), processed=3, stopped=stopped) > 3.7
+
+
+def test_a_wake_up_ends_the_wait_and_looks_again_after_the_burst() -> None:
+    woken = pace()
+    after(woken)
+    woken.wake(BURST)
+    assert woken.due <= time.monotonic()
+    assert after(woken) <= BURST
+    time.sleep(BURST)
+    assert after(woken) > 3.7
+
+
+def test_the_look_after_a_burst_is_the_one_after_work() -> None:
+    woken = pace()
+    woken.wake(60)
+    assert 59 < after(woken, processed=1) <= 60
+
+
+def test_wake_ups_do_not_try_failing_rows_in_a_hot_loop() -> None:
+    woken = pace()
+    after(woken, processed=1, failed=1)
+    woken.wake(BURST)
+    assert 0.5 < woken.due - time.monotonic() <= 1
+
+
+def test_a_run_that_could_not_be_made_is_tried_later_each_time() -> None:
+    broken = pace()
+    waits = [broken.broke() for _ in range(12)]
+    assert 0.5 <= waits[0] <= 1
+    assert all(LAST_RETRY / 2 <= wait <= LAST_RETRY for wait in waits[-5:])
+    broken.wake(BURST)  # of no use
+    assert broken.due - time.monotonic() > 20
+    after(broken)
+    assert broken.broke() <= 1
+
+
+def test_a_retry_is_bounded_however_often() -> None:
+    assert retry_after(10_000) <= LAST_RETRY
+
+
+@pytest.mark.parametrize("count", ["processed", "failed", "discarded", "snoozed", "lease_lost"])
+def test_rows_that_were_tried_are_worth_a_line(count: str) -> None:
+    counts: dict[str, Any] = {count: 1}
+    assert did_something(Report(name="p", **counts))
+
+
+def test_what_others_did_is_not() -> None:
+    assert not did_something(Report(name="p", skipped=1, stale=1))

@@ -1,0 +1,141 @@
+"""A watcher outlives its database server, which is really stopped and started."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from sample_app import embedded, supervisor
+from tests.edge.manage import CHECKOUT, at_gate, wait_for
+from tests.edge.watchers import watching
+
+pytestmark = pytest.mark.timeout(240)
+
+FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # what pg_ctl sends
+GONE = "warehouse.deliver: expected the database 'default' to answer, got"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A PostgreSQL of this module's own, and the parcels in it."""
+
+    home: Path
+    url: str
+
+    def start(self) -> None:
+        embedded.database_url("postgres", home=self.home)
+
+    def stop(self, how: signal.Signals) -> None:
+        pid = int((self.home / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
+        os.kill(pid, how)
+        wait_for(lambda: not supervisor.is_locked(self.home / "supervisor.lock"), "its end")
+
+    def ask(self, sql: str, *arguments: object) -> Any:
+        """Execute a statement in a session of its own; a module of Django's would be in the way."""
+        host, port = str(self.home / "data"), supervisor.PORT
+        with psycopg.connect(host=host, port=port, user="postgres", dbname="postgres") as session:
+            return session.execute(sql, arguments).fetchone()
+
+    def parcel(self, note: str = "") -> None:
+        self.ask(
+            "INSERT INTO tests_parcel (sent, tries, priority, note) VALUES (false, 0, 0, %s) "
+            "RETURNING id",
+            note,
+        )
+
+    def wait_until_sent(self) -> None:
+        question = "SELECT count(*) FROM tests_parcel WHERE NOT sent"
+        wait_for(lambda: self.ask(question) == (0,), "the parcels to be sent")
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """Give a short folder that the server's user may enter when root runs the tests."""
+    folder = Path(tempfile.mkdtemp(prefix="dcl"))
+    folder.chmod(0o711)
+    home = folder / "pg"
+    yield home
+    os.close(embedded._in_use.pop(home))
+    embedded.remove(home)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def url(home: Path) -> str:
+    """Start the server, and make the tables."""
+    url = embedded.database_url("postgres", home=home)
+    subprocess.run(
+        [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity", "0"],
+        env={**os.environ, **VARIABLES, "DATABASE_URL": url},
+        cwd=CHECKOUT,
+        check=True,
+        timeout=120,
+    )
+    return url
+
+
+VARIABLES = {
+    "DJANGO_SETTINGS_MODULE": "tests.warehouse.settings",
+    "PYTHONPATH": str(CHECKOUT),
+}
+
+
+@pytest.fixture
+def server(home: Path, url: str) -> Server:
+    embedded.database_url("postgres", home=home)
+    server = Server(home, url)
+    server.ask("WITH gone AS (DELETE FROM tests_parcel RETURNING id) SELECT count(*) FROM gone")
+    return server
+
+
+@pytest.mark.parametrize(("how", "copies"), [(FAST, "1"), (IMMEDIATE, "2")])
+def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies: str) -> None:
+    arguments = ("warehouse.deliver", "--watch", "0.2", "--listen", "--copies", copies)
+    server.parcel()
+    with watching(*arguments, DATABASE_URL=server.url) as watcher:
+        watcher.says("warehouse.deliver: 1 processed in ")
+        server.stop(how)
+        watcher.says(GONE, err=True)
+        time.sleep(1.5)  # in which it is tried again, and nothing more is said
+        server.start()
+        server.parcel()
+        assert re.fullmatch(
+            r"warehouse.deliver: goes on after \d+\.\d s",
+            watcher.says("warehouse.deliver: goes on", err=True),
+        )
+        server.wait_until_sent()
+        code, _, err = watcher.end()
+    assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("how", [FAST, IMMEDIATE])
+def test_the_row_at_hand_is_handled_anew(server: Server, gate: Path, how: signal.Signals) -> None:
+    server.parcel("gate")
+    arguments = ("warehouse.deliver", "--watch", "0.2")
+    with watching(*arguments, DATABASE_URL=server.url, GATE=str(gate)) as watcher:
+        at_gate(gate)
+        server.stop(how)
+        (gate / "open").touch()
+        said = watcher.says("warehouse.deliver: row ", err=True)
+        server.start()
+        server.parcel()
+        server.wait_until_sent()
+        code, out, err = watcher.end()
+    # The run did not end by it, and the row is told of like any other that failed.
+    assert " failed: OperationalError: " in said
+    assert code == 0
+    assert len(err.splitlines()) in {0, 2}, err  # a look in between says that it is gone
+    assert "2 processed" in out or out.count("1 processed") == 2

@@ -1,0 +1,189 @@
+"""``processors run --watch``: run after run, until it is told to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.edge.manage import Manage, at_gate, processors
+from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DELIVER = "warehouse.deliver"
+WEIGH = "warehouse.weigh"
+FAULTY = "tests.faulty.settings"
+
+
+# --- what it does, and what it says
+
+
+def test_it_finds_rows_that_come_later_and_is_silent_in_between() -> None:
+    parcels("", "")
+    with watching(DELIVER, "--watch", "0.2") as watcher:
+        watcher.says(f"{DELIVER}: 2 processed in ")
+        time.sleep(0.5)  # time for something that is not to be said
+        parcels("")
+        watcher.says(f"{DELIVER}: 1 processed in ")
+        assert watcher.end() == (0, "", "")
+
+
+def test_a_row_that_fails_is_told_and_ends_nothing() -> None:
+    (broken,) = parcels("broken")
+    with watching(DELIVER, "--watch", "0.2") as watcher:
+        watcher.says(f"{DELIVER}: row {broken} failed: ValueError: no address", err=True)
+        watcher.says(f"{DELIVER}: 1 failed in ")
+        parcels("")
+        wait_until_sent(broken)
+        code, _, _ = watcher.end()
+    assert code == 0
+
+
+def test_in_json_each_run_is_a_line() -> None:
+    parcels("", "")
+    with watching(DELIVER, "--watch", "0.2", "--json", "--limit", "1") as watcher:
+        reports = [json.loads(watcher.says("{")) for _ in range(2)]
+        assert watcher.end() == (0, "", "")
+    assert [(each["name"], each["processed"]) for each in reports] == [(DELIVER, 1)] * 2
+
+
+def test_after_a_run_that_stopped_at_its_limit_it_goes_on_at_once() -> None:
+    parcels(*[""] * 5)
+    with watching(DELIVER, "--watch", SELDOM, "--limit", "2") as watcher:
+        for number in (2, 2, 1):
+            watcher.says(f"{DELIVER}: {number} processed in ")
+        assert watcher.end() == (0, "", "")
+
+
+def test_after_a_run_that_drained_it_looks_at_once(gate: Path) -> None:
+    """What came while it was at work does not wait for the interval."""
+    parcels("gate")
+    with watching(DELIVER, "--watch", SELDOM, GATE=str(gate)) as watcher:
+        at_gate(gate)
+        parcels("")  # beyond the end of this run
+        (gate / "open").touch()
+        watcher.says(f"{DELIVER}: 1 processed in ")
+        watcher.says(f"{DELIVER}: 1 processed in ")
+
+
+@pytest.mark.parametrize("names", [[WEIGH, DELIVER], ["--all"]])
+def test_several_take_turns(names: list[str]) -> None:
+    """One whose runs stop at their limit keeps nobody from theirs."""
+    parcels(*[""] * 20)
+    with watching(*names, "--watch", "0.2", "--limit", "1") as watcher:
+        said = [watcher.says("warehouse.").partition(":")[0] for _ in range(8)]
+        assert watcher.end()[0] == 0
+    assert {said.count(DELIVER), said.count(WEIGH)} == {4}
+
+
+# --- its end
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_i10_a_signal_ends_the_wait(interrupts: None, signum: signal.Signals, copies: str) -> None:
+    parcels("")
+    with watching(DELIVER, "--watch", SELDOM, "--copies", copies) as watcher:
+        watcher.says(f"{DELIVER}: 1 processed in ")
+        began = time.monotonic()
+        assert watcher.end(signum) == (0, "", "")
+    # Seconds; it takes a tenth of one, on a machine that has nothing else to do.
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_i10_the_row_at_hand_is_finished(gate: Path, copies: str) -> None:
+    parcels("gate", "gate")
+    with watching(DELIVER, "--watch", "--copies", copies, GATE=str(gate)) as watcher:
+        at_gate(gate, handlers=int(copies))
+        os.killpg(watcher.process.pid, signal.SIGTERM)
+        at_gate(gate, "stopping", handlers=int(copies))
+        (gate / "open").touch()
+        code, out, err = watcher.end(None)
+    assert (code, err) == (0, "")
+    assert out.count("1 processed") == int(copies)
+    assert len(unsent()) == 2 - int(copies)
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_i10_a_second_signal_stops_at_once(gate: Path, copies: str) -> None:
+    parcels("gate", "gate")
+    with watching(DELIVER, "--watch", "--copies", copies, GATE=str(gate)) as watcher:
+        at_gate(gate, handlers=int(copies))
+        os.killpg(watcher.process.pid, signal.SIGTERM)
+        at_gate(gate, "stopping", handlers=int(copies))
+        os.killpg(watcher.process.pid, signal.SIGTERM)
+        code, out, err = watcher.end(None)
+    assert (code, out) == (128 + signal.SIGTERM, "")
+    assert err == (
+        "CommandError: stopped at once by SIGTERM; what was not committed is rolled back."
+    )
+    assert len(unsent()) == 2
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_it_ends_after_so_many_rows_that_were_tried(copies: str) -> None:
+    parcels(*["", "broken"] * 4)
+    arguments = (DELIVER, "--watch", SELDOM, "--max-rows", "5", "--copies", copies)
+    with watching(*arguments) as watcher:
+        code, out, err = watcher.end(None)
+    assert code == 0
+    tried = err.count(" failed: ") + Parcel.objects.filter(sent=True).count()
+    assert tried == 5, (out, err)
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_it_ends_after_its_time(copies: str) -> None:
+    began = time.monotonic()
+    arguments = (DELIVER, "--watch", SELDOM, "--max-runtime", "1", "--copies", copies)
+    with watching(*arguments) as watcher:
+        assert watcher.end(None) == (0, "", "")
+    assert 1 <= time.monotonic() - began < 15
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--max-rows", "3"], "expected --watch with --max-rows, got --max-rows alone"),
+        (["--max-runtime", "3"], "expected --watch with --max-runtime, got --max-runtime alone"),
+        (["--listen"], "expected --watch with --listen, got --listen alone"),
+        (["--watch", "0"], "expected a number of seconds from 0.1, got '0'"),
+        (["--watch", DELIVER], f"got '{DELIVER}'; names of processors stand before --watch"),
+        (["--watch", "--max-rows", "0"], "expected a number of rows from 1, got '0'"),
+        (["--watch", "--max-runtime", "nan"], "expected a number of seconds above 0, got 'nan'"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(manage: Manage, arguments: list[str], words: str) -> None:
+    ran = manage("run", DELIVER, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_what_can_never_run_is_not_waited_for(copies: str) -> None:
+    """No row and no restart of a server mends an option."""
+    name = "faulty.slice_off"
+    done = processors("run", name, "--watch", "--copies", copies, DJANGO_SETTINGS_MODULE=FAULTY)
+    assert (done.returncode, done.stdout) == (1, "")
+    sentence, end = done.stderr.splitlines()
+    assert sentence.startswith(f"{name}: expected pending to be a queryset")
+    assert end == f"CommandError: nothing is left to watch: {name} cannot run."
+
+
+def test_the_others_are_watched_without_what_can_never_run() -> None:
+    parcels("")
+    names = ["faulty.slice_off", DELIVER]
+    with watching(*names, "--watch", SELDOM, DJANGO_SETTINGS_MODULE=FAULTY) as watcher:
+        watcher.says("faulty.slice_off: expected pending to be a queryset", err=True)
+        watcher.says(f"{DELIVER}: 1 processed in ")
+        assert watcher.end() == (0, "", "")

@@ -1,0 +1,83 @@
+"""Starts ``manage.py processors run --watch``, and follows what it says."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from tests.edge.manage import PATIENCE, started, wait_for
+from tests.models import Parcel
+
+#: Seconds: a watcher that has this interval does nothing by itself while a test runs.
+SELDOM = "600"
+
+
+class Watcher:
+    """A watcher in a process of its own, whose lines are read as they come."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.out, self.err = _follow(process.stdout), _follow(process.stderr)
+
+    def says(self, start: str, *, err: bool = False) -> str:
+        """Wait for the next line, which is to begin like this, and return it."""
+        try:
+            line = (self.err if err else self.out).get(timeout=PATIENCE)
+        except queue.Empty:
+            raise AssertionError(f"waited in vain for {start!r}") from None
+        assert line.startswith(start), line
+        return line
+
+    def end(self, signum: signal.Signals | None = signal.SIGTERM) -> tuple[int, str, str]:
+        """Send the signal, if any; return the exit code, and what was said and not yet read."""
+        if signum is not None:
+            self.process.send_signal(signum)
+        code = self.process.wait(PATIENCE)
+        return code, _rest(self.out), _rest(self.err)
+
+
+Lines = queue.Queue[str]
+
+
+@contextmanager
+def watching(*arguments: str, **variables: str) -> Iterator[Watcher]:
+    with started("run", *arguments, **variables) as process:
+        yield Watcher(process)
+
+
+def _follow(stream: IO[str] | None) -> Lines:
+    lines: Lines = queue.Queue()
+    assert stream is not None
+    pipe = stream
+
+    def follow() -> None:
+        for line in pipe:
+            lines.put(line.rstrip("\n"))
+        lines.put("")  # the end
+
+    threading.Thread(target=follow, daemon=True).start()
+    return lines
+
+
+def _rest(lines: Lines) -> str:
+    return "\n".join(iter(lambda: lines.get(timeout=PATIENCE), ""))
+
+
+def parcels(*notes: str) -> list[int]:
+    return [Parcel.objects.create(note=note).pk for note in notes]
+
+
+def unsent() -> set[int]:
+    return set(Parcel.objects.filter(sent=False).values_list("pk", flat=True))
+
+
+def wait_until_sent(*but: int) -> float:
+    """Wait until every parcel is on its way, but these; return the time by the monotonic clock."""
+    wait_for(lambda: unsent() == set(but), "the parcels to be sent")
+    return time.monotonic()

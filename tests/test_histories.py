@@ -1,0 +1,125 @@
+"""The random histories notice when the core is wrong: each error here makes them fail.
+
+The errors are few and small, as those are that a person makes. The histories are the same in every
+run, and not made shorter when they fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db.models import F, Q
+from hypothesis import Phase
+
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry
+from dcl_processor.candidates.pending import Question
+from dcl_processor.delivery import outside
+from dcl_processor.delivery.marks import ClaimMark, LeaseMark
+from dcl_processor.execution.scope import RowScope
+from tests.contract.machine import play
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TRANSACTIONAL, AT_MOST_ONCE, AT_LEAST_ONCE = Delivery
+Patch = pytest.MonkeyPatch
+
+
+def settle_whatever_the_row_says(patch: Patch) -> None:
+    for mark in (ClaimMark, LeaseMark):
+        patch.setattr(mark, "let_go", lambda self, pk: Q())
+
+
+def count_no_attempt_at_the_claim(patch: Patch) -> None:
+    def made(self: Any, batch: Any) -> None:
+        init(self, batch)
+        self.values = {**self.values, "attempts": F("attempts")}
+
+    init: Any = LeaseMark.__init__
+    patch.setattr(LeaseMark, "__init__", made)
+
+
+def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
+    def made(self: Any, batch: Any) -> None:
+        init(self, batch)
+        self.undone = self.removed
+
+    init: Any = LeaseMark.__init__
+    patch.setattr(LeaseMark, "__init__", made)
+
+
+def keep_the_attempts_of_a_requeued_row(patch: Patch) -> None:
+    patch.setattr(Retry, "fresh", lambda self: {})
+
+
+def ask_under_the_lock_for_pending_alone(patch: Patch) -> None:
+    def narrowed(self: Any, those: Any) -> Any:
+        return self.unfiltered.filter(those).order_by()
+
+    patch.setattr(Question, "narrowed", narrowed)
+
+
+def take_over_a_lease_that_lives(patch: Patch) -> None:
+    patch.setattr(Lease, "free", lambda self: Q(pk__isnull=False))
+
+
+def give_up_one_attempt_late(patch: Patch) -> None:
+    patch.setattr(Retry, "gives_up", lambda self, error, attempt: attempt > self.max_attempts)
+
+
+def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
+    def claimed(self: Any, before: Any, after: Any) -> None:
+        carried(self, before, after)
+        self._batch.attempts = dict.fromkeys(after, 1)
+
+    carried: Any = LeaseMark.carried
+    patch.setattr(LeaseMark, "carried", claimed)
+
+
+def leave_behind_what_was_interrupted(patch: Patch) -> None:
+    patch.setattr(outside, "_clear_up", lambda batch, mark: None)
+
+
+def put_back_what_a_dead_handler_had(patch: Patch) -> None:
+    patch.setattr(ClaimMark, "may_repeat", True)
+
+
+def keep_the_work_of_a_failed_row(patch: Patch) -> None:
+    patch.setattr(RowScope, "_undo", lambda self: None)
+
+
+def forget_the_dead_letter(patch: Patch) -> None:
+    patch.setattr(BatchProcessor, "get_failed", lambda self, row, error: {})
+
+
+ERRORS: list[tuple[Callable[[Patch], None], Delivery]] = [
+    (settle_whatever_the_row_says, AT_LEAST_ONCE),
+    (settle_whatever_the_row_says, AT_MOST_ONCE),
+    (count_no_attempt_at_the_claim, AT_LEAST_ONCE),
+    (let_a_snooze_cost_an_attempt, AT_LEAST_ONCE),
+    (keep_the_attempts_of_a_requeued_row, AT_LEAST_ONCE),
+    (keep_the_attempts_of_a_requeued_row, TRANSACTIONAL),
+    (ask_under_the_lock_for_pending_alone, TRANSACTIONAL),
+    (ask_under_the_lock_for_pending_alone, AT_MOST_ONCE),
+    (ask_under_the_lock_for_pending_alone, AT_LEAST_ONCE),
+    (take_over_a_lease_that_lives, AT_LEAST_ONCE),
+    (give_up_one_attempt_late, TRANSACTIONAL),
+    (start_a_row_whose_attempts_are_used_up, AT_LEAST_ONCE),
+    (leave_behind_what_was_interrupted, AT_MOST_ONCE),
+    (leave_behind_what_was_interrupted, AT_LEAST_ONCE),
+    (put_back_what_a_dead_handler_had, AT_MOST_ONCE),
+    (keep_the_work_of_a_failed_row, TRANSACTIONAL),
+    (forget_the_dead_letter, AT_LEAST_ONCE),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "delivery"), ERRORS, ids=[f"{e.__name__}-{d}" for e, d in ERRORS]
+)
+def test_a_wrong_core_does_not_get_past_the_histories(
+    error: Callable[[Patch], None], delivery: Delivery, monkeypatch: Patch
+) -> None:
+    error(monkeypatch)
+    with pytest.raises(AssertionError):
+        play(delivery, max_examples=100, derandomize=True, phases=(Phase.generate,))

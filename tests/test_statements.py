@@ -1,0 +1,262 @@
+"""Statements that are compiled once: which share one, and what is written by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, models
+from django.db.models import F, Model, Value
+from django.db.models.functions import Now, Upper
+from django.test.utils import CaptureQueriesContext, isolate_apps
+
+from dcl_processor import Retry, batch_processor, statements
+from dcl_processor.candidates import pending
+from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.delivery import guard
+from dcl_processor.settlement import writing
+from tests.models import Errand, Parcel, Seat, Trailer, Truck
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def ask(model: type[Model]) -> Any:
+    return pending.ask(model._default_manager.all(), label="test")
+
+
+def kept(question: Any) -> dict[Any, Any]:
+    """Return this thread's statements, by their names."""
+    known: dict[Any, Any] = question.statements._kept
+    return known
+
+
+def write(question: Any, row: Any, **values: Any) -> None:
+    writing.write(question, [row.pk], values, "test")
+    row.refresh_from_db()
+
+
+def sql(act: Callable[[], Any]) -> list[str]:
+    with CaptureQueriesContext(connection) as context:
+        act()
+    return [each["sql"] for each in context.captured_queries]
+
+
+def test_one_statement_writes_any_plain_values() -> None:
+    question, row = ask(Parcel), Parcel.objects.create()
+    for note, weight in (("a", 1), ("it's 100 %s", None), ("", 2)):
+        write(question, row, note=note, weight=weight)
+        assert (row.note, row.weight) == (note, weight)
+    assert len(kept(question)) == 1
+    assert all(kept(question).values())
+
+
+def test_callables_are_called_for_each_row() -> None:
+    question, row = ask(Parcel), Parcel.objects.create()
+    numbers = iter(range(3))
+    for expected in range(3):
+        write(question, row, weight=lambda: next(numbers))
+        assert row.weight == expected
+    assert len(kept(question)) == 1
+
+
+def test_an_expression_has_a_statement_of_its_own() -> None:
+    question, row = ask(Parcel), Parcel.objects.create(tries=1)
+    more, sent = F("tries") + 1, Now()
+    for expected in (2, 3):
+        write(question, row, tries=more, sent_at=sent, note=str(expected))
+        assert (row.tries, row.note) == (expected, str(expected))
+        assert row.sent_at is not None
+    assert len(kept(question)) == 1
+    write(question, row, tries=F("tries") + 10, sent_at=sent, note="")
+    assert row.tries == 13
+    assert len(kept(question)) == 2
+
+
+def test_delays_share_a_statement_and_each_is_its_own() -> None:
+    question = ask(Errand)
+    row: Any = Errand.objects.create()
+    for seconds in (60, 0.25, 86_400):
+        delay = timedelta(seconds=seconds)
+        write(question, row, next_attempt_at=Later(delay), attempts=1)
+        mine = row.next_attempt_at
+        # What Django makes of the same sum, in a statement of its own.
+        row.next_attempt_at = DatabaseNow() + delay
+        row.save(update_fields=["next_attempt_at"])
+        row.refresh_from_db()
+        assert timedelta(0) <= row.next_attempt_at - mine < timedelta(seconds=30)
+    assert len(kept(question)) == 1
+    assert all(kept(question).values())
+
+
+def test_a_delay_is_left_open_beside_a_guard() -> None:
+    question = ask(Errand)
+    rows = [Errand.objects.create(place=place) for place in range(3)]
+    for row in rows:
+        values = {"next_attempt_at": Later(timedelta(seconds=60 + row.place))}
+        assert guard.write(question, row.pk, {"place": [row.place]}, values) == 1
+        assert guard.write(question, row.pk, {"place": [row.place + 1]}, values) == 0
+    assert len(kept(question)) == 1
+
+
+def test_delays_are_equal_when_they_are_as_long() -> None:
+    assert Later(timedelta(1)) == Later(timedelta(days=1)) != Later(timedelta(2))
+
+
+def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each delay has its own jitter."""
+    Errand.objects.bulk_create([Errand(place=place) for place in range(20)])
+    compiled: list[Any] = []
+    make = statements.Update.__init__
+
+    def noted(update: Any, *args: Any, **options: Any) -> None:
+        compiled.append(update)
+        make(update, *args, **options)
+
+    monkeypatch.setattr(statements.Update, "__init__", noted)
+
+    @batch_processor(
+        pending=Errand.objects.filter(done=False),
+        done={"done": True},
+        batch_size=10,
+        retry=Retry(backoff=60),
+    )
+    def fail(row: Errand) -> None:
+        raise ValueError(row.place)
+
+    assert fail().failed == 20
+    # The other is the flip's, which is rehearsed.
+    assert len([each for each in compiled if "next_attempt_at" in each._values]) == 1
+    times = {each.next_attempt_at for each in Errand.objects.all()}
+    assert len(times) == 20
+    assert all(times)
+
+
+def test_what_is_needed_again_is_not_pushed_out() -> None:
+    question, row = ask(Parcel), Parcel.objects.create()
+    write(question, row, note="first")
+    [first] = kept(question).values()
+    for number in range(3 * statements.MOST_KEPT):
+        write(question, row, tries=F("tries") + number)
+        write(question, row, note="again")
+        assert len(kept(question)) <= statements.MOST_KEPT
+    assert first in kept(question).values()
+    for number in range(statements.MOST_KEPT):
+        write(question, row, tries=F("tries") + number)
+    assert first not in kept(question).values()
+    write(question, row, note="compiled anew")
+    assert row.note == "compiled anew"
+
+
+def test_threads_share_no_statement() -> None:
+    question, row = ask(Parcel), Parcel.objects.create()
+    write(question, row, note="here")
+
+    def there() -> tuple[dict[Any, Any], int]:
+        try:
+            before = dict(kept(question))
+            writing.write(question, [row.pk], {"note": "there"}, "test")
+            return before, len(kept(question))
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(there).result(30) == ({}, 1)
+    row.refresh_from_db()
+    assert row.note == "there"
+    assert len(kept(question)) == 1
+
+
+def test_a_parents_column_is_written_the_ordinary_way() -> None:
+    for model in (Truck, Trailer):
+        question, row = ask(model), model._default_manager.create()
+        for plate in ("A 1", "B 2"):
+            write(question, row, plate=plate, inspected=True)
+            assert (row.plate, row.inspected) == (plate, True)
+        assert list(kept(question).values()) == [None]
+    truck = Truck.objects.create()
+    write(ask(Truck), truck, weighed=True, plate="C 3")
+    assert (truck.weighed, truck.plate) == (True, "C 3")
+
+
+def test_a_composite_key_is_written_the_ordinary_way() -> None:
+    rows = [Seat.objects.create(row=1, number=number) for number in (1, 2)]
+    question = ask(Seat)
+    write(question, rows[0], sent=True)
+    rows[1].refresh_from_db()
+    assert (rows[0].sent, rows[1].sent) == (True, False)
+    assert list(kept(question).values()) == [None]
+
+
+class Scrambled(models.CharField):  # type: ignore[type-arg]  # no generic at run time
+    """Keeps its text backwards, and knows of nothing but text."""
+
+    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
+        return None if value is None else f"{value}"[::-1]
+
+    def from_db_value(self, value: str | None, *_: Any) -> str | None:
+        return value and value[::-1]
+
+
+class Strict(Scrambled):
+    """Raises for whatever is no text."""
+
+    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
+        return super().get_db_prep_save(value and value.encode().decode(), connection)
+
+
+class Loud(models.CharField):  # type: ignore[type-arg]  # no generic at run time
+    """Makes SQL of a value, and passes an expression through."""
+
+    def get_db_prep_save(self, value: Any, connection: Any) -> Any:
+        prepared = super().get_db_prep_save(value, connection)
+        return prepared if hasattr(prepared, "as_sql") else Upper(Value(prepared))
+
+
+@pytest.fixture
+def secret() -> Iterator[type[Model]]:
+    with isolate_apps("tests"):
+
+        class Secret(models.Model):
+            scrambled = Scrambled(max_length=50, null=True)
+            strict = Strict(max_length=50, null=True)
+            loud = Loud(max_length=50, default="")
+
+            class Meta:
+                app_label = "tests"
+
+        with connection.schema_editor() as editor:
+            editor.create_model(Secret)
+        try:
+            yield Secret
+        finally:
+            with connection.schema_editor() as editor:
+                editor.delete_model(Secret)
+
+
+@pytest.mark.parametrize("field", ["scrambled", "strict"])
+def test_a_field_that_leaves_no_place_open_gets_its_values(secret: type[Model], field: str) -> None:
+    question, row = ask(secret), secret._default_manager.create()
+    for text in ("one", "two", None):
+        write(question, row, **{field: text})
+        assert getattr(row, field) == text
+    assert list(kept(question).values()) == [None]
+
+
+def test_a_field_that_makes_sql_of_a_value_gets_its_values(secret: type[Model]) -> None:
+    question, row = ask(secret), secret._default_manager.create()
+    for text in ("one", "two"):
+        # Django itself takes an expression from such a field when it updates.
+        write(question, row, loud=text)
+        assert row.loud == text.upper()  # type: ignore[attr-defined]
+        assert guard.write(question, row.pk, {"id": [row.pk]}, {"loud": "three"}) == 1
+
+
+def test_what_is_sent_is_what_django_would_send() -> None:
+    question, row = ask(Parcel), Parcel.objects.create()
+    ordinary = Parcel.objects.filter(pk=row.pk)
+    [mine] = sql(lambda: writing.write(question, [row.pk], {"note": "a", "sent": True}, "test"))
+    [django] = sql(lambda: ordinary.update(note="a", sent=True))
+    assert mine.replace("(", "").replace(")", "") == django.replace("(", "").replace(")", "")
