@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	done)
 python := .venv/bin/python
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test fuzz lint docs explore bench chaos clean
 
 demo: .venv/sample.stamp ## the shop's main job, by four copies at once [ORDERS=file.csv]
 	@$(python) sample_app/manage.py demo $(if $(ORDERS),--orders "$(ORDERS)")
@@ -14,23 +14,49 @@ demo: .venv/sample.stamp ## the shop's main job, by four copies at once [ORDERS=
 test: .venv/dev.stamp ## everything, on every database and Django that can be had here
 	@$(python) -m tests.suite
 
+FUZZ ?= 1000
+fuzz: .venv/dev.stamp ## generated questions and flips, other ones each time [FUZZ=examples FUZZ_SEED=]
+	@FUZZ=$(FUZZ) $(python) -m pytest tests/fuzz -k generated -s
+
 lint docs: .venv/dev.stamp ## one stage of the tests
 	@$(python) -m tests.suite $@
 
+explore: .venv/dev.stamp ## every schedule of two copies, and random ones of three [SECONDS= EXPLORE=]
+	@$(if $(SECONDS),SECONDS=$(SECONDS)) $(if $(EXPLORE),EXPLORE=$(EXPLORE)) \
+		$(python) -m pytest -q tests/explorer/everything.py
+
+bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= COPIES= FSYNC= JSON= DOCS=]
+	@.venv-bench/bin/python -m tests.benchmarks $(if $(ROWS),--rows $(ROWS)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(COPIES),--copies $(COPIES)) $(if $(FSYNC),--fsync $(FSYNC)) \
+		$(if $(JSON),--json "$(JSON)") $(if $(DOCS),--docs "$(DOCS)")
+
+chaos: .venv/dev.stamp ## eight workers and a monkey, at most ten minutes [SEED= ROWS= JSON=]
+	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
+		$(if $(JSON),--json "$(JSON)")
+
 clean: ## back to a fresh checkout, without the embedded PostgreSQL's data
 	@if [ -e .venv/sample.stamp -o -e .venv/dev.stamp ]; then $(python) -m sample_app.embedded remove; fi
-	rm -rf .venv .venv-django* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-django* .venv-bench build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Debian's Python may lack ensurepip; its pip can put one into the environment.
-.venv/made.stamp:
+.venv/made.stamp .venv-bench/made.stamp:
 	@[ -n "$(PYTHON)" ] || { echo "Expected Python 3.11 or newer with its venv module, got none:" \
 		"install it, or name it with PYTHON=…"; exit 1; }
-	@echo "Making .venv with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv .venv >/dev/null || { $(PYTHON) -m venv --without-pip .venv \
-		&& $(PYTHON) -m pip --python $(python) install --quiet pip; }
+	@echo "Making $(@D) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(@D) >/dev/null || { $(PYTHON) -m venv --without-pip $(@D) \
+		&& $(PYTHON) -m pip --python $(@D)/bin/python install --quiet pip; }
 	@touch $@
 
 .venv/%.stamp: pyproject.toml .venv/made.stamp
-	@echo "Installing what '$*' needs into .venv"
-	@$(python) -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
-	@touch $@
+	$(install)
+
+# What is compared with may want other versions of what the tests need.
+.venv-bench/%.stamp: pyproject.toml .venv-bench/made.stamp
+	$(install)
+
+define install
+@echo "Installing what '$*' needs into $(@D)"
+@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+@touch $@
+endef
