@@ -15,14 +15,12 @@ from tests.cluster.conftest import (
     Cluster,
     at_the_gate,
     done,
-    errands,
     first_waits,
     told_to_stop,
     untouched,
     work,
 )
 from tests.cluster.processes import Started, worker
-from tests.cluster.processors import WAITS
 from tests.edge.manage import at_gate, wait_for
 from tests.models import Errand
 
@@ -105,18 +103,25 @@ def ended(result: Any) -> str:
     return state
 
 
-def test_a_revocation_in_time_keeps_the_task_from_starting(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    rows = errands(*[WAITS] * 4)
-    busy = [cluster.send() for _ in range(4)]
-    at_gate(cluster.gate, handlers=4)
-    waiting = cluster.send()
-    waiting.revoke()
-    cluster.open_gate()
-    assert sum(each.get(PATIENCE)["processed"] for each in busy) == 4
-    assert ended(waiting) == "REVOKED"
-    assert len(cluster.runs()) == 4
+def test_a_revocation_in_time_keeps_the_task_from_starting(cluster: Cluster) -> None:
+    rows = first_waits()
+    # With Redis, a worker may take one task more than it has processes for: a second worker
+    # would not be sure to have any.
+    with worker(
+        cluster.folder, "busy", "--queues=busy", size=1, variables=cluster.variables
+    ) as busy:
+        running = cluster.send(options={"queue": "busy"})
+        at_the_gate(cluster)
+        waiting = cluster.send(options={"queue": "busy"})
+        replies = cluster.app.control.revoke(
+            waiting.id, destination=["busy@test"], reply=True, timeout=PATIENCE
+        )
+        assert len(replies) == 1
+        cluster.open_gate()
+        assert running.get(PATIENCE)["processed"] == len(rows)
+        assert ended(waiting) == "REVOKED"
+        assert busy.said(f"Discarding revoked task: dcl_processor.run[{waiting.id}]")
+    assert cluster.runs() == [(len(rows), "drained")]
     assert cluster.effects() == work() == Counter(rows)
 
 
