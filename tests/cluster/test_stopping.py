@@ -120,7 +120,9 @@ def test_a_revocation_in_time_keeps_the_task_from_starting(cluster: Cluster) -> 
         cluster.open_gate()
         assert running.get(PATIENCE)["processed"] == len(rows)
         assert ended(waiting) == "REVOKED"
-        assert busy.said(f"Discarding revoked task: dcl_processor.run[{waiting.id}]")
+        # It is called revoked as soon as the word is heard, and discarded when its turn comes.
+        discarding = f"Discarding revoked task: dcl_processor.run[{waiting.id}]"
+        wait_for(lambda: busy.said(discarding), discarding)
     assert cluster.runs() == [(len(rows), "drained")]
     assert cluster.effects() == work() == Counter(rows)
 
