@@ -29,7 +29,7 @@ class Environment:
         return f"django{self.django}"
 
     def __str__(self) -> str:
-        what = "the contract" if self.pytest_arguments else "everything"
+        what = "the contract" if self.pytest_arguments else "what Django touches"
         return f"{what} on PostgreSQL with Django {self.django} and Python {self.python}"
 
     @property
