@@ -13,11 +13,13 @@ from django.db.models import F, Model, Value
 from django.db.models.functions import Now, Upper
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from dcl_processor import Retry, batch_processor, statements
+from dcl_processor import Retry, batch_processor
 from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.delivery import guard
 from dcl_processor.settlement import writing
+from dcl_processor.statements.kept import MOST_KEPT
+from dcl_processor.statements.update import Update
 from tests.models import Errand, Parcel, Seat, Trailer, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -109,13 +111,13 @@ def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPat
     """Each delay has its own jitter."""
     Errand.objects.bulk_create([Errand(place=place) for place in range(20)])
     compiled: list[Any] = []
-    make = statements.Update.__init__
+    make = Update.__init__
 
     def noted(update: Any, *args: Any, **options: Any) -> None:
         compiled.append(update)
         make(update, *args, **options)
 
-    monkeypatch.setattr(statements.Update, "__init__", noted)
+    monkeypatch.setattr(Update, "__init__", noted)
 
     @batch_processor(
         pending=Errand.objects.filter(done=False),
@@ -138,12 +140,12 @@ def test_what_is_needed_again_is_not_pushed_out() -> None:
     question, row = ask(Parcel), Parcel.objects.create()
     write(question, row, note="first")
     [first] = kept(question).values()
-    for number in range(3 * statements.MOST_KEPT):
+    for number in range(3 * MOST_KEPT):
         write(question, row, tries=F("tries") + number)
         write(question, row, note="again")
-        assert len(kept(question)) <= statements.MOST_KEPT
+        assert len(kept(question)) <= MOST_KEPT
     assert first in kept(question).values()
-    for number in range(statements.MOST_KEPT):
+    for number in range(MOST_KEPT):
         write(question, row, tries=F("tries") + number)
     assert first not in kept(question).values()
     write(question, row, note="compiled anew")

@@ -8,8 +8,9 @@ from typing import Any
 
 from django.db.models import Q
 
-from dcl_processor import statements
 from dcl_processor.candidates.pending import Question
+from dcl_processor.statements.kept import names
+from dcl_processor.statements.update import Update
 
 #: Each column, and every value that it may have from us.
 Guard = Mapping[str, Sequence[Any]]
@@ -20,8 +21,8 @@ def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, A
     only = {column: known[0] for column, known in guard.items() if len(known) == 1}
     # NULL is compared in a way of its own.
     if len(only) == len(guard) and None not in only.values():
-        name = "settle", *only, statements.names(values)
-        make = partial(statements.Update, question.model, question.using, values, guard=only)
+        name = "settle", *only, names(values)
+        make = partial(Update, question.model, question.using, values, guard=only)
         update = question.statements.get(name, make)
         written = None if update is None else update.write([pk], values, only)
         if written is not None:

@@ -18,16 +18,10 @@ from django.db.models import Field, Model, Q, prefetch_related_objects, sql
 
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.locking.claiming import Claimed, Miss
-from dcl_processor.statements import (
-    Keys,
-    Open,
-    Template,
-    compiled,
-    names,
-    open_values,
-    prepared_values,
-    written,
-)
+from dcl_processor.statements.kept import names
+from dcl_processor.statements.keys import Keys
+from dcl_processor.statements.places import Open, Template, open_values, prepared_values, written
+from dcl_processor.statements.update import compiled
 
 if TYPE_CHECKING:
     from .batch import Batch

@@ -14,7 +14,7 @@ from django.db.models.constants import LOOKUP_SEP
 
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.statements import Selection
+from dcl_processor.statements.selection import Selection
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import FieldError
 from django.db.models import QuerySet
 
-from dcl_processor import statements
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
+from dcl_processor.statements.kept import names
+from dcl_processor.statements.update import Update
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -66,8 +67,8 @@ def _rows(question: Question[Any], pks: Sequence[Any]) -> QuerySet[Any]:
 def _update(question: Question[Any], pks: Sequence[Any], values: Values) -> int | None:
     """Write rows by a statement that is compiled once a window; ``None`` if there is none."""
     many = len(pks) > 1
-    make = partial(statements.Update, question.model, question.using, values, many=many)
-    update = question.statements.get(("update", many, statements.names(values)), make)
+    make = partial(Update, question.model, question.using, values, many=many)
+    update = question.statements.get(("update", many, names(values)), make)
     return None if update is None else update.write(pks, values)
 
 

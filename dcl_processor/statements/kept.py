@@ -1,0 +1,56 @@
+"""What was compiled for a window, by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
+
+from dcl_processor.clock import Later
+
+from .places import NotOpenError, Values
+
+S = TypeVar("S")
+
+#: Statements that are kept at once; a window has a handful.
+MOST_KEPT = 16
+
+
+class Statements(threading.local):
+    """The statements of one window; each thread compiles its own, for its own connection."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def get(self, name: Hashable, make: Callable[[], S]) -> S | None:
+        """Return the statement of that name; ``None`` if it cannot be left open."""
+        if name in self._kept:
+            statement: S | None = self._kept.pop(name)
+        else:
+            statement = _made(make)
+            if len(self._kept) >= MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+        # The last to be forgotten: a row with an expression of its own has a statement of its own,
+        # and must not push out those that every row needs.
+        self._kept[name] = statement
+        return statement
+
+
+def _made(make: Callable[[], S]) -> S | None:
+    try:
+        return make()
+    except (NotOpenError, EmptyResultSet, FieldDoesNotExist):
+        return None
+
+
+def names(values: Values) -> Hashable:
+    """Return by what the statement that writes such values is known."""
+    return tuple((name, _kind(value)) for name, value in values.items())
+
+
+def _kind(value: Any) -> Hashable:
+    if type(value) is Later:
+        return Later
+    return id(value) if hasattr(value, "resolve_expression") else None

@@ -1,0 +1,83 @@
+"""Write rows by a statement that is compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import connections, transaction
+from django.db.models import Model, QuerySet, sql
+
+from .keys import Keys
+from .places import (
+    NotOpenError,
+    Open,
+    Template,
+    Values,
+    open_values,
+    plain_field,
+    prepared_key,
+    prepared_values,
+    written,
+)
+
+
+class Update:
+    """An update, with open key and open values.
+
+    ``guard``: columns that must have the values named when it is executed.
+    """
+
+    def __init__(
+        self,
+        model: type[Model],
+        using: str,
+        values: Values,
+        *,
+        guard: Iterable[str] = (),
+        many: bool = False,
+    ) -> None:
+        self._using = using
+        self._keys = Keys(model, using, many=many)
+        self._values = values  # whose expressions are told apart by where they are in memory
+        self._open = open_values(model, values)
+        self._guard = {name: Open(plain_field(model, name)) for name in guard}
+        rows = QuerySet[Any](model, using=using).filter(self._keys.condition, **self._guard)
+        query: Any = rows.query.chain(sql.UpdateQuery)
+        query.add_update_values({**values, **written(self._open)})
+        if query.related_updates:
+            raise NotOpenError
+        statement, params = compiled(query.get_compiler(using))
+        places = [self._keys.place, *self._open.values(), *self._guard.values()]
+        self._template = Template(statement, params, places)
+
+    def write(
+        self, pks: Sequence[Any], values: Values, guard: Values = MappingProxyType({})
+    ) -> int | None:
+        """Execute it for these rows; return how many were written.
+
+        ``None``: nothing was sent, since a field makes SQL of its value.
+        """
+        connection = connections[self._using]
+        filled = prepared_values(self._open, values, connection)
+        if any(hasattr(value, "as_sql") for value in filled.values()):
+            return None
+        filled.update(self._keys.filled(pks))
+        for name, place in self._guard.items():
+            filled[place] = prepared_key(place, guard[name], connection)
+        with transaction.mark_for_rollback_on_error(self._using), connection.cursor() as cursor:
+            cursor.execute(self._template.sql, self._template.filled(filled))
+            rows: int = cursor.rowcount
+        return rows
+
+
+def compiled(compiler: Any) -> tuple[str, Sequence[Any]]:
+    """Compile; raises ``NotOpenError`` where a user's field chokes on a place that is open."""
+    try:
+        statement, params = compiler.as_sql()
+    except (ValidationError, AttributeError, TypeError, ValueError) as error:
+        # A user's field choked on what stands for its value; with a value it is to say so itself.
+        raise NotOpenError from error
+    return statement, params
