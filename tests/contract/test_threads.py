@@ -137,23 +137,26 @@ def test_what_is_under_way_ends_when_the_run_is_stopped() -> None:
 
 def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
     errands(20)
-    together, going = Barrier(3, timeout=PATIENCE), Event()
+    together, going, over = Barrier(3, timeout=PATIENCE), Event(), Event()
     ended_by: list[int] = []
 
     def handle(row: Errand) -> None:
-        # Handed out before it was known that one had ended the run.
-        if going.is_set():
-            return
         if together.wait() == 0:
             ended_by.append(row.pk)
             going.set()
             raise SystemExit(3)
         wait(going)
+        # A run that did not wait for these two would be over meanwhile.
+        assert not over.wait(0.3)
 
     with pytest.raises(SystemExit):
-        at_least_once(handle).run(concurrency=3)
-    assert done() >= 2
+        # The limit: either of the others may be done before the run's thread hears of the end,
+        # and would make room for a fourth.
+        at_least_once(handle).run(concurrency=3, limit=3)
+    over.set()
+    assert (len(ended_by), done()) == (1, 2)
     assert not Errand.objects.filter(pk__in=ended_by, done=True).exists()
+    assert not Errand.objects.filter(leased_until__isnull=False).exists()
     assert our_threads() == []
 
 
