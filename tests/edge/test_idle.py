@@ -22,6 +22,7 @@ from tests.warehouse.processors import deliver, weigh
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SECONDS = 4.0
+PATIENCE = 30.0
 
 
 @pytest.fixture(params=[0, 60])
@@ -50,6 +51,18 @@ def runs() -> Iterator[list[str]]:
         run_finished.disconnect(note)
 
 
+class UntilItWaits(Recycler):
+    """Stops the watch where it begins a wait that is worth closing connections for."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def before_waiting(self) -> None:
+        super().before_waiting()
+        self._stop.set()
+
+
 def test_a_look_is_one_statement(max_age: int) -> None:
     """Also where each needs a connection of its own."""
     sent: list[str] = []
@@ -58,11 +71,19 @@ def test_a_look_is_one_statement(max_age: int) -> None:
         sent.append(sql)
         return execute(sql, *arguments)
 
-    plan = Plan(interval=0.1, deadline=time.monotonic() + 1.5)
+    def tell(name: str, news: object) -> None: ...
+
+    plan, stop = Plan(interval=0.1, deadline=time.monotonic() + 1.5), Stop()
     with runs() as made, connection.execute_wrapper(note):
-        Watch([deliver, weigh], plan, Stop(), lambda name, news: None).run()
-    assert len(made) >= 6
-    assert set(made) == {deliver.name, weigh.name}
+        Watch([deliver, weigh], plan, Stop(), tell).run()
+        assert len(made) >= 6
+        assert set(made) == {deliver.name, weigh.name}
+        looks = len(made)
+        # The last wait of the two may have been too short for it, this one cannot be.
+        plan = Plan(interval=60, deadline=time.monotonic() + PATIENCE)
+        Watch([deliver], plan, stop, tell, _recycler=UntilItWaits(stop)).run()
+    assert stop.is_set()
+    assert made[looks:] == [deliver.name]
     assert len(sent) == len(made), sent
     assert all(sql.startswith("SELECT ") for sql in sent)
     assert (connection.connection is None) == (max_age == 0)
