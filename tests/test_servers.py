@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,7 +20,9 @@ import MySQLdb
 import pytest
 
 from tests.environments import CHECKOUT
-from tests.servers.mariadb import MariaDBMissingError, mariadb
+from tests.servers import mariadb as module
+from tests.servers.mariadb import mariadb
+from tests.servers.software import ServerMissingError
 
 WITHIN = 30.0  # seconds
 PRINT_URL = "import os, sys; print(os.environ['DATABASE_URL'], flush=True); sys.stdin.read()"
@@ -75,12 +78,30 @@ def test_without_a_command_it_says_how_to_call_it() -> None:
 
 
 def test_missing_binaries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.servers.mariadb.BINARIES", ("no-such-install", "no-such-server"))
-    with (
-        pytest.raises(MariaDBMissingError, match="Expected no-such-install and no-such-server"),
-        mariadb(),
-    ):
+    missing = replace(module.SOFTWARE, programs=("mariadbd", "no-such-install", "no-such-server"))
+    monkeypatch.setattr(module, "SOFTWARE", missing)
+    assert not missing.is_installed()
+    expected = (
+        "Expected mariadbd and no-such-install and no-such-server on this machine, "
+        "got no no-such-install and no no-such-server: install Debian's mariadb-server."
+    )
+    with pytest.raises(ServerMissingError) as error, mariadb():
         pytest.fail("a server was started from nothing")
+    assert str(error.value) == expected
+
+
+def test_a_server_that_does_not_start_is_quoted() -> None:
+    software = module.SOFTWARE
+    _, server = software.find()
+    with (
+        software.folder() as folder,
+        pytest.raises(RuntimeError, match=r"(?s)Expected MariaDB to start.*no-such-option"),
+        software.serving(
+            folder, server, "--no-defaults", "--no-such-option", is_ready=lambda: False
+        ),
+    ):
+        pytest.fail("it was ready")
+    assert not folder.exists()
 
 
 def command(script: str) -> list[str]:
