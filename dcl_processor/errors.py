@@ -7,8 +7,13 @@ import traceback
 
 def describe(error: BaseException) -> str:
     """Return the error's text, or what stands for it when there is none or it raises."""
+    return text(error) or represent(error)
+
+
+def text(error: BaseException) -> str:
+    """Return the error's text, which may be empty, or what stands for it when it raises."""
     try:
-        return str(error) or represent(error)
+        return str(error)
     except Exception:  # noqa: BLE001  # an error's own __str__() is anybody's code
         return represent(error)
 

@@ -7,6 +7,7 @@ from typing import Any
 from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from dcl_processor import errors
 from dcl_processor.candidates import pending
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.locking.contention import is_database_error
@@ -30,7 +31,7 @@ def describe(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return the error's text without its line breaks, which drivers like."""
-    return " ".join(str(error).split())
+    return " ".join(errors.text(error).split())
 
 
 def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None:

@@ -16,6 +16,7 @@ import django
 from django.db import connections
 
 from dcl_processor import registry
+from dcl_processor.errors import represent
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Failure, Report
@@ -143,7 +144,7 @@ def portable(report: Report) -> Report:
 
 
 def _portable(failure: Failure) -> Failure:
-    error = ErrorInCopy(describe(failure.error), repr(failure.error))
+    error = ErrorInCopy(describe(failure.error), represent(failure.error))
     return replace(failure, error=error)
 
 

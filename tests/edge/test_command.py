@@ -21,6 +21,7 @@ from pytest_django import DjangoAssertNumQueries
 from dcl_processor.workers import backlog
 from tests.edge.manage import (
     CHECKOUT,
+    Install,
     Manage,
     at_gate,
     command,
@@ -104,6 +105,31 @@ def test_tracebacks_are_shown_when_asked_for(manage: Manage, arguments: list[str
     assert done.err.count("Traceback") == 1
     assert 'raise ValueError("no\\naddress")' in done.err
     assert done.err.endswith("CommandError: 1 row failed.\n")
+
+
+def test_an_error_that_cannot_say_what_it_is_is_one_line_like_any_other(
+    manage: Manage, install: Install
+) -> None:
+    install(
+        "mute",
+        """
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
+        def whisper(parcel):
+            raise Mute("hush")
+        """,
+    )
+    (pk,) = parcels("")
+    done = manage("run", "mute.whisper")
+    assert done.code == 1
+    assert done.out.startswith("mute.whisper: 1 failed in ")
+    assert done.err.splitlines() == [
+        f"mute.whisper: row {pk} failed: Mute: Mute('hush')",
+        "CommandError: 1 row failed.",
+    ]
 
 
 def test_more_failures_than_a_report_holds_are_counted(installed: None) -> None:

@@ -26,7 +26,7 @@ from dcl_processor.exceptions import Unsupported
 from dcl_processor.management.output import Output
 from dcl_processor.report import Failure
 from dcl_processor.workers import sharing
-from dcl_processor.workers.spawned import ErrorInCopy, Trouble
+from dcl_processor.workers.spawned import ErrorInCopy, Trouble, portable
 from dcl_processor.workers.stopping import Stop, StoppedAtOnce, polite_stop
 from tests.edge.manage import alias, at_gate, processors, started, wait_for
 from tests.models import Parcel
@@ -319,6 +319,18 @@ def test_an_error_travels_without_its_class() -> None:
     error = ErrorInCopy("ValueError: x", "ValueError('x')")
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
     assert (str(copy), repr(copy)) == ("ValueError: x", "ValueError('x')")
+
+
+def test_an_error_that_cannot_say_what_it_is_travels_too() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    report = portable(Report(name="p", failed=1, failures=[Failure(1, Mute(), "")]))
+    (failure,) = pickle.loads(pickle.dumps(report)).failures  # noqa: S301  # our own
+    assert (str(failure.error), repr(failure.error)) == ("Mute: <Mute>", "<Mute>")
 
 
 # --- the polite stop itself
