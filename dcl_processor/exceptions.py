@@ -51,9 +51,10 @@ class Unsupported(ProcessorError, ImproperlyConfigured):
 
 
 class RowsFailed(ProcessorError):
-    """Some rows of a run failed; raised by ``Report.raise_for_failures()``.
+    """Some rows of a run failed, or none could be tried; raised by ``Report.raise_for_failures()``.
 
-    The report is in ``report``; the first row's error is the ``__cause__``.
+    The report is in ``report``. The ``__cause__`` is the first row's error, or that of a resource
+    that could not be opened.
     """
 
     def __init__(self, report: Report) -> None:

@@ -40,6 +40,8 @@ class Report:
 
     ``discarded``: the handler said "never". ``snoozed``: it said "not now". ``lease_lost``: the row
     was taken over before it could be settled.
+
+    ``error``: why the handler's resource could not be opened. No row is to blame, and none failed.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Report:
     passes: int = 0
     duration: float = 0.0
     stopped: Stopped = "drained"
+    error: BaseException | None = None
     failures: Sequence[Failure] = field(default=(), repr=False)
 
     @property
@@ -61,13 +64,13 @@ class Report:
         return self.failed == 0 and self.stopped != "failures"
 
     def raise_for_failures(self) -> Self:
-        """Return the report, or raise ``RowsFailed`` from the first row's error.
+        """Return the report, or raise ``RowsFailed`` from the first row's error, or ``error``.
 
         The name and the habit are those of ``raise_for_status()`` in HTTP clients.
         """
         if self.ok:
             return self
-        raise RowsFailed(self) from (self.failures[0].error if self.failures else None)
+        raise RowsFailed(self) from (self.failures[0].error if self.failures else self.error)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain values that ``json.dumps()`` takes."""
@@ -78,6 +81,7 @@ class Report:
             "passes": self.passes,
             "duration": round(self.duration, 6),
             "stopped": self.stopped,
+            "error": None if self.error is None else represent(self.error),
             "ok": self.ok,
             "failures": [failure.as_dict() for failure in self.failures],
         }
@@ -89,6 +93,8 @@ class Report:
     def __str__(self) -> str:
         """Say it in one line, leaving out what is 0."""
         counts = [f"{n} {name}" for name in COUNTS if (n := getattr(self, name))]
-        did = ", ".join(counts) or "nothing pending"
+        did = ", ".join(counts) or (
+            "nothing pending" if self.stopped == "drained" else "no row tried"
+        )
         end = "" if self.stopped == "drained" else f"; stopped by {self.stopped}"
         return f"{self.name}: {did} in {self.duration:.2f} s{end}"

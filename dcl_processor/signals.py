@@ -5,7 +5,8 @@ from __future__ import annotations
 from django.dispatch import Signal
 
 #: Sent after each row that got a handler, once its transaction has ended.
-#: ``sender``: the processor's class; ``processor``; ``pk``; ``outcome``: "processed" or "failed".
+#: ``sender``: the processor's class; ``processor``; ``pk``; ``outcome``: "processed", "failed",
+#: "discarded" or "snoozed".
 row_finished = Signal()
 
 #: Sent at the end of each run. ``sender``: the processor's class; ``processor``; ``report``.

@@ -40,6 +40,11 @@ def test_one_line_leaves_out_what_is_nothing() -> None:
     assert str(Report(name="shop.send")) == "shop.send: nothing pending in 0.00 s"
 
 
+def test_a_run_that_was_stopped_does_not_claim_that_nothing_was_pending() -> None:
+    report = Report(name="shop.send", stopped="failures")
+    assert str(report) == "shop.send: no row tried in 0.00 s; stopped by failures"
+
+
 def test_it_goes_through_json() -> None:
     report = Report(name="shop.send", processed=1, failed=1, failures=(FAILURE,), duration=0.5)
     assert json.loads(json.dumps(report.as_dict())) == {
@@ -55,6 +60,7 @@ def test_it_goes_through_json() -> None:
         "duration": 0.5,
         "stopped": "drained",
         "ok": False,
+        "error": None,
         "failures": [
             {
                 "pk": "00000000-0000-0000-0000-000000000007",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import ExitStack
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
 
 if TYPE_CHECKING:
@@ -18,39 +18,46 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dcl_processor")
 
 
+class Broken:
+    """Why a resource could not be opened, once one could not: what all threads of a run share."""
+
+    error: Exception | None = None
+
+
 class Resource(threading.local):
     """The processor's ``resource()`` in one run; each thread, or event loop, has its own.
 
-    ``broken``: one could not be opened. No row is to blame for that, so none is charged.
+    ``error``: why one could not be opened. No row is to blame for that, so none is charged.
     """
 
     def __init__(
-        self, processor: Definition[Any], event_loop: EventLoop | None, broken: Event
+        self, processor: Definition[Any], event_loop: EventLoop | None, broken: Broken
     ) -> None:
         self._processor = processor
         self._event_loop = event_loop
         self._stack = ExitStack()
         self._arguments: tuple[Any, ...] | None = None
         self._worn = False
-        self._broken = broken  # the one thing that all threads share
+        self._broken = broken
 
     @property
-    def broken(self) -> bool:
-        return self._broken.is_set()
+    def error(self) -> Exception | None:
+        return self._broken.error
 
     def ready(self) -> bool:
         """Open it unless it is open and sound; return whether a handler may be called."""
         if self._worn:
             self.close()
-        if self._arguments is None and not self.broken:
+        if self._arguments is None and self.error is None:
             try:
                 self._arguments = self._enter(self._processor.resource())
             except InvalidOption:
                 raise
-            except Exception:
-                self._broken.set()
+            except Exception as error:
                 logger.exception("%s: the resource could not be opened", self._processor.name)
-        return not self.broken
+                forget_frames(error)
+                self._broken.error = error
+        return self.error is None
 
     def arguments(self) -> tuple[Any, ...]:
         """Return what the handler gets beside its row: the resource, or nothing."""

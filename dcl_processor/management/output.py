@@ -17,8 +17,7 @@ from django.core.management.base import OutputWrapper
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Failure, Report
 from dcl_processor.workers import backlog
-from dcl_processor.workers.diagnosis import describe
-from dcl_processor.workers.spawned import ErrorInCopy, Trouble
+from dcl_processor.workers.spawned import Trouble, said
 from dcl_processor.workers.stopping import Stop
 from dcl_processor.workers.telling import OnRow
 
@@ -78,6 +77,8 @@ class Output:
         """Say what a run did, which rows failed, and which copies were lost."""
         self._lost(report.name, copies)
         self._failures(report)
+        if report.error is not None:
+            self.trouble(report.name, Trouble.of_resource(report.error))
         if self._json:
             self._stdout.write(json.dumps(_document(report, copies)))
         elif self._verbosity > 0 and (self._terminal or _did_something(report)):
@@ -140,9 +141,7 @@ class Output:
             self._stderr.write(f"{report.name}: {unnamed} more rows failed")
 
     def _failure(self, name: str, failure: Failure) -> None:
-        error = failure.error
-        text = str(error) if isinstance(error, ErrorInCopy) else describe(error)
-        self._stderr.write(f"{name}: row {failure.pk} failed: {text}")
+        self._stderr.write(f"{name}: row {failure.pk} failed: {said(failure.error)}")
         if self._tracebacks:
             self._stderr.write(failure.traceback, style_func=str)
 

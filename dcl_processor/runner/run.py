@@ -18,7 +18,7 @@ from dcl_processor.delivery.keeper import Keeper
 from dcl_processor.delivery.orders import DELIVERIES
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
-from dcl_processor.execution.resource import Resource
+from dcl_processor.execution.resource import Broken, Resource
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.locking.isolation import refuse_outer_transaction, refuse_test_case
 from dcl_processor.report import Report, Stopped
@@ -72,7 +72,7 @@ class Run(Generic[M]):
         self.interrupted = False
         self.rehearsed = False
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
-        self.resource = Resource(processor, self.event_loop, Event())
+        self.resource = Resource(processor, self.event_loop, Broken())
         self.concurrency = concurrency
         # Handlers on the event loop share what one claim takes; threads claim for themselves.
         self.size = max(processor.batch_size, concurrency if self.event_loop else 1)
@@ -118,7 +118,7 @@ class Run(Generic[M]):
                 self.event_loop.close()
             if self.keeper is not None:
                 self.keeper.close()
-            report = self.tally.report(self.stopped or "drained")
+            report = self.tally.report(self.stopped or "drained", self.resource.error)
             log_end(report)
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)
@@ -250,7 +250,11 @@ class Run(Generic[M]):
 
     def must_stop(self) -> bool:
         """Ask, before each batch, whether it may start."""
-        if self.tally.processor_is_wrong or self.tally.too_many_failures or self.resource.broken:
+        if (
+            self.tally.processor_is_wrong
+            or self.tally.too_many_failures
+            or self.resource.error is not None
+        ):
             self.stopped = "failures"
         else:
             self.stopped = self.budget.exceeded(self.tally.handled)

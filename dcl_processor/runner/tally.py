@@ -109,14 +109,15 @@ class Tally:
         forget_frames(error)
         self._tell(pk, "failed")
 
-    def report(self, stopped: Stopped) -> Report:
-        """Return the report so far."""
+    def report(self, stopped: Stopped, error: Exception | None) -> Report:
+        """Return the report so far; ``error``: why the resource could not be opened."""
         return Report(
             name=self.processor.name,
             **self.counts,
             passes=self.passes,
             duration=time.monotonic() - self.started,
             stopped=stopped,
+            error=error,
             failures=tuple(self.failures),
         )
 

@@ -42,7 +42,7 @@ def assert_settles(processor: BatchProcessor[M], row: M, *, using: str | None = 
 
 
 def _complain(processor: BatchProcessor[Any], row: Any, got: str, report: Report) -> NoReturn:
-    cause = report.failures[0].error if report.failures else None
+    cause = report.failures[0].error if report.failures else report.error
     raise AssertionError(
         f"{processor.name}: expected {row!r} (key {row.pk}) to be processed and to leave pending, "
         f"got {got}."
@@ -65,8 +65,9 @@ def _instead(report: Report) -> str:
 
 
 def _why_not(question: Question[Any], row: Any, report: Report) -> str:
-    if report.stopped == "failures":
-        return "one that was not started, because its resource could not be opened: see the log"
+    if report.error is not None:
+        why = describe(report.error)
+        return f"one that was not started, because its resource could not be opened: {why}"
     if question.among([row.pk]).exists():
         return "one that pending did not ask for when the run began, and asks for now"
     if question.still_pending([row.pk]).exists():

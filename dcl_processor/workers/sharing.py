@@ -126,6 +126,7 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
             {report.stopped for report in reports},
             limit is not None and tried >= limit,
         ),
+        error=next((report.error for report in reports if report.error is not None), None),
         failures=tuple(islice(failures.values(), MOST_FAILURES)),
     )
 

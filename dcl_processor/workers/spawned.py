@@ -19,7 +19,7 @@ from dcl_processor import registry
 from dcl_processor.errors import represent
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Failure, Report
+from dcl_processor.report import Report
 
 from .diagnosis import describe, explain
 from .stopping import SIGNALS, Stop, StoppedAtOnce
@@ -92,6 +92,11 @@ class Trouble:
         """Explain the exception that is being handled."""
         return cls(explain(error, processor, using), traceback.format_exc())
 
+    @classmethod
+    def of_resource(cls, error: BaseException) -> Trouble:
+        """Say why no handler could be called; the traceback is in the log."""
+        return cls(f"expected its resource to open, got {said(error)}.")
+
 
 class ErrorInCopy(ProcessorError):
     """Stands for a row's error in another process, whose own class may not travel."""
@@ -104,6 +109,11 @@ class ErrorInCopy(ProcessorError):
 
     def __repr__(self) -> str:
         return str(self.args[1])
+
+
+def said(error: BaseException) -> str:
+    """Return the kind and text of an error, wherever it was raised."""
+    return str(error) if isinstance(error, ErrorInCopy) else describe(error)
 
 
 def main(work: Work, control: Connection, results: Connection) -> None:
@@ -140,12 +150,13 @@ def _run(work: Work, stop: Stop, send: Send) -> Report | Trouble | None:
 
 def portable(report: Report) -> Report:
     """Return the report without errors whose classes may not travel."""
-    return replace(report, failures=tuple(_portable(failure) for failure in report.failures))
+    failures = tuple(replace(each, error=_portable(each.error)) for each in report.failures)
+    error = None if report.error is None else _portable(report.error)
+    return replace(report, failures=failures, error=error)
 
 
-def _portable(failure: Failure) -> Failure:
-    error = ErrorInCopy(describe(failure.error), represent(failure.error))
-    return replace(failure, error=error)
+def _portable(error: BaseException) -> ErrorInCopy:
+    return ErrorInCopy(describe(error), represent(error))
 
 
 def _install_handlers(stop: Stop, hurry: threading.Event) -> None:

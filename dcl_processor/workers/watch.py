@@ -152,20 +152,29 @@ class Watch:
                     stop=self.stop,
                 )
         except Exception as error:  # noqa: BLE001  # the others, and the next try, are still to come
-            self.tell(processor.name, Trouble.of(error, processor, self.plan.using))
-            turn.pace.broke()
-            turn.in_trouble = True
+            self._broke(turn, Trouble.of(error, processor, self.plan.using))
             # A row may be to blame for one that stays pending, but no row mends an option.
             if isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending):
                 del self._turns[processor.name]
         else:
-            turn.pace.ran(report, started)
-            if turn.in_trouble:
-                turn.in_trouble = False
-                self.tell(processor.name, GoesOn())
+            if report.error is None:
+                self._ran(turn, report, started)
+            else:
+                self._broke(turn, Trouble.of_resource(report.error))
             if did_something(report):
                 self.tell(processor.name, report)
         self._recycler.between_runs()
+
+    def _ran(self, turn: _Turn, report: Report, started: float) -> None:
+        turn.pace.ran(report, started)
+        if turn.in_trouble:
+            turn.in_trouble = False
+            self.tell(turn.processor.name, GoesOn())
+
+    def _broke(self, turn: _Turn, trouble: Trouble) -> None:
+        self.tell(turn.processor.name, trouble)
+        turn.pace.broke()
+        turn.in_trouble = True
 
     def _seconds_left(self, now: float) -> float | None:
         return None if self.plan.deadline is None else max(0.0, self.plan.deadline - now)

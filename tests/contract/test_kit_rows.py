@@ -145,7 +145,7 @@ def test_a_resource_that_cannot_be_opened_is_told() -> None:
     def handle(row: Errand, resource: Any) -> None: ...
 
     said = str(complaint(processor(handle, resource=resource), row))
-    assert "its resource could not be opened" in said
+    assert "its resource could not be opened: no server" in said
 
 
 def test_a_flip_that_leaves_the_row_pending_is_the_runs_own_error() -> None:

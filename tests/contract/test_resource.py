@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 
 from dcl_processor import BatchProcessor, Retry, Snooze, batch_processor
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.exceptions import InvalidOption, RowsFailed
 from tests.contract.batches import in_batches, note, parcels, sent, worked
 from tests.models import Errand, Parcel
 
@@ -124,6 +124,11 @@ def test_a_server_that_is_down_charges_no_row(caplog: pytest.LogCaptureFixture) 
     row = Errand.objects.get()
     assert (row.done, row.attempts, row.last_error) == (False, 0, "")
     assert "the resource could not be opened" in caplog.text
+    assert isinstance(report.error, ConnectionRefusedError)
+    assert report.as_dict()["error"] == repr(report.error)
+    with pytest.raises(RowsFailed) as raised:
+        report.raise_for_failures()
+    assert raised.value.__cause__ is report.error
 
 
 def test_a_server_that_goes_down_within_a_batch_keeps_what_was_done_and_charges_one_row() -> None:

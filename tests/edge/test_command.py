@@ -132,6 +132,25 @@ def test_an_error_that_cannot_say_what_it_is_is_one_line_like_any_other(
     ]
 
 
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
+    tmp_path: Path, copies: str
+) -> None:
+    """No row is to blame, and the log that has the traceback may go nowhere."""
+    parcels("", "")
+    closed = {**FAULTY, "MAILBOX": str(tmp_path / "mailbox")}
+    done = processors("run", "faulty.post", "--copies", copies, "--json", **closed)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "faulty.post: expected its resource to open, got ConnectionRefusedError: closed today.",
+        "CommandError: faulty.post did not run to the end.",
+    ]
+    report = json.loads(done.stdout)
+    assert (report["ok"], report["stopped"], report["failed"]) == (False, "failures", 0)
+    assert report["error"] == "ConnectionRefusedError('closed today')"
+    assert unsent() == 2
+
+
 def test_more_failures_than_a_report_holds_are_counted(installed: None) -> None:
     Parcel.objects.bulk_create(Parcel(note="broken") for _ in range(103))
     out, err = StringIO(), StringIO()
@@ -359,7 +378,7 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     assert "      ?  faulty.haunt" in done.stdout
     assert "      1  warehouse.deliver" in done.stdout
     assert "faulty.haunt: expected the table faulty_ghost" in done.stderr
-    assert done.stderr.endswith("CommandError: 2 of 12 could not be counted.\n")
+    assert done.stderr.endswith("CommandError: 2 of 13 could not be counted.\n")
 
 
 # --- the backlog

@@ -180,6 +180,23 @@ def test_what_can_never_run_is_not_waited_for(copies: str) -> None:
     assert end == f"CommandError: nothing is left to watch: {name} cannot run."
 
 
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(
+    tmp_path: Path, copies: str
+) -> None:
+    parcels("")
+    mailbox = tmp_path / "mailbox"
+    options = ["--watch", "0.1", "--copies", copies]
+    faulty = {"DJANGO_SETTINGS_MODULE": FAULTY, "MAILBOX": str(mailbox)}
+    with watching("faulty.post", *options, **faulty) as watcher:
+        watcher.says("faulty.post: expected its resource to open, got Connection", err=True)
+        mailbox.touch()
+        wait_until_sent()
+        watcher.says("faulty.post: 1 processed in ")
+        watcher.says("faulty.post: goes on after ", err=True)
+        assert watcher.end() == (0, "", "")
+
+
 def test_the_others_are_watched_without_what_can_never_run() -> None:
     parcels("")
     names = ["faulty.slice_off", DELIVER]

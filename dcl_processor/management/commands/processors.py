@@ -135,7 +135,7 @@ class Command(BaseCommand):
                 continue
             output.report(report, copies)
             failed += report.failed
-            if not all(isinstance(copy, Report) for copy in copies):
+            if report.error is not None or not all(isinstance(copy, Report) for copy in copies):
                 broken.append(processor.name)
         if failed or broken:
             raise CommandError(_summary(failed, broken))
