@@ -160,7 +160,8 @@ class Run(Generic[M]):
                 if self.must_stop():
                     self.locked += waiting
                     break
-        if self.locked:
+        # The last batch of all may be the one that was not begun.
+        if self.locked or self.resource.error is not None:
             self.must_stop()
         self.tally.counts["skipped"] += len(self.locked)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
@@ -151,6 +151,29 @@ def test_a_server_that_goes_down_within_a_batch_keeps_what_was_done_and_charges_
         thread.join(10)
     assert (report.processed, report.failed, report.stopped) == (2, 1, "failures")
     assert sent() == worked() == [0, 1]
+
+
+def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_so() -> None:
+    parcels(2)
+    room, refused = [nullcontext()], threading.Event()
+
+    def resource() -> Any:
+        if not room:
+            refused.set()
+            raise OSError("one connection at a time")
+        return room.pop()
+
+    @batch_processor(
+        pending=Parcel.objects.filter(sent=False), done={"sent": True}, resource=resource
+    )
+    def send(row: Parcel, _: object) -> None:
+        assert refused.wait(10)
+
+    report = send(concurrency=3)  # room for one more: the run waits for the last ones at its end
+    assert (report.processed, report.failed, report.stopped) == (1, 0, "failures")
+    assert str(report.error) == "one connection at a time"
+    assert not report.ok
+    assert Parcel.objects.filter(sent=False).count() == 1
 
 
 @contextmanager
