@@ -135,12 +135,20 @@ def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture)
         ({"copies": "2"}, "copies to be a number of tasks from 1, got '2'"),
         ({"timeout": "1m"}, "timeout to be a number of seconds from 0"),
         ({"copies": 2, "limit": "all"}, "limit to be a number of rows from 0"),
+        ({"copies": 2, "limit": 1.5}, "limit to be a number of rows from 0"),
+        ({"copies": 2, "timeout": "1m"}, "timeout to be a number of seconds from 0"),
+        ({"copies": 2, "wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
+        ({"copies": 2, "concurrency": 0}, "concurrency to be a number of handlers from 1"),
     ],
 )
-def test_parameters_that_cannot_work_are_refused(wrong: dict[str, Any], words: str) -> None:
-    Parcel.objects.create()
+def test_parameters_that_cannot_work_are_refused(
+    caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], words: str
+) -> None:
+    """Once: by the first copy, before it sends others that would be refused as well."""
+    Parcel.objects.bulk_create([Parcel(), Parcel()])
     with pytest.raises(InvalidOption, match=words):
         run.delay("tests.send_parcels", **wrong).get()
+    assert [each.name for each in caplog.records].count("dcl_processor") == 1
 
 
 @pytest.mark.django_db(transaction=True)

@@ -23,6 +23,7 @@ from celery.signals import worker_shutting_down
 
 from dcl_processor import registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
+from dcl_processor.runner import budget
 from dcl_processor.workers import backlog
 from dcl_processor.workers.stopping import Stop
 
@@ -79,6 +80,9 @@ def run(
     }
     try:
         (processor,) = registry.get([name])
+        # What is wrong with these is said here, and not by each of the others once more.
+        budget.check_concurrency(concurrency)
+        budget.Budget(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
         needed = _needed(processor, _whole("copies", copies), limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
@@ -121,15 +125,15 @@ def every(
             f"expected timeout=… beside a schedule that is no number of seconds, got {schedule!r} "
             "alone; say how many seconds a run may take."
         )
-    budget = _seconds("timeout", timeout) if timeout is not None else None
-    if budget is None and interval is not None:
-        budget = interval * SHARE_OF_INTERVAL
+    seconds = _seconds("timeout", timeout) if timeout is not None else None
+    if seconds is None and interval is not None:
+        seconds = interval * SHARE_OF_INTERVAL
     if unknown := parameters.keys() - set(PARAMETERS):
         raise InvalidOption(
             f"expected parameters out of {', '.join(PARAMETERS)}, got {', '.join(sorted(unknown))}."
         )
-    kwargs = {"copies": _whole("copies", copies), "timeout": budget, **parameters}
-    options = {"expires": interval or budget, **({"queue": queue} if queue else {})}
+    kwargs = {"copies": _whole("copies", copies), "timeout": seconds, **parameters}
+    options = {"expires": interval or seconds, **({"queue": queue} if queue else {})}
     return {
         "task": run.name,
         "schedule": schedule,
@@ -193,9 +197,9 @@ def _hand_over(
     os.kill(os.getpid(), signum)
 
 
-def _needed(processor: Any, copies: int, limit: Any, using: str | None) -> int:
+def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:
     """Return how many copies have a row to handle; there is no use for others."""
-    if isinstance(limit, int):
+    if limit is not None:
         copies = min(copies, limit)
     return min(copies, backlog.count(processor, using=using, most=copies - 1)) if copies > 1 else 1
 
