@@ -76,6 +76,13 @@ def test_a_class_has_its_own_name_and_does_not_inherit_one() -> None:
     assert SendHeavyParcels(name="heavy").name == "heavy"
 
 
+@pytest.mark.parametrize("name", [3, None, " ", "send "])
+def test_a_name_that_is_none_is_refused_in_a_class_too(name: Any) -> None:
+    kind = type("Send", (SendParcels,), {"name": name})
+    with pytest.raises(InvalidOption, match=r"Send: expected name to be a "):
+        kind()
+
+
 def test_options_of_an_instance_override_those_of_its_class() -> None:
     other = SendParcels(done={"note": "sent"}, strict_order=True)
     assert list(other.done or ()) == ["note"]

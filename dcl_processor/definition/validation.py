@@ -86,11 +86,10 @@ def _check_batch_size(processor: Definition[Any]) -> None:
 
 
 def _check_name(processor: Definition[Any]) -> None:
-    name = vars(processor).get("name", vars(type(processor)).get("name"))
-    if isinstance(name, str) and (not name or name != name.strip()):
+    _expect(processor, "name", str, "a string")
+    name = processor.name
+    if not name or name != name.strip():
         raise InvalidOption(f"{_label(processor)}: expected name to be a word, got {name!r}.")
-    if "name" in vars(processor):
-        _expect(processor, "name", str, "a string")
 
 
 def _check_most(processor: Definition[Any]) -> None:
