@@ -113,7 +113,7 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
     """
     reports = [copy for copy in copies if isinstance(copy, Report)]
     counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
-    tried = counts["processed"] + counts["failed"]
+    tried = sum(counts[count] for count in ("processed", "failed", "discarded", "snoozed"))
     failures = {str(failure.pk): failure for report in reports for failure in report.failures}
     if all(report.failed == len(report.failures) for report in reports):
         counts["failed"] = len(failures)

@@ -302,6 +302,12 @@ def test_the_strongest_reason_ends_the_run(
     assert sharing.merge("p", copies, limit).stopped == stopped
 
 
+def test_a_limit_is_reached_by_every_row_that_was_tried() -> None:
+    copies = [report(snoozed=1, discarded=1, stopped="limit"), report(failed=1, stopped="limit")]
+    assert sharing.merge("p", copies, 3).stopped == "limit"
+    assert sharing.merge("p", copies, 4).stopped == "drained"
+
+
 @given(limit=st.none() | st.integers(0, 1000), copies=st.integers(1, 50))
 def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, copies: int) -> None:
     shares = sharing.shares(limit, copies)
