@@ -71,10 +71,17 @@ class Copy:
         self._process.join(EXIT_WITHIN)
         code = self._process.exitcode
         if code is not None and code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
+            how = f"killed by {_name(-code)}"
         else:
             how = f"ended with exit code {code} and without a report"
         return f"{how}; what it had committed is done, and in no count"
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # a real-time signal
+        return f"signal {signum}"
 
 
 def start(name: str, work: Work) -> Copy:
