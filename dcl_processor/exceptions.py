@@ -50,6 +50,10 @@ class Unsupported(ProcessorError, ImproperlyConfigured):
     """What was asked for cannot be had with this database, delivery or version."""
 
 
+class UnknownProcessor(ProcessorError, LookupError):
+    """No installed app has a processor of that name."""
+
+
 class RowsFailed(ProcessorError):
     """Some rows of a run failed, or none could be tried; raised by ``Report.raise_for_failures()``.
 

@@ -15,14 +15,10 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.utils.module_loading import module_has_submodule
 
-from .exceptions import InvalidOption, ProcessorError
+from .exceptions import InvalidOption, UnknownProcessor
 from .processor import BatchProcessor
 
 MODULE = "processors"
-
-
-class UnknownProcessor(ProcessorError, LookupError):
-    """No installed app has a processor of that name."""
 
 
 @dataclass(frozen=True, slots=True)

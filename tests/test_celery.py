@@ -21,8 +21,7 @@ from kombu.utils import json as kombu_json
 
 from dcl_processor import batch_processor
 from dcl_processor.contrib.celery import every, polite_stop, run
-from dcl_processor.exceptions import InvalidOption, RowsFailed, StillPending
-from dcl_processor.registry import UnknownProcessor
+from dcl_processor.exceptions import InvalidOption, RowsFailed, StillPending, UnknownProcessor
 from tests.environments import CHECKOUT
 from tests.models import Parcel
 

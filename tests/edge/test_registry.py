@@ -9,7 +9,7 @@ from django.apps import apps
 from django.test import override_settings
 
 from dcl_processor import registry
-from dcl_processor.exceptions import InvalidOption, ProcessorError
+from dcl_processor.exceptions import InvalidOption, ProcessorError, UnknownProcessor
 from tests.edge.manage import Install
 
 SEND = """
@@ -119,7 +119,7 @@ def test_get_returns_each_once_in_the_order_asked_for(install: Install) -> None:
 def test_an_unknown_name_gets_a_guess_and_the_known_ones(install: Install, name: str) -> None:
     """Also without the app's label, which people leave out."""
     install("post", SEND)
-    with pytest.raises(registry.UnknownProcessor) as caught:
+    with pytest.raises(UnknownProcessor) as caught:
         registry.get([name])
     message = str(caught.value)
     assert message.startswith(f"expected the name of a processor, got '{name}'; ")
@@ -130,11 +130,11 @@ def test_an_unknown_name_gets_a_guess_and_the_known_ones(install: Install, name:
 
 def test_a_name_far_from_all_gets_no_guess(install: Install) -> None:
     install("post", SEND)
-    with pytest.raises(registry.UnknownProcessor, match=r"got 'qqq'\. Known are .*post\.send"):
+    with pytest.raises(UnknownProcessor, match=r"got 'qqq'\. Known are .*post\.send"):
         registry.get(["qqq"])
 
 
 @override_settings(INSTALLED_APPS=["django.contrib.contenttypes", "dcl_processor"])
 def test_where_there_are_none_it_says_where_to_put_one() -> None:
-    with pytest.raises(registry.UnknownProcessor, match=r"processors\.py of an app"):
+    with pytest.raises(UnknownProcessor, match=r"processors\.py of an app"):
         registry.get(["post.send"])

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import close_old_connections, connections
 
 from dcl_processor import registry
-from dcl_processor.exceptions import ProcessorError
+from dcl_processor.exceptions import ProcessorError, UnknownProcessor
 from dcl_processor.management import watching
 from dcl_processor.management.output import Output
 from dcl_processor.processor import BatchProcessor
@@ -168,7 +168,7 @@ def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]
                 returncode=USAGE_ERROR,
             )
         chosen = registry.get(names) if names else list(registry.processors().values())
-    except registry.UnknownProcessor as error:
+    except UnknownProcessor as error:
         raise CommandError(str(error), returncode=USAGE_ERROR) from error
     except ProcessorError as error:
         raise CommandError(str(error)) from error
