@@ -172,7 +172,9 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
     nightly = every(crontab(hour=2, minute=0), "shop.send", timeout=timedelta(hours=1), limit=5)
     assert nightly["kwargs"] == {"copies": 1, "timeout": 3600.0, "limit": 5}
     assert nightly["options"] == {"expires": 3600.0}
-    json.dumps(nightly["kwargs"])
+    patient = every(60, "shop.send", wait_for_locked=timedelta(seconds=5))
+    assert patient["kwargs"] == {"copies": 1, "timeout": 54.0, "wait_for_locked": 5.0}
+    json.dumps([nightly["kwargs"], patient["kwargs"]])
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,9 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
         ({"timeout": "60"}, "timeout to be a number of seconds above 0, or a timedelta, got '60'"),
         ({"copies": 1.5}, "copies to be a number of tasks from 1, got 1.5"),
         ({"rows": 5}, "parameters out of limit, .*, got rows"),
+        ({"limit": "all"}, "limit to be a number of rows from 0, got 'all'"),
+        ({"wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
+        ({"concurrency": 0}, "concurrency to be a number of handlers from 1, got 0"),
     ],
 )
 def test_an_entry_that_cannot_work_is_refused(wrong: dict[str, Any], words: str) -> None:

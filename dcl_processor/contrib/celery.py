@@ -35,6 +35,9 @@ SHARE_OF_INTERVAL = 0.9
 #: What an entry of the schedule passes on to the task as it is.
 PARAMETERS = ("limit", "using", "wait_for_locked", "concurrency", "raise_for_failures")
 
+#: Those of them that can be judged without the settings and the processor.
+CHECKED = ("limit", "wait_for_locked", "concurrency")
+
 # Only the worker's main process is told that it shuts down. Its pool's processes are forked from
 # it, and share this page of memory with it.
 _shutting_down = mmap.mmap(-1, 1)
@@ -81,8 +84,9 @@ def run(
     try:
         (processor,) = registry.get([name])
         # What is wrong with these is said here, and not by each of the others once more.
-        budget.check_concurrency(concurrency)
-        budget.Budget(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
+        _check(
+            limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, concurrency=concurrency
+        )
         needed = _needed(processor, _whole("copies", copies), limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
@@ -132,6 +136,10 @@ def every(
         raise InvalidOption(
             f"expected parameters out of {', '.join(PARAMETERS)}, got {', '.join(sorted(unknown))}."
         )
+    wait = parameters.get("wait_for_locked")
+    if isinstance(wait, timedelta):  # which is not for a message
+        parameters["wait_for_locked"] = wait.total_seconds()
+    _check(**{name: value for name, value in parameters.items() if name in CHECKED})
     kwargs = {"copies": _whole("copies", copies), "timeout": seconds, **parameters}
     options = {"expires": interval or seconds, **({"queue": queue} if queue else {})}
     return {
@@ -195,6 +203,14 @@ def _hand_over(
         return
     signal.signal(signum, before)
     os.kill(os.getpid(), signum)
+
+
+def _check(
+    *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = 1
+) -> None:
+    """Raise ``InvalidOption`` for what ``run()`` would refuse."""
+    budget.check_concurrency(concurrency)
+    budget.Budget(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
 
 
 def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:
