@@ -18,7 +18,7 @@ from dcl_processor.report import Report
 
 from .pace import retry_after
 from .process import Copy, start
-from .sharing import databases_for_others, shares
+from .sharing import check_copies, databases_for_others, shares
 from .spawned import STOP, STOP_AT_ONCE, Send, Trouble, portable
 from .stopping import POLL_IDLE, Stop, StoppedAtOnce
 from .watch import GoesOn, Plan, Watch
@@ -144,9 +144,10 @@ class _Place:
 def keep(names: Sequence[str], copies: int, plan: Plan, *, stop: Event, tell: TellOfCopy) -> bool:
     """Watch in so many processes; return whether they had something to run until the end.
 
-    ``max_rows`` of the plan is for all of them together. Raises ``Unsupported`` where other
-    processes could not see the rows.
+    ``max_rows`` of the plan is for all of them together. Raises ``InvalidOption`` for less than
+    one, and ``Unsupported`` where other processes could not see the rows.
     """
+    check_copies(copies)
     databases = databases_for_others()
     places = [
         _Place(number, WatchWork(names, replace(plan, max_rows=rows), databases), tell)

@@ -41,7 +41,7 @@ def run(
     ``concurrency`` for each, and ``on_row`` is called with each row's outcome. One copy is this
     process.
     """
-    _check_copies(copies)
+    check_copies(copies)
     if copies > 1:
         # Nothing pending starts nothing: there is no copy without a row for it.
         needed = min(copies, backlog.count(processor, using=using, most=copies - 1))
@@ -164,7 +164,8 @@ def _collect(running: Sequence[Copy], stop: Event, on_row: OnRow) -> None:
                 del waiting[copy.results]
 
 
-def _check_copies(copies: int) -> None:
+def check_copies(copies: int) -> None:
+    """Raise ``InvalidOption`` unless so many processes can be started."""
     if copies < 1:
         raise InvalidOption(f"expected copies to be a number of processes from 1, got {copies!r}.")
 

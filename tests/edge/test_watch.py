@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from tests.edge.manage import Manage, at_gate, processors
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
@@ -167,6 +168,14 @@ def test_a_wrong_option_is_one_sentence(manage: Manage, arguments: list[str], wo
     assert (ran.code, ran.out) == (2, "")
     assert words in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("more", [{}, {"max_rows": 3}])
+def test_call_command_refuses_a_watch_without_a_copy(installed: None, more: dict[str, int]) -> None:
+    """The command line has refused it already."""
+    words = "expected copies to be a number of processes from 1, got 0"
+    with pytest.raises(CommandError, match=words):
+        call_command("processors", "run", DELIVER, watch=1.0, copies=0, **more)
 
 
 @pytest.mark.parametrize("copies", ["1", "2"])
