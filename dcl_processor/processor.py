@@ -60,19 +60,24 @@ class BatchProcessor(Definition[M]):
         """Return the rows whose claim is older than this and was never settled.
 
         Their process died, or is still at work: look at them, then ``mark_done()`` or
-        ``requeue()``. ``older_than``: seconds, by the database's clock. Needs ``claim`` and
-        ``claimed_at``.
+        ``requeue()``. ``older_than``: seconds (or a ``timedelta``) by the database's clock. Raises
+        ``InvalidOption`` without ``claim`` and ``claimed_at``.
         """
         return doubt.in_doubt(self, older_than)
 
     def mark_done(self, rows: QuerySet[M, M]) -> int:
-        """Write ``done`` to claimed rows whose work turned out to be done; return how many."""
+        """Write ``done`` to claimed rows whose work turned out to be done; return how many.
+
+        Raises ``InvalidOption`` without ``claim`` and a plain ``done``, and for rows that are no
+        queryset of the processor's model, or a slice of one.
+        """
         return doubt.mark_done(self, rows)
 
     def requeue(self, rows: QuerySet[M, M]) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
 
-        Writes ``reset``, which is needed for that, and the ``retry``'s columns.
+        Writes ``reset``, and the ``retry``'s columns. Raises ``InvalidOption`` without ``reset``,
+        and for rows that are no queryset of the processor's model, or a slice of one.
         """
         return doubt.requeue(self, rows)
 
@@ -132,7 +137,7 @@ class BatchProcessor(Definition[M]):
         concurrency: int = 1,
         stop: Event | None = None,
     ) -> Report:
-        """Run it: the same as ``run()``."""
+        """Run it: the same as ``run()``; raises ``TypeError`` when it is called with a row."""
         validation.refuse_rows(self, rows)
         return self.run(
             filter=filter,
