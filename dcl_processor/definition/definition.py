@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 
 from django.apps import apps
 from django.db.models import Model, Q, QuerySet
-from django.db.models.functions import Now
 
 from dcl_processor.lease import Lease
 from dcl_processor.retry import Retry
@@ -132,17 +131,6 @@ class Definition(Generic[M]):
         """Whether the flip is ``done``, whatever the handler returns."""
         rewritten = getattr(self.get_done, "__func__", None) is not Definition.get_done
         return self.done is not None and not rewritten
-
-    @property
-    def _rehearsal_suffices(self) -> bool:
-        """Whether a flip that was right for one row is right for all: its values are constants.
-
-        ``F("tries") + 1`` may take one row out of ``pending``, and leave another.
-        """
-        values = (self.done or {}).values()
-        return self._has_fixed_flip and not any(
-            hasattr(value, "resolve_expression") and not isinstance(value, Now) for value in values
-        )
 
     def _due(self) -> Q | None:
         """Return what is demanded of a row beside being pending; the user never writes it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from django.db import connections
@@ -33,13 +33,17 @@ logger = logging.getLogger("dcl_processor")
 
 
 class Run(Protocol):
-    """What a delivery needs of the run that it belongs to."""
+    """What a delivery needs of the run that it belongs to.
+
+    ``doubtful``: the flips, by option, after which each row has to be asked about.
+    """
 
     processor: Definition[Any]
     resource: Resource
     event_loop: EventLoop | None
     keeper: Keeper | None
     rehearsed: bool
+    doubtful: Collection[str]
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
         """Tell whether a row may start; ``so_far``: its batch's outcomes, not counted yet."""

@@ -65,8 +65,8 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     fence.close()
     for values, pks in grouping.group(flips):
         writing.write(question, pks, values, processor.name)
-    # The handler or its result decided the flip, so it could not be rehearsed beforehand.
-    if handled and not processor._rehearsal_suffices and not processor.repeats:
+    # It could not be rehearsed beforehand, or one row's rehearsal did not speak for all rows.
+    if handled and "done" in batch.run.doubtful:
         writing.refuse_pending(processor, question, list(handled))
     for pk in [pk for pk in batch.outcomes if pk not in handled]:
         batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])

@@ -8,8 +8,10 @@ from typing import Any
 from django.db.models import QuerySet
 
 from dcl_processor.candidates.pending import these
+from dcl_processor.exceptions import StillPending
 from dcl_processor.locking.claiming import claim
 from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.settlement import rehearsal
 
 from . import one_statement
 from .batch import Batch
@@ -19,16 +21,19 @@ from .marks import Mark, Values
 def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
     """Lock and ask again, mark the rows that are ours, commit."""
     began = time.monotonic()
-    question = batch.question
+    question, run = batch.question, batch.run
     try:
-        # The first rows of a run are rehearsed with, which takes a transaction.
-        if batch.run.rehearsed and one_statement.suits(question):
+        # The first rows of a run are rehearsed with, which takes a transaction; and so does a mark
+        # that may have to be taken back.
+        doubtful = not run.rehearsed or mark.leaves_by in run.doubtful
+        if not doubtful and one_statement.suits(question):
             one_statement.claim_and_mark(batch, mark)
         else:
             with row_transaction(question.using):
                 batch.claimed(claim(question, batch.pks))
-                batch.run.rehearse(question, batch.rows)
+                run.rehearse(question, batch.rows)
                 _write(batch, mark)
+                _refuse_pending(batch, mark)
     except BaseException as error:
         # An interrupt may come before the commit or after it. Then the mark itself has to tell
         # whether it is there, and not another copy's by now.
@@ -52,6 +57,14 @@ def _write(batch: Batch[Any], mark: Mark) -> None:
     mark.carried(before, after)
     for pk, row in batch.rows.items():
         show(row, after[pk])
+
+
+def _refuse_pending(batch: Batch[Any], mark: Mark) -> None:
+    """Raise before a mark is committed that leaves its row pending, for another copy to claim."""
+    option = mark.leaves_by
+    if option is not None and option in batch.run.doubtful:
+        for pk in batch.question.still_pending(list(batch.rows)).values_list("pk", flat=True)[:1]:
+            raise StillPending(rehearsal.still_pending(batch.processor, option, pk))
 
 
 def _read(rows: QuerySet[Any], names: list[str]) -> dict[Any, Values]:

@@ -39,6 +39,8 @@ class Mark(Protocol):
     undone: Values | None
     #: Whether it holds a time, by which it is told from any other copy's.
     is_unique: bool
+    #: The option that has to take a marked row out of pending; ``None``: a lease hides it.
+    leaves_by: str | None
 
     @property
     def rows(self) -> Collection[Any]:
@@ -75,6 +77,7 @@ class ClaimMark:
 
     def __init__(self, batch: Batch[Any]) -> None:
         processor = batch.processor
+        self.leaves_by: str | None = "claim" if processor.claim else "done"
         at = processor.claimed_at
         time_of_it: dict[str, Any] = {at: _NOW} if at else {}
         written = {**resolve(processor.claim or processor.done or {}), **time_of_it}
@@ -116,6 +119,7 @@ class LeaseMark:
 
     may_repeat = True
     is_unique = True
+    leaves_by: str | None = None
 
     def __init__(self, batch: Batch[Any]) -> None:
         processor = batch.processor

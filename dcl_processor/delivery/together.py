@@ -92,7 +92,7 @@ def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> 
         written = table.filter(these(pks), condition(guard)).update(**values)
         if written != len(pks):
             raise NotAllOursError
-        if not processor._has_fixed_flip and not processor.repeats:
+        if "done" in batch.run.doubtful:
             writing.refuse_pending(processor, question, pks)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from threading import Event
@@ -71,6 +71,7 @@ class Run(Generic[M]):
         self.under_way: set[Any] = set()
         self.interrupted = False
         self.rehearsed = False
+        self.doubtful: Collection[str] = ()
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
         self.resource = Resource(processor, self.event_loop, Broken())
         self.concurrency = concurrency
@@ -264,7 +265,7 @@ class Run(Generic[M]):
     def rehearse(self, question: pending.Question[M], rows: Mapping[Any, M]) -> None:
         """Rehearse the flips on the first row that is claimed."""
         if rows and not self.rehearsed:
-            rehearsal.rehearse(self.processor, question, next(iter(rows)))
+            self.doubtful = rehearsal.rehearse(self.processor, question, next(iter(rows)))
             self.rehearsed = True
             self.crew.look_again()
 

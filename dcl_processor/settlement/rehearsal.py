@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
+from django.db.models import Value
+from django.db.models.functions import Now
 
 from dcl_processor import clock
+from dcl_processor.candidates.deciding import decided
 from dcl_processor.candidates.pending import Question
+from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending
 
@@ -19,22 +24,38 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 
-def rehearse(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
-    """Flip, ask, roll back: raise ``StillPending`` before any handler ran, not after."""
+def rehearse(processor: Definition[Any], question: Question[Any], pk: Any) -> set[str]:
+    """Flip, ask, roll back: raise ``StillPending`` before any handler ran, not after.
+
+    Returns the flips, by option, of which this row's does not tell what another row's will do.
+    """
     claim = dict(processor.claim or {})
     flips = {"claim": claim, "failed": {**claim, **(processor.failed or {})}}
     if processor._has_fixed_flip and not processor.repeats:
         flips["done"] = {**claim, **(processor.done or {})}
+    unrehearsed = not processor._has_fixed_flip and not processor.repeats
+    doubtful = {"done"} if unrehearsed else set()
     for option, values in flips.items():
-        if getattr(processor, option) and _rehearsed(question, pk, values, processor.name):
-            raise StillPending(_still_pending(processor, option, pk))
-    back = {**claim, **(processor.reset or {})}
-    if claim and processor.reset and not _rehearsed(question, pk, back, processor.name):
+        if getattr(processor, option):
+            left = _rehearsed(question, pk, values, processor.name)
+            if left is Left.NOT:
+                raise StillPending(still_pending(processor, option, pk))
+            if left is Left.MAYBE_ALONE:
+                doubtful.add(option)
+    _check_reset(processor, question, pk)
+    _check_kept(processor, question, pk)
+    return doubtful
+
+
+def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
+    if not processor.claim or not processor.reset:
+        return
+    back = {**processor.claim, **processor.reset}
+    if _rehearsed(question, pk, back, processor.name) is not Left.NOT:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
             f"back into pending, got row {pk} not pending after it; no handler was called."
         )
-    _check_kept(processor, question, pk)
 
 
 def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
@@ -80,19 +101,41 @@ def _marks(
     return constants, {name: now.replace(microsecond=654_321) for name in columns if name}
 
 
-def _rehearsed(question: Question[Any], pk: Any, values: Values, label: str) -> bool:
+class Left(Enum):
+    """Whether a row has left pending by a flip."""
+
+    NOT = "still pending"
+    #: Another row may stay all the same.
+    MAYBE_ALONE = "left"
+    LIKE_ALL = "left, as every row does"
+
+
+def _rehearsed(question: Question[Any], pk: Any, values: Values, label: str) -> Left:
+    meta = question.model._meta
+    constants = {meta.get_field(n).attname for n, value in values.items() if _is_constant(value)}
+    alike = decided(question.unfiltered, constants)
     with transaction.atomic(using=question.using):
         writing.write(question, [pk], values, label)
-        still = question.still_pending([pk]).exists()
+        # Most questions ask for the flip's columns first and foremost, and are answered by that.
+        if alike is not None and not alike.filter(pk=pk).exists():
+            left = Left.LIKE_ALL
+        else:
+            left = Left.NOT if question.still_pending([pk]).exists() else Left.MAYBE_ALONE
         transaction.set_rollback(True, using=question.using)
-    return still
+    return left
 
 
-def _still_pending(processor: Definition[Any], option: str, pk: Any) -> str:
+def _is_constant(value: Any) -> bool:
+    """Tell whether a flip writes the same to every row; callables are taken to do so."""
+    return not hasattr(value, "resolve_expression") or type(value) in {Value, Now, DatabaseNow}
+
+
+def still_pending(processor: Definition[Any], option: str, pk: Any) -> str:
+    """Return the sentence about a row that a flip leaves pending, found before its handler."""
     values = dict(getattr(processor, option))
     repeats = ", or say repeats=True" if option == "done" else ""
     return (
         f"{processor.name}: expected {option}={values!r} to take a row out of pending, got row "
-        f"{pk} still pending after it; no handler was called. Make {option} change what pending "
-        f"asks for{repeats}."
+        f"{pk} still pending after it; its handler was not called. Make {option} change what "
+        f"pending asks for{repeats}."
     )

@@ -1,0 +1,163 @@
+"""A constant flip that takes some rows out of pending, and leaves others in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db.models import Case, Count, F, Q, When
+
+from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor.exceptions import StillPending
+from tests.contract import errands as the
+from tests.contract.batches import parcels, statements
+from tests.models import Errand, Parcel, RoadTrain
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+#: What is not done, and what is at place 2 whether it is done or not.
+SOME_STAY = Q(done=False) | Q(place=2)
+
+#: The same for parcels, asked in one statement and in two.
+PARCELS = {
+    "own": lambda: Parcel.objects.filter(Q(sent=False) | Q(priority=2)),
+    "spanning": lambda: Parcel.objects.filter(Q(sent=False) | Q(depot__isnull=True, priority=2)),
+}
+each_question = pytest.mark.parametrize("question", PARCELS.values(), ids=PARCELS)
+each_size = pytest.mark.parametrize("size", [1, 3])
+
+
+def failed_places(report: Report) -> list[int]:
+    assert all(isinstance(each.error, StillPending) for each in report.failures)
+    return [Errand.objects.get(pk=each.pk).place for each in report.failures]
+
+
+@each_question
+@each_size
+@pytest.mark.parametrize("done", [{"sent": True}, {"sent": lambda: True, "tries": F("tries") + 1}])
+def test_a_row_that_stays_is_refused_by_name_and_rolled_back(
+    question: Any, size: int, done: Any
+) -> None:
+    parcels(5)
+
+    def handle(row: Parcel) -> None:
+        Parcel.objects.filter(pk=row.pk).update(note="worked")
+
+    run: BatchProcessor[Parcel] = batch_processor(pending=question, done=done, batch_size=size)(
+        handle
+    )
+    report = run()
+    assert (report.processed, report.failed) == (4, 1)
+    assert isinstance(report.failures[0].error, StillPending)
+    stays = Parcel.objects.get(priority=2)
+    assert (stays.sent, stays.note, report.failures[0].pk) == (False, "", stays.pk)
+    assert Parcel.objects.filter(sent=True, note="worked").count() == 4
+
+
+@each_size
+def test_at_least_once_takes_the_flip_back_and_frees_the_lease(size: int) -> None:
+    the.errands(5)
+    run = the.at_least_once(the.ignore, pending=Errand.objects.filter(SOME_STAY), batch_size=size)
+    report = run()
+    assert (report.processed, report.failed) == (4, 1)
+    assert failed_places(report) == [2]
+    assert not Errand.objects.exclude(leased_until=None).exists()
+    assert list(Errand.objects.filter(done=False).values_list("place", flat=True)) == [2]
+
+
+def test_at_least_once_asks_after_a_flip_that_is_computed() -> None:
+    the.errands(5)
+    run = the.at_least_once(
+        the.ignore, pending=Errand.objects.exclude(place=2), done={"place": F("place") * 2 + 2}
+    )
+    Errand.objects.filter(place__lt=2).update(place=0)
+    report = run()
+    assert (report.processed, report.failed) == (2, 2)
+    assert failed_places(report) == [3, 4]
+
+
+@each_size
+@pytest.mark.parametrize("claim", [{"claimed": True}, None], ids=["claim", "flip"])
+def test_at_most_once_ends_before_a_row_that_its_mark_leaves_pending(size: int, claim: Any) -> None:
+    """Committed, such a mark would let another copy call the handler a second time."""
+    the.errands(5)
+    calls: list[int] = []
+    column = "claimed" if claim else "done"
+    run = the.at_most_once(
+        lambda row: calls.append(row.place),
+        pending=Errand.objects.filter(Q(**{column: False}) | Q(place=3), done=False)
+        if claim
+        else Errand.objects.filter(Q(done=False) | Q(place=3)),
+        claim=claim,
+        claimed_at="claimed_at" if claim else None,
+        batch_size=size,
+    )
+    for _ in range(2):
+        with pytest.raises(StillPending, match=r"\d+ still pending after it"):
+            run()
+    assert calls == [0, 1, 2]
+    marked = Errand.objects.filter(**{column: True}).order_by("place")
+    assert list(marked.values_list("place", flat=True)) == [0, 1, 2]
+
+
+def test_at_most_once_leaves_in_doubt_what_its_flip_puts_back() -> None:
+    the.errands(5)
+    pending = Errand.objects.filter(Q(claimed=False) | Q(place=2, done=True))
+    report = the.at_most_once(the.ignore, pending=pending)()
+    assert (report.processed, report.failed) == (4, 1)
+    assert failed_places(report) == [2]
+    stays = Errand.objects.get(place=2)
+    assert (stays.claimed, stays.done) == (True, False)
+
+
+def each_costs(make: Any, **options: Any) -> float:
+    """Return the statements that each further row costs, which what a run costs once does not."""
+    run: BatchProcessor[Any] = batch_processor(**options)(the.ignore)
+    spent = []
+    for number in (1, 2, 7):  # the first on a connection asks for its isolation level
+        make(number)
+        with statements() as seen:
+            assert run().processed == number
+        spent.append(len(seen))
+    return (spent[2] - spent[1]) / 5
+
+
+def trains(number: int) -> None:
+    for _ in range(number):
+        RoadTrain.objects.create()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: Parcel.objects.filter(sent=False),
+        lambda: Parcel.objects.filter(Q(depot=None) | Q(depot__open=True), sent=False),
+        lambda: Parcel.objects.filter(~Q(sent=True) & Q(priority__gte=0)).distinct(),
+        lambda: Parcel.objects.filter(Q(sent=False) | Q(sent__isnull=True)).order_by("-priority"),
+        lambda: Parcel.objects.annotate(many=Count("scans")).filter(many=0, sent=False),
+        lambda: Parcel.objects.filter(Q(sent=False) | Q(tries__lt=0)),
+        lambda: RoadTrain.objects.filter(inspected=False, length=0),
+    ],
+)
+def test_what_the_flip_decides_for_all_rows_alike_is_not_asked_again(ask: Any) -> None:
+    make = trains if ask().model is RoadTrain else parcels
+    values = {"inspected": True} if make is trains else {"sent": True, "tries": 1}
+    asked = each_costs(make, pending=ask, done=values)
+    ask().model.objects.all().delete()
+    taken_for_granted = each_costs(make, pending=ask, done=values, repeats=True)
+    assert asked == taken_for_granted
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: Parcel.objects.filter(pk__in=Parcel.objects.filter(sent=False)),
+        lambda: Parcel.objects.filter(Q(sent=False) | Q(priority=50)),
+        lambda: Parcel.objects.filter(Case(When(sent=False, then=True), default=False)),
+    ],
+)
+def test_what_it_does_not_decide_costs_one_question_more(ask: Any) -> None:
+    asked = each_costs(parcels, pending=ask, done={"sent": True})
+    Parcel.objects.all().delete()
+    taken_for_granted = each_costs(parcels, pending=ask, done={"sent": True}, repeats=True)
+    assert asked == taken_for_granted + 1
