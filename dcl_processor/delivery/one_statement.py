@@ -54,9 +54,7 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
         said = dict(zip(columns, answer[marked:], strict=True))
         after[pk] = {name: said[name] for name in values}
     try:
-        batch.claimed(
-            _instances(batch, columns, [(pk, answer[marked:]) for pk, *answer in answers])
-        )
+        batch.claimed(_instances(batch, columns, {pk: answer[marked:] for pk, *answer in answers}))
     except BaseException:
         # Committed already: what cannot be handed to the handler is put back.
         _put_back(question, before, after)
@@ -97,7 +95,7 @@ class _Statement:
             self._keys = Keys(question.model, question.using, many=many)
             self._open = open_values(question.model, values)
             rows = self._keys.condition
-        fields = _loaded(question, values)
+        fields = _returned(question, values)
         self.columns = [field.attname for field in fields]
         statement, params = _compile(question, {**values, **written(self._open)}, fields, rows)
         places = [self._keys.place] if self._keys else []
@@ -162,25 +160,36 @@ def _update(question: Question[Any], values: Values) -> tuple[str, Sequence[Any]
     return compiled(query.get_compiler(question.using))
 
 
-def _loaded(question: Question[Any], values: Values) -> list[Field[Any, Any]]:
-    """Return the columns that the handler's instance is to carry, those of the mark included."""
+def _returned(question: Question[Any], values: Values) -> list[Field[Any, Any]]:
+    """Return the columns that the handler's instance is to carry, and those of the mark."""
+    loaded = _loaded(question)
+    fields = question.model._meta.concrete_fields
+    return [field for field in fields if field.attname in values or field.attname in loaded]
+
+
+def _loaded(question: Question[Any]) -> set[str]:
     names, deferred = question.queryset.query.deferred_loading
-    return [
-        field
+    return {
+        field.attname
         for field in question.model._meta.concrete_fields
-        if field.primary_key
-        or field.attname in values
-        or (field.name in names or field.attname in names) != deferred
-    ]
+        if field.primary_key or (field.name in names or field.attname in names) != deferred
+    }
 
 
 def _instances(
-    batch: Batch[Any], columns: Sequence[str], answers: Sequence[tuple[Any, Sequence[Any]]]
+    batch: Batch[Any], columns: Sequence[str], answers: Mapping[Any, Sequence[Any]]
 ) -> Claimed[Any]:
     queryset: Any = batch.question.queryset
     model: type[Model] = queryset.model  # which may be a proxy
     using = batch.question.using
-    found = {pk: model.from_db(using, columns, values) for pk, values in answers}
+    # What the user's queryset left out stays out: of the mark's columns, too.
+    loaded = _loaded(batch.question)
+    places = [place for place, name in enumerate(columns) if name in loaded]
+    names = [columns[place] for place in places]
+    found = {
+        pk: model.from_db(using, names, [values[place] for place in places])
+        for pk, values in answers.items()
+    }
     rows = {pk: found[pk] for pk in batch.pks if pk in found}
     prefetch_related_objects(list(rows.values()), *queryset._prefetch_related_lookups)  # noqa: SLF001  # no public name
     return Claimed(rows, {pk: Miss.ABSENT for pk in batch.pks if pk not in found})

@@ -225,6 +225,22 @@ def test_discard_writes_failed() -> None:
     assert (said["dead"], said["leased_until"]) == (True, False)
 
 
+@pytest.mark.parametrize("make", [the.at_least_once, the.at_most_once])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_column_that_the_question_leaves_out_stays_out_of_every_instance(
+    make: Any, size: int
+) -> None:
+    """The mark's own included: a save() by the handler is not to write them."""
+    the.errands(7)
+    loaded: list[set[str]] = []
+
+    def look(row: Errand) -> None:
+        loaded.append(vars(row).keys() & {field.attname for field in Errand._meta.fields})
+
+    assert make(look, pending=the.PENDING.only("place", "done"), batch_size=size)().processed == 7
+    assert loaded == [{"id", "place", "done"}] * 7
+
+
 def test_the_result_is_written_with_the_flip() -> None:
     [row] = the.errands(1)
     run = the.at_least_once(
