@@ -52,11 +52,13 @@ def _write(batch: Batch[Any], mark: Mark) -> None:
     marked = table.filter(these(batch.rows))
     before = _read(marked, names)
     marked.update(**mark.values)
-    # Read back: the time is the database's, and a column may keep a value in its own way.
-    after = _read(marked, names)
-    mark.carried(before, after)
+    # Read back: the time is the database's, a column may keep a value in its own way, and others
+    # may be computed from it.
+    computed = [f.attname for f in question.model._meta.concrete_fields if f.generated]
+    after = _read(marked, [*names, *computed])
     for pk, row in batch.rows.items():
         show(row, after[pk])
+    mark.carried(before, {pk: {name: says[name] for name in names} for pk, says in after.items()})
 
 
 def _refuse_pending(batch: Batch[Any], mark: Mark) -> None:

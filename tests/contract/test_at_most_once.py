@@ -16,7 +16,7 @@ from dcl_processor.exceptions import StillPending
 from tests.contract import errands as the
 from tests.contract.gate import HAS_GATE, other_than, run_and_meanwhile
 from tests.contract.sessions import before_statement
-from tests.models import Errand
+from tests.models import Errand, Priced
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -47,6 +47,27 @@ def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size
     assert seen == [(True, True, False)] * 5
     expected = {**the.state(rows[0]), "done": True, "claimed": True, "claimed_at": False}
     assert [the.state(row) for row in rows] == [expected] * 5
+
+
+@pytest.mark.parametrize("left_out", [None, "gross"])
+@pytest.mark.parametrize(
+    "narrow", [lambda rows: rows, lambda rows: rows.distinct()], ids=["own", "spanning"]
+)
+@each_size
+def test_a_column_that_the_database_computes_says_what_the_claim_made_of_it(
+    size: int, narrow: Any, left_out: str | None
+) -> None:
+    Priced.objects.bulk_create(Priced(net=1) for _ in range(5))
+    seen: list[tuple[int, int]] = []
+
+    def look(row: Priced) -> None:
+        assert ("gross" in vars(row)) == (left_out is None)
+        seen.append((row.net, row.gross))
+
+    options = {"claim": {"net": 2}, "claimed_at": None, "done": {"net": 3}, "batch_size": size}
+    pending = narrow(Priced.objects.filter(net=1).defer(left_out))
+    assert the.at_most_once(look, pending=pending, **options)().processed == 5
+    assert seen == [(2, 4)] * 5
 
 
 @each_question
