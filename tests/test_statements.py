@@ -13,14 +13,14 @@ from django.db.models import F, Model, Value
 from django.db.models.functions import Now, Upper
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from dcl_processor import Retry, batch_processor
+from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.delivery import guard
 from dcl_processor.settlement import writing
 from dcl_processor.statements.kept import MOST_KEPT
 from dcl_processor.statements.update import Update
-from tests.models import Errand, Parcel, Seat, Trailer, Truck
+from tests.models import Depot, Errand, Parcel, Seat, Trailer, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,6 +53,24 @@ def test_one_statement_writes_any_plain_values() -> None:
         assert (row.note, row.weight) == (note, weight)
     assert len(kept(question)) == 1
     assert all(kept(question).values())
+
+
+def test_a_foreign_key_is_written_from_a_row_after_it_was_written_from_a_key() -> None:
+    question, row, depot = ask(Parcel), Parcel.objects.create(), Depot.objects.create()
+    for value in (None, depot, depot.pk, depot, None):
+        write(question, row, depot=value)
+        assert row.depot == (depot if value else None)
+
+
+def test_a_processor_may_give_one_row_a_related_row_and_another_none() -> None:
+    depot = Depot.objects.create()
+    Parcel.objects.bulk_create(Parcel(priority=place) for place in range(6))
+    processor: BatchProcessor[Parcel] = batch_processor(
+        pending=Parcel.objects.filter(sent=False),
+        done=lambda row, result: {"sent": True, "depot": result},
+    )(lambda row: depot if row.priority % 2 else None)
+    assert processor().processed == 6
+    assert Parcel.objects.filter(depot=depot).count() == 3
 
 
 def test_callables_are_called_for_each_row() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
+from django.db.models import Model
 
 from dcl_processor.clock import Later
 
@@ -53,4 +54,6 @@ def names(values: Values) -> Hashable:
 def _kind(value: Any) -> Hashable:
     if type(value) is Later:
         return Later
+    if hasattr(value, "prepare_database_save"):
+        return Model  # a related row, for whose key no place can be left open
     return id(value) if hasattr(value, "resolve_expression") else None
