@@ -22,7 +22,7 @@ class Tag(models.Model):
     name = models.CharField(max_length=50)
 
 
-class Parcel(models.Model):
+class Parcel(LeaseColumn):
     """The plain case: a flag in the row itself."""
 
     depot = models.ForeignKey(Depot, models.CASCADE, null=True, related_name="parcels")
@@ -55,19 +55,19 @@ class Receipt(models.Model):
     printed = models.BooleanField(default=False)
 
 
-class Letter(models.Model):
+class Letter(LeaseColumn):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     sent = models.BooleanField(default=False)
 
 
-class Seat(models.Model):
+class Seat(LeaseColumn):
     pk = models.CompositePrimaryKey("row", "number")
     row = models.IntegerField()
     number = models.IntegerField()
     sent = models.BooleanField(default=False)
 
 
-class Vehicle(models.Model):
+class Vehicle(LeaseColumn):
     """The parent of a multi-table family, which holds the flag."""
 
     inspected = models.BooleanField(default=False)
@@ -98,7 +98,7 @@ class VisibleManager(models.Manager["Crate"]):
         return super().get_queryset().filter(hidden=False)
 
 
-class Crate(models.Model):
+class Crate(LeaseColumn):
     """Its default and base managers hide rows; ``visible`` is the one that users write."""
 
     hidden = models.BooleanField(default=False)
@@ -110,7 +110,7 @@ class Crate(models.Model):
         base_manager_name = "visible"
 
 
-class Priced(models.Model):
+class Priced(LeaseColumn):
     """Ordered by default, and with a generated column."""
 
     net = models.IntegerField(default=1)
@@ -123,20 +123,20 @@ class Priced(models.Model):
         ordering = ("-net",)
 
 
-class Message(models.Model):
+class Message(LeaseColumn):
     """Its flag is a key of a document."""
 
     data = models.JSONField(default=dict)
 
 
-class Voucher(models.Model):
+class Voucher(LeaseColumn):
     """A key of letters, which says nothing of when a row came."""
 
     code = models.CharField(max_length=20, primary_key=True)
     sent = models.BooleanField(default=False)
 
 
-class Badge(models.Model):
+class Badge(LeaseColumn):
     """Its primary key is somebody else's, and the columns before it are not the key."""
 
     printed = models.BooleanField(default=False)
@@ -147,7 +147,7 @@ class Badge(models.Model):
     parcel = models.OneToOneField(Parcel, models.CASCADE, primary_key=True)
 
 
-class Watched(models.Model):
+class Watched(LeaseColumn):
     """Remembers how it was loaded, as models that look for changes do."""
 
     state = models.CharField(max_length=20, default="new")
@@ -180,7 +180,7 @@ class OpenParcel(models.Model):
         db_table = "tests_openparcel"
 
 
-class Visit(models.Model):
+class Visit(LeaseColumn):
     """Its order is that of the rows it points to."""
 
     depot = models.ForeignKey(Depot, models.CASCADE, null=True)
@@ -216,7 +216,7 @@ class ShoutedField(models.CharField):  # type: ignore[type-arg]  # no generic at
         return None if value is None else Shouted(value.upper())
 
 
-class Sample(models.Model):
+class Sample(LeaseColumn):
     """A column of nearly every type."""
 
     done = models.BooleanField(null=True, default=False)

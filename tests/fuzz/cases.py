@@ -1,4 +1,4 @@
-"""One example: a world with rows, a question, a flip, and how two copies are to meet."""
+"""One example: a world with rows, a question, flips, and how two copies are to meet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from django.db.models import QuerySet
 from hypothesis import strategies as st
 
-from tests.fuzz.flips import flip, possible
+from dcl_processor import Delivery, Lease
+from tests.fuzz.flips import claim, flip, possible
 from tests.fuzz.questions import question
 from tests.fuzz.words import meaning
 from tests.fuzz.worlds import WORLDS, World
@@ -17,6 +18,9 @@ from tests.fuzz.worlds import WORLDS, World
 #: How two copies meet: side by side from a barrier on, or one wholly between the other's read and
 #: its claim, or a stranger there who changes what is beside the rows.
 RACE, BETWEEN, STRANGER = "race", "between", "stranger"
+
+#: The column in which leases and claims keep their time; no question asks for it.
+CLOCK = "leased_until"
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,13 @@ class Case:
     value: str
     #: One number per row, from which its other values come.
     seeds: Sequence[int]
+    delivery: Delivery
+    #: The text of ``claim``, if there is one, and whether a column keeps its time.
+    claim: str | None
+    timed: bool
     meeting: str
+    #: Which of the lock statements the meeting is at.
+    at: int
     options: Mapping[str, Any]
 
     @property
@@ -44,6 +54,23 @@ class Case:
     def done(self) -> Any:
         return meaning(self.flip)
 
+    def delivered(self) -> dict[str, Any]:
+        """Return the options of the delivery."""
+        options: dict[str, Any] = {"delivery": self.delivery}
+        if self.delivery == Delivery.AT_LEAST_ONCE:
+            options["lease"] = Lease(600)
+        if self.claim is not None:
+            options["claim"] = meaning(self.claim)
+            options["claimed_at"] = CLOCK if self.timed else None
+        return options
+
+    def mark(self) -> dict[str, Any] | None:
+        """Return what is written to a row before its handler is called; ``None``: nothing is."""
+        if self.delivery != Delivery.AT_MOST_ONCE:
+            return None
+        mark: dict[str, Any] = self.done() if self.claim is None else meaning(self.claim)
+        return mark
+
     def make_rows(self) -> None:
         wanted = {self.column: meaning(self.value)}
         for number, seed in enumerate(self.seeds):
@@ -53,7 +80,7 @@ class Case:
     def spare(self) -> str | None:
         """A text column that neither asks nor is written: the handler may write it itself."""
         for name in ("note", "plate"):
-            asked = f"{self.question} {self.flip}"
+            asked = f"{self.question} {self.flip} {self.claim}"
             if name in self.world.own and name not in asked and self.column != name:
                 return name
         return None
@@ -64,18 +91,27 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, delivery: Delivery) -> Case:
     world = draw(st.sampled_from(WORLDS))
     column = draw(st.sampled_from([*world.own, *[next(iter(world.own))] * 3]))
     value = draw(st.sampled_from(possible(world.own[column])))
+    done = draw(flip(world, column, value))
+    marks = claim(world, column, value, done) if delivery == Delivery.AT_MOST_ONCE else None
+    marks = draw(st.sampled_from((marks, marks, None)))
+    # A parent's part is locked by a statement of its own, when the row itself is locked already.
+    places = (0,) if world.model._meta.parents else (0, 0, 1)
     return Case(
         world.source,
         draw(question(world, column, value)),
-        draw(flip(world, column, value)),
+        done,
         column,
         value,
         draw(st.lists(st.integers(0, 999), min_size=1, max_size=6)),
+        delivery,
+        None if marks is None else draw(marks),
+        draw(st.booleans()),
         draw(st.sampled_from((RACE, BETWEEN, BETWEEN, STRANGER))),
+        draw(st.sampled_from(places)),
         draw(
             st.sampled_from(
                 ({}, {}, {}, {"batch_size": 3}, {"strict_order": True}, {"batch_size": 2})

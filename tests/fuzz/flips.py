@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.fuzz.words import VALUES
+from tests.fuzz.words import VALUES, Text, mostly
 from tests.fuzz.worlds import World
-
-Text = st.SearchStrategy[str]
 
 
 def flip(world: World, column: str, value: str) -> Text:
@@ -16,7 +14,7 @@ def flip(world: World, column: str, value: str) -> Text:
     others = [text for text in possible(kind) if text != value]
     usual = st.sampled_from(others).flatmap(lambda text: written(kind, text))
     one = st.builds(f"{{{{{column!r}: {{}}}}}}".format, usual)
-    return st.one_of(one, one, one, one, with_another(world, column, usual), odd(world, column))
+    return mostly(one, with_another(world, column, usual), odd(world, column))
 
 
 def possible(kind: str) -> list[str]:
@@ -33,9 +31,20 @@ def written(kind: str, text: str) -> Text:
         ways += ["lazily({})", "Concat(Value({}), Value(''))"]
     if kind.startswith("time"):
         ways += ["Now()"]
-    if kind.startswith("bool"):
+    if kind.startswith("bool") and text != "None":
         ways += ["int({})"]
     return st.sampled_from([way.format(text) for way in ways])
+
+
+def claim(world: World, column: str, value: str, done: str) -> Text | None:
+    """Return what marks a row as claimed; ``None``: no value is left that is neither."""
+    others = [text for text in possible(world.own[column]) if text != value]
+    another = with_another(world, column, st.sampled_from(others))
+    third = [text for text in others if text not in done]
+    if third:
+        one = st.builds(f"{{{{{column!r}: {{}}}}}}".format, st.sampled_from(third))
+        return mostly(one, another, odd(world, column))
+    return mostly(another, odd(world, column)) if len(world.own) > 1 else None
 
 
 def with_another(world: World, column: str, usual: Text) -> Text:

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from django.db.models import Model, QuerySet
+from django.db import transaction
+from django.db.models import Model
 
-from tests.fuzz.cases import Case
+from tests.fuzz.cases import CLOCK, Case
+from tests.fuzz.oracle import Columns
 
 
-def stale_facts(case: Case, row: Any) -> list[str]:
-    """Return what of a row is not so, or not asked for any more."""
+def stale_facts(case: Case, row: Any, before: Columns | None) -> list[str]:
+    """Return what of a row is not so, or was not asked for when it was locked.
+
+    ``before``: what the row said before anybody came to it.
+    """
     using = row._state.db
-    found = list(case.queryset().using(using).filter(pk=row.pk))
+    if case.mark() is None:
+        return [*_unlike_the_answer(case, row, ()), *_unlike_the_row(case, row)]
+    if before is None:
+        return [f"row {row.pk} was not there"]
+    # It is marked, and so not pending any more: asked as it was when it was claimed.
+    marked = _marked(case)
+    computed = {field.attname for field in row._meta.concrete_fields if field.generated}
+    with transaction.atomic(using=using):
+        case.rows(using).filter(pk=row.pk).update(**{name: before[name] for name in marked})
+        stale = _unlike_the_answer(case, row, marked | computed)
+        transaction.set_rollback(True, using=using)
+    return [*stale, *_unlike_the_row(case, row)]
+
+
+def _unlike_the_answer(case: Case, row: Any, marked: Collection[str]) -> list[str]:
+    asked = case.queryset().using(row._state.db).filter(pk=row.pk)
+    asked.query.select_for_update = False  # there may be no transaction
+    found = list(asked)
     if not found:
         return [f"row {row.pk} was handed out and is not pending"]
-    facts = _facts(row)
-    if all(_facts(each) != facts for each in found):
-        return [f"row {row.pk} says {facts}, expected {_facts(found[0])}"]
-    own = QuerySet(case.world.model, using=using).filter(pk=row.pk).values(*_loaded(row)).get()
+    facts = _facts(row, marked)
+    if all(_facts(each, marked) != facts for each in found):
+        return [f"row {row.pk} says {facts}, expected {_facts(found[0], marked)}"]
+    return []
+
+
+def _unlike_the_row(case: Case, row: Any) -> list[str]:
+    """Compare the instance's own columns with those of the row as it is now."""
+    rows = case.rows(row._state.db)
+    own = rows.filter(pk=row.pk).values(*_loaded(row)).get()
     said = {name: row.__dict__[name] for name in own}
     return [] if own == said else [f"row {row.pk} has {said}, expected {own}"]
 
@@ -27,14 +56,27 @@ def _loaded(row: Model) -> list[str]:
     return [f.attname for f in row._meta.concrete_fields if f.attname in row.__dict__]
 
 
-def _facts(row: Any, far: int = 2) -> dict[str, Any]:
-    """Return columns, annotations, and the rows that came along; two rows may know each other."""
+def _marked(case: Case) -> set[str]:
+    fields = case.world.model._meta
+    names = {fields.get_field(name).attname for name in case.mark() or {}}
+    return names | ({CLOCK} if case.claim is not None and case.timed else set())
+
+
+def _facts(row: Any, marked: Collection[str], far: int = 2) -> dict[str, Any]:
+    """Return columns, annotations, and the rows that came along; two rows may know each other.
+
+    ``marked``: columns that say something else by now, in the row's own table.
+    """
     facts = {name: value for name, value in vars(row).items() if not name.startswith("_")}
     facts.pop("loaded", None)  # what a model remembers of itself
-    if not far:
-        return facts
-    for name, other in row._state.fields_cache.items():
-        facts[f"{name}.*"] = None if other is None else _facts(other, far - 1)
-    for name, others in getattr(row, "_prefetched_objects_cache", {}).items():
-        facts[f"{name}.*"] = sorted((_facts(other, 0) for other in others), key=repr)
+    if far:
+        for name, other in row._state.fields_cache.items():
+            facts[f"{name}.*"] = None if other is None else _facts(other, marked, far - 1)
+        for name, others in getattr(row, "_prefetched_objects_cache", {}).items():
+            some = (_facts(other, marked, 0) for other in others)
+            facts[f"{name}.*"] = sorted(some, key=repr)
+    for name in marked:
+        facts.pop(name, None)
+        # A key that was marked has forgotten the row that came along.
+        facts.pop(f"{name.removesuffix('_id')}.*", None)
     return facts

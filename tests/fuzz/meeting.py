@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Barrier, Thread
 from typing import Any
@@ -16,6 +16,7 @@ from tests import models as tables
 from tests.contract.gate import PATIENCE, other_than, run_and_meanwhile
 from tests.fuzz.cases import RACE, STRANGER, Case
 from tests.fuzz.fresh import stale_facts
+from tests.fuzz.oracle import Columns
 
 #: What the handler writes into a spare column.
 MARK = "by the handler"
@@ -25,17 +26,21 @@ MARK = "by the handler"
 class Met:
     """What came of it."""
 
+    before: Mapping[Any, Columns] = field(default_factory=dict)
     #: The keys of the rows that were handed to a handler, each time.
     handled: list[Any] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     refusals: list[ProcessorError] = field(default_factory=list)
     #: What a handler saw that was not so under its lock, and every error that is no refusal.
     wrong: list[Any] = field(default_factory=list)
+    #: Whether the other copy or the stranger has come, and the rows handled before that.
+    came: bool = False
+    early: set[Any] = field(default_factory=set)
 
 
-def meet(case: Case) -> Met:
-    """Let two copies handle the rows of an example."""
-    met = Met()
+def meet(case: Case, before: Mapping[Any, Columns]) -> Met:
+    """Let two copies handle the rows of an example; ``before``: what these say, by key."""
+    met = Met(before=before)
     if case.meeting == RACE:
         _race(case, met)
         return met
@@ -43,6 +48,7 @@ def meet(case: Case) -> Met:
     outsider = other_than(using)
 
     def act() -> None:
+        met.came = True
         if case.meeting == STRANGER:
             change_what_is_beside(outsider)
         else:
@@ -50,10 +56,14 @@ def meet(case: Case) -> Met:
 
     # An error of the copy in the middle stays there, as it would in another process.
     try:
-        run_and_meanwhile(lambda: _copy(case, met, using), act, using=using)
+        run_and_meanwhile(lambda: _copy(case, met, using), act, using=using, at=case.at)
     except AssertionError as error:
-        if "expected lock statement" not in str(error) or not met.refusals:
+        # A run of one batch has no second lock statement, and a refused one may have none.
+        expected = bool(case.at or met.refusals)
+        if "expected lock statement" not in str(error) or not expected:
             met.wrong.append(error)
+    if not met.came and case.at:
+        act()
     return met
 
 
@@ -106,14 +116,22 @@ def processor(case: Case, met: Met) -> BatchProcessor[Any]:
 
     def handle(row: Any) -> None:
         met.handled.append(row.pk)
-        met.wrong += stale_facts(case, row)
+        if not met.came:
+            met.early.add(row.pk)
+        try:
+            met.wrong += stale_facts(case, row, met.before.get(row.pk))
+        except Exception as error:
+            met.wrong.append(error)
+            raise
         if case.spare:
-            QuerySet(case.world.model, using=row._state.db).filter(pk=row.pk).update(
-                **{case.spare: MARK}
-            )
+            case.rows(row._state.db).filter(pk=row.pk).update(**{case.spare: MARK})
 
     make: Callable[..., Any] = batch_processor(
-        pending=case.queryset, done=case.done(), name="fuzz", **case.options
+        pending=case.queryset,
+        done=case.done(),
+        name="fuzz",
+        **case.options,
+        **case.delivered(),
     )
     made: BatchProcessor[Any] = make(handle)
     return made

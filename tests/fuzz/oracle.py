@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.db import Error, connections, transaction
 
+from dcl_processor import Delivery
 from tests.fuzz.cases import Case
 
 Columns = Mapping[str, Any]
@@ -55,28 +56,42 @@ def pending(case: Case, using: str = "default") -> set[Any]:
 
 @dataclass(frozen=True)
 class Flipped:
-    """What a flip makes of one row, alone."""
+    """What the flips make of one row, alone."""
 
     leaves: bool
     columns: Columns
-    #: Whether Django and the database let it be written at all.
+    #: Whether Django and the database let them be written at all.
     possible: bool = True
+    #: Whether the row may be handed out: what is written before, if it is, takes it out of pending.
+    may_start: bool = True
+    #: What it says when its handler was called, and its flip could not be kept.
+    left_as: Columns = field(default_factory=dict)
 
 
 def flipped(case: Case, pk: Any, before: Columns) -> Flipped:
     """Flip one row, look, and take it back."""
+    left_as, marked = before, True
     try:
         with transaction.atomic():
-            values = {name: v() if callable(v) else v for name, v in case.done().items()}
-            case.rows().filter(pk=pk).update(**values)
-            looked = Flipped(pk not in pending(case), everything(case)[pk])
+            if case.claim is not None:
+                _write(case, pk, case.mark() or {})
+                left_as, marked = everything(case)[pk], pk not in pending(case)
+            _write(case, pk, case.done())
+            leaves, columns = pk not in pending(case), everything(case)[pk]
             connections["default"].check_constraints()
             transaction.set_rollback(True)
-            return looked
     except NotAskedError:
         raise
     except ERRORS:
-        return Flipped(leaves=False, columns=before, possible=False)
+        return Flipped(leaves=False, columns=before, possible=False, left_as=left_as)
+    if case.delivery == Delivery.AT_MOST_ONCE and case.claim is None:
+        marked = leaves
+    return Flipped(marked and leaves, columns, may_start=marked, left_as=left_as)
+
+
+def _write(case: Case, pk: Any, values: Mapping[str, Any]) -> None:
+    resolved = {name: v() if callable(v) else v for name, v in values.items()}
+    case.rows().filter(pk=pk).update(**resolved)
 
 
 def clocks(case: Case) -> set[str]:

@@ -6,18 +6,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.words import VALUES
+from tests.fuzz.words import VALUES, Text, mostly
 from tests.fuzz.worlds import World
-
-Text = st.SearchStrategy[str]
 
 
 def question(world: World, column: str, value: str) -> Text:
     """Return questions of rows whose column has that value, and that may ask for more."""
     links = st.lists(link(world), max_size=3).map("".join)
+    half = either(world, column, value)
     return st.builds(
         lambda first, more, end: f"{world.source}{first}{more}{end}",
-        st.one_of(*[heart(world, column, value)] * 4, links),
+        mostly(heart(world, column, value), half, half, links),
         links,
         st.sampled_from(("",) * 30 + REFUSED),
     )
@@ -51,6 +50,12 @@ def heart(world: World, column: str, value: str) -> Text:
     if world.name == "Seat":
         joined = joined[2:]
     return st.sampled_from(plain + plain + joined + named)
+
+
+def either(world: World, column: str, value: str) -> Text:
+    """Return questions that a row may stay in whatever becomes of the column."""
+    same = "__isnull=True" if value == "None" else f"={value}"
+    return st.builds(lambda other: f".filter(Q({column}{same}) | {other})", condition(world))
 
 
 def link(world: World) -> Text:

@@ -133,6 +133,10 @@ WORLDS = (
     World("Priced.objects", {"sent": "bool", "net": "int"}),
     World("Message.objects", {"data": "json"}),
     World(
+        "Errand.objects",
+        {"done": "bool", "claimed": "bool", "dead": "bool", "place": "int", "result": "text"},
+    ),
+    World(
         "Badge.objects",
         {"printed": "bool", "size": "int"},
         {"parcel__sent": "bool", "parcel__depot__open": "bool", "parcel__scans__ok": "bool"},
@@ -183,6 +187,7 @@ EMPTIED: tuple[type[Model], ...] = (
     tables.Crate,
     tables.Priced,
     tables.Message,
+    tables.Errand,
     tables.WatchedChild,
     tables.Watched,
 )
