@@ -57,8 +57,9 @@ def _loaded(row: Model) -> list[str]:
 
 
 def _marked(case: Case) -> set[str]:
-    fields = case.world.model._meta
-    names = {fields.get_field(name).attname for name in case.mark() or {}}
+    fields = case.world.model._meta.concrete_fields
+    mark = case.mark() or {}
+    names = {field.attname for field in fields if {field.name, field.attname} & mark.keys()}
     return names | ({CLOCK} if case.claim is not None and case.timed else set())
 
 

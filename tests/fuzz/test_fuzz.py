@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis.errors import FlakyFailure
 
 from dcl_processor import Delivery
 from tests.fuzz.broken import BROKEN
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 #: Make it larger to search for longer than a suite has the time for, with another seed each time.
 FUZZ = int(os.environ.get("FUZZ", "0"))
-EXAMPLES = FUZZ or 60
+EXAMPLES = FUZZ or 80
 
 #: Of what was accepted, that which two copies met at.
 RACED = "raced"
@@ -85,5 +86,6 @@ def test_a_broken_variant_is_found(
     caplog.set_level("CRITICAL", "dcl_processor")
     narrow_windows(monkeypatch)
     break_it(monkeypatch)
-    with pytest.raises(AssertionError):
+    # A race that goes wrong need not do so when it is played again.
+    with pytest.raises((AssertionError, FlakyFailure)):
         search(delivery, 400, derandomize=True, shrink=False)
