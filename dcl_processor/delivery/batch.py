@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from django.db import connections
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Model)
 Outcomes = dict[Any, Outcome | Miss]
+#: A batch on its way. Where handlers have to end before it can go on, it yields the number of its
+#: rows that wait for a place to be handled in.
+Steps = Generator[int, None, Outcomes]
 
 logger = logging.getLogger("dcl_processor")
 
@@ -110,8 +113,8 @@ class Batch(Generic[M]):
         self,
         error: Exception,
         *,
-        redo: Callable[[Run, Question[M], Sequence[Any]], Outcomes],
-    ) -> Outcomes:
+        redo: Callable[[Run, Question[M], Sequence[Any]], Steps],
+    ) -> Steps:
         """Go on after an error that cost the transaction: nothing of it is written.
 
         The rows are redone one by one, so that the one to blame is alone with it. Raises what
@@ -134,7 +137,7 @@ class Batch(Generic[M]):
         for pk in ours:
             if not self.run.may_start(outcomes):
                 break
-            outcomes.update(redo(self.run, self.question, [pk]))
+            outcomes.update((yield from redo(self.run, self.question, [pk])))
         return outcomes
 
     def _wrote_nothing(self) -> bool:

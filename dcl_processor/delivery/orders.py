@@ -2,7 +2,8 @@
 
 Each of the three functions is one row of the crash table; what a killed process leaves behind can
 be read off the place where its transaction ends. All of them take the keys of some candidates and
-return the outcomes of those that were reached.
+return the outcomes of those that were reached. They are generators, and yield where handlers are
+waited for that run on an event loop; with plain handlers they never do.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from dcl_processor.locking.fence import Fence
 from dcl_processor.locking.isolation import row_transaction
 
 from . import inside, outside
-from .batch import Batch, Outcomes, Run
+from .batch import Batch, Run, Steps
 from .marking import claim_and_mark
 from .marks import ClaimMark, LeaseMark
 
 M = TypeVar("M", bound=Model)
 
 
-def transactional(run: Run, question: Question[M], pks: Sequence[Any]) -> Outcomes:
+def transactional(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
     """Lock and ask again → work → flip → commit."""
     batch = Batch(run, question, pks)
     try:
@@ -39,11 +40,11 @@ def transactional(run: Run, question: Question[M], pks: Sequence[Any]) -> Outcom
                     inside.work(batch, fence)
                     inside.settle(batch, fence)
     except Exception as error:  # noqa: BLE001  # judged there
-        return batch.abandon(error, redo=transactional)
+        return (yield from batch.abandon(error, redo=transactional))
     return batch.all_outcomes()
 
 
-def at_most_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Outcomes:
+def at_most_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
     """Lock and ask again → claim, or flip → commit → work → settle, if the claim still stands."""
     batch = Batch(run, question, pks)
     mark = ClaimMark(batch)
@@ -51,12 +52,12 @@ def at_most_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Outcome
         try:
             claim_and_mark(batch, mark)
         except Exception as error:  # noqa: BLE001  # judged there
-            return batch.abandon(error, redo=at_most_once)
-        outside.work_and_settle(batch, mark)
+            return (yield from batch.abandon(error, redo=at_most_once))
+        yield from outside.work_and_settle(batch, mark)
     return batch.all_outcomes()
 
 
-def at_least_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Outcomes:
+def at_least_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
     """Lock and ask again → lease, attempt + 1 → commit → work → settle, if the lease is ours."""
     batch = Batch(run, question, pks)
     mark = LeaseMark(batch)
@@ -64,8 +65,8 @@ def at_least_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Outcom
         try:
             claim_and_mark(batch, mark)
         except Exception as error:  # noqa: BLE001  # judged there
-            return batch.abandon(error, redo=at_least_once)
-        outside.work_and_settle(batch, mark)
+            return (yield from batch.abandon(error, redo=at_least_once))
+        yield from outside.work_and_settle(batch, mark)
     return batch.all_outcomes()
 
 

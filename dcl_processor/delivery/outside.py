@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import connections, transaction
 from django.db.models import Model
 
 from dcl_processor.exceptions import AttemptsUsedUp
-from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, ends_the_run, execute
-from dcl_processor.locking.contention import is_contention, is_database_error
-from dcl_processor.settlement import writing
+from dcl_processor.execution.handler import Failed, Lost, Outcome, execute
 
-from . import together
 from .batch import Batch
-from .guard import Guard, write
 from .marks import Mark
+from .settling import put_back, settle, settle_ended
+
+if TYPE_CHECKING:
+    from dcl_processor.execution.event_loop import EventLoop
+    from dcl_processor.execution.resource import Opened
 
 M = TypeVar("M", bound=Model)
-Values = Mapping[str, Any]
-
-logger = logging.getLogger("dcl_processor")
-
-#: Seconds between the attempts to write a settlement: the work is done, and must not be for
-#: nothing because a lock was in the way or a connection had been idle for too long.
-PAUSES = (0.0, 0.1, 0.5, 2.0)
 
 
 @contextmanager
@@ -43,47 +34,65 @@ def cleared_up(batch: Batch[M], mark: Mark) -> Iterator[None]:
         _clear_up(batch, mark)
 
 
-def work_and_settle(batch: Batch[M], mark: Mark) -> None:
+def work_and_settle(batch: Batch[M], mark: Mark) -> Generator[int, None, None]:
     """Handle the claimed rows; each is settled as soon as its outcome is known."""
-    # Closed before what is left is cleared up: that ends the handlers that are under way.
-    with closing(_work(batch, mark)) as outcomes:
-        for ended in outcomes:
-            batch.ended.update(ended)
-            if len(ended) > 1:
-                together.settle(batch, mark)
-            _settle_ended(batch, mark)
-
-
-def _settle_ended(batch: Batch[M], mark: Mark) -> None:
-    while batch.ended:
-        pk = next(iter(batch.ended))
-        _settled(batch, mark, pk, batch.ended[pk])
-
-
-def _work(batch: Batch[M], mark: Mark) -> Generator[list[tuple[Any, Outcome]], None, None]:
-    run, processor = batch.run, batch.processor
     refused: list[tuple[Any, Outcome]] = []
     rows = _startable(batch, mark, refused)
-    if run.event_loop is not None:
-        coming = _as_started(batch, rows)
-        yield from run.event_loop.handle(processor, coming, run.resource.arguments)
+    if batch.run.event_loop is None:
+        _work(batch, mark, rows)
     else:
-        for pk, row in rows:
-            arguments = run.resource.arguments()
-            # At the last moment: what was started cannot be put back at most once.
-            batch.started.add(pk)
-            outcome = execute(processor, row, arguments)
-            if isinstance(outcome, Failed):
-                run.resource.worn()
-            yield [(pk, outcome)]
-    for each in refused:
-        yield [each]
+        yield from _work_on_loop(batch, mark, rows, batch.run.event_loop)
+    for pk, outcome in refused:
+        settle(batch, mark, pk, outcome)
 
 
-def _as_started(batch: Batch[M], rows: Iterator[tuple[Any, M]]) -> Iterator[tuple[Any, M]]:
+def _work(batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]]) -> None:
+    run, processor = batch.run, batch.processor
     for pk, row in rows:
+        arguments = run.resource.arguments()
+        # At the last moment: what was started cannot be put back at most once.
         batch.started.add(pk)
-        yield pk, row
+        outcome = execute(processor, row, arguments)
+        if isinstance(outcome, Failed):
+            run.resource.worn()
+        batch.ended[pk] = outcome
+        settle_ended(batch, mark)
+
+
+def _work_on_loop(
+    batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]], loop: EventLoop
+) -> Generator[int, None, None]:
+    """Yield where nothing can be done before a handler ends, of this batch or of another."""
+    under_way: set[Any] = set()
+    coming = True
+    with batch.run.resource.lent() as lent:
+        try:
+            while coming or under_way:
+                _take_ended(batch, mark, loop, under_way, lent)
+                while coming and loop.free:
+                    if coming := (found := next(rows, None)) is not None:
+                        pk, row = found
+                        batch.started.add(pk)
+                        under_way.add(pk)
+                        loop.start(batch.processor, pk, row, lent.arguments)
+                if coming or under_way:
+                    yield len(batch.rows) - len(batch.started) if coming else 0
+        finally:
+            # Before what they use is closed, and before what is left is cleared up.
+            if under_way:
+                batch.ended.update(loop.cancel(under_way))
+
+
+def _take_ended(
+    batch: Batch[M], mark: Mark, loop: EventLoop, under_way: set[Any], lent: Opened
+) -> None:
+    while ended := loop.ended(under_way):
+        # Noted here before it is forgotten there: an interrupt may come in between.
+        batch.ended.update(ended)
+        loop.forget(ended)
+        under_way.difference_update(ended)
+        lent.is_worn |= any(isinstance(each, Failed) for each in ended.values())
+        settle_ended(batch, mark)
 
 
 def _startable(
@@ -102,164 +111,10 @@ def _startable(
             yield pk, row
 
 
-def _settled(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> None:
-    batch.outcomes[pk] = outcome
-    batch.ended.pop(pk, None)
-    batch.outcomes[pk] = _settle(batch, mark, pk, outcome)
-
-
-def _settle(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> Outcome:
-    """Write the outcome if the row is still ours, and return what became of it."""
-    guard = mark.let_go(pk)
-    if isinstance(outcome, Lost):
-        # Not started. If nobody has taken the row over yet, it costs no attempt.
-        _write_surely(batch, pk, guard, mark.before(pk))
-        return outcome
-    try:
-        return _note(batch, mark, pk, guard, outcome)
-    except Exception as error:
-        if ends_the_run(error):
-            # The work is done, and is not to be repeated because time was up while that was noted.
-            _note(batch, mark, pk, guard, outcome)
-            raise
-        return _unsettled(batch, mark, pk, guard, outcome, error)
-
-
-def _note(batch: Batch[M], mark: Mark, pk: Any, guard: Guard, outcome: Outcome) -> Outcome:
-    outcome, values = _values(batch, mark, pk, outcome)
-    return _write(batch, pk, guard, values, outcome)
-
-
-def _write(batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outcome) -> Outcome:
-    if not values or _write_surely(batch, pk, guard, values, outcome):
-        return outcome
-    table = batch.question.table
-    # Looked up, not guessed: the handler may have deleted its row.
-    return Lost() if table.filter(pk=pk).exists() else outcome
-
-
-def _unsettled(  # noqa: PLR0917  # what is needed to try again
-    batch: Batch[M], mark: Mark, pk: Any, guard: Guard, outcome: Outcome, error: Exception
-) -> Outcome:
-    """Note that a flip was refused: the row is to be tried again, if it may be at all."""
-    if not isinstance(outcome, Handled):
-        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, error)
-        # What the handler raised, if it did, says more than what kept it from being noted.
-        return outcome if isinstance(outcome, Failed) else Failed(error)
-    failed: Outcome = Failed(error, handled=True)
-    if not mark.may_repeat or _passes(error, batch.question.using):
-        return failed
-    try:
-        return _note(batch, mark, pk, guard, failed)
-    except Exception as second:  # noqa: BLE001  # the first is the one to be reported
-        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, second)
-        return failed
-
-
-def _values(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> tuple[Outcome, Values]:
-    processor = batch.processor
-    if isinstance(outcome, Handled):
-        if not mark.may_repeat and processor.claim is None:
-            return outcome, {}  # flipped before the work
-        try:
-            return outcome, together.flip(batch, mark, pk, outcome)
-        except Exception as error:
-            if ends_the_run(error):
-                raise
-            outcome = Failed(error, handled=True)
-    if isinstance(outcome, Failed) and outcome.handled and not mark.may_repeat:
-        return outcome, {}  # done, and nothing says so: it stays in doubt, and is not repeated
-    # Without retry a claimed row is known to have failed, and says so.
-    undone = mark.undone if mark.may_repeat or processor.retry or not _failed(outcome) else None
-    outcome, noted = batch.notes(pk, outcome, undone=undone)
-    if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
-        assert processor.retry is not None
-        # The claim counted one more, for which no handler was called.
-        noted = {**noted, processor.retry.attempts: processor.retry.max_attempts}
-    columns = set(processor.retry.columns) if processor.retry else set()
-    if not mark.may_repeat and not noted.keys() - columns:
-        return outcome, noted  # still claimed, and still to be seen by in_doubt()
-    return outcome, {**mark.removed, **noted}
-
-
-def _failed(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failed)
-
-
-def _write_surely(
-    batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outcome | None = None
-) -> bool:
-    """Write; wait for what passes by itself, and connect anew. Tell whether the row was ours."""
-    using, unknown = batch.question.using, pk in batch.unknown
-    for pause in PAUSES:
-        session = connections[using].connection
-        try:
-            written = _written(batch, pk, guard, values, outcome)
-        except Exception as error:
-            if connections[using].in_atomic_block or not _passes(error, using, since=session):
-                raise
-            # Written twice it does no harm: the first removes the mark that the second looks for.
-            unknown = unknown or not is_contention(error)
-            connections[using].close_if_unusable_or_obsolete()
-            time.sleep(pause)
-        else:
-            return written or (unknown and _is_there(batch, pk, values))
-    return _written(batch, pk, guard, values, outcome) or (unknown and _is_there(batch, pk, values))
-
-
-def _is_there(batch: Batch[Any], pk: Any, values: Values) -> bool:
-    """Tell whether the row says it all: a write whose answer was lost may have been committed."""
-    constants = {
-        name: value
-        for name, value in values.items()
-        if not hasattr(value, "resolve_expression") and not callable(value)
-    }
-    table = batch.question.table
-    return table.filter(pk=pk, **constants).exists()
-
-
-def _passes(error: Exception, using: str, *, since: Any = None) -> bool:
-    """Tell whether the same write may succeed a little later, or on a new connection.
-
-    ``since``: the driver's connection as it was before the error.
-    """
-    if not is_database_error(error):
-        return False
-    connection: Any = connections[using]
-    if is_contention(error) or connection.connection is None or not connection.is_usable():
-        return True
-    # Django itself connects anew where the ROLLBACK of a transaction finds the session gone.
-    return since is not None and connection.connection is not since
-
-
-def _written(
-    batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outcome | None
-) -> bool:
-    question, processor = batch.question, batch.processor
-    resolved = writing.resolve(values)
-    if not isinstance(outcome, Handled) or "done" not in batch.run.doubtful:
-        return bool(write(question, pk, guard, resolved))
-    with transaction.atomic(using=question.using):
-        written = write(question, pk, guard, resolved)
-        writing.refuse_pending(processor, question, [pk] if written else [])
-    return bool(written)
-
-
 def _clear_up(batch: Batch[M], mark: Mark) -> None:
     """Settle what ended while the run was interrupted, and put back what was not started."""
-    run = batch.run
-    if run.event_loop is not None:
-        ended = run.event_loop.ended()
-        batch.ended.update((pk, each) for pk, each in ended if pk not in batch.outcomes)
-    _settle_ended(batch, mark)
+    settle_ended(batch, mark)
     left = [pk for pk in mark.rows if pk not in batch.outcomes]
     for pk in left:
         if mark.may_repeat or pk not in batch.started:
-            _put_back(batch, mark, pk)
-
-
-def _put_back(batch: Batch[M], mark: Mark, pk: Any) -> None:
-    try:
-        _write_surely(batch, pk, mark.let_go(pk), mark.before(pk))
-    except Exception as error:  # noqa: BLE001  # the others are to be put back all the same
-        logger.warning("%s: row %s was not put back: %s", batch.processor.name, pk, error)
+            put_back(batch, mark, pk)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import Context
@@ -34,14 +34,17 @@ class EventLoop:
 
     def __init__(self, label: str, concurrency: int) -> None:
         self._label = label
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ended: SimpleQueue[tuple[Any, Outcome | BaseException]] = SimpleQueue()
-        # Kept until the caller comes back for more: an interrupt may come before it has them.
-        self._taken: list[tuple[Any, Outcome | BaseException]] = []
-        self._handlers: set[asyncio.Task[Any] | None] = set()
-        self._cancelling = False
+        # Of the run's thread alone: handlers under way by their rows' keys, and what became of
+        # those that ended, kept until it is told that they are noted.
+        self._under_way: set[Any] = set()
+        self._outcomes: dict[Any, Outcome | BaseException] = {}
+        # Of the loop's thread alone.
+        self._handlers: dict[Any, asyncio.Task[Any]] = {}
+        self._given_up: set[Any] = set()
         # Not the caller's: an async view that waits for the run lends its only thread for
         # database calls to the run itself, and the handlers' own calls would wait for that thread
         # for ever. In a context of their own they have a thread of their own.
@@ -52,54 +55,69 @@ class EventLoop:
         """Run a coroutine on the loop, and wait for it."""
         return self._begin(coroutine).result()
 
-    def handle(
-        self,
-        processor: Definition[Any],
-        rows: Iterable[tuple[Any, Any]],
-        arguments: Callable[[], tuple[Any, ...]],
-    ) -> Iterator[list[tuple[Any, Outcome]]]:
-        """Handle rows, ``concurrency`` at a time; yield keys and outcomes as they come.
+    @property
+    def free(self) -> int:
+        """The number of handlers that may be started now."""
+        return self.concurrency - len(self._under_way)
 
-        Those that ended while the caller was busy come together.
+    def start(
+        self, processor: Definition[Any], pk: Any, row: Any, arguments: tuple[Any, ...]
+    ) -> None:
+        """Start a row's handler; there must be room for it."""
+        self._under_way.add(pk)
+        self._begin(self._execute(processor, pk, row, arguments))
 
-        ``rows`` is asked for the next row when a handler may start. When the caller gives up, the
-        handlers under way are cancelled, and waited for; ``ended()`` has those that came to an
-        end all the same.
+    def wait(self) -> None:
+        """Wait until a handler has ended whose end is not noted yet."""
+        if not self._outcomes:
+            self._take(wait=True)
+
+    def ended(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
+        """Return what became of those handlers that have ended, until they are forgotten.
+
+        Raises what is no row's failure, and ends the run: when no other outcome is left to note.
         """
-        coming = iter(rows)
-        under_way: dict[Any, Future[None]] = {}
-        try:
-            while True:
-                while len(under_way) < self._concurrency and (row := next(coming, None)):
-                    pk, instance = row
-                    work = self._execute(processor, pk, instance, arguments())
-                    under_way[pk] = self._begin(work)
-                if not under_way:
-                    return
-                self._take(wait=True)
-                for pk, _ in self._taken:
-                    del under_way[pk]
-                raised = [each for _, each in self._taken if isinstance(each, BaseException)]
-                if outcomes := list(_outcomes(self._taken)):
-                    yield outcomes
-                self._taken.clear()
-                if raised:
-                    raise raised[0]
-        finally:
-            if under_way:
-                self._cancel(under_way.values())
-
-    def ended(self) -> Iterator[tuple[Any, Outcome]]:
-        """Yield what ended and was not asked for any more, or given last."""
         self._take(wait=False)
-        yield from _outcomes(self._taken)
-        self._taken.clear()
+        found = {pk: self._outcomes[pk] for pk in pks if pk in self._outcomes}
+        outcomes = {pk: each for pk, each in found.items() if not isinstance(each, BaseException)}
+        raised = [each for each in found.values() if isinstance(each, BaseException)]
+        if raised and not outcomes:
+            raise raised[0]
+        return outcomes
+
+    def forget(self, pks: Iterable[Any]) -> None:
+        """Be told that these outcomes are noted."""
+        for pk in pks:
+            del self._outcomes[pk]
+
+    def give_up(self) -> None:
+        """Cancel all handlers, and wait for none."""
+
+        async def all_of_them() -> None:
+            self._cancel_once(list(self._handlers))
+
+        if self._loop is not None:
+            self.call(all_of_them())
+
+    def cancel(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
+        """Cancel these handlers, wait for them, and return what ended all the same."""
+        pks = list(pks)
+        if self._loop is not None:
+            self.call(self._cancel(pks))
+        self._take(wait=False)
+        self._under_way.difference_update(pks)
+        outcomes = {pk: self._outcomes.pop(pk) for pk in pks if pk in self._outcomes}
+        return {pk: each for pk, each in outcomes.items() if not isinstance(each, BaseException)}
 
     def _take(self, *, wait: bool) -> None:
         with suppress(Empty):
-            self._taken.append(self._ended.get(block=wait))
+            self._note(*self._ended.get(block=wait))
             while True:
-                self._taken.append(self._ended.get_nowait())
+                self._note(*self._ended.get_nowait())
+
+    def _note(self, pk: Any, outcome: Outcome | BaseException) -> None:
+        self._outcomes[pk] = outcome
+        self._under_way.discard(pk)
 
     def close(self) -> None:
         """End the loop and its threads, and close the connections that handlers opened."""
@@ -116,11 +134,12 @@ class EventLoop:
     ) -> None:
         outcome: Outcome | BaseException
         task = asyncio.current_task()
-        self._handlers.add(task)
+        assert task is not None
+        self._handlers[pk] = task
         try:
             outcome = Handled(await processor.process(row, *arguments))
         except asyncio.CancelledError as error:
-            if self._cancelling:
+            if pk in self._given_up:
                 return  # interrupted: neither done nor failed
             cancelled = CancelledError("the handler was cancelled, and not by the run")
             cancelled.__cause__ = error
@@ -130,7 +149,7 @@ class EventLoop:
         except BaseException as error:  # noqa: BLE001  # SystemExit and its like: for the run's thread
             outcome = error
         finally:
-            self._handlers.discard(task)
+            del self._handlers[pk]
         self._ended.put((pk, outcome))
 
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -167,25 +186,19 @@ class EventLoop:
         await loop.shutdown_asyncgens()
         await loop.shutdown_default_executor()
 
-    def _cancel(self, under_way: Iterable[Future[None]]) -> None:
-        async def all_ended() -> None:
-            await _wait_for(self._handlers)
+    async def _cancel(self, pks: Sequence[Any]) -> None:
+        # Whatever was started before this has come to its first step by now.
+        handlers = [self._handlers[pk] for pk in pks if pk in self._handlers]
+        self._cancel_once(pks)
+        await _wait_for(handlers)
+        self._given_up.difference_update(pks)
 
-        self._cancelling = True
-        try:
-            for future in under_way:
-                future.cancel()
-            self.call(all_ended())
-        finally:
-            self._cancelling = False
-
-
-def _outcomes(
-    ended: Iterable[tuple[Any, Outcome | BaseException]],
-) -> Iterator[tuple[Any, Outcome]]:
-    for pk, outcome in ended:
-        if not isinstance(outcome, BaseException):
-            yield pk, outcome
+    def _cancel_once(self, pks: Iterable[Any]) -> None:
+        for pk in pks:
+            # A second one would meet a handler that is tidying up after the first.
+            if pk in self._handlers and pk not in self._given_up:
+                self._given_up.add(pk)
+                self._handlers[pk].cancel()
 
 
 def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> list[asyncio.Task[Any]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.errors import forget_frames
@@ -24,6 +26,16 @@ class Broken:
     error: Exception | None = None
 
 
+@dataclass
+class Opened:
+    """What was opened once; ``users``: the batches whose handlers have it."""
+
+    stack: ExitStack
+    arguments: tuple[Any, ...]
+    is_worn: bool = False
+    users: int = 0
+
+
 class Resource(threading.local):
     """The processor's ``resource()`` in one run; each thread, or event loop, has its own.
 
@@ -35,9 +47,7 @@ class Resource(threading.local):
     ) -> None:
         self._processor = processor
         self._event_loop = event_loop
-        self._stack = ExitStack()
-        self._arguments: tuple[Any, ...] | None = None
-        self._worn = False
+        self._opened: Opened | None = None
         self._broken = broken
 
     @property
@@ -46,42 +56,65 @@ class Resource(threading.local):
 
     def ready(self) -> bool:
         """Open it unless it is open and sound; return whether a handler may be called."""
-        if self._worn:
-            self.close()
-        if self._arguments is None and self.error is None:
+        if self._opened is not None and self._opened.is_worn:
+            self._let_go()
+        if self._opened is None and self.error is None:
+            stack = ExitStack()
             try:
-                self._arguments = self._enter(self._processor.resource())
+                arguments = self._enter(self._processor.resource(), stack)
             except InvalidOption:
                 raise
             except Exception as error:
                 logger.exception("%s: the resource could not be opened", self._processor.name)
                 forget_frames(error)
                 self._broken.error = error
+            else:
+                self._opened = Opened(stack, arguments)
         return self.error is None
 
     def arguments(self) -> tuple[Any, ...]:
         """Return what the handler gets beside its row: the resource, or nothing."""
-        return self._arguments or ()
+        return self._opened.arguments if self._opened else ()
 
     def worn(self) -> None:
         """Be told that a row failed: the next ``ready()`` opens it anew."""
-        self._worn = True
+        if self._opened is not None:
+            self._opened.is_worn = True
+
+    @contextmanager
+    def lent(self) -> Iterator[Opened]:
+        """Lend it to a batch; one that is worn meanwhile is closed when nobody has it any more."""
+        opened = self._opened or Opened(ExitStack(), ())
+        opened.users += 1
+        try:
+            yield opened
+        finally:
+            opened.users -= 1
+            if opened is not self._opened and not opened.users:
+                self._close(opened)
 
     def close(self) -> None:
         """Close it. An error is logged: the rows are done."""
-        self._arguments, self._worn = None, False
+        self._let_go()
+
+    def _let_go(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None and not opened.users:
+            self._close(opened)
+
+    def _close(self, opened: Opened) -> None:
         try:
-            self._stack.close()
+            opened.stack.close()
         except Exception:
             logger.exception("%s: the resource could not be closed", self._processor.name)
 
-    def _enter(self, manager: Any) -> tuple[Any, ...]:
+    def _enter(self, manager: Any, stack: ExitStack) -> tuple[Any, ...]:
         if manager is None:
             return ()
         if self._event_loop is not None and hasattr(manager, "__aenter__"):
             call = self._event_loop.call
             opened = call(manager.__aenter__())
-            self._stack.callback(lambda: call(manager.__aexit__(None, None, None)))
+            stack.callback(lambda: call(manager.__aexit__(None, None, None)))
             return (opened,)
         if not hasattr(manager, "__enter__"):
             asynchronous = hasattr(manager, "__aenter__")
@@ -90,4 +123,4 @@ class Resource(threading.local):
                 f"{self._processor.name}: expected resource() to return a context manager, got "
                 f"{got}; wrap it with contextlib's contextmanager or closing()."
             )
-        return (self._stack.enter_context(manager),)
+        return (stack.enter_context(manager),)

@@ -1,8 +1,9 @@
-"""Who delivers a run's batches: the run's own thread, or several threads beside it.
+"""Who delivers a run's batches: the run's own thread, several threads beside it, or both.
 
 The run's thread reads the candidates, hands out batches and counts what became of them; the
 threads claim, handle and settle, each on a database connection of its own. So a run has one report
-and one walk, whoever does the work.
+and one walk, whoever does the work. Where handlers are on an event loop, the run's own thread
+claims and settles for all of them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from typing import Any
 from django.db import connections
 
 from dcl_processor.candidates.pending import Question
-from dcl_processor.delivery.batch import Outcomes
+from dcl_processor.delivery.batch import Outcomes, Steps
 
 Pks = Sequence[Any]
-Deliver = Callable[[Question[Any], Pks], Outcomes]
+Deliver = Callable[[Question[Any], Pks], Steps]
+
+
+def at_once(steps: Steps) -> Outcomes:
+    """Take a batch through all its steps, where none waits for an event loop."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        outcomes: Outcomes = end.value
+        return outcomes
+    raise AssertionError("a plain handler was waited for")
 
 
 class Alone:
@@ -27,12 +38,14 @@ class Alone:
 
     rows_under_way = 0
 
-    def __init__(self, deliver: Deliver) -> None:
+    def __init__(self, deliver: Deliver, *, size: int) -> None:
         self._deliver = deliver
+        #: Rows that the next batch may have.
+        self.room = size
         self._ended: list[tuple[Pks, Outcomes]] = []
 
     def begin(self, question: Question[Any], pks: Pks) -> None:
-        self._ended.append((pks, self._deliver(question, pks)))
+        self._ended.append((pks, at_once(self._deliver(question, pks))))
 
     def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:  # noqa: ARG002  # nothing is under way
         ended, self._ended = self._ended, []
@@ -57,12 +70,14 @@ class Threads:
         self,
         deliver: Deliver,
         *,
+        size: int,
         number: int,
         label: str,
         may_share: Callable[[], bool],
         leave: Callable[[], None],
     ) -> None:
         self._deliver = deliver
+        self.room = size
         self._number = number
         self._label = label
         self._may_share = may_share
@@ -134,7 +149,7 @@ class Threads:
             while (given := self._begun.get()) is not None:
                 question, pks = given
                 try:
-                    outcomes: Outcomes | BaseException = self._deliver(question, pks)
+                    outcomes: Outcomes | BaseException = at_once(self._deliver(question, pks))
                 except BaseException as error:  # noqa: BLE001  # for the run's thread
                     outcomes = error
                 self._done.put((pks, outcomes))

@@ -13,7 +13,7 @@ from django.db.models import Model, Q
 
 from dcl_processor.candidates import pending, windows
 from dcl_processor.definition import requirements
-from dcl_processor.delivery.batch import Outcomes
+from dcl_processor.delivery.batch import Outcomes, Steps
 from dcl_processor.delivery.keeper import Keeper
 from dcl_processor.delivery.orders import DELIVERIES
 from dcl_processor.execution.event_loop import EventLoop
@@ -28,6 +28,7 @@ from dcl_processor.signals import run_finished
 from . import budget
 from .crew import Alone, Threads
 from .patience import Patience
+from .rolling import Rolling
 from .tally import Tally, log_end
 
 if TYPE_CHECKING:
@@ -75,18 +76,20 @@ class Run(Generic[M]):
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
         self.resource = Resource(processor, self.event_loop, Broken())
         self.concurrency = concurrency
-        # Handlers on the event loop share what one claim takes; threads claim for themselves.
-        self.size = max(processor.batch_size, concurrency if self.event_loop else 1)
         self.crew = self.gather(concurrency)
         self.keeper = Keeper(processor.lease, processor.name) if processor.lease else None
         self.stopped: Stopped | None = None
 
-    def gather(self, concurrency: int) -> Alone | Threads:
+    def gather(self, concurrency: int) -> Alone | Threads | Rolling:
         """Return who delivers: more than one where handlers are plain functions, and asked for."""
-        if concurrency == 1 or self.event_loop is not None:
-            return Alone(self.deliver)
+        size = self.processor.batch_size
+        if self.event_loop is not None:
+            return Rolling(self.deliver, self.event_loop, size=size)
+        if concurrency == 1:
+            return Alone(self.deliver, size=size)
         return Threads(
             self.deliver,
+            size=size,
             number=concurrency,
             label=f"{self.processor.name}: handlers",
             may_share=lambda: self.rehearsed,
@@ -113,17 +116,23 @@ class Run(Generic[M]):
             self.interrupted = True
             raise
         finally:
-            self.crew.close()
-            self.resource.close()
-            if self.event_loop is not None:
-                self.event_loop.close()
-            if self.keeper is not None:
-                self.keeper.close()
-            report = self.tally.report(self.stopped or "drained", self.resource.error)
-            log_end(report)
+            try:
+                self.crew.close()
+            finally:
+                self.leave()
+                report = self.tally.report(self.stopped or "drained", self.resource.error)
+                log_end(report)
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)
         return report
+
+    def leave(self) -> None:
+        """Close what handlers had, and end the threads."""
+        self.resource.close()
+        if self.event_loop is not None:
+            self.event_loop.close()
+        if self.keeper is not None:
+            self.keeper.close()
 
     def first_pass(self) -> None:
         """Visit every candidate once."""
@@ -142,7 +151,11 @@ class Run(Generic[M]):
                 self.look_at_absent(question)
             if self.stopped:
                 break
-        self.take(self.crew.ended(everything=True))
+        left: deque[Any] = deque()
+        self.take(self.crew.ended(everything=True), left)
+        # A batch is given up on by a run alone that is to stop, be it by its last batch.
+        if left and not self.stopped:
+            self.must_stop()
         if self.absent:
             self.look_at_absent(self.ask())
 
@@ -161,8 +174,7 @@ class Run(Generic[M]):
                 if self.must_stop():
                     self.locked += waiting
                     break
-        # The last batch of all may be the one that was not begun.
-        if self.locked or self.resource.error is not None:
+        if self.locked:
             self.must_stop()
         self.tally.counts["skipped"] += len(self.locked)
 
@@ -172,7 +184,7 @@ class Run(Generic[M]):
         Tells whether any row of these was got, and whether any was missed.
         """
         tried = self.tally.handled + self.crew.rows_under_way
-        size = min(self.budget.clip(self.size, tried), len(waiting))
+        size = min(self.budget.clip(self.crew.room, tried), len(waiting))
         if size:
             batch = [waiting.popleft() for _ in range(size)]
             # Now, and not when it ends: the next window may be read before that.
@@ -193,19 +205,17 @@ class Run(Generic[M]):
             self.tried.update(outcomes)
             for pk, outcome in outcomes.items():
                 self.count(pk, outcome)
-                if self.event_loop is not None and isinstance(outcome, Failed):
-                    self.resource.worn()
                 was_missed = isinstance(outcome, Miss)
                 got, missed = got or not was_missed, missed or was_missed
             if waiting is not None:
                 waiting.extendleft(pk for pk in reversed(batch) if pk not in outcomes)
         return got, missed
 
-    def deliver(self, question: pending.Question[M], pks: Sequence[Any]) -> Outcomes:
+    def deliver(self, question: pending.Question[M], pks: Sequence[Any]) -> Steps:
         """Claim and handle a batch; called by whoever is of the crew."""
         if not self.resource.ready():
             return {}
-        return DELIVERIES[self.processor.delivery](self, question, pks)
+        return (yield from DELIVERIES[self.processor.delivery](self, question, pks))
 
     def count(self, pk: Any, outcome: Outcome | Miss) -> None:
         """Put an outcome into the report."""

@@ -8,7 +8,7 @@ from typing import Any
 from dcl_processor import Delivery
 from dcl_processor.candidates.pending import Question
 from dcl_processor.delivery import inside, orders
-from dcl_processor.delivery.batch import Batch, Outcomes, Run
+from dcl_processor.delivery.batch import Batch, Run, Steps
 from dcl_processor.locking.claiming import claim
 from dcl_processor.locking.fence import Fence
 from dcl_processor.locking.isolation import row_transaction
@@ -21,7 +21,7 @@ def install() -> None:
     orders.DELIVERIES[Delivery.AT_MOST_ONCE] = _claim_uncommitted
 
 
-def _flip_in_another_transaction(run: Run, question: Question[Any], pks: Sequence[Any]) -> Outcomes:
+def _flip_in_another_transaction(run: Run, question: Question[Any], pks: Sequence[Any]) -> Steps:
     """Lock, flip and commit; then work: whoever dies in between has lost the row."""
     batch = Batch(run, question, pks)
     with row_transaction(question.using):
@@ -30,9 +30,10 @@ def _flip_in_another_transaction(run: Run, question: Question[Any], pks: Sequenc
             writing.write(question, list(batch.rows), {"done": True}, run.processor.name)
     with row_transaction(question.using), Fence(question.using) as fence:
         inside.work(batch, fence)
+    yield from ()
     return batch.all_outcomes()
 
 
-def _claim_uncommitted(run: Run, question: Question[Any], pks: Sequence[Any]) -> Outcomes:
+def _claim_uncommitted(run: Run, question: Question[Any], pks: Sequence[Any]) -> Steps:
     """Work in the transaction that claims: whoever dies before its commit is repeated."""
     return orders.transactional(run, question, pks)

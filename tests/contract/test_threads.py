@@ -135,6 +135,18 @@ def test_what_is_under_way_ends_when_the_run_is_stopped() -> None:
     assert not Errand.objects.filter(leased_until__isnull=False).exists()
 
 
+def test_a_stop_within_the_last_batches_is_reported() -> None:
+    errands(4)
+    stop = Event()
+
+    def handle(row: Errand) -> None:
+        stop.set()
+
+    report = at_least_once(handle, batch_size=4, retry=retry()).run(concurrency=2, stop=stop)
+    assert (report.processed, report.stopped, done()) == (1, "signal", 1)
+    assert not Errand.objects.filter(done=False).exclude(leased_until=None, attempts=0)
+
+
 def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
     errands(20)
     together, going, over = Barrier(3, timeout=PATIENCE), Event(), Event()

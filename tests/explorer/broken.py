@@ -15,8 +15,8 @@ from django.db.models import Q, QuerySet
 from dcl_processor.candidates import pending
 from dcl_processor.candidates.pending import Question
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery import inside, marking, one_statement, orders, outside
-from dcl_processor.delivery.batch import Batch, Outcomes
+from dcl_processor.delivery import inside, marking, one_statement, orders, settling
+from dcl_processor.delivery.batch import Batch, Steps
 from dcl_processor.delivery.keeper import Keeper
 from dcl_processor.locking import claiming
 from dcl_processor.locking.claiming import Claimed
@@ -58,7 +58,7 @@ def one_statement_for_all() -> Any:
 def flip_outside_the_transaction() -> Any:
     """Commit the work, and flip the row afterwards."""
 
-    def transactional(a_run: Any, question: Question[Any], pks: Sequence[Any]) -> Outcomes:
+    def transactional(a_run: Any, question: Question[Any], pks: Sequence[Any]) -> Steps:
         batch: Batch[Any] = Batch(a_run, question, pks)
         with row_transaction(question.using):
             batch.claimed(claiming.claim(question, pks))
@@ -67,6 +67,7 @@ def flip_outside_the_transaction() -> Any:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         for pk in batch.rows:
             rows.filter(pk=pk).update(**batch.processor.done or {})
+        yield from ()
         return batch.all_outcomes()
 
     changed = {**orders.DELIVERIES, Delivery.TRANSACTIONAL: transactional}
@@ -89,7 +90,7 @@ def settle_without_guard() -> Any:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         return rows.filter(Q(pk=pk)).update(**values)
 
-    return _patched((outside, "write", write))
+    return _patched((settling, "write", write))
 
 
 def heartbeat_during_settle() -> Any:

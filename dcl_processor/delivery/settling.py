@@ -1,0 +1,191 @@
+"""Write what became of a row, if the mark is still there: whoever lost the row writes nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from django.db import connections, transaction
+from django.db.models import Model
+
+from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, ends_the_run
+from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.settlement import writing
+
+from . import together
+from .batch import Batch
+from .guard import Guard, write
+from .marks import Mark
+
+M = TypeVar("M", bound=Model)
+Values = Mapping[str, Any]
+
+logger = logging.getLogger("dcl_processor")
+
+#: Seconds between the attempts to write a settlement: the work is done, and must not be for
+#: nothing because a lock was in the way or a connection had been idle for too long.
+PAUSES = (0.0, 0.1, 0.5, 2.0)
+
+
+def settle_ended(batch: Batch[M], mark: Mark) -> None:
+    """Settle the rows whose handlers have ended."""
+    if len(batch.ended) > 1:
+        together.settle(batch, mark)
+    while batch.ended:
+        pk = next(iter(batch.ended))
+        settle(batch, mark, pk, batch.ended[pk])
+
+
+def settle(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> None:
+    """Settle a row; what became of it may be another outcome than it had."""
+    batch.outcomes[pk] = outcome
+    batch.ended.pop(pk, None)
+    batch.outcomes[pk] = _settle(batch, mark, pk, outcome)
+
+
+def _settle(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> Outcome:
+    """Write the outcome if the row is still ours, and return what became of it."""
+    guard = mark.let_go(pk)
+    if isinstance(outcome, Lost):
+        # Not started. If nobody has taken the row over yet, it costs no attempt.
+        _write_surely(batch, pk, guard, mark.before(pk))
+        return outcome
+    try:
+        return _note(batch, mark, pk, guard, outcome)
+    except Exception as error:
+        if ends_the_run(error):
+            # The work is done, and is not to be repeated because time was up while that was noted.
+            _note(batch, mark, pk, guard, outcome)
+            raise
+        return _unsettled(batch, mark, pk, guard, outcome, error)
+
+
+def _note(batch: Batch[M], mark: Mark, pk: Any, guard: Guard, outcome: Outcome) -> Outcome:
+    outcome, values = _values(batch, mark, pk, outcome)
+    return _write(batch, pk, guard, values, outcome)
+
+
+def _write(batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outcome) -> Outcome:
+    if not values or _write_surely(batch, pk, guard, values, outcome):
+        return outcome
+    table = batch.question.table
+    # Looked up, not guessed: the handler may have deleted its row.
+    return Lost() if table.filter(pk=pk).exists() else outcome
+
+
+def _unsettled(  # noqa: PLR0917  # what is needed to try again
+    batch: Batch[M], mark: Mark, pk: Any, guard: Guard, outcome: Outcome, error: Exception
+) -> Outcome:
+    """Note that a flip was refused: the row is to be tried again, if it may be at all."""
+    if not isinstance(outcome, Handled):
+        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, error)
+        # What the handler raised, if it did, says more than what kept it from being noted.
+        return outcome if isinstance(outcome, Failed) else Failed(error)
+    failed: Outcome = Failed(error, handled=True)
+    if not mark.may_repeat or _passes(error, batch.question.using):
+        return failed
+    try:
+        return _note(batch, mark, pk, guard, failed)
+    except Exception as second:  # noqa: BLE001  # the first is the one to be reported
+        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, second)
+        return failed
+
+
+def _values(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> tuple[Outcome, Values]:
+    processor = batch.processor
+    if isinstance(outcome, Handled):
+        if not mark.may_repeat and processor.claim is None:
+            return outcome, {}  # flipped before the work
+        try:
+            return outcome, together.flip(batch, mark, pk, outcome)
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            outcome = Failed(error, handled=True)
+    if isinstance(outcome, Failed) and outcome.handled and not mark.may_repeat:
+        return outcome, {}  # done, and nothing says so: it stays in doubt, and is not repeated
+    # Without retry a claimed row is known to have failed, and says so.
+    undone = mark.undone if mark.may_repeat or processor.retry or not _failed(outcome) else None
+    outcome, noted = batch.notes(pk, outcome, undone=undone)
+    if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
+        assert processor.retry is not None
+        # The claim counted one more, for which no handler was called.
+        noted = {**noted, processor.retry.attempts: processor.retry.max_attempts}
+    columns = set(processor.retry.columns) if processor.retry else set()
+    if not mark.may_repeat and not noted.keys() - columns:
+        return outcome, noted  # still claimed, and still to be seen by in_doubt()
+    return outcome, {**mark.removed, **noted}
+
+
+def _failed(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failed)
+
+
+def _write_surely(
+    batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outcome | None = None
+) -> bool:
+    """Write; wait for what passes by itself, and connect anew. Tell whether the row was ours."""
+    using, unknown = batch.question.using, pk in batch.unknown
+    for pause in PAUSES:
+        session = connections[using].connection
+        try:
+            written = _written(batch, pk, guard, values, outcome)
+        except Exception as error:
+            if connections[using].in_atomic_block or not _passes(error, using, since=session):
+                raise
+            # Written twice it does no harm: the first removes the mark that the second looks for.
+            unknown = unknown or not is_contention(error)
+            connections[using].close_if_unusable_or_obsolete()
+            time.sleep(pause)
+        else:
+            return written or (unknown and _is_there(batch, pk, values))
+    return _written(batch, pk, guard, values, outcome) or (unknown and _is_there(batch, pk, values))
+
+
+def _is_there(batch: Batch[Any], pk: Any, values: Values) -> bool:
+    """Tell whether the row says it all: a write whose answer was lost may have been committed."""
+    constants = {
+        name: value
+        for name, value in values.items()
+        if not hasattr(value, "resolve_expression") and not callable(value)
+    }
+    table = batch.question.table
+    return table.filter(pk=pk, **constants).exists()
+
+
+def _passes(error: Exception, using: str, *, since: Any = None) -> bool:
+    """Tell whether the same write may succeed a little later, or on a new connection.
+
+    ``since``: the driver's connection as it was before the error.
+    """
+    if not is_database_error(error):
+        return False
+    connection: Any = connections[using]
+    if is_contention(error) or connection.connection is None or not connection.is_usable():
+        return True
+    # Django itself connects anew where the ROLLBACK of a transaction finds the session gone.
+    return since is not None and connection.connection is not since
+
+
+def _written(
+    batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outcome | None
+) -> bool:
+    question, processor = batch.question, batch.processor
+    resolved = writing.resolve(values)
+    if not isinstance(outcome, Handled) or "done" not in batch.run.doubtful:
+        return bool(write(question, pk, guard, resolved))
+    with transaction.atomic(using=question.using):
+        written = write(question, pk, guard, resolved)
+        writing.refuse_pending(processor, question, [pk] if written else [])
+    return bool(written)
+
+
+def put_back(batch: Batch[M], mark: Mark, pk: Any) -> None:
+    """Take the mark off a row whose handler was not called, or not for good."""
+    try:
+        _write_surely(batch, pk, mark.let_go(pk), mark.before(pk))
+    except Exception as error:  # noqa: BLE001  # the others are to be put back all the same
+        logger.warning("%s: row %s was not put back: %s", batch.processor.name, pk, error)

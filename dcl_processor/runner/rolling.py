@@ -1,0 +1,100 @@
+"""Who delivers batches whose handlers are on an event loop: claim after claim, without a gap.
+
+Otherwise a batch would last as long as its slowest handler, and the others would have nothing to
+do meanwhile. So the run's thread claims again as soon as enough handlers have ended, of whichever
+batches, and settles the rows of each batch as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from dcl_processor.candidates.pending import Question
+from dcl_processor.delivery.batch import Outcomes, Steps
+from dcl_processor.execution.event_loop import EventLoop
+
+from .crew import Deliver, Pks
+
+#: The part of the handlers' places that must be free before more rows are claimed: claimed one by
+#: one they would cost a transaction each.
+WORTH_CLAIMING = 1 / 4
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    pks: Pks
+    steps: Steps
+    #: Rows that wait for a place to be handled in.
+    waiting: int = 0
+
+
+class Rolling:
+    """Delivers batches whose handlers share an event loop, in the thread that hands them out.
+
+    ``size``: rows that a claim takes, or more where more handlers than that may start.
+    """
+
+    def __init__(self, deliver: Deliver, loop: EventLoop, *, size: int) -> None:
+        self._deliver = deliver
+        self._loop = loop
+        self._size = size
+        self._live: list[_Live] = []
+        self._over: list[tuple[Pks, Outcomes]] = []
+
+    @property
+    def room(self) -> int:
+        """Return how many rows the next batch may have."""
+        return max(self._size, self._loop.free)
+
+    @property
+    def rows_under_way(self) -> int:
+        return sum(len(each.pks) for each in self._live)
+
+    def begin(self, question: Question[Any], pks: Pks) -> None:
+        """Claim a batch and start its handlers, as many as there is room for."""
+        batch = _Live(pks, self._deliver(question, pks))
+        self._live.append(batch)
+        self._go_on(batch)
+
+    def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
+        """Return what has ended; wait until a batch is worth claiming, or until all have ended.
+
+        Raises what a batch raised; the others stay under way.
+        """
+        enough = max(1, int(self._loop.concurrency * WORTH_CLAIMING))
+        while True:
+            for batch in [*self._live]:
+                self._go_on(batch)
+            idle = self._loop.free >= enough and not any(each.waiting for each in self._live)
+            if not self._live or (idle and not everything):
+                break
+            self._loop.wait()
+        over, self._over = self._over, []
+        return iter(over)
+
+    def look_again(self) -> None:
+        """Do nothing: whoever claims is who hands out."""
+
+    def close(self) -> None:
+        """Cancel what an interrupt left under way, each batch settling what ended all the same."""
+        with ExitStack() as stack:
+            if self._live:
+                self._loop.give_up()
+            for batch in self._live:
+                stack.callback(batch.steps.close)
+            self._live = []
+            # As the others do.
+            del self._deliver
+
+    def _go_on(self, batch: _Live) -> None:
+        try:
+            batch.waiting = next(batch.steps)
+        except StopIteration as end:
+            self._over.append((batch.pks, end.value))
+            self._live.remove(batch)
+        except BaseException:
+            self._live.remove(batch)
+            raise
