@@ -110,7 +110,8 @@ def describe(
     if savepoint or (transaction and touched <= locked and sql.count("SELECT") < 2):
         return replace(LOCAL, name=words.split()[0], rows=named)
     if words.startswith("UPDATE"):
-        return _at(SNAPSHOT, named, LOCK if transaction else replace(TAKE, may_wait=True))
+        # A settlement waits for whoever is just looking whether the row is still pending.
+        return _at(SNAPSHOT, named, replace(LOCK if transaction else TAKE, may_wait=True))
     return replace(READ, rows=named)
 
 
