@@ -8,7 +8,7 @@ statement's old snapshot, and is locked, asked again and written in three statem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -51,10 +51,11 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
     after: dict[Any, Values] = {}
     for pk, *answer in answers:
         before[pk] = dict(zip(values, answer[:marked], strict=True))
-        said = dict(zip(columns, answer[marked:], strict=True))
-        after[pk] = {name: said[name] for name in values}
+        now = dict(zip(columns, answer[marked:], strict=True))
+        after[pk] = {name: now[name] for name in values}
     try:
-        batch.claimed(_instances(batch, columns, {pk: answer[marked:] for pk, *answer in answers}))
+        said = {pk: answer[marked:] for pk, *answer in answers}
+        batch.claimed(_instances(batch, statement, said))
     except BaseException:
         # Committed already: what cannot be handed to the handler is put back.
         _put_back(question, before, after)
@@ -95,8 +96,12 @@ class _Statement:
             self._keys = Keys(question.model, question.using, many=many)
             self._open = open_values(question.model, values)
             rows = self._keys.condition
-        fields = _returned(question, values)
+        loaded = _loaded(question)
+        fields = _returned(question, {*loaded, *values})
         self.columns = [field.attname for field in fields]
+        # What the user's queryset left out stays out: of the mark's columns, too.
+        self.places = [place for place, name in enumerate(self.columns) if name in loaded]
+        self.loaded = [self.columns[place] for place in self.places]
         statement, params = _compile(question, {**values, **written(self._open)}, fields, rows)
         places = [self._keys.place] if self._keys else []
         self._template = Template(statement, params, [*places, *self._open.values()])
@@ -160,14 +165,13 @@ def _update(question: Question[Any], values: Values) -> tuple[str, Sequence[Any]
     return compiled(query.get_compiler(question.using))
 
 
-def _returned(question: Question[Any], values: Values) -> list[Field[Any, Any]]:
-    """Return the columns that the handler's instance is to carry, and those of the mark."""
-    loaded = _loaded(question)
+def _returned(question: Question[Any], names: Collection[str]) -> list[Field[Any, Any]]:
     fields = question.model._meta.concrete_fields
-    return [field for field in fields if field.attname in values or field.attname in loaded]
+    return [field for field in fields if field.attname in names]
 
 
 def _loaded(question: Question[Any]) -> set[str]:
+    """Return the columns that the handler's instance is to carry."""
     names, deferred = question.queryset.query.deferred_loading
     return {
         field.attname
@@ -177,15 +181,12 @@ def _loaded(question: Question[Any]) -> set[str]:
 
 
 def _instances(
-    batch: Batch[Any], columns: Sequence[str], answers: Mapping[Any, Sequence[Any]]
+    batch: Batch[Any], statement: _Statement, answers: Mapping[Any, Sequence[Any]]
 ) -> Claimed[Any]:
     queryset: Any = batch.question.queryset
     model: type[Model] = queryset.model  # which may be a proxy
     using = batch.question.using
-    # What the user's queryset left out stays out: of the mark's columns, too.
-    loaded = _loaded(batch.question)
-    places = [place for place, name in enumerate(columns) if name in loaded]
-    names = [columns[place] for place in places]
+    names, places = statement.loaded, statement.places
     found = {
         pk: model.from_db(using, names, [values[place] for place in places])
         for pk, values in answers.items()
