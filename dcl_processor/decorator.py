@@ -62,8 +62,8 @@ def batch_processor(
 
 
 def batch_processor(
-    *,
-    pending: Any,
+    *misplaced: Any,
+    pending: Any = None,
     done: Any = None,
     failed: Any = None,
     resource: Any = None,
@@ -87,6 +87,11 @@ def batch_processor(
     ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises as
     ``BatchProcessor`` does.
     """
+    if misplaced:
+        raise InvalidOption(
+            "expected @batch_processor(pending=…, done=…), with its options by name, got "
+            f"{misplaced[0]!r}."
+        )
     kind: Any = base
     if not (isinstance(kind, type) and issubclass(kind, BatchProcessor)):
         raise InvalidOption(f"expected base to be a subclass of BatchProcessor, got {base!r}.")

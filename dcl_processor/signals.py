@@ -9,5 +9,6 @@ from django.dispatch import Signal
 #: "discarded" or "snoozed".
 row_finished = Signal()
 
-#: Sent at the end of each run. ``sender``: the processor's class; ``processor``; ``report``.
+#: Sent at the end of each run, but of one that raises. ``sender``: the processor's class;
+#: ``processor``; ``report``.
 run_finished = Signal()

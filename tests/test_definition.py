@@ -101,6 +101,16 @@ def test_a_base_brings_its_options_to_a_decorated_function() -> None:
     assert (send.strict_order, send.colour) == (True, "blue")
 
 
+def test_a_decorator_without_its_options_is_refused_in_a_sentence() -> None:
+    def send(row: Parcel) -> None: ...
+
+    bare: Any = batch_processor
+    with pytest.raises(InvalidOption, match=r"batch_processor\(pending=…, done=…\).* got <funct"):
+        bare(send)
+    with pytest.raises(InvalidPending, match=r"expected pending to be a queryset .* got None"):
+        bare(done=DONE)(send)
+
+
 def test_partials_and_callable_objects_are_handlers_of_a_class() -> None:
     def handler(prefix: str, row: Parcel) -> str:
         return f"{prefix} {row.pk}"
