@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from django.db import connections
 
@@ -31,6 +31,34 @@ def at_once(steps: Steps) -> Outcomes:
         outcomes: Outcomes = end.value
         return outcomes
     raise AssertionError("a plain handler was waited for")
+
+
+class Crew(Protocol):
+    """What all kinds have in common.
+
+    ``room``: rows that the next batch may have; ``rows_under_way``: of batches that have not ended.
+    """
+
+    @property
+    def room(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def rows_under_way(self) -> int:
+        raise NotImplementedError
+
+    def begin(self, question: Question[Any], pks: Pks) -> None:
+        """Hand out a batch; there must be room for it."""
+
+    def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
+        """Return what has ended; wait until there is room for a batch, or until all have ended."""
+        raise NotImplementedError
+
+    def look_again(self) -> None:
+        """Be told that there may be room now."""
+
+    def close(self) -> None:
+        """End whatever is under way, and let go of the run."""
 
 
 class Alone:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor.errors import describe, forget_frames, traceback_text
 from dcl_processor.exceptions import InvalidDone, StillPending
-from dcl_processor.execution.handler import Discarded, Failed, Handled
+from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
+from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import COUNTS, Failure, Report, Stopped
 from dcl_processor.signals import row_finished
 
@@ -77,6 +78,22 @@ class Tally:
             if streak >= most or isinstance(each, Handled):
                 return streak >= most
         return self.failed_in_a_row + streak >= most
+
+    def count(self, pk: Any, outcome: Outcome | Miss) -> None:
+        """Put an outcome into the report; of a row that was missed it is not known yet."""
+        match outcome:
+            case Handled():
+                self.processed(pk)
+            case Failed():
+                self.failed(pk, outcome)
+            case Snoozed():
+                self.snoozed(pk)
+            case Discarded():
+                self.discarded(pk, outcome)
+            case Lost():
+                self.counts["lease_lost"] += 1
+            case Miss.STALE:
+                self.counts["stale"] += 1
 
     def processed(self, pk: Any) -> None:
         """Count a row that was settled."""

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import windows
 from dcl_processor.exceptions import StillPending
-from dcl_processor.runner import run
+from dcl_processor.runner import passes
 from tests.models import Depot, Letter, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -299,7 +299,7 @@ if HAS_ROW_LOCKS:
     def test_i6_no_more_than_a_bounded_number_of_locked_rows_is_remembered(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(run, "MOST_LOCKED", 2)
+        monkeypatch.setattr(passes, "MOST_LOCKED", 2)
         rows = parcels(5)
         pks = [row.pk for row in rows[:4]]
         with connections["other"].cursor() as cursor:
