@@ -230,8 +230,8 @@ def test_a_claim_is_checked_as_done_is() -> None:
     [
         ({"retry": Retry()}, "expected Retry's attempts='attempts' to name an integer column"),
         (
-            {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30)},
-            "expected the Lease's field='leased_until' to name a nullable DateTimeField",
+            {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30, field="held_until")},
+            "expected the Lease's field='held_until' to name a nullable DateTimeField",
         ),
         (
             {

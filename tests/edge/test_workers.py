@@ -179,17 +179,20 @@ def test_one_signal_lets_every_copy_finish_its_row(
 
 
 def test_a_second_signal_stops_every_copy_at_once(gate: Path, audit: Path) -> None:
-    signum = signal.SIGTERM
+    # Two signals: a second SIGTERM is lost on a process that has not come to look at its first.
+    both = {signal.SIGTERM, signal.SIGINT}
     Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(2))
     with started("run", "warehouse.deliver", "--copies", "2", GATE=str(gate)) as process:
         copies = at_gate(gate, handlers=2)
-        os.killpg(process.pid, signum)
+        os.killpg(process.pid, signal.SIGTERM)
         at_gate(gate, "stopping", handlers=2)
-        os.killpg(process.pid, signum)
+        os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (128 + signum, "")
+    (last,) = both & {process.returncode - 128}
+    assert out == ""
     assert err == (
-        f"CommandError: stopped at once by {signum.name}; what was not committed is rolled back.\n"
+        f"CommandError: stopped at once by {signal.Signals(last).name}; what was not committed is "
+        "rolled back.\n"
     )
     assert not any(is_running(pid) for pid in copies)
     assert (handled(audit), unsent()) == ([], 2)

@@ -132,9 +132,11 @@ class Schedule:
                 self._waiting[actor.number] = actor
 
     def _is_blocked(self, actor: Actor) -> bool:
+        # Looked at first: it may get the lock and come to its next step while the server is asked.
+        step = actor.step
         blockers = self._control.blockers(actor.pid)
-        if blockers and actor.step is not None and not actor.step.may_wait:
-            raise Violation(f"{actor.name} waits for another one's lock at: {actor.step}")
+        if blockers and step is not None and not step.may_wait:
+            raise Violation(f"{actor.name} waits for another one's lock at: {step}")
         return bool(blockers)
 
     def _names(self) -> str:
