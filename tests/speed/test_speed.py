@@ -133,6 +133,8 @@ def test_rows_that_fail_cost_no_more_than_their_share() -> None:
         rate(bad)
     assert statements[1] == statements[2]
     counting = False
-    share = median(rate(3) / rate(0) for _ in range(ROUNDS))
+    # The best of each, in turns: another tenant of the machine only ever makes a run slower.
+    turns = [(rate(3), rate(0)) for _ in range(8)]
+    share = max(some for some, _ in turns) / max(none for _, none in turns)
     print(f"{share:.2f} of the speed without failures")
-    assert share >= 0.8
+    assert share >= 0.8, turns
