@@ -70,7 +70,7 @@ class Passes:
                 break
         left: deque[Any] = deque()
         self.take(self._run.crew.ended(everything=True), left)
-        # A batch is given up on by a run alone that is to stop, be it by its last batch.
+        # Only a run that is to stop leaves rows of a batch behind, though it be the last one.
         if left and not self._run.stopped:
             self._run.must_stop()
         if self._absent:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db import connection
 
+from tests.contract.errands import our_threads
 from tests.contract.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
 
 # What it shows happens between a statement's snapshot and its lock.
@@ -49,3 +53,20 @@ def functions(django_db_setup: None, django_db_blocker: Any) -> None:
     with django_db_blocker.unblock(), connection.cursor() as cursor:
         for statement in INSTALL[connection.vendor]:
             cursor.execute(statement)
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], None]]:
+    """Press Ctrl-C, from whatever thread."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """See that a test's runs leave no thread behind."""
+    yield
+    assert our_threads() == []

@@ -8,6 +8,7 @@ from threading import Event, Thread
 from threading import enumerate as living_threads
 from typing import Any, TypeVar
 
+import pytest
 from django.db import connection, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
@@ -47,6 +48,11 @@ def at_least_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor
         **options,
     }
     return batch_processor(**options)(handler)
+
+
+Make = Callable[..., BatchProcessor[Errand]]
+
+each_delivery = pytest.mark.parametrize("make", [at_most_once, at_least_once])
 
 
 def retry(**options: Any) -> Retry:

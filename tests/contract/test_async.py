@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from threading import Event
 from typing import Any
@@ -15,23 +13,17 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batch_processor
+from dcl_processor import Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.exceptions import Unsupported
 from tests.contract import errands as the
+from tests.contract.errands import Make, each_delivery
 from tests.contract.heartbeat import until
 from tests.models import Errand
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-Make = Callable[..., BatchProcessor[Errand]]
-
-each_delivery = pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    assert the.our_threads() == []
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
 
 
 class Gathering:
@@ -180,16 +172,6 @@ def test_a_timeout_finishes_what_is_under_way() -> None:
     report = run(concurrency=2, timeout=0.3)
     assert (report.processed, report.stopped) == (2, "timeout")
     assert all(the.untouched(row) for row in rows[2:])
-
-
-@pytest.fixture
-def interrupt() -> Iterator[Callable[[], None]]:
-    """Press Ctrl-C, from whatever thread."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield lambda: os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_cancels_and_frees_and_costs_no_attempt(interrupt: Any) -> None:

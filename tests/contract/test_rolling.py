@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,22 +11,14 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor
 from tests.contract import errands as the
-from tests.contract.test_async import interrupt  # noqa: F401  # a fixture
+from tests.contract.errands import Make, each_delivery
 from tests.models import Errand
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-Make = Callable[..., BatchProcessor[Errand]]
-
-each_delivery = pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    assert the.our_threads() == []
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
 
 
 class Straggler:
@@ -135,7 +127,7 @@ def test_a_limit_counts_what_is_under_way(make: Make) -> None:
     assert all(the.untouched(row) for row in Errand.objects.filter(done=False))
 
 
-def test_an_interrupt_cancels_the_handlers_of_all_batches(interrupt: Any) -> None:  # noqa: F811
+def test_an_interrupt_cancels_the_handlers_of_all_batches(interrupt: Any) -> None:
     rows = the.errands(12)
     cancelled: list[int] = []
     waiting: list[int] = []
