@@ -21,6 +21,8 @@ from psycopg import sql
 
 from sample_app.embedded import database_url
 from sample_app.mail_settings import smtp_settings
+from sample_app.shop import payment_gateway, warehouse
+from sample_app.shop.demo import payment_stub, warehouse_stub
 from sample_app.shop.demo.copies import MANAGE_PY
 from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.orders_csv import COLUMNS
@@ -32,6 +34,7 @@ STAND_IN, REAL = "stand-in", "northwind"
 
 WriteOrders = Callable[..., Path]
 LoadOrders = Callable[..., None]
+AnswerWithin = Callable[[float], None]
 Start = Callable[..., subprocess.Popen[str]]
 LookAtOrders = Callable[[], dict[int, tuple[bool, bool]]]
 
@@ -95,6 +98,25 @@ def order_file(request: pytest.FixtureRequest, write_orders: WriteOrders) -> Pat
             for index in range(ORDERS)
         )
     )
+
+
+@pytest.fixture(autouse=True)
+def answer_within(monkeypatch: pytest.MonkeyPatch) -> AnswerWithin:
+    """Have the shop wait for an answer as long as a loaded machine needs, or these seconds.
+
+    Who is not to answer at all stays silent until the stub is closed.
+    """
+
+    def wait(seconds: float) -> None:
+        for room in (payment_gateway, warehouse):
+            monkeypatch.setattr(room, "ANSWER_WITHIN", seconds)
+
+    wait(PATIENCE)
+    for stub in (payment_stub, warehouse_stub):
+        monkeypatch.setattr(stub, "TOO_SLOW", PATIENCE)
+    pauses = {payment_stub.Mood.CHARGED_IN_SILENCE: PATIENCE}
+    monkeypatch.setattr(payment_stub, "PAUSES", payment_stub.PAUSES | pauses)
+    return wait
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from sample_app.shop.models import Order, Payment
 from sample_app.shop.payment_gateway import open_gateway
 from sample_app.shop.processors import capture_payments
 from tests.edge.manage import environment
-from tests.sample_app.conftest import LoadOrders
+from tests.sample_app.conftest import AnswerWithin, LoadOrders
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -162,9 +162,10 @@ def test_without_a_gateway_the_run_ends_and_no_payment_is_charged_for_it(
 
 @pytest.mark.parametrize(("mood", "charged"), [(Mood.CHARGED_IN_SILENCE, True), (Mood.LOST, False)])
 def test_no_answer_leaves_the_payment_in_doubt_until_the_gateway_was_asked(
-    load_orders: LoadOrders, mood: Mood, charged: bool
+    load_orders: LoadOrders, answer_within: AnswerWithin, mood: Mood, charged: bool
 ) -> None:
     load_orders(7)
+    answer_within(3)
     with gateway({7: mood}) as stub:
         assert capture_payments().failed == 1
         row = payment(7)

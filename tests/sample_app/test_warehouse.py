@@ -18,7 +18,7 @@ from sample_app.shop.demo.warehouse_audit import audit
 from sample_app.shop.demo.warehouse_stub import Arrival, Mood, WarehouseStub
 from sample_app.shop.models import Order, Payment
 from sample_app.shop.processors import push_to_warehouse
-from tests.sample_app.conftest import LoadOrders
+from tests.sample_app.conftest import AnswerWithin, LoadOrders
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,7 +104,7 @@ def test_the_warehouse_is_told_what_to_pack(load_paid: LoadOrders) -> None:
 
 def test_eight_are_under_way_at_once_over_one_client(load_paid: LoadOrders) -> None:
     """Each request waits for seven others, and is an error when they do not come."""
-    together = threading.Barrier(8, timeout=0.9)
+    together = threading.Barrier(8, timeout=20)
 
     class Gathering(WarehouseStub):
         """Answers when eight have come."""
@@ -128,9 +128,10 @@ def test_eight_are_under_way_at_once_over_one_client(load_paid: LoadOrders) -> N
     ],
 )
 def test_after_a_failed_answer_the_order_is_sent_again_and_packed_once(
-    load_paid: LoadOrders, mood: Mood, arrivals: int, error: str
+    load_paid: LoadOrders, answer_within: AnswerWithin, mood: Mood, arrivals: int, error: str
 ) -> None:
     load_paid(7, 8)
+    answer_within(3)
     with warehouse({7: mood}) as stub:
         report = push_to_warehouse(concurrency=2)
         assert (report.processed, report.failed) == (1, 1)
