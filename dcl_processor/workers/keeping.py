@@ -29,7 +29,7 @@ LIVED_LONG = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A copy has died; another takes its place in ``wait`` seconds, or none does."""
+    """A copy has died, or did not start; another takes its place in ``wait`` seconds, or none."""
 
     how: Trouble
     wait: float | None
@@ -98,7 +98,11 @@ class _Place:
         self.is_over = deadline is not None and now >= deadline
         if now >= self._start_at and not self.is_over:
             self._started = now
-            self.copy = start(f"copy {self._number}", self._work)
+            begun = start(f"copy {self._number}", self._work)
+            if isinstance(begun, Trouble):
+                self._bury(begun)
+            else:
+                self.copy = begun
 
     def hear(self) -> None:
         """Take one message of the copy's."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import traceback
 from contextlib import suppress
 from multiprocessing import resource_tracker
 
 from dcl_processor.report import Report
 
-from .spawned import LastWord, Send, Trouble, Work, main
+from .spawned import LastWord, Send, Trouble, Work, main, said
 from .stopping import SIGNALS
 
 #: Seconds for a copy that has said its last word to end by itself.
@@ -84,8 +85,11 @@ def _name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def start(name: str, work: Work) -> Copy:
-    """Start a process for the work, out of reach of signals until it can handle them."""
+def start(name: str, work: Work) -> Copy | Trouble:
+    """Start a process for the work, out of reach of signals until it can handle them.
+
+    Returns why there is none where the system has no room for one more.
+    """
     # Started first, since it would unblock the signals that are blocked below.
     resource_tracker.ensure_running()
     # A signal that comes before the child has its handlers would kill it, or print a traceback;
@@ -93,5 +97,7 @@ def start(name: str, work: Work) -> Copy:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         return Copy(name, work)
+    except OSError as error:
+        return Trouble(f"could not be started: {said(error)}", traceback.format_exc())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -78,11 +78,12 @@ def run_copies(
 
     ``limit`` is for all copies together: it is shared out before they start. ``timeout`` counts
     from now for each. ``on_row`` is called with each row's outcome. Raises ``Unsupported`` where
-    other processes could not see the rows. One that dies costs the others nothing.
+    other processes could not see the rows. One that dies, or cannot be started, costs the others
+    nothing.
     """
     names = databases_for_others()
     deadline = None if timeout is None else time.monotonic() + timeout
-    running: list[Copy] = []
+    begun: list[Copy | Trouble] = []
     try:
         for number, limit_ in enumerate(shares(limit, copies), start=1):
             share = Share(
@@ -94,16 +95,21 @@ def run_copies(
                 concurrency=concurrency,
                 tells_rows=on_row is not None,
             )
-            running.append(start(f"{processor.name}, copy {number}", share))
-        _collect(running, stop, on_row or (lambda _: None))
+            begun.append(start(f"{processor.name}, copy {number}", share))
+        _collect(_running(begun), stop, on_row or (lambda _: None))
     except StoppedAtOnce:
-        for copy in running:
+        for copy in _running(begun):
             copy.tell(STOP_AT_ONCE)
         raise
     finally:
-        for copy in running:
+        for copy in _running(begun):
             copy.end()
-    return [copy.outcome for copy in running if copy.outcome is not None]
+    outcomes = [each.outcome if isinstance(each, Copy) else each for each in begun]
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _running(begun: Sequence[Copy | Trouble]) -> list[Copy]:
+    return [each for each in begun if isinstance(each, Copy)]
 
 
 def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> Report:

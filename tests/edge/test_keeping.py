@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
 DIED = "{}, copy [12]: killed by {}; what it had committed is done, and in no count; "
+HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 AGAIN = r"it is started again in \d+\.\d s"
 
 
@@ -84,6 +86,27 @@ def test_a_row_that_kills_makes_no_hot_loop(audit: Path) -> None:
     # Of each copy: one at once, one after a second or less, one after two, one after four.
     assert len(err.splitlines()) + 1 <= 8
     assert len(unsent()) <= 2
+
+
+def test_a_process_that_cannot_be_had_now_is_tried_again_later(audit: Path) -> None:
+    """The parent may open no file more, as on a machine where there is no room for a process."""
+    parcels("")
+    with watching(DELIVER, "--watch", "0.2", "--copies", "2", AUDIT=str(audit)) as watcher:
+        watcher.says(f"{DELIVER}: ")
+        parent = watcher.process.pid
+        before = resource.prlimit(parent, resource.RLIMIT_NOFILE, (3, HARD))
+        os.kill(min(handlers(audit)), signal.SIGKILL)
+        assert "killed by SIGKILL" in watcher.says(f"{DELIVER}, copy ", err=True)
+        again = watcher.says(f"{DELIVER}, copy ", err=True)
+        resource.prlimit(parent, resource.RLIMIT_NOFILE, before)
+
+        def both_at_work() -> bool:
+            parcels(*[""] * 5)
+            return len(handlers(audit)) >= 3
+
+        wait_for(both_at_work, "the copy that could not be started")
+        assert watcher.end()[0] == 0
+    assert re.search(rf"could not be started: OSError: .*Too many open files.*; {AGAIN}$", again)
 
 
 def test_it_ends_though_a_copy_waits_to_be_started_again() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
 import re
+import resource
 import signal
 import subprocess
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -142,6 +146,39 @@ def test_a_copy_that_is_killed_costs_the_others_nothing(
     assert {"ok": False, "error": sentence} in document["copies"]
     assert unsent() == 0
     assert killed not in {pid for _, pid in handled(audit)}
+
+
+@contextmanager
+def room_for_files(number: int) -> Iterator[None]:
+    """Let this process open so many files more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = {int(each.name) for each in Path("/proc/self/fd").iterdir()}
+    free = (each for each in itertools.count() if each not in opened)
+    most = next(itertools.islice(free, number, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_copy_that_cannot_be_started_costs_the_others_nothing(
+    installed: None, audit: Path
+) -> None:
+    """Each that runs keeps three files of its parent's open, and starting one takes ten."""
+    from tests.warehouse.processors import deliver
+
+    Parcel.objects.bulk_create(Parcel() for _ in range(20))
+    with room_for_files(16):
+        copies = sharing.run_copies(deliver, 8, stop=Stop())
+    assert len(copies) == 8
+    reports = [copy for copy in copies if isinstance(copy, Report)]
+    assert sum(report.processed for report in reports) == len(handled(audit)) == 20
+    troubles = [copy for copy in copies if isinstance(copy, Trouble)]
+    assert troubles
+    assert {re.sub(r"\[.*", "", each.sentence) for each in troubles} == {
+        "could not be started: OSError: "
+    }
 
 
 def test_a_share_that_is_not_known_is_a_question_mark() -> None:
