@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -29,15 +30,14 @@ def rehearse(processor: Definition[Any], question: Question[Any], pk: Any) -> se
 
     Returns the flips, by option, of which this row's does not tell what another row's will do.
     """
-    claim = dict(processor.claim or {})
-    flips = {"claim": claim, "failed": {**claim, **(processor.failed or {})}}
+    flips = {"claim": [processor.claim or {}], "failed": _after_claim(processor, "failed")}
     if processor._has_fixed_flip and not processor.repeats:
-        flips["done"] = {**claim, **(processor.done or {})}
+        flips["done"] = _after_claim(processor, "done")
     unrehearsed = not processor._has_fixed_flip and not processor.repeats
     doubtful = {"done"} if unrehearsed else set()
-    for option, values in flips.items():
+    for option, writes in flips.items():
         if getattr(processor, option):
-            left = _rehearsed(question, pk, values, processor.name)
+            left = _rehearsed(question, pk, writes, processor.name)
             if left is Left.NOT:
                 raise StillPending(still_pending(processor, option, pk))
             if left is Left.MAYBE_ALONE:
@@ -47,10 +47,18 @@ def rehearse(processor: Definition[Any], question: Question[Any], pk: Any) -> se
     return doubtful
 
 
+def _after_claim(processor: Definition[Any], option: str) -> list[Values]:
+    """Return what is written to a row until it is settled; as one write where that is the same."""
+    claim, values = processor.claim or {}, getattr(processor, option) or {}
+    if claim and any(hasattr(value, "resolve_expression") for value in values.values()):
+        return [claim, values]  # an expression reads what the claim wrote
+    return [{**claim, **values}]
+
+
 def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
     if not processor.claim or not processor.reset:
         return
-    back = {**processor.claim, **processor.reset}
+    back = _after_claim(processor, "reset")
     if _rehearsed(question, pk, back, processor.name) is not Left.NOT:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
@@ -110,12 +118,14 @@ class Left(Enum):
     LIKE_ALL = "left, as every row does"
 
 
-def _rehearsed(question: Question[Any], pk: Any, values: Values, label: str) -> Left:
+def _rehearsed(question: Question[Any], pk: Any, writes: Sequence[Values], label: str) -> Left:
     meta = question.model._meta
+    values = {name: value for write in writes for name, value in write.items()}
     constants = {meta.get_field(n).attname for n, value in values.items() if _is_constant(value)}
     alike = decided(question.unfiltered, constants)
     with transaction.atomic(using=question.using):
-        writing.write(question, [pk], values, label)
+        for each in writes:
+            writing.write(question, [pk], each, label)
         # Most questions ask for the flip's columns first and foremost, and are answered by that.
         if alike is not None and not alike.filter(pk=pk).exists():
             left = Left.LIKE_ALL

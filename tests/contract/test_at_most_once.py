@@ -11,7 +11,7 @@ from django.db.models import Exists, F, Q
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import Discard, Report, Snooze
+from dcl_processor import BatchProcessor, Discard, Report, Snooze
 from dcl_processor.exceptions import StillPending
 from tests.contract import errands as the
 from tests.contract.gate import HAS_GATE, other_than, run_and_meanwhile
@@ -319,6 +319,34 @@ def test_a_claim_by_expression_is_recognised_by_what_it_wrote() -> None:
     )
     assert run().lease_lost == 1
     assert not the.state(row)["done"]
+
+
+def counts_places(done: dict[str, Any], calls: list[int]) -> BatchProcessor[Errand]:
+    return the.at_most_once(
+        lambda row: calls.append(row.pk),
+        pending=Errand.objects.filter(place=0),
+        claim={"place": 5},
+        claimed_at=None,
+        done=done,
+    )
+
+
+def test_a_flip_that_reads_what_the_claim_wrote_is_not_refused() -> None:
+    [row] = the.errands(1)
+    calls: list[int] = []
+    assert counts_places({"place": F("place") * 2}, calls)().processed == 1
+    assert calls == [row.pk]
+    assert Errand.objects.get().place == 10
+
+
+def test_a_flip_that_takes_the_claim_back_is_found_before_any_handler() -> None:
+    [row] = the.errands(1)
+    calls: list[int] = []
+    with pytest.raises(StillPending, match=f"row {row.pk} still pending after it"):
+        counts_places({"place": F("place") - 5, "done": True}, calls)()
+    assert calls == []
+    assert the.untouched(row)
+    assert Errand.objects.get().place == 0
 
 
 def test_a_row_that_its_handler_deletes_is_processed() -> None:
