@@ -12,7 +12,7 @@ asked in a second statement, which has a snapshot of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -54,6 +54,19 @@ class Question(Generic[M]):
     statements: Statements = field(default_factory=Statements, compare=False)
 
     @property
+    def plain_order(self) -> tuple[str, ...] | None:
+        """The queryset's order down to the key, if it is by columns of the row's table alone."""
+        query = self.queryset.query
+        fields = self.model._meta.local_concrete_fields
+        # A relation's name stands for the order of the related rows.
+        own = {f.attname for f in fields} | {f.name for f in fields if not f.is_relation} | {"pk"}
+        names = [*order_of(self.queryset), "pk"]
+        plain = all(isinstance(name, str) and name.removeprefix("-") in own for name in names)
+        if not plain or query.extra_order_by or not query.standard_ordering:
+            return None
+        return tuple(map(str, names))
+
+    @property
     def table(self) -> QuerySet[M, M]:
         """Every row of the model, those that a manager of the user's would hide included."""
         return QuerySet(self.model, using=self.using)
@@ -69,6 +82,13 @@ class Question(Generic[M]):
     def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Ask the user's question alone: a row may be pending, and not due or not in the filter."""
         return self.unfiltered.filter(these(pks)).order_by()
+
+
+def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
+    """Return what a queryset is ordered by, which may be its model's own order."""
+    query = queryset.query
+    default = query.get_meta().ordering if query.default_ordering else ()
+    return query.order_by or default or ()
 
 
 def these(pks: Collection[Any]) -> Q:

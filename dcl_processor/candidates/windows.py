@@ -13,6 +13,7 @@ many copies there are, and a lone copy keeps its order.
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -21,17 +22,18 @@ from django.db.models import AutoField, Model, Q, QuerySet
 from dcl_processor.locking.contention import is_database_error
 from dcl_processor.locking.isolation import reconnected
 
-from .pending import Question
+from .pending import Question, order_of
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
-Window = tuple[Question[M], Iterator[Any]]
+#: The keys in their order; what is still there when the next window is asked for was not visited.
+Window = tuple[Question[M], deque[Any]]
 
 #: Rows per window. Large enough to make the read cheap, small enough to stay a fresh hint.
 WINDOW = 500
 
 #: Rows per window among other copies: room enough to be alone in.
-WIDE_WINDOW = 2_000
+WIDE_WINDOW = 5_000
 
 
 class Walk(Generic[M]):
@@ -64,7 +66,7 @@ class Walk(Generic[M]):
         self._last = pks[-1] if highest is None else highest
         start = Q(pk__gte=pks[0])
         while pks:
-            yield question, self._visits(_in_order(question, pks))
+            yield from self._window(question, _in_order(question, pks))
             if self.among_others:
                 yield from self._scattered(start)
                 return
@@ -87,7 +89,7 @@ class Walk(Generic[M]):
                 start = Q(pk__gte=fresh[0])
                 self._tried.difference_update(pks[: pks.index(fresh[0])])
                 place = secrets.randbelow(len(fresh))
-                yield question, self._visits(_in_order(question, fresh)[place:])
+                yield from self._window(question, _in_order(question, fresh)[place:])
             elif full:
                 start = Q(pk__gt=pks[-1])
                 self._tried.difference_update(pks)
@@ -105,13 +107,13 @@ class Walk(Generic[M]):
             self._left = _twice(keys.count, keys.db)
         return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
 
-    def _visits(self, pks: list[Any]) -> Iterator[Any]:
-        for pk in pks:
-            if self._left == 0:
-                return
-            self._visited += 1
-            self._left = None if self._left is None else self._left - 1
-            yield pk
+    def _window(self, question: Question[M], pks: list[Any]) -> Iterator[Window[M]]:
+        waiting = deque(pks[: self._left])
+        size = len(waiting)
+        yield question, waiting
+        visited = size - len(waiting)
+        self._visited += visited
+        self._left = None if self._left is None else self._left - visited
 
 
 def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Window[M]]:
@@ -129,11 +131,13 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
             forget_settled(question, tried)
         # Read past here and not in the query: the rows that failed may be many.
         pks, full = _read(keys, WINDOW + len(tried))
-        pks = [pk for pk in pks if pk not in tried]
-        yield question, iter(pks[:left])
+        waiting = deque([pk for pk in pks if pk not in tried][:left])
+        size = len(waiting)
+        yield question, waiting
         if not full:
             return
-        left = _twice(keys.count, keys.db) if left is None else max(left - len(pks), 0)
+        visited = size - len(waiting)
+        left = _twice(keys.count, keys.db) if left is None else left - visited
 
 
 def forget_settled(question: Question[Any], tried: set[Any]) -> None:
@@ -160,12 +164,14 @@ def _keys(question: Question[M]) -> QuerySet[M, Any]:
 
 
 def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
-    queryset = question.queryset.using(question.read_using)
-    query = queryset.query
-    if not query.extra_order_by:
-        default = query.get_meta().ordering if query.default_ordering else ()
-        queryset = queryset.order_by(*(query.order_by or default or ()), "pk")
-    return _flat(queryset)
+    return _flat(_down_to_the_key(question.queryset.using(question.read_using)))
+
+
+def _down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
+    """Leave no two rows in an order that the database may change from one statement to another."""
+    if queryset.query.extra_order_by:
+        return queryset
+    return queryset.order_by(*order_of(queryset), "pk")
 
 
 def _flat(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
@@ -217,6 +223,6 @@ def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
     """Put a window into the user's own order, which the walk by key does not follow."""
     if len(pks) < 2 or not question.queryset.ordered:
         return pks
-    wanted = question.queryset.filter(pk__in=pks).using(question.read_using)
+    wanted = _down_to_the_key(question.queryset.filter(pk__in=pks).using(question.read_using))
     # What is no longer pending goes to the end, where its claim finds out.
     return list(dict.fromkeys([*_look(_flat(wanted)), *pks]))

@@ -60,17 +60,21 @@ class Run(Protocol):
 class Batch(Generic[M]):
     """Some candidates on their way through the stages.
 
+    ``most``: how many of them are to be claimed, the first that can be had; none: all of them.
     ``rows``: those that were claimed; ``attempts``: for each, the number of this attempt;
     ``started``: those whose handler was called; ``outcomes``: of the rows that were handled.
     ``ended``: of those whose handlers ended and that are not settled yet; ``flips``: what is known
     already of what is to be written to them; ``unknown``: those that may have been written.
     """
 
-    def __init__(self, run: Run, question: Question[M], pks: Sequence[Any]) -> None:
+    def __init__(
+        self, run: Run, question: Question[M], pks: Sequence[Any], most: int | None = None
+    ) -> None:
         self.run = run
         self.processor = run.processor
         self.question = question
         self.pks = pks
+        self.most = most
         self.rows: dict[Any, M] = {}
         self.attempts: dict[Any, int] = {}
         self.outcomes: dict[Any, Outcome] = {}
@@ -125,11 +129,11 @@ class Batch(Generic[M]):
             raise error
         if is_database_error(error) and self._wrote_nothing():
             if self._passes(error):
-                return dict.fromkeys(self.pks, Miss.ABSENT)
+                return dict.fromkeys(self.pks[: self.most], Miss.ABSENT)
             if self._claimed is None:
                 raise error
         # A claim may fail because of one row that cannot be loaded.
-        ours = self.pks if self._claimed is None else list(self.rows)
+        ours = self.pks[: self.most] if self._claimed is None else list(self.rows)
         outcomes: Outcomes = {} if self._claimed is None else dict(self._claimed.misses)
         if len(ours) == 1:
             outcomes[ours[0]] = self._failed(ours[0], error)

@@ -30,7 +30,7 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
             one_statement.claim_and_mark(batch, mark)
         else:
             with row_transaction(question.using):
-                batch.claimed(claim(question, batch.pks))
+                batch.claimed(claim(question, batch.pks, batch.most))
                 run.rehearse(question, batch.rows)
                 _write(batch, mark)
                 _refuse_pending(batch, mark)

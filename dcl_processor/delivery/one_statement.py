@@ -17,6 +17,7 @@ from django.db import connections, transaction
 from django.db.models import Field, Model, Q, prefetch_related_objects, sql
 
 from dcl_processor.candidates.pending import Question, these
+from dcl_processor.locking.choosing import first, reached
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.statements.kept import names
 from dcl_processor.statements.keys import Keys
@@ -45,7 +46,7 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
     # A mistake must not cost the transaction that Django's TestCase has open.
     inside = connections[question.using].in_atomic_block
     with transaction.atomic(using=question.using) if inside else nullcontext():
-        statement, answers = _asked(question, values, batch.pks)
+        statement, answers = _asked(question, values, batch.pks, batch.most)
     marked, columns = len(values), statement.columns
     before: dict[Any, Values] = {}
     after: dict[Any, Values] = {}
@@ -64,15 +65,16 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
 
 
 def _asked(
-    question: Question[Any], values: Values, pks: Sequence[Any]
+    question: Question[Any], values: Values, pks: Sequence[Any], most: int | None
 ) -> tuple[_Statement, list[Any]]:
     """Execute the statement that fits; return it, and its answers."""
     many = len(pks) > 1
-    make = partial(_Statement, question, values, many=many)
-    statement = question.statements.get(("claim and mark", many, names(values)), make)
+    chosen = None if most is None or most >= len(pks) else most
+    make = partial(_Statement, question, values, many=many, most=chosen)
+    statement = question.statements.get(("claim and mark", many, chosen, names(values)), make)
     answers = statement.ask(pks, values) if statement is not None else None
     if statement is None or answers is None:
-        statement = _Statement(question, values, rows=these(pks))
+        statement = _Statement(question, values, rows=these(pks), most=chosen)
         answers = statement.ask(pks, values)
     return statement, answers or []
 
@@ -87,6 +89,7 @@ class _Statement:
         *,
         rows: Q | None = None,
         many: bool = False,
+        most: int | None = None,
     ) -> None:
         self._question = question
         self._values = values  # whose expressions are told apart by where they are in memory
@@ -102,7 +105,8 @@ class _Statement:
         # What the user's queryset left out stays out: of the mark's columns, too.
         self.places = [place for place, name in enumerate(self.columns) if name in loaded]
         self.loaded = [self.columns[place] for place in self.places]
-        statement, params = _compile(question, {**values, **written(self._open)}, fields, rows)
+        marks = {**values, **written(self._open)}
+        statement, params = _compile(question, marks, fields, rows, most)
         places = [self._keys.place] if self._keys else []
         self._template = Template(statement, params, [*places, *self._open.values()])
         meta = question.model._meta
@@ -131,7 +135,11 @@ class _Statement:
 
 
 def _compile(
-    question: Question[Any], values: Values, fields: Sequence[Field[Any, Any]], rows: Q
+    question: Question[Any],
+    values: Values,
+    fields: Sequence[Field[Any, Any]],
+    rows: Q,
+    most: int | None,
 ) -> tuple[str, list[Any]]:
     connection = connections[question.using]
     quote = connection.ops.quote_name
@@ -139,7 +147,7 @@ def _compile(
     [primary_key] = question.model._meta.pk_fields
     key = quote(str(primary_key.column))
     # Second check: another copy may have finished a row since its key was read.
-    asked = question.narrowed(rows).values_list("pk", *values)
+    asked = first(question, question.narrowed(rows).values_list("pk", *values), most)
     select, params = asked.query.get_compiler(question.using).as_sql()
     lock = connection.ops.for_update_sql(skip_locked=True, no_key=True)
     update, more = _update(question, values)
@@ -193,7 +201,8 @@ def _instances(
     }
     rows = {pk: found[pk] for pk in batch.pks if pk in found}
     prefetch_related_objects(list(rows.values()), *queryset._prefetch_related_lookups)  # noqa: SLF001  # no public name
-    return Claimed(rows, {pk: Miss.ABSENT for pk in batch.pks if pk not in found})
+    passed = [pk for pk in reached(batch.pks, found, batch.most) if pk not in found]
+    return Claimed(rows, dict.fromkeys(passed, Miss.ABSENT))
 
 
 def _put_back(

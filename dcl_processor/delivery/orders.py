@@ -1,9 +1,10 @@
 """The orders in which lock, work, flip and commit can follow each other.
 
 Each of the three functions is one row of the crash table; what a killed process leaves behind can
-be read off the place where its transaction ends. All of them take the keys of some candidates and
-return the outcomes of those that were reached. They are generators, and yield where handlers are
-waited for that run on an event loop; with plain handlers they never do.
+be read off the place where its transaction ends. All of them take the keys of some candidates, and
+how many to claim of these, and return the outcomes of those that were reached. They are
+generators, and yield where handlers are waited for that run on an event loop; with plain handlers
+they never do.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from .marks import ClaimMark, LeaseMark
 M = TypeVar("M", bound=Model)
 
 
-def transactional(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
+def transactional(
+    run: Run, question: Question[M], pks: Sequence[Any], most: int | None = None
+) -> Steps:
     """Lock and ask again → work → flip → commit."""
-    batch = Batch(run, question, pks)
+    batch = Batch(run, question, pks, most)
     try:
         with row_transaction(question.using):
-            batch.claimed(claim(question, pks))
+            batch.claimed(claim(question, pks, most))
             # A question with no answer may not have been sent at all, and nothing is open then.
             if batch.rows:
                 run.rehearse(question, batch.rows)
@@ -44,9 +47,11 @@ def transactional(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
     return batch.all_outcomes()
 
 
-def at_most_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
+def at_most_once(
+    run: Run, question: Question[M], pks: Sequence[Any], most: int | None = None
+) -> Steps:
     """Lock and ask again → claim, or flip → commit → work → settle, if the claim still stands."""
-    batch = Batch(run, question, pks)
+    batch = Batch(run, question, pks, most)
     mark = ClaimMark(batch)
     with outside.cleared_up(batch, mark):
         try:
@@ -57,9 +62,11 @@ def at_most_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
     return batch.all_outcomes()
 
 
-def at_least_once(run: Run, question: Question[M], pks: Sequence[Any]) -> Steps:
+def at_least_once(
+    run: Run, question: Question[M], pks: Sequence[Any], most: int | None = None
+) -> Steps:
     """Lock and ask again → lease, attempt + 1 → commit → work → settle, if the lease is ours."""
-    batch = Batch(run, question, pks)
+    batch = Batch(run, question, pks, most)
     mark = LeaseMark(batch)
     with outside.cleared_up(batch, mark):
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -15,6 +15,8 @@ from django.db.models.constants import LOOKUP_SEP
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.statements.selection import Selection
+
+from .choosing import first, reached
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R")
@@ -37,8 +39,11 @@ class Claimed(Generic[M]):
     misses: dict[Any, Miss]
 
 
-def claim(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
+def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) -> Claimed[M]:
     """Lock rows, and return them as read under their locks.
+
+    ``most``: where it is less than their number, the first so many that can be had are taken, in
+    the question's order; those behind them are in no answer. Only where there is a ``choice()``.
 
     Never waits for a lock, where the database can do without. Runs inside the transaction that
     the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
@@ -46,15 +51,16 @@ def claim(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     """
     if not connections[question.using].features.has_select_for_update:
         return _claim_database(question, pks)
+    chosen = None if most is None or most >= len(pks) else most
     if question.own_table:
         # Second check: another copy may have finished a row since its key was read. Lock and
-        # check are one statement, and the database checks the locked row's newest version. Not
-        # sliced: Oracle refuses LIMIT with FOR UPDATE.
-        rows = _select(
-            question, "claim", pks, lambda these: _locking(question.narrowed(these), question.using)
-        )
-        return _claimed(pks, {row.pk: row for row in rows}, locked=())
-    return _claim_spanning(question, pks)
+        # check are one statement, and the database checks the locked row's newest version.
+        def asked(those: Q) -> QuerySet[Any, M]:
+            return first(question, _locking(question.narrowed(those), question.using), chosen)
+
+        found = {row.pk: row for row in _select(question, ("claim", chosen), pks, asked)}
+        return _claimed(reached(pks, found, most), found, locked=())
+    return _claim_spanning(question, pks, chosen)
 
 
 def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
@@ -62,9 +68,11 @@ def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
     return _lock(question, question.model, pks)
 
 
-def _claim_spanning(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
-    locked = list(pks)
-    for table in question.tables:
+def _claim_spanning(question: Question[M], pks: Sequence[Any], most: int | None) -> Claimed[M]:
+    own, *parents = question.tables
+    locked = _lock(question, own, pks, most)
+    pks = reached(pks, locked, most)
+    for table in parents:
         locked = _lock(question, table, locked)
     # Second check: the lock statement's snapshot is older than the lock, and what is joined would
     # be read from that snapshot. A statement of its own sees what was committed until now.
@@ -91,8 +99,13 @@ def _claimed(pks: Sequence[Any], found: dict[Any, M], *, locked: Collection[Any]
     )
 
 
-def _lock(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> list[Any]:
-    """Lock the rows' parts in one table, their own or a parent's; return those that were got."""
+def _lock(
+    question: Question[Any], table: type[Model], pks: Sequence[Any], most: int | None = None
+) -> list[Any]:
+    """Lock the rows' parts in one table, their own or a parent's; return those that were got.
+
+    ``most``: as ``claim()`` has it, in the rows' own table.
+    """
     if not pks:
         return []
     keys = dict(zip(pks, pks, strict=True))
@@ -104,10 +117,13 @@ def _lock(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> li
     def parts(those: Q) -> QuerySet[Any, Any]:
         # Keys alone: an instance would run the model's own code, for a row that nobody is handed.
         # Without the model's own order, which may join rows that MariaDB would lock as well.
-        rows = QuerySet[Any](table, using=question.using).filter(those).order_by()
-        return _locking(rows.values_list(*columns), question.using)
+        # Where there is a choice, no check is made either, but a hint taken, like the read before
+        # it: the lock of a row that was finished before this statement would be got in vain.
+        asked = those if most is None else Q(pk__in=question.narrowed(those).values("pk"))
+        rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
+        return first(question, _locking(rows.values_list(*columns), question.using), most)
 
-    locked = _select(question, table, list(keys.values()), parts)
+    locked = _select(question, (table, most), list(keys.values()), parts)
     held = {key if len(columns) > 1 else key[0] for key in locked}
     return [pk for pk in pks if keys.get(pk) in held]
 
@@ -147,7 +163,7 @@ def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
     answers: dict[Any, M] = {}
     # A to-many join gives a row once per match: the same row, but for what is annotated.
     most = None if added or len(pks) > 1 else 1
-    for row in _select(question, "ask", pks, lambda those: question.narrowed(those)[:most]):
+    for row in _select(question, ("ask", None), pks, lambda those: question.narrowed(those)[:most]):
         first = answers.setdefault(row.pk, row)
         _refuse_two_answers(question, first, row, added)
     return answers
@@ -155,13 +171,13 @@ def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
 
 def _select(
     question: Question[Any],
-    name: Hashable,
+    name: tuple[str | type[Model], int | None],
     pks: Sequence[Any],
     ask: Callable[[Q], QuerySet[Any, R]],
 ) -> list[R]:
     """Ask for rows by their keys, by a statement that is compiled once a window if it can be."""
     many = len(pks) > 1
-    model = name if isinstance(name, type) else question.model
+    model = question.model if isinstance(name[0], str) else name[0]
     make = partial(Selection, model, question.using, ask, many=many)
     selection: Selection[R] | None = question.statements.get((name, many), make)
     return list(ask(these(pks))) if selection is None else selection.of(pks)

@@ -20,7 +20,8 @@ from dcl_processor.candidates.pending import Question
 from dcl_processor.delivery.batch import Outcomes, Steps
 
 Pks = Sequence[Any]
-Deliver = Callable[[Question[Any], Pks], Steps]
+#: Takes candidates, and how many of them to claim.
+Deliver = Callable[[Question[Any], Pks, int], Steps]
 
 
 def at_once(steps: Steps) -> Outcomes:
@@ -36,8 +37,11 @@ def at_once(steps: Steps) -> Outcomes:
 class Crew(Protocol):
     """What all kinds have in common.
 
-    ``room``: rows that the next batch may have; ``rows_under_way``: of batches that have not ended.
+    ``room``: rows that the next batch may have; ``may_choose``: whether more candidates may be
+    named to it; ``rows_under_way``: of batches that have not ended.
     """
+
+    may_choose: bool
 
     @property
     def room(self) -> int:
@@ -47,8 +51,8 @@ class Crew(Protocol):
     def rows_under_way(self) -> int:
         raise NotImplementedError
 
-    def begin(self, question: Question[Any], pks: Pks) -> None:
-        """Hand out a batch; there must be room for it."""
+    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
+        """Hand out a batch of so many of the candidates; there must be room for it."""
 
     def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
         """Return what has ended; wait until there is room for a batch, or until all have ended."""
@@ -64,6 +68,7 @@ class Crew(Protocol):
 class Alone:
     """Delivers each batch at once, in the thread that hands it out."""
 
+    may_choose = True
     rows_under_way = 0
 
     def __init__(self, deliver: Deliver, *, size: int) -> None:
@@ -72,8 +77,8 @@ class Alone:
         self.room = size
         self._ended: list[tuple[Pks, Outcomes]] = []
 
-    def begin(self, question: Question[Any], pks: Pks) -> None:
-        self._ended.append((pks, at_once(self._deliver(question, pks))))
+    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
+        self._ended.append((pks, at_once(self._deliver(question, pks, most))))
 
     def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:  # noqa: ARG002  # nothing is under way
         ended, self._ended = self._ended, []
@@ -91,8 +96,11 @@ class Threads:
     """Delivers batches in threads, one batch at a time in each.
 
     ``may_share``: whether more than one may be under way; the first flips of a run are rehearsed
-    before any other handler starts. ``leave``: called by each thread when it ends.
+    before any other handler starts. ``leave``: called by each thread when it ends. None may
+    choose: what one thread does not take would be kept from the others until its batch has ended.
     """
+
+    may_choose = False
 
     def __init__(
         self,
@@ -111,18 +119,18 @@ class Threads:
         self._may_share = may_share
         self._leave = leave
         self._threads: list[threading.Thread] = []
-        self._begun: SimpleQueue[tuple[Question[Any], Pks] | None] = SimpleQueue()
+        self._begun: SimpleQueue[tuple[Question[Any], Pks, int] | None] = SimpleQueue()
         self._done: SimpleQueue[tuple[Pks, Outcomes | BaseException] | None] = SimpleQueue()
         self._batches = 0
         self.rows_under_way = 0
 
-    def begin(self, question: Question[Any], pks: Pks) -> None:
+    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
         """Hand out a batch; there must be room for it."""
         if len(self._threads) <= self._batches:
             self._start_one()
         self._batches += 1
         self.rows_under_way += len(pks)
-        self._begun.put((question, pks))
+        self._begun.put((question, pks, most))
 
     def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
         """Yield what has ended; wait until there is room for a batch, or until all have ended.
@@ -175,9 +183,9 @@ class Threads:
     def _serve(self) -> None:
         try:
             while (given := self._begun.get()) is not None:
-                question, pks = given
+                question, pks, most = given
                 try:
-                    outcomes: Outcomes | BaseException = at_once(self._deliver(question, pks))
+                    outcomes: Outcomes | BaseException = at_once(self._deliver(question, pks, most))
                 except BaseException as error:  # noqa: BLE001  # for the run's thread
                     outcomes = error
                 self._done.put((pks, outcomes))

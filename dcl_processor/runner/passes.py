@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dcl_processor.candidates import pending, windows
 from dcl_processor.delivery.batch import Outcomes
+from dcl_processor.locking.choosing import choice
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import Stopped
 
@@ -57,13 +58,10 @@ class Passes:
         patience = Patience(endless=self._run.processor.strict_order)
         walk = windows.Walk(self._run.ask, self._tried)
         in_order = windows.walk_in_order(self._run.ask, self._tried)
-        for question, pks in in_order if self._run.processor.strict_order else walk:
-            waiting = deque(pk for pk in pks if pk not in self._under_way)
+        for question, waiting in in_order if self._run.processor.strict_order else walk:
             patience.begin(alone=not walk.among_others)
-            while waiting and not self._run.must_stop():
-                if patience.ends(*self._visit(question, waiting)):
-                    walk.met_another()
-                    break
+            if self._grows_old(question, waiting, patience):
+                walk.met_another()
             if len(self._absent) >= windows.WINDOW:
                 self._look_at_absent(question)
             if self._run.stopped:
@@ -75,6 +73,21 @@ class Passes:
             self._run.must_stop()
         if self._absent:
             self._look_at_absent(self._run.ask())
+
+    def _grows_old(
+        self, question: pending.Question[Any], waiting: deque[Any], patience: Patience
+    ) -> bool:
+        """Visit a window's candidates; tell whether to read another one before its end."""
+        for pk in self._under_way.intersection(waiting):
+            waiting.remove(pk)
+        while waiting and not self._run.must_stop():
+            chooses = self._run.crew.may_choose and patience.wants_choice(
+                own_table=question.own_table
+            )
+            among = choice(question) if chooses else 0
+            if patience.ends(*self._visit(question, waiting, choice=among)):
+                return True
+        return False
 
     def later(self) -> None:
         """Come back to the rows that others had locked, and to no others."""
@@ -95,27 +108,34 @@ class Passes:
             self._run.must_stop()
         self._run.tally.counts["skipped"] += len(self._locked)
 
-    def _visit(self, question: pending.Question[Any], waiting: deque[Any]) -> tuple[bool, bool]:
+    def _visit(
+        self, question: pending.Question[Any], waiting: deque[Any], *, choice: int = 0
+    ) -> tuple[int, int]:
         """Hand out the next batch, and take those that have ended.
 
-        Tells whether any row of these was got, and whether any was missed.
+        ``choice``: so many rows more may be named to it, and others taken for those that are
+        missed. Returns how many rows were got, and how many were missed and could not be replaced.
         """
         tried = self._run.tally.handled + self._run.crew.rows_under_way
         size = min(self._run.budget.clip(self._run.crew.room, tried), len(waiting))
         if size:
-            batch = [waiting.popleft() for _ in range(size)]
+            batch = [waiting.popleft() for _ in range(min(size + choice, len(waiting)))]
             # Now, and not when it ends: the next window may be read before that.
             self._tried.update(batch)
             self._under_way.update(batch)
-            self._run.crew.begin(question, batch)
+            self._run.crew.begin(question, batch, size)
         # Without room for a row the limit may be reached, or not, when those have ended.
-        return self.take(self._run.crew.ended(everything=not size), waiting)
+        got, missed = self.take(self._run.crew.ended(everything=not size), waiting)
+        return got, 0 if choice and got == size else missed
 
     def take(
         self, ended: Iterable[tuple[Sequence[Any], Outcomes]], waiting: deque[Any] | None = None
-    ) -> tuple[bool, bool]:
-        """Count the batches that have ended; what they did not reach waits again."""
-        got = missed = False
+    ) -> tuple[int, int]:
+        """Count the batches that have ended; what they did not reach waits again.
+
+        Returns how many rows were got, and how many were missed.
+        """
+        got = missed = 0
         for batch, outcomes in ended:
             self._under_way.difference_update(batch)
             # Even what was handled: it may be pending again, or still be on a replica.
@@ -124,10 +144,14 @@ class Passes:
                 self._run.tally.count(pk, outcome)
                 if outcome is Miss.ABSENT:
                     self._absent.append(pk)
-                was_missed = isinstance(outcome, Miss)
-                got, missed = got or not was_missed, missed or was_missed
+                if isinstance(outcome, Miss):
+                    missed += 1
+                else:
+                    got += 1
             if waiting is not None:
-                waiting.extendleft(pk for pk in reversed(batch) if pk not in outcomes)
+                behind = [pk for pk in batch if pk not in outcomes]
+                self._tried.difference_update(behind)
+                waiting.extendleft(reversed(behind))
         return got, missed
 
     def _look_at_absent(self, question: pending.Question[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Claims in vain before a copy looks for other candidates; twice as many each further time.
+#: Rows missed in a row before a copy looks for other candidates; twice as many each further time.
 FIRST_PATIENCE = 8
 
 
@@ -19,6 +19,7 @@ class Patience:
 
     def __init__(self, *, endless: bool) -> None:
         self._endless = endless
+        self._met_another = False
         self._most = FIRST_PATIENCE
         self._in_vain = 0
         self._is_old = False
@@ -28,12 +29,23 @@ class Patience:
         self._in_vain = 0
         self._is_old = alone
 
-    def ends(self, got: bool, missed: bool) -> bool:
-        """Be told what became of a claim; tell whether to read a new window."""
+    def wants_choice(self, *, own_table: bool) -> bool:
+        """Tell whether the next claim is to choose among the rows that come next.
+
+        A lone copy never does. Where the lock asks nothing, a choice costs the server a look at all
+        of them: that is worth it only where the rows seem to be held, and will be met in any case.
+        """
+        if own_table or self._endless:
+            return self._met_another
+        return self._in_vain > 0
+
+    def ends(self, got: int, missed: int) -> bool:
+        """Be told how many rows a claim got and missed; tell whether to read a new window."""
         if got:
-            self._is_old, self._most = True, FIRST_PATIENCE
-        elif missed:
-            self._in_vain += 1
+            self._is_old, self._in_vain, self._most = True, 0, FIRST_PATIENCE
+        else:
+            self._in_vain += missed
+        self._met_another = self._met_another or missed > 0
         if not missed or self._endless:
             return False
         if self._is_old:

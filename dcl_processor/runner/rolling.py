@@ -34,8 +34,11 @@ class _Live:
 class Rolling:
     """Delivers batches whose handlers share an event loop, in the thread that hands them out.
 
-    ``size``: rows that a claim takes, or more where more handlers than that may start.
+    ``size``: rows that a claim takes, or more where more handlers than that may start. None may
+    choose, for the same reason as with threads.
     """
+
+    may_choose = False
 
     def __init__(self, deliver: Deliver, loop: EventLoop, *, size: int) -> None:
         self._deliver = deliver
@@ -53,9 +56,9 @@ class Rolling:
     def rows_under_way(self) -> int:
         return sum(len(each.pks) for each in self._live)
 
-    def begin(self, question: Question[Any], pks: Pks) -> None:
+    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
         """Claim a batch and start its handlers, as many as there is room for."""
-        batch = _Live(pks, self._deliver(question, pks))
+        batch = _Live(pks, self._deliver(question, pks, most))
         self._live.append(batch)
         self._go_on(batch)
 

@@ -125,11 +125,11 @@ class Run(Generic[M]):
         if self.keeper is not None:
             self.keeper.close()
 
-    def deliver(self, question: pending.Question[M], pks: Sequence[Any]) -> Steps:
-        """Claim and handle a batch; called by whoever is of the crew."""
+    def deliver(self, question: pending.Question[M], pks: Sequence[Any], most: int) -> Steps:
+        """Claim and handle so many of the candidates; called by whoever is of the crew."""
         if not self.resource.ready():
             return {}
-        return (yield from DELIVERIES[self.processor.delivery](self, question, pks))
+        return (yield from DELIVERIES[self.processor.delivery](self, question, pks, most))
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
         """Tell a delivery whether a row may start.

@@ -21,11 +21,13 @@ def install() -> None:
     orders.DELIVERIES[Delivery.AT_MOST_ONCE] = _claim_uncommitted
 
 
-def _flip_in_another_transaction(run: Run, question: Question[Any], pks: Sequence[Any]) -> Steps:
+def _flip_in_another_transaction(
+    run: Run, question: Question[Any], pks: Sequence[Any], most: int | None = None
+) -> Steps:
     """Lock, flip and commit; then work: whoever dies in between has lost the row."""
-    batch = Batch(run, question, pks)
+    batch = Batch(run, question, pks, most)
     with row_transaction(question.using):
-        batch.claimed(claim(question, pks))
+        batch.claimed(claim(question, pks, most))
         if batch.rows:
             writing.write(question, list(batch.rows), {"done": True}, run.processor.name)
     with row_transaction(question.using), Fence(question.using) as fence:
@@ -34,6 +36,8 @@ def _flip_in_another_transaction(run: Run, question: Question[Any], pks: Sequenc
     return batch.all_outcomes()
 
 
-def _claim_uncommitted(run: Run, question: Question[Any], pks: Sequence[Any]) -> Steps:
+def _claim_uncommitted(
+    run: Run, question: Question[Any], pks: Sequence[Any], most: int | None = None
+) -> Steps:
     """Work in the transaction that claims: whoever dies before its commit is repeated."""
-    return orders.transactional(run, question, pks)
+    return orders.transactional(run, question, pks, most)

@@ -126,7 +126,9 @@ def _run_through_the_gate(run: Callable[[], T], act: Callable[[], None], using: 
 
 def _put_the_gate_in(sql: str) -> str:
     predicate, lock, way = sql.rpartition(" FOR NO KEY UPDATE")
-    return f"{predicate} AND tests_gate(){lock}{way}"
+    # A claim that may choose has an order, and ends with it.
+    predicate, order, by = predicate.partition(" ORDER BY")
+    return f"{predicate} AND tests_gate(){order}{by}{lock}{way}"
 
 
 def _somebody_is_at_the_gate(cursor: Any, thread: Thread) -> bool:

@@ -18,8 +18,15 @@ from django.db import connection, connections
 from .control import Control
 from .steps import COMMIT, HANDLER, ROLLBACK, Step, Thing, describe, lockable, with_gate
 
+#: How often a statement comes to its gate is for its plan to say, and the next schedule has to
+#: find the same plan, though the tables have grown since: by the key, in its order.
+ONE_PLAN = "".join(
+    f"; SET enable_{way} = off"
+    for way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort")
+)
 SET_UP = (
     "SET synchronous_commit = off; SET jit = off; SET search_path = explorer, pg_catalog, public"
+    + ONE_PLAN
 )
 
 

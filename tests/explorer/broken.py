@@ -36,7 +36,8 @@ def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 def no_second_check() -> Any:
     """Lock the row, and hand it out without asking again."""
 
-    def claim(question: Question[Any], pks: Sequence[Any]) -> Claimed[Any]:
+    def claim(question: Question[Any], pks: Sequence[Any], most: int | None = None) -> Claimed[Any]:
+        pks = pks[:most]
         locked = claiming.lock_free(question, pks)
         table: QuerySet[Any] = QuerySet(question.model, using=question.using)
         rows = table.in_bulk(locked)
@@ -59,10 +60,12 @@ def one_statement_for_all() -> Any:
 def flip_outside_the_transaction() -> Any:
     """Commit the work, and flip the row afterwards."""
 
-    def transactional(a_run: Any, question: Question[Any], pks: Sequence[Any]) -> Steps:
-        batch: Batch[Any] = Batch(a_run, question, pks)
+    def transactional(
+        a_run: Any, question: Question[Any], pks: Sequence[Any], most: int | None = None
+    ) -> Steps:
+        batch: Batch[Any] = Batch(a_run, question, pks, most)
         with row_transaction(question.using):
-            batch.claimed(claiming.claim(question, pks))
+            batch.claimed(claiming.claim(question, pks, most))
             with Fence(question.using) as fence:
                 inside.work(batch, fence)
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)

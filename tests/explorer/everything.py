@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from .stage import Count, Stage, staged
-from .subjects import SUBJECTS
+from .subjects import CHOOSING, SUBJECTS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(0)]
 
 WRITTEN = os.environ.get("EXPLORE", "")
 SECONDS = float(os.environ.get("SECONDS") or 300)
 ALL = [] if WRITTEN else [*SUBJECTS]
+TWO_ROWS = [(name, 2) for name in ([] if WRITTEN else CHOOSING)]
 
 
 @pytest.fixture
@@ -38,10 +39,11 @@ def whole(stage: Stage) -> Count:
     return stage.explore(seconds=SECONDS)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("name", "rows"), [*((name, rows) for name in ALL for rows in (1, 2)), *TWO_ROWS]
+)
 def test_every_schedule_of_two_copies(name: str, rows: int, show: Callable[[str], None]) -> None:
-    with staged(SUBJECTS[name], rows=rows) as stage:
+    with staged({**SUBJECTS, **CHOOSING}[name], rows=rows) as stage:
         show(f"2 copies, {rows} rows: {whole(stage)}")
 
 
@@ -69,5 +71,6 @@ def test_random_schedules(name: str, copies: int, rows: int, show: Callable[[str
 def test_the_schedule_that_was_written_down(show: Callable[[str], None]) -> None:
     name, size, *every, digits = WRITTEN.split(":")
     copies, rows = map(int, size.split("x"))
-    with staged(SUBJECTS[name], copies=copies, rows=rows, every_statement=bool(every)) as stage:
+    subject = {**SUBJECTS, **CHOOSING}[name]
+    with staged(subject, copies=copies, rows=rows, every_statement=bool(every)) as stage:
         show(f"{name}\n\n{stage.replay(digits)}\n")

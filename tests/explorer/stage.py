@@ -13,6 +13,7 @@ import pytest
 
 from dcl_processor import Report
 from dcl_processor.candidates import windows
+from dcl_processor.runner.patience import Patience
 
 from .actors import Actor, cast_of, here
 from .audit import Audit
@@ -195,7 +196,7 @@ def staged(
     with (
         Control() as control,
         cast_of(names, control, range(hearts)) as (actors, came),
-        _deterministic(),
+        _deterministic(chooses=subject.chooses),
     ):
         stage = Stage(subject, copies, actors, came, control)
         with in_the_hands_of(actors[len(names) :], stage.clock, stage.join_in):
@@ -204,9 +205,11 @@ def staged(
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def _deterministic(*, chooses: bool) -> Iterator[None]:
     """Let the schedule say where a copy goes on that has met another one."""
     with pytest.MonkeyPatch.context() as patch:
+        if chooses:
+            patch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
         patch.setattr(windows, "secrets", SimpleNamespace(randbelow=_randbelow))
         yield
 

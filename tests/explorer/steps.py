@@ -134,7 +134,8 @@ def with_gate(sql: str) -> str:
     """Put the gate into a statement that locks rows: the last condition to be looked at."""
     if LOCKS in sql:
         predicate, lock, way = sql.rpartition(LOCKS)
-        return f"{predicate} AND explorer_gate(){lock}{way}"
+        predicate, order, by = predicate.partition(" ORDER BY")
+        return f"{predicate} AND explorer_gate(){order}{by}{lock}{way}"
     assert re.search(r" WHERE .*[^;]$", sql, re.DOTALL), sql
     return f"{sql} AND explorer_gate()"
 

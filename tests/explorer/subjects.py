@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import QuerySet
@@ -23,7 +23,8 @@ class Subject:
     """A processor, and how its rows are made, set back and looked at from outside.
 
     ``rehearsed``: its runs take the flips for granted, as they do after their first row, but for
-    the ``doubtful`` ones, whose rows are asked about one by one.
+    the ``doubtful`` ones, whose rows are asked about one by one. ``chooses``: its claims may choose
+    from the first on, as they do once another copy was met; that takes more rows than one.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Subject:
     ask_done: str
     rehearsed: bool = False
     doubtful: frozenset[str] = frozenset()
+    chooses: bool = False
 
     def run(self) -> Report:
         """Run as one copy does that does not come back for what others have locked."""
@@ -143,3 +145,14 @@ AT_LEAST_ONCE = [
     ),
 ]
 SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
+CHOOSING = {
+    f"{name}_choosing": replace(SUBJECTS[name], name=f"{name}_choosing", chooses=True)
+    for name in (
+        "transactional",
+        "transactional_spanning",
+        "transactional_joined",
+        "claim",
+        "claim_rehearsed",
+        "lease_rehearsed",
+    )
+}

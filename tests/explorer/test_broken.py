@@ -11,7 +11,7 @@ import pytest
 from . import broken
 from .schedule import Violation
 from .stage import staged
-from .subjects import SUBJECTS
+from .subjects import CHOOSING, SUBJECTS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,6 +20,7 @@ LOST = r"a copy failed: .* 1 lease_lost"
 WAITS = r"waits for another one's lock at: lock"
 DOUBLE = r"two handlers of row|was handled after its flip was committed"
 
+ALL = {**SUBJECTS, **CHOOSING}
 NO_SETTING: dict[str, Any] = {}
 CAUGHT = [
     (broken.no_second_check, "transactional", NO_SETTING, DOUBLE),
@@ -29,6 +30,8 @@ CAUGHT = [
     (broken.check_in_the_lock_statement, "transactional_joined", NO_SETTING, DOUBLE),
     (broken.check_in_the_lock_statement, "claim_spanning", NO_SETTING, DOUBLE),
     (broken.check_in_the_lock_statement, "lease_spanning", NO_SETTING, DOUBLE),
+    (broken.check_in_the_lock_statement, "transactional_joined_choosing", {"rows": 2}, DOUBLE),
+    (broken.no_second_check, "claim_choosing", {"rows": 2}, DOUBLE),
     (broken.one_statement_for_all, "claim_spanning_rehearsed", NO_SETTING, DOUBLE),
     (broken.one_statement_for_all, "lease_spanning_rehearsed", NO_SETTING, DOUBLE),
     (broken.flip_outside_the_transaction, "transactional", NO_SETTING, DOUBLE),
@@ -60,7 +63,7 @@ def test_a_broken_variant_is_found(
 ) -> None:
     with (
         variant(),
-        staged(SUBJECTS[name], **setting) as stage,
+        staged(ALL[name], **setting) as stage,
         pytest.raises(Violation, match=words) as error,
     ):
         stage.explore()
@@ -72,7 +75,7 @@ def test_a_broken_variant_is_found(
     digits = note.rpartition(":")[2].split()[0]
     with (
         variant(),
-        staged(SUBJECTS[name], **setting) as stage,
+        staged(ALL[name], **setting) as stage,
         pytest.raises(Violation, match=words),
     ):
         stage.replay(digits)

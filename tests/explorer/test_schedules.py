@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .stage import staged
-from .subjects import SUBJECTS
+from .subjects import CHOOSING, SUBJECTS
 
 #: What one search may take; the whole of it is ``make explore``'s.
 SECONDS = 5.0
@@ -36,6 +36,15 @@ def test_schedules_that_are_left_out_would_have_told_nothing_new() -> None:
 def test_i2_in_random_schedules_of_two_copies_and_two_rows(name: str) -> None:
     """With every statement as a step of its own, those included that nobody else can tell."""
     with staged(SUBJECTS[name], rows=2, every_statement=True) as stage:
+        assert stage.sample(20).schedules == 20
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_i2_in_schedules_of_two_copies_whose_claims_choose(name: str) -> None:
+    with staged(CHOOSING[name], rows=2) as stage:
+        count = stage.explore(seconds=SECONDS)
+    assert count.whole or count.schedules >= 20
+    with staged(CHOOSING[name], rows=3, every_statement=True) as stage:
         assert stage.sample(20).schedules == 20
 
 
