@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from django.db import router
-from django.db.models import Model, Q, QuerySet, Value, lookups
+from django.db.models import Case, IntegerField, Model, Q, QuerySet, Value, When, lookups
 from django.db.models.expressions import Col
 from django.db.models.fields import related_lookups
 from django.db.models.functions import Now
@@ -27,6 +27,7 @@ from django.db.models.sql.where import WhereNode
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.statements.kept import Statements
+from dcl_processor.statements.keys import Rows
 
 M = TypeVar("M", bound=Model)
 
@@ -52,19 +53,6 @@ class Question(Generic[M]):
     own_table: bool
     #: What was compiled for this window.
     statements: Statements = field(default_factory=Statements, compare=False)
-
-    @property
-    def plain_order(self) -> tuple[str, ...] | None:
-        """The queryset's order down to the key, if it is by columns of the row's table alone."""
-        query = self.queryset.query
-        fields = self.model._meta.local_concrete_fields
-        # A relation's name stands for the order of the related rows.
-        own = {f.attname for f in fields} | {f.name for f in fields if not f.is_relation} | {"pk"}
-        names = [*order_of(self.queryset), "pk"]
-        plain = all(isinstance(name, str) and name.removeprefix("-") in own for name in names)
-        if not plain or query.extra_order_by or not query.standard_ordering:
-            return None
-        return tuple(map(str, names))
 
     @property
     def table(self) -> QuerySet[M, M]:
@@ -95,6 +83,12 @@ def these(pks: Collection[Any]) -> Q:
     """Name rows by their primary keys; one is compared and not searched in a list."""
     [*some] = pks
     return Q(pk=some[0]) if len(some) == 1 else Q(pk__in=some)
+
+
+def listed(pks: Sequence[Any]) -> Rows:
+    """Name rows by their primary keys, in this order."""
+    places = [When(pk=pk, then=place) for place, pk in enumerate(pks)]
+    return Rows(these(pks), Case(*places, output_field=IntegerField()))
 
 
 def ask(

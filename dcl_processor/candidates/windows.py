@@ -129,9 +129,16 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
         keys = _keys_in_order(question)
         if len(tried) > 2 * WINDOW:
             forget_settled(question, tried)
-        # Read past here and not in the query: the rows that failed may be many.
-        pks, full = _read(keys, WINDOW + len(tried))
-        waiting = deque([pk for pk in pks if pk not in tried][:left])
+        # Read past here and not in the query: the rows that failed may be many. And so may be the
+        # times that each comes, once for each match of a filter over a to-many relation.
+        size = WINDOW + len(tried)
+        while True:
+            pks, full = _read(keys, size)
+            fresh = [pk for pk in pks if pk not in tried]
+            if fresh or not full:
+                break
+            size *= 2
+        waiting = deque(fresh[:left])
         size = len(waiting)
         yield question, waiting
         if not full:

@@ -135,7 +135,8 @@ class Batch(Generic[M]):
         # A claim may fail because of one row that cannot be loaded.
         ours = self.pks[: self.most] if self._claimed is None else list(self.rows)
         outcomes: Outcomes = {} if self._claimed is None else dict(self._claimed.misses)
-        if len(ours) == 1:
+        # Among several that were named it is not known which of them it was.
+        if len(ours) == 1 and (self._claimed is not None or len(self.pks) == 1):
             outcomes[ours[0]] = self._failed(ours[0], error)
             return outcomes
         for pk in ours:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 from django.db.models import Field, Model, Q, prefetch_related_objects, sql
 
-from dcl_processor.candidates.pending import Question, these
-from dcl_processor.locking.choosing import first, reached
+from dcl_processor.candidates.pending import Question, listed
+from dcl_processor.locking.choosing import Choice
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.statements.kept import names
-from dcl_processor.statements.keys import Keys
+from dcl_processor.statements.keys import Keys, Rows
 from dcl_processor.statements.places import Open, Template, open_values, prepared_values, written
 from dcl_processor.statements.update import compiled
 
@@ -46,7 +46,8 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
     # A mistake must not cost the transaction that Django's TestCase has open.
     inside = connections[question.using].in_atomic_block
     with transaction.atomic(using=question.using) if inside else nullcontext():
-        statement, answers = _asked(question, values, batch.pks, batch.most)
+        choice = Choice.among(batch.pks, batch.most)
+        statement, answers = _asked(question, values, batch.pks, choice)
     marked, columns = len(values), statement.columns
     before: dict[Any, Values] = {}
     after: dict[Any, Values] = {}
@@ -65,16 +66,15 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
 
 
 def _asked(
-    question: Question[Any], values: Values, pks: Sequence[Any], most: int | None
+    question: Question[Any], values: Values, pks: Sequence[Any], choice: Choice | None
 ) -> tuple[_Statement, list[Any]]:
     """Execute the statement that fits; return it, and its answers."""
     many = len(pks) > 1
-    chosen = None if most is None or most >= len(pks) else most
-    make = partial(_Statement, question, values, many=many, most=chosen)
-    statement = question.statements.get(("claim and mark", many, chosen, names(values)), make)
+    make = partial(_Statement, question, values, many=many, choice=choice)
+    statement = question.statements.get(("claim and mark", many, choice, names(values)), make)
     answers = statement.ask(pks, values) if statement is not None else None
     if statement is None or answers is None:
-        statement = _Statement(question, values, rows=these(pks), most=chosen)
+        statement = _Statement(question, values, rows=listed(pks), choice=choice)
         answers = statement.ask(pks, values)
     return statement, answers or []
 
@@ -87,9 +87,9 @@ class _Statement:
         question: Question[Any],
         values: Values,
         *,
-        rows: Q | None = None,
+        rows: Rows | None = None,
         many: bool = False,
-        most: int | None = None,
+        choice: Choice | None = None,
     ) -> None:
         self._question = question
         self._values = values  # whose expressions are told apart by where they are in memory
@@ -98,7 +98,7 @@ class _Statement:
         if rows is None:
             self._keys = Keys(question.model, question.using, many=many)
             self._open = open_values(question.model, values)
-            rows = self._keys.condition
+            rows = self._keys.rows
         loaded = _loaded(question)
         fields = _returned(question, {*loaded, *values})
         self.columns = [field.attname for field in fields]
@@ -106,7 +106,7 @@ class _Statement:
         self.places = [place for place, name in enumerate(self.columns) if name in loaded]
         self.loaded = [self.columns[place] for place in self.places]
         marks = {**values, **written(self._open)}
-        statement, params = _compile(question, marks, fields, rows, most)
+        statement, params = _compile(question, marks, fields, rows, choice)
         places = [self._keys.place] if self._keys else []
         self._template = Template(statement, params, [*places, *self._open.values()])
         meta = question.model._meta
@@ -138,8 +138,8 @@ def _compile(
     question: Question[Any],
     values: Values,
     fields: Sequence[Field[Any, Any]],
-    rows: Q,
-    most: int | None,
+    rows: Rows,
+    choice: Choice | None,
 ) -> tuple[str, list[Any]]:
     connection = connections[question.using]
     quote = connection.ops.quote_name
@@ -147,7 +147,9 @@ def _compile(
     [primary_key] = question.model._meta.pk_fields
     key = quote(str(primary_key.column))
     # Second check: another copy may have finished a row since its key was read.
-    asked = first(question, question.narrowed(rows).values_list("pk", *values), most)
+    asked = question.narrowed(rows.condition).values_list("pk", *values)
+    if choice is not None:
+        asked = choice.first(asked, rows)
     select, params = asked.query.get_compiler(question.using).as_sql()
     lock = connection.ops.for_update_sql(skip_locked=True, no_key=True)
     update, more = _update(question, values)
@@ -201,7 +203,9 @@ def _instances(
     }
     rows = {pk: found[pk] for pk in batch.pks if pk in found}
     prefetch_related_objects(list(rows.values()), *queryset._prefetch_related_lookups)  # noqa: SLF001  # no public name
-    passed = [pk for pk in reached(batch.pks, found, batch.most) if pk not in found]
+    choice = Choice.among(batch.pks, batch.most)
+    reached = choice.reached(batch.pks, found) if choice else batch.pks
+    passed = [pk for pk in reached if pk not in found]
     return Claimed(rows, dict.fromkeys(passed, Miss.ABSENT))
 
 

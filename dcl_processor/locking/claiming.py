@@ -12,11 +12,12 @@ from django.db import connections
 from django.db.models import Model, Q, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
-from dcl_processor.candidates.pending import Question, these
+from dcl_processor.candidates.pending import Question, listed, these
 from dcl_processor.exceptions import InvalidPending
+from dcl_processor.statements.keys import Rows
 from dcl_processor.statements.selection import Selection
 
-from .choosing import first, reached
+from .choosing import Choice
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R")
@@ -42,8 +43,8 @@ class Claimed(Generic[M]):
 def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) -> Claimed[M]:
     """Lock rows, and return them as read under their locks.
 
-    ``most``: where it is less than their number, the first so many that can be had are taken, in
-    the question's order; those behind them are in no answer. Only where there is a ``choice()``.
+    ``most``: where it is less than their number, the first so many that can be had are taken, and
+    those behind them are in no answer. Only where so many may be ``offered()``.
 
     Never waits for a lock, where the database can do without. Runs inside the transaction that
     the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
@@ -51,16 +52,17 @@ def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) ->
     """
     if not connections[question.using].features.has_select_for_update:
         return _claim_database(question, pks)
-    chosen = None if most is None or most >= len(pks) else most
+    choice = Choice.among(pks, most)
     if question.own_table:
         # Second check: another copy may have finished a row since its key was read. Lock and
         # check are one statement, and the database checks the locked row's newest version.
-        def asked(those: Q) -> QuerySet[Any, M]:
-            return first(question, _locking(question.narrowed(those), question.using), chosen)
+        def asked(rows: Rows) -> QuerySet[Any, M]:
+            locking = _locking(question.narrowed(rows.condition), question.using)
+            return locking if choice is None else choice.first(locking, rows)
 
-        found = {row.pk: row for row in _select(question, ("claim", chosen), pks, asked)}
-        return _claimed(reached(pks, found, most), found, locked=())
-    return _claim_spanning(question, pks, chosen)
+        found = {row.pk: row for row in _select(question, ("claim", choice), pks, asked)}
+        return _claimed(choice.reached(pks, found) if choice else pks, found, locked=())
+    return _claim_spanning(question, pks, choice)
 
 
 def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
@@ -68,10 +70,10 @@ def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
     return _lock(question, question.model, pks)
 
 
-def _claim_spanning(question: Question[M], pks: Sequence[Any], most: int | None) -> Claimed[M]:
+def _claim_spanning(question: Question[M], pks: Sequence[Any], choice: Choice | None) -> Claimed[M]:
     own, *parents = question.tables
-    locked = _lock(question, own, pks, most)
-    pks = reached(pks, locked, most)
+    locked = _lock(question, own, pks, choice)
+    pks = choice.reached(pks, locked) if choice else pks
     for table in parents:
         locked = _lock(question, table, locked)
     # Second check: the lock statement's snapshot is older than the lock, and what is joined would
@@ -100,11 +102,14 @@ def _claimed(pks: Sequence[Any], found: dict[Any, M], *, locked: Collection[Any]
 
 
 def _lock(
-    question: Question[Any], table: type[Model], pks: Sequence[Any], most: int | None = None
+    question: Question[Any],
+    table: type[Model],
+    pks: Sequence[Any],
+    choice: Choice | None = None,
 ) -> list[Any]:
     """Lock the rows' parts in one table, their own or a parent's; return those that were got.
 
-    ``most``: as ``claim()`` has it, in the rows' own table.
+    ``choice``: in the rows' own table.
     """
     if not pks:
         return []
@@ -114,16 +119,19 @@ def _lock(
     # By column: Django cannot say OF which table a composite key as a whole is.
     columns = [field.attname for field in table._meta.pk_fields]
 
-    def parts(those: Q) -> QuerySet[Any, Any]:
+    def parts(named: Rows) -> QuerySet[Any, Any]:
         # Keys alone: an instance would run the model's own code, for a row that nobody is handed.
         # Without the model's own order, which may join rows that MariaDB would lock as well.
         # Where there is a choice, no check is made either, but a hint taken, like the read before
         # it: the lock of a row that was finished before this statement would be got in vain.
-        asked = those if most is None else Q(pk__in=question.narrowed(those).values("pk"))
+        asked = named.condition
+        if choice is not None:
+            asked = Q(pk__in=question.narrowed(asked).values("pk"))
         rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
-        return first(question, _locking(rows.values_list(*columns), question.using), most)
+        locking = _locking(rows.values_list(*columns), question.using)
+        return locking if choice is None else choice.first(locking, named)
 
-    locked = _select(question, (table, most), list(keys.values()), parts)
+    locked = _select(question, (table, choice), list(keys.values()), parts)
     held = {key if len(columns) > 1 else key[0] for key in locked}
     return [pk for pk in pks if keys.get(pk) in held]
 
@@ -163,7 +171,11 @@ def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
     answers: dict[Any, M] = {}
     # A to-many join gives a row once per match: the same row, but for what is annotated.
     most = None if added or len(pks) > 1 else 1
-    for row in _select(question, ("ask", None), pks, lambda those: question.narrowed(those)[:most]):
+
+    def asked(rows: Rows) -> QuerySet[Any, M]:
+        return question.narrowed(rows.condition)[:most]
+
+    for row in _select(question, ("ask", None), pks, asked):
         first = answers.setdefault(row.pk, row)
         _refuse_two_answers(question, first, row, added)
     return answers
@@ -171,16 +183,16 @@ def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
 
 def _select(
     question: Question[Any],
-    name: tuple[str | type[Model], int | None],
+    name: tuple[str | type[Model], Choice | None],
     pks: Sequence[Any],
-    ask: Callable[[Q], QuerySet[Any, R]],
+    ask: Callable[[Rows], QuerySet[Any, R]],
 ) -> list[R]:
     """Ask for rows by their keys, by a statement that is compiled once a window if it can be."""
     many = len(pks) > 1
     model = question.model if isinstance(name[0], str) else name[0]
     make = partial(Selection, model, question.using, ask, many=many)
     selection: Selection[R] | None = question.statements.get((name, many), make)
-    return list(ask(these(pks))) if selection is None else selection.of(pks)
+    return list(ask(listed(pks))) if selection is None else selection.of(pks)
 
 
 def _refuse_two_answers(

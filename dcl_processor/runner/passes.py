@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dcl_processor.candidates import pending, windows
 from dcl_processor.delivery.batch import Outcomes
-from dcl_processor.locking.choosing import choice
+from dcl_processor.locking.choosing import offered
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import Stopped
 
@@ -84,8 +84,8 @@ class Passes:
             chooses = self._run.crew.may_choose and patience.wants_choice(
                 own_table=question.own_table
             )
-            among = choice(question) if chooses else 0
-            if patience.ends(*self._visit(question, waiting, choice=among)):
+            more = offered(question) if chooses else 0
+            if patience.ends(*self._visit(question, waiting, more=more)):
                 return True
         return False
 
@@ -97,8 +97,9 @@ class Passes:
             waiting, self._locked = deque(self._locked), []
             while waiting:
                 question = self._run.ask()
+                more = offered(question) if self._run.crew.may_choose else 0
                 while waiting and len(self._absent) < windows.WINDOW and not self._run.must_stop():
-                    self._visit(question, waiting)
+                    self._visit(question, waiting, more=more)
                 self.take(self._run.crew.ended(everything=True), waiting)
                 self._look_at_absent(question)
                 if self._run.must_stop():
@@ -109,24 +110,24 @@ class Passes:
         self._run.tally.counts["skipped"] += len(self._locked)
 
     def _visit(
-        self, question: pending.Question[Any], waiting: deque[Any], *, choice: int = 0
+        self, question: pending.Question[Any], waiting: deque[Any], *, more: int
     ) -> tuple[int, int]:
         """Hand out the next batch, and take those that have ended.
 
-        ``choice``: so many rows more may be named to it, and others taken for those that are
+        ``more``: so many rows more may be named to it, and others taken for those that are
         missed. Returns how many rows were got, and how many were missed and could not be replaced.
         """
         tried = self._run.tally.handled + self._run.crew.rows_under_way
         size = min(self._run.budget.clip(self._run.crew.room, tried), len(waiting))
         if size:
-            batch = [waiting.popleft() for _ in range(min(size + choice, len(waiting)))]
+            batch = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Now, and not when it ends: the next window may be read before that.
             self._tried.update(batch)
             self._under_way.update(batch)
             self._run.crew.begin(question, batch, size)
         # Without room for a row the limit may be reached, or not, when those have ended.
         got, missed = self.take(self._run.crew.ended(everything=not size), waiting)
-        return got, 0 if choice and got == size else missed
+        return got, 0 if more and got == size else missed
 
     def take(
         self, ended: Iterable[tuple[Sequence[Any], Outcomes]], waiting: deque[Any] | None = None

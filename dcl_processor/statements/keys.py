@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
-from django.db.models import BooleanField, F, Func, Model, Q
+from django.db.models import BooleanField, F, Func, IntegerField, Model, Q
 
 from .places import NotOpenError, Open, prepared_key
+
+#: The types of which the database takes a list for one value, whose type needs no telling.
+_LISTED = ("integer", "bigint", "smallint", "uuid", "varchar")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that a statement is about.
+
+    ``condition``: names them; ``order``: puts them in the order in which they are named.
+    """
+
+    condition: Q
+    order: Any
 
 
 class Keys:
@@ -21,19 +36,24 @@ class Keys:
     def __init__(self, model: type[Model], using: str, *, many: bool) -> None:
         self._connection = connections[using]
         self.place = open_key(model)
-        self.condition = Q(pk=self.place)
         self._many = many
-        if many:
-            if not _is_listed(self.place.output_field, self._connection):
-                raise NotOpenError
-            self.condition = Q(
-                Func(
-                    *(F("pk"), self.place),
-                    template="%(expressions)s)",
-                    arg_joiner=" = ANY(",
-                    output_field=BooleanField(),
-                )
-            )
+        self.rows = self._listed() if many else Rows(Q(pk=self.place), "pk")
+
+    def _listed(self) -> Rows:
+        kind = _listed_type(self.place.output_field, self._connection)
+        any_of = Func(
+            *(F("pk"), self.place),
+            template="%(expressions)s)",
+            arg_joiner=" = ANY(",
+            output_field=BooleanField(),
+        )
+        position = Func(
+            *(self.place, F("pk")),
+            template="array_position(%(expressions)s)",
+            arg_joiner=f"::{kind}[], ",
+            output_field=IntegerField(),
+        )
+        return Rows(Q(any_of), position)
 
     def filled(self, pks: Sequence[Any]) -> dict[Open, Any]:
         """Return the keys as the database takes them, by their place."""
@@ -49,9 +69,10 @@ def open_key(model: type[Model]) -> Open:
     return Open(fields[0])
 
 
-def _is_listed(field: Any, connection: Any) -> bool:
-    """Tell whether a list of the field's values is one value, whose type needs no telling."""
-    listed = ("integer", "bigint", "smallint", "uuid", "varchar")
-    return connection.vendor == "postgresql" and (field.db_type(connection) or "").startswith(
-        listed
-    )
+def _listed_type(field: Any, connection: Any) -> str:
+    """Return the type of a key that may be listed; raises ``NotOpenError`` for another one."""
+    named = field.db_type(connection) or ""
+    kinds = [kind for kind in _LISTED if named.startswith(kind)]
+    if connection.vendor != "postgresql" or not kinds:
+        raise NotOpenError
+    return kinds[0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 
-from .keys import Keys
+from .keys import Keys, Rows
 from .places import Template
 
 R = TypeVar("R")
@@ -17,10 +17,10 @@ class Selection(Generic[R]):
     """A queryset with an open key, compiled for the connection of one thread."""
 
     def __init__(
-        self, model: type[Model], using: str, ask: Callable[[Q], QuerySet[Any, R]], *, many: bool
+        self, model: type[Model], using: str, ask: Callable[[Rows], QuerySet[Any, R]], *, many: bool
     ) -> None:
         self._keys = Keys(model, using, many=many)
-        self._queryset: Any = ask(self._keys.condition)
+        self._queryset: Any = ask(self._keys.rows)
         self._compiler: Any = self._queryset.query.get_compiler(using)
         statement, params = self._compiler.as_sql()
         self._template = Template(statement, params, [self._keys.place])

@@ -44,7 +44,7 @@ class Update:
         self._values = values  # whose expressions are told apart by where they are in memory
         self._open = open_values(model, values)
         self._guard = {name: Open(plain_field(model, name)) for name in guard}
-        rows = QuerySet[Any](model, using=using).filter(self._keys.condition, **self._guard)
+        rows = QuerySet[Any](model, using=using).filter(self._keys.rows.condition, **self._guard)
         query: Any = rows.query.chain(sql.UpdateQuery)
         query.add_update_values({**values, **written(self._open)})
         if query.related_updates:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from dcl_processor.runner.patience import Patience
 from tests.contract.errands import our_threads
 from tests.contract.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
 
 # What it shows happens between a statement's snapshot and its lock.
-collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py"]
+collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shapes_choosing.py"]
 if not HAS_ROW_LOCKS:
     collect_ignore += ["test_shapes_race.py"]  # copies take turns there
 
@@ -53,6 +54,12 @@ def functions(django_db_setup: None, django_db_blocker: Any) -> None:
     with django_db_blocker.unblock(), connection.cursor() as cursor:
         for statement in INSTALL[connection.vendor]:
             cursor.execute(statement)
+
+
+@pytest.fixture
+def choosing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run choose from its first claim on, as if it had met another copy before."""
+    monkeypatch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import windows
-from dcl_processor.locking.choosing import CHOICE
+from dcl_processor.locking.choosing import OFFERED
 from dcl_processor.runner.patience import FIRST_PATIENCE
 from tests.models import Parcel
 
@@ -203,7 +203,7 @@ def test_a_copy_that_slept_over_its_window_soon_looks_again(
         report = processor(handle)()
     if connection.features.has_select_for_update:
         # Where a claim may choose, it finds out about as many rows as it may choose among.
-        missed = 1 + CHOICE if connection.vendor == "postgresql" else FIRST_PATIENCE
+        missed = 1 + OFFERED if connection.vendor == "postgresql" else FIRST_PATIENCE
         assert (report.processed, report.stale) == (2, 1 + missed)
     else:
         # One lock for the whole database: no other copy is met while a handler runs.

@@ -1,0 +1,194 @@
+"""A claim among other copies: it takes the first rows that can be had of those that come next.
+
+It is one statement more that locks and asks, so whatever holds of the other ones has to hold of it.
+Elsewhere than on PostgreSQL a claim names the rows that it is to take, and there is no choice.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor.candidates import pending, windows
+from tests.contract import errands as the
+from tests.contract.choosing import UNSENT, held, parcels
+from tests.contract.expression_shapes import EXPRESSIONS
+from tests.contract.gate import other_than, run_and_meanwhile
+from tests.contract.own_shapes import OWN
+from tests.contract.shapes import Shape, lock, row_of
+from tests.contract.spanning_shapes import SPANNING
+from tests.contract.test_shapes import is_pending, keys, processor
+from tests.models import Depot, Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def transactional(handler: Any, **options: Any) -> BatchProcessor[Errand]:
+    return batch_processor(pending=the.PENDING, done={"done": True}, **options)(handler)
+
+
+# --- the second check
+
+
+@pytest.mark.usefixtures("choosing")
+@pytest.mark.parametrize("shape", [*OWN, *SPANNING, *EXPRESSIONS], ids=str)
+def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape: Shape) -> None:
+    """Nor one that is held; the next one is taken in their place, and the held one at the end."""
+    finished, held, plain = (shape.make() for _ in range(3))
+    outsider = other_than(shape.using)
+    calls: list[Any] = []
+    with ExitStack() as stack:
+
+        def meanwhile() -> None:
+            shape.finish_as_another_copy(finished, outsider)
+            stack.enter_context(transaction.atomic(using=outsider))
+            assert lock(row_of(held, outsider))
+
+        def run() -> Report:
+            return processor(shape, calls)(filter=shape.filter, wait_for_locked=0)
+
+        report = run_and_meanwhile(run, meanwhile, using=shape.using)
+        assert keys(calls) == keys([plain])
+        assert (report.processed, report.failed, report.skipped) == (1, 0, 1)
+    assert processor(shape, calls)(filter=shape.filter).processed == 1
+    assert keys(calls) == keys([plain, held])
+    assert not any(is_pending(shape, row) for row in (finished, held, plain))
+
+
+@pytest.mark.usefixtures("choosing")
+@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
+    """The first row is rehearsed with; the second claim is the one statement that commits."""
+    rows = the.errands(5)
+    calls: list[int] = []
+    run = make(lambda row: calls.append(row.pk))
+
+    def meanwhile() -> None:
+        Errand.objects.using("other").filter(pk=rows[1].pk).update(done=True)
+
+    report = run_and_meanwhile(run, meanwhile, at=1)
+    assert calls == [row.pk for row in rows if row != rows[1]]
+    assert (report.processed, report.stale) == (4, 1)
+
+
+# --- what it takes
+
+
+@pytest.mark.usefixtures("choosing")
+@pytest.mark.parametrize("make", [transactional, the.at_most_once, the.at_least_once])
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> None:
+    """The others are free for other copies, and as they were."""
+    rows = the.errands(6)
+    free: list[int] = []
+
+    def handle(row: Errand) -> None:
+        with transaction.atomic(using="other"):
+            others = the.PENDING.using("other").filter(leased_until=None)
+            free.append(len(others.select_for_update(skip_locked=True)))
+
+    report = make(handle, batch_size=size)()
+    assert report.processed == len(rows)
+    expected = [6 - size * (1 + place // size) for place in range(6)]
+    assert free == expected
+
+
+@pytest.mark.usefixtures("choosing")
+def test_a_limit_is_kept() -> None:
+    parcels(9)
+    run = batch_processor(pending=UNSENT, done={"sent": True}, batch_size=4)(lambda row: None)
+    assert [run(limit=limit).processed for limit in (1, 6, 6)] == [1, 6, 2]
+
+
+def test_rows_that_are_held_in_bulk_take_few_statements() -> None:
+    rows = parcels(300)
+    calls: list[int] = []
+    run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: calls.append(row.pk))
+    with held(rows[:250]), CaptureQueriesContext(connection) as queries:
+        report = run(wait_for_locked=0)
+    assert (report.processed, report.skipped) == (50, 250)
+    locks = [query for query in queries if "SKIP LOCKED" in query["sql"]]
+    assert len(locks) < 50 + 250 / 10
+
+
+@pytest.mark.usefixtures("choosing")
+def test_nobody_else_is_blamed_for_a_row_that_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows before it are held, so that a claim which names them first gets that one."""
+    rows = parcels(6)
+    load = Parcel.from_db.__func__  # type: ignore[attr-defined]
+
+    def from_db(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        row = load(cls, *args, **kwargs)
+        if row.pk == rows[3].pk:
+            raise ValueError("corrupt")
+        return row
+
+    monkeypatch.setattr(Parcel, "from_db", classmethod(from_db))
+    run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: None)
+    with held(rows[:3]):
+        report = run(wait_for_locked=0)
+    assert [failure.pk for failure in report.failures] == [rows[3].pk]
+    assert (report.processed, report.skipped) == (2, 3)
+
+
+def test_rows_that_are_held_for_long_take_few_statements_each_time() -> None:
+    """A run that waits for them looks again and again."""
+    rows = parcels(200)
+    run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: None)
+    with held(rows), CaptureQueriesContext(connection) as queries:
+        report = run(wait_for_locked=0.5)
+    assert (report.processed, report.skipped) == (0, 200)
+    assert report.passes >= 3
+    locks = [query for query in queries if "SKIP LOCKED" in query["sql"]]
+    assert len(locks) / report.passes < 200 / 10
+
+
+# --- order
+
+
+ORDERS: dict[str, Any] = {
+    "none": UNSENT,
+    "a column": UNSENT.order_by("-priority"),
+    "two": UNSENT.order_by("weight", "-priority"),
+    "all alike": UNSENT.order_by("weight"),
+    "across": UNSENT.order_by("depot__name", "-pk"),
+    "an expression": UNSENT.order_by((F("priority") % 7).desc(nulls_last=True)),
+    "reversed": UNSENT.order_by("priority").reverse(),
+    "only reversed": UNSENT.reverse(),
+    "extra": UNSENT.extra(order_by=["-priority", "id"]),
+    "a subquery": UNSENT.filter(pk__in=UNSENT.values("pk")).order_by("-priority"),
+}
+
+
+@pytest.mark.parametrize("asked", ORDERS.values(), ids=ORDERS)
+def test_a_strict_order_is_kept_among_others_and_costs_a_row_no_statement_more(
+    asked: Any,
+) -> None:
+    """Every other row is held, from the head on."""
+    depots = [Depot.objects.create(name=name) for name in ("south", "north")]
+    rows = parcels(40, weight=1)
+    for place, row in enumerate(rows):
+        Parcel.objects.filter(pk=row.pk).update(depot=depots[place % 2])
+    question = pending.ask(asked, label="test")
+    [(_, window)] = windows.walk_in_order(lambda: question, set())
+    in_order = list(window)
+    assert len(in_order) == 40
+    calls: list[int] = []
+    run = batch_processor(pending=asked, done={"sent": True}, strict_order=True)(
+        lambda row: calls.append(row.pk)
+    )
+    others = [row for row in rows if row.pk in in_order[::2]]
+    with held(others), CaptureQueriesContext(connection) as queries:
+        report = run(wait_for_locked=0)
+    assert calls == in_order[1::2]
+    assert (report.processed, report.skipped) == (20, 20)
+    # One in vain, which told that somebody is there, and one that found nothing free at the end.
+    assert sum("SKIP LOCKED" in query["sql"] for query in queries) <= 20 + 2
