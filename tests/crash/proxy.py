@@ -14,6 +14,8 @@ from typing import Any
 
 from django.db import connection, connections
 
+PATIENCE = 30.0  # seconds for a server to notice that its client has hung up
+
 
 @dataclass
 class Cut:
@@ -103,6 +105,7 @@ class _Wire:
         self._client = client
         self._plan = plan
         self._answer_is_lost = False
+        self._server_has_gone = threading.Event()
         if isinstance(server, Path):
             self._server = socket.socket(socket.AF_UNIX)
             self._server.connect(str(server))
@@ -128,6 +131,10 @@ class _Wire:
         message = self._client.recv(65536)
         if message and self._plan.is_here(message):
             if not self._plan.forwarded:
+                # The session has ended, and let go of its locks, before the client hears of it:
+                # who comes first otherwise is a matter of luck.
+                self._server.shutdown(socket.SHUT_WR)
+                assert self._server_has_gone.wait(PATIENCE)
                 return False
             self._answer_is_lost = True
         self._server.sendall(message)
@@ -135,6 +142,8 @@ class _Wire:
 
     def _answer(self) -> bool:
         message = self._server.recv(65536)
+        if not message:
+            self._server_has_gone.set()
         if self._answer_is_lost:
             return False
         self._client.sendall(message)
