@@ -87,8 +87,12 @@ def these(pks: Collection[Any]) -> Q:
 
 def listed(pks: Sequence[Any]) -> Rows:
     """Name rows by their primary keys, in this order."""
-    places = [When(pk=pk, then=place) for place, pk in enumerate(pks)]
-    return Rows(these(pks), Case(*places, output_field=IntegerField()))
+
+    def order() -> Case:
+        places = [When(pk=pk, then=place) for place, pk in enumerate(pks)]
+        return Case(*places, output_field=IntegerField())
+
+    return Rows(these(pks), order)
 
 
 def ask(

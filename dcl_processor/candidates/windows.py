@@ -109,9 +109,9 @@ class Walk(Generic[M]):
 
     def _window(self, question: Question[M], pks: list[Any]) -> Iterator[Window[M]]:
         waiting = deque(pks[: self._left])
-        size = len(waiting)
+        shown = len(waiting)
         yield question, waiting
-        visited = size - len(waiting)
+        visited = shown - len(waiting)
         self._visited += visited
         self._left = None if self._left is None else self._left - visited
 
@@ -139,11 +139,11 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
                 break
             size *= 2
         waiting = deque(fresh[:left])
-        size = len(waiting)
+        shown = len(waiting)
         yield question, waiting
         if not full:
             return
-        visited = size - len(waiting)
+        visited = shown - len(waiting)
         left = _twice(keys.count, keys.db) if left is None else left - visited
 
 

@@ -44,7 +44,7 @@ class Choice:
 
     def first(self, queryset: QuerySet[Any, R], rows: Rows) -> QuerySet[Any, R]:
         """Leave it at the first so many rows."""
-        ordered = queryset.order_by("pk" if self.by_key else rows.order)
+        ordered = queryset.order_by("pk" if self.by_key else rows.order())
         # A reverse() outlives order_by().
         ordered.query.standard_ordering = True
         return ordered[: self.most]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,12 @@ _LISTED = ("integer", "bigint", "smallint", "uuid", "varchar")
 class Rows:
     """The rows that a statement is about.
 
-    ``condition``: names them; ``order``: puts them in the order in which they are named.
+    ``condition``: names them; ``order``: makes what puts them in the order in which they are named,
+    which few statements ask for.
     """
 
     condition: Q
-    order: Any
+    order: Callable[[], Any]
 
 
 class Keys:
@@ -37,7 +38,7 @@ class Keys:
         self._connection = connections[using]
         self.place = open_key(model)
         self._many = many
-        self.rows = self._listed() if many else Rows(Q(pk=self.place), "pk")
+        self.rows = self._listed() if many else Rows(Q(pk=self.place), lambda: "pk")
 
     def _listed(self) -> Rows:
         kind = _listed_type(self.place.output_field, self._connection)
@@ -53,7 +54,7 @@ class Keys:
             arg_joiner=f"::{kind}[], ",
             output_field=IntegerField(),
         )
-        return Rows(Q(any_of), position)
+        return Rows(Q(any_of), lambda: position)
 
     def filled(self, pks: Sequence[Any]) -> dict[Open, Any]:
         """Return the keys as the database takes them, by their place."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.db import connection
 from django.db.models import Count
@@ -11,7 +9,7 @@ from django.db.models import Count
 from dcl_processor import batch_processor
 from dcl_processor.candidates import windows
 from dcl_processor.locking import choosing as claims
-from tests.contract.choosing import UNSENT, parcels
+from tests.contract.choosing import UNSENT, parcels, refuse_to_load
 from tests.models import Parcel, Priced, Scan, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -23,15 +21,7 @@ def test_a_row_that_cannot_be_loaded_costs_the_others_nothing(
     own_table: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = parcels(5)
-    load = Parcel.from_db.__func__  # type: ignore[attr-defined]
-
-    def from_db(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        row = load(cls, *args, **kwargs)
-        if row.pk == rows[1].pk:
-            raise ValueError("corrupt")
-        return row
-
-    monkeypatch.setattr(Parcel, "from_db", classmethod(from_db))
+    refuse_to_load(rows[1], monkeypatch)
     calls: list[int] = []
     asked = UNSENT if own_table else UNSENT.filter(pk__in=UNSENT.values("pk"))
     run = batch_processor(pending=asked, done={"sent": True})(lambda row: calls.append(row.pk))

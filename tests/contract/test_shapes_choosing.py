@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import pending, windows
 from tests.contract import errands as the
-from tests.contract.choosing import UNSENT, held, parcels
+from tests.contract.choosing import UNSENT, held, parcels, refuse_to_load
 from tests.contract.expression_shapes import EXPRESSIONS
 from tests.contract.gate import other_than, run_and_meanwhile
 from tests.contract.own_shapes import OWN
@@ -123,15 +123,7 @@ def test_nobody_else_is_blamed_for_a_row_that_cannot_be_loaded(
 ) -> None:
     """The rows before it are held, so that a claim which names them first gets that one."""
     rows = parcels(6)
-    load = Parcel.from_db.__func__  # type: ignore[attr-defined]
-
-    def from_db(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        row = load(cls, *args, **kwargs)
-        if row.pk == rows[3].pk:
-            raise ValueError("corrupt")
-        return row
-
-    monkeypatch.setattr(Parcel, "from_db", classmethod(from_db))
+    refuse_to_load(rows[3], monkeypatch)
     run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: None)
     with held(rows[:3]):
         report = run(wait_for_locked=0)
