@@ -48,7 +48,7 @@ class BatchProcessor(Definition[M]):
     - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
     - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
     - ``lease``: ``AT_LEAST_ONCE`` only, and needed there: a ``Lease``.
-    - ``repeats``: a row may rightly stay pending after its flip; it is handled once per run.
+    - ``repeats``: a row may rightly stay pending after its flip; each worker's run handles it once.
     - ``using``: the database alias that is locked and written; default: the router's.
     - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 
