@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
+from typing import Any
 
 
 def describe(error: BaseException) -> str:
@@ -28,10 +30,21 @@ def represent(error: BaseException) -> str:
 
 def traceback_text(error: BaseException) -> str:
     """Return the traceback as text."""
+    return formatted(error) or _frames(error) + describe(error) + "\n"
+
+
+def formatted(error: BaseException) -> str | None:
+    """Return the traceback as Python formats it, or ``None`` where the error does not let it."""
     try:
         return "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001  # as above
-        return "".join(traceback.format_tb(error.__traceback__)) + describe(error) + "\n"
+        return None
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error, where one can be added."""
+    with suppress(Exception):  # a frozen dataclass, for instance
+        error.add_note(note)
 
 
 def forget_frames(error: BaseException) -> None:
@@ -48,7 +61,17 @@ def forget_frames(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        each.__traceback__ = None
-        waiting += [each.__cause__, each.__context__]
+        # Not "each.__traceback__ = None": an error's class may refuse to have its attributes set.
+        BaseException.with_traceback(each, None)
+        waiting += [_own(each, "__cause__"), _own(each, "__context__")]
         if isinstance(each, BaseExceptionGroup):
             waiting += each.exceptions
+
+
+def _frames(error: BaseException) -> str:
+    return "".join(traceback.format_tb(_own(error, "__traceback__")))
+
+
+def _own(error: BaseException, name: str) -> Any:
+    """Return what Python itself keeps with every error, whatever the error's class makes of it."""
+    return vars(BaseException)[name].__get__(error)

@@ -10,7 +10,7 @@ from django.db import connections
 from django.db.models import Model
 
 from dcl_processor.candidates.pending import Question, these
-from dcl_processor.errors import describe
+from dcl_processor.errors import add_note, describe
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.execution.handler import Failed, Handled, Outcome, ends_the_run
 from dcl_processor.locking.claiming import Claimed, Miss, claim
@@ -158,7 +158,7 @@ class Batch(Generic[M]):
         failed = self.outcomes.get(pk)
         if isinstance(failed, Failed):
             # The handler's own error says more than what the lost transaction made of it.
-            failed.error.add_note(f"Its transaction was lost, too: {describe(error)}")
+            add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
         else:
             failed = Failed(error, handled=isinstance(failed, Handled))
         if self.processor.retry is None:
@@ -173,5 +173,7 @@ class Batch(Generic[M]):
                     writing.write(self.question, [pk], values, self.processor.name)
         except Exception as second:  # noqa: BLE001  # the first is the one to be reported
             name = self.processor.name
-            logger.warning("%s: row %s failed, and no attempt was counted: %s", name, pk, second)
+            logger.warning(
+                "%s: row %s failed, and no attempt was counted: %s", name, pk, describe(second)
+            )
         return failed

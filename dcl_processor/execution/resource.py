@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
 
+from .log import log_error
+
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
     from .event_loop import EventLoop
-
-logger = logging.getLogger("dcl_processor")
 
 
 class Broken:
@@ -64,8 +63,9 @@ class Resource(threading.local):
                 arguments = self._enter(self._processor.resource(), stack)
             except InvalidOption:
                 raise
-            except Exception as error:
-                logger.exception("%s: the resource could not be opened", self._processor.name)
+            except Exception as error:  # noqa: BLE001  # no row is to blame
+                words = "%s: the resource could not be opened: %s"
+                log_error(error, words, self._processor.name)
                 forget_frames(error)
                 self._broken.error = error
             else:
@@ -105,8 +105,8 @@ class Resource(threading.local):
     def _close(self, opened: Opened) -> None:
         try:
             opened.stack.close()
-        except Exception:
-            logger.exception("%s: the resource could not be closed", self._processor.name)
+        except Exception as error:  # noqa: BLE001  # logged: the rows are done
+            log_error(error, "%s: the resource could not be closed: %s", self._processor.name)
 
     def _enter(self, manager: Any, stack: ExitStack) -> tuple[Any, ...]:
         if manager is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.errors import describe, forget_frames, traceback_text
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
+from dcl_processor.execution.log import log_error
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import COUNTS, Failure, Report, Stopped
 from dcl_processor.signals import row_finished
@@ -121,8 +122,7 @@ class Tally:
         self.wrong += _is_wrong(outcome)
         if len(self.failures) < MOST_FAILURES:
             self.failures.append(Failure(pk, error, traceback_text(error)))
-            name = self.processor.name
-            logger.error("%s: row %s failed: %s", name, pk, describe(error), exc_info=error)
+            log_error(error, "%s: row %s failed: %s", self.processor.name, pk)
         forget_frames(error)
         self._tell(pk, "failed")
 

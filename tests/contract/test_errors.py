@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +17,8 @@ from django.db import connection
 from dcl_processor import Report, batch_processor
 from dcl_processor.exceptions import StillPending
 from dcl_processor.runner.tally import logger
-from tests.models import Parcel
+from tests.contract import errands as the
+from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,7 +39,41 @@ class WithoutRepresentationError(WithoutWordsError):
         raise RuntimeError("no words either")
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """What generated clients of web services raise: nothing can be set on it."""
+
+    code: int
+
+
+class ReadOnlyError(Exception):
+    def __setattr__(self, name: str, value: object) -> None:
+        raise RuntimeError(f"{name} is read-only")
+
+
+class WithoutTracebackError(WithoutRepresentationError):
+    @property
+    def __traceback__(self) -> Any:  # type: ignore[override]  # the mistake
+        raise RuntimeError("no traceback")
+
+    @property
+    def __cause__(self) -> Any:  # type: ignore[override]  # the mistake
+        raise RuntimeError("no cause")
+
+
+def caused(error: Exception) -> Exception:
+    caused = ValueError("because of another")
+    caused.__cause__ = error
+    return caused
+
+
 ANY = [
+    FrozenError(404),
+    ReadOnlyError("x"),
+    WithoutTracebackError("x"),
+    caused(FrozenError(404)),
+    caused(WithoutTracebackError("x")),
+    ExceptionGroup("frozen", [FrozenError(404), ReadOnlyError("x")]),
     WithoutWordsError("x"),
     WithoutRepresentationError("x"),
     StopIteration(3),
@@ -55,6 +92,66 @@ def test_any_exception_is_its_rows_failure_alone(error: Exception) -> None:
     report = run(handle)
     assert (report.processed, report.failed) == (2, 1)
     assert type(error).__name__ in json.dumps(report.as_dict())
+
+
+@pytest.mark.parametrize("error", ANY, ids=lambda error: type(error).__name__)
+def test_any_exception_of_an_asynchronous_handler_is_its_rows_failure_alone(
+    error: Exception,
+) -> None:
+    the.errands(3)
+
+    async def handle(row: Errand) -> None:
+        if row.place == 1:
+            raise error
+
+    report = the.at_least_once(handle, retry=the.retry())()
+    assert (report.processed, report.failed) == (2, 1)
+    assert type(error).__name__ in json.dumps(report.as_dict())
+
+
+@pytest.mark.parametrize("error", ANY, ids=lambda error: type(error).__name__)
+def test_any_exception_may_lose_its_transaction_too(error: Exception) -> None:
+    """The lost transaction is noted on the handler's own error, where something can be noted."""
+
+    def handle(row: Parcel) -> None:
+        if row.priority == 1:
+            connection.connection.close()  # with the transaction that has the row's lock
+            raise error
+
+    report = run(handle)
+    assert (report.processed, report.failed) == (2, 1)
+    assert report.failures[0].error is error
+
+
+@pytest.mark.parametrize("error", ANY, ids=lambda error: type(error).__name__)
+def test_any_exception_of_a_resource_is_the_reports(error: Exception) -> None:
+    def resource() -> Any:
+        raise error
+
+    Parcel.objects.create()
+    pending = Parcel.objects.filter(sent=False)
+    send = batch_processor(pending=pending, done={"sent": True}, resource=resource)
+    report = send(lambda row, opened: None)()
+    assert (report.error, report.stopped) == (error, "failures")
+
+
+def test_a_log_handler_that_fails_on_an_error_ends_no_run() -> None:
+    class Picky(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info:
+                raise RuntimeError("cannot be reported")
+
+    def handle(row: Parcel) -> None:
+        if row.priority == 1:
+            raise ValueError
+
+    picky = Picky()
+    logger.addHandler(picky)
+    try:
+        report = run(handle)
+    finally:
+        logger.removeHandler(picky)
+    assert (report.processed, report.failed) == (2, 1)
 
 
 BASE = [asyncio.CancelledError(), GeneratorExit(), SystemExit(3), KeyboardInterrupt()]
