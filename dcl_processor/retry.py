@@ -34,8 +34,8 @@ class Retry:
     ``next_attempt_at`` and ``last_error`` name columns of the model: an integer, a nullable date
     and time, and a text.
 
-    A row that is given up on gets the processor's ``failed``. The names and the exponential
-    backoff are those of tenacity and of Celery's ``autoretry_for``.
+    A success clears the three columns. A row that is given up on gets the processor's ``failed``.
+    The names and the exponential backoff are those of tenacity and of Celery's ``autoretry_for``.
     """
 
     max_attempts: int = 5

@@ -12,6 +12,7 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.retry import LONGEST_DELAY
 from dcl_processor.settlement import writing
+from dcl_processor.settlement.flip import with_cleared_retry
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -38,7 +39,8 @@ def mark_done(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
             "row, got mark_done() without both."
         )
     _check_rows(processor, rows, "mark_done")
-    values = {**_unclaimed(processor), **writing.resolve(processor.done)}
+    done = with_cleared_retry(processor, processor.done)
+    values = {**_unclaimed(processor), **writing.resolve(done)}
     return rows.order_by().filter(_claimed(processor)).update(**values)
 
 
@@ -50,8 +52,8 @@ def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
             "requeue() without it."
         )
     _check_rows(processor, rows, "requeue")
-    fresh = processor.retry.fresh() if processor.retry else {}
-    values = {**fresh, **_unclaimed(processor), **writing.resolve(processor.reset)}
+    reset = with_cleared_retry(processor, processor.reset)
+    values = {**_unclaimed(processor), **writing.resolve(reset)}
     return rows.order_by().update(**values)
 
 

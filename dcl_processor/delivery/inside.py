@@ -10,7 +10,7 @@ from django.db.models import Model
 from dcl_processor.execution.handler import Failed, Handled, execute, execute_together
 from dcl_processor.execution.scope import RowScope
 from dcl_processor.locking.fence import Fence
-from dcl_processor.settlement import grouping, writing
+from dcl_processor.settlement import flip, grouping, writing
 
 from .batch import Batch
 
@@ -60,7 +60,7 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     """
     processor, question = batch.processor, batch.question
     handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
-    flips = {pk: processor.get_done(batch.rows[pk], result) for pk, result in handled.items()}
+    flips = flip.flips(processor, batch.rows, handled)
     # Second check of another kind: no flip without the transaction that has the lock and the work.
     fence.close()
     for values, pks in grouping.group(flips):

@@ -12,6 +12,7 @@ from django.db.models import Model
 from dcl_processor.candidates.pending import these
 from dcl_processor.execution.handler import Handled, ends_the_run
 from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.settlement import flip as flips
 from dcl_processor.settlement import grouping, writing
 
 from .batch import Batch
@@ -58,7 +59,7 @@ def flip(batch: Batch[M], mark: Mark, pk: Any, outcome: Handled) -> Values:
     known = batch.flips.pop(pk, None)
     if known is not None:
         return known
-    return {**mark.removed, **batch.processor.get_done(batch.rows[pk], outcome.result)}
+    return {**mark.removed, **flips.flip(batch.processor, batch.rows[pk], outcome.result)}
 
 
 def _alike(batch: Batch[M], mark: Mark) -> list[tuple[Values, Guard, list[Any]]]:

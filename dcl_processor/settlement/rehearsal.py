@@ -19,6 +19,7 @@ from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending
 
 from . import writing
+from .flip import with_cleared_retry
 from .writing import Values
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def rehearse(processor: Definition[Any], question: Question[Any], pk: Any) -> se
 def _after_claim(processor: Definition[Any], option: str) -> list[Values]:
     """Return what is written to a row until it is settled; as one write where that is the same."""
     claim, values = processor.claim or {}, getattr(processor, option) or {}
+    if option == "done":
+        values = with_cleared_retry(processor, values)
     if claim and any(hasattr(value, "resolve_expression") for value in values.values()):
         return [claim, values]  # an expression reads what the claim wrote
     return [{**claim, **values}]

@@ -145,6 +145,7 @@ class World:
         row.claimed = row.leased = False
         if how == "ok":
             row.done = True
+            row.attempts = 0
             self.report["processed"] += 1
             return
         if self.delivery == Delivery.TRANSACTIONAL:

@@ -148,7 +148,8 @@ class Histories(RuleBasedStateMachine):
         there = places & doubtful
         assert processor.mark_done(rows.filter(place__in=places)) == len(there)
         for place in there:
-            self.model.rows[place].done, self.model.rows[place].claimed = True, False
+            row = self.model.rows[place]
+            row.done, row.claimed, row.attempts = True, False, 0
 
     @invariant()
     def the_rows_are_as_in_the_model(self) -> None:
