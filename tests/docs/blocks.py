@@ -2,6 +2,9 @@
 
 ``python`` blocks are executed, ``pycon`` and ``console`` blocks are executed and their output is
 compared. Whatever a page shows without running it has another language: ``sh``, ``text``, ``ini``.
+
+A block with a caption is a file of a project that the page makes from nothing. Such pages are
+followed in a folder of their own (``reader``), with the commands that they show.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import doctest
 import io
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from django.core.management import CommandError, call_command
 from sybil import Example
@@ -21,6 +25,22 @@ from tests.docs.output import Checker, difference
 
 MANAGE = "$ python manage.py "
 EXIT_CODE = "$ echo $?"
+
+#: Pages that make a project of their own; a test follows each of them.
+FOLLOWED = {"tutorial.md", "celery.md", "adopt.md"}
+
+
+def caption(example: Example) -> str | None:
+    """Return the file that the block is, or None when it is a piece of code."""
+    options = example.region.lexemes.get("options") or {}
+    name: str | None = options.get("caption")
+    return name
+
+
+def run_python(example: Example) -> None:
+    """Execute a block, unless it is a file of another project."""
+    if caption(example) is None:
+        PythonEvaluator()(example)
 
 
 def run_session(example: Example) -> str:
@@ -54,6 +74,8 @@ def commands(block: str) -> Iterator[tuple[str, str]]:
 
 def run_commands(example: Example) -> str:
     """Run ``manage.py`` commands in this process, on the test database."""
+    if Path(example.path).name in FOLLOWED:
+        return ""
     code = 0
     for command, shown in commands(example.parsed):
         if command == EXIT_CODE:
@@ -79,7 +101,7 @@ def manage(arguments: list[str]) -> tuple[int, str]:
 
 
 PARSERS: list[Parser] = [
-    CodeBlockParser("python", PythonEvaluator()),
+    CodeBlockParser("python", run_python),
     CodeBlockParser("pycon", run_session),
     CodeBlockParser("console", run_commands),
 ]

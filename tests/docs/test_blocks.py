@@ -10,7 +10,7 @@ import pytest
 from sybil import Document
 from sybil.example import SybilFailure
 
-from tests.docs.blocks import PARSERS
+from tests.docs.blocks import FOLLOWED, PARSERS
 from tests.docs.output import difference
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -113,3 +113,12 @@ def test_every_block_is_executed_or_says_that_it_is_not_python(page: Path) -> No
     not_executed = {"sh", "text", "ini", "include", "toctree", "figure", "eval", "glossary"}
     languages = set(FENCE.findall(page.read_text(encoding="utf-8")))
     assert languages <= {"python", "pycon", "console"} | not_executed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_that_shows_files_is_followed_by_a_test(page: Path) -> None:
+    shows_files = "} python\n:caption: " in page.read_text(encoding="utf-8")
+    assert shows_files == (page.name in FOLLOWED)
+    tests = "".join(each.read_text(encoding="utf-8") for each in Path(__file__).parent.glob("*.py"))
+    name = page.relative_to(CHECKOUT / "docs") if shows_files else None
+    assert name is None or f'Reader("{name}"' in tests

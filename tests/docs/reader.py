@@ -1,0 +1,109 @@
+"""A reader who does what a page says: writes the files it shows, and types its commands."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.db import connection
+from sybil import Document, Example
+from sybil.parsers.myst import CodeBlockParser
+
+from tests.docs.blocks import EXIT_CODE, caption, commands
+from tests.docs.output import difference
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+AT_THE_END = ", at the end"
+
+
+class Reader:
+    """Follows a page in a folder, where the commands get these variables."""
+
+    def __init__(self, page: str, folder: Path, variables: Mapping[str, str]) -> None:
+        self.page = CHECKOUT / "docs" / page
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "DJANGO_COLORS": "nocolor",
+            "TERM": "dumb",  # one that cannot draw a progress bar
+            # What the page installs is here already.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(CHECKOUT),
+            **variables,
+        }
+        del self.environment["DJANGO_SETTINGS_MODULE"]  # the suite's own
+        self.exit_code = 0
+        #: The blocks that say how something is started, as they stand.
+        self.starts: list[str] = []
+
+    def follow(self) -> None:
+        """Do everything, from top to bottom; programs that stay are left to the test."""
+        steps = Document.parse(
+            str(self.page),
+            CodeBlockParser("python", self.write),
+            CodeBlockParser("console", self.type),
+            CodeBlockParser("sh", self.remember),
+        )
+        for step in steps.examples():
+            step.evaluate()
+
+    def write(self, example: Example) -> None:
+        if (name := caption(example)) is None:
+            return  # executed where it stands
+        path = self.folder / name.removesuffix(AT_THE_END)
+        with path.open("a" if name.endswith(AT_THE_END) else "w", encoding="utf-8") as file:
+            file.write(example.parsed)
+
+    def type(self, example: Example) -> None:
+        for command, shown in commands(example.parsed):
+            output = f"{self.exit_code}\n" if command == EXIT_CODE else self.run(command[2:])
+            problem = difference(shown, output)
+            assert problem is None, f"{self.page.name}, line {example.line}: {command}: {problem}"
+
+    def remember(self, example: Example) -> None:
+        self.starts.append(example.parsed.strip())
+
+    def run(self, command: str) -> str:
+        """Run a command on a terminal; return what it printed there."""
+        terminal, screen = pty.openpty()
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=screen,
+            stderr=screen,
+        )
+        os.close(screen)
+        printed = b"".join(_read(terminal)).decode().replace("\r\n", "\n")
+        self.exit_code = process.wait(timeout=60)
+        return printed.removeprefix("\n")  # what the bar leaves on such a terminal
+
+
+def _read(terminal: int) -> Iterator[bytes]:
+    # Linux says that the other end was closed with an error, others with an empty read.
+    try:
+        while chunk := os.read(terminal, 65536):
+            yield chunk
+    except OSError:
+        pass
+    finally:
+        os.close(terminal)
+
+
+@contextmanager
+def empty_database(suffix: str) -> Iterator[str]:
+    """Make an empty database beside the suite's, give its name, and drop it afterwards."""
+    name = f"{connection.settings_dict['NAME']}_{suffix}"
+    with connection.cursor() as cursor:
+        cursor.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        cursor.execute(f'CREATE DATABASE "{name}"')
+        try:
+            yield name
+        finally:
+            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

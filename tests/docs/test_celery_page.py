@@ -1,0 +1,91 @@
+"""Copy the page on Celery into an empty folder; start its worker and its beat on a real Redis."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from django.db import connection
+
+from tests.docs.reader import Reader, empty_database
+from tests.edge.manage import wait_for
+from tests.servers.redis import is_installed, redis
+
+ENDS_WITHIN = 30.0  # seconds
+
+pytestmark = pytest.mark.skipif(not is_installed(), reason="redis-server is not installed")
+
+
+@pytest.fixture
+def variables(transactional_db: None) -> Iterator[dict[str, str]]:
+    """Give the variables that the page names: where Redis is, and where an empty database is."""
+    settings = connection.settings_dict
+    with redis() as url, empty_database("celery") as name:
+        yield {
+            "REDIS_URL": url,
+            "PGHOST": settings["HOST"],
+            "PGPORT": str(settings["PORT"] or 5432),
+            "PGUSER": settings["USER"],
+            "PGPASSWORD": settings["PASSWORD"],
+            "PGDATABASE": name,
+        }
+
+
+@contextmanager
+def started(reader: Reader, command: str) -> Iterator[Path]:
+    """Start what stays, in a process group of its own; give its log, and end it politely."""
+    log = reader.folder / f"{command.split()[3]}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {command}"],
+            cwd=reader.folder,
+            env=reader.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    try:
+        yield log
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS_WITHIN)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def unsent(variables: dict[str, str]) -> int:
+    with psycopg.connect(
+        host=variables["PGHOST"],
+        port=variables["PGPORT"],
+        user=variables["PGUSER"],
+        password=variables["PGPASSWORD"],
+        dbname=variables["PGDATABASE"],
+    ) as own:
+        row = own.execute("SELECT count(*) FROM shop_order WHERE NOT shipped_email_sent").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_worker_and_beat_as_the_page_has_them_handle_each_row_once(
+    tmp_path: Path, variables: dict[str, str]
+) -> None:
+    reader = Reader("howto/celery.md", tmp_path, variables)
+    reader.follow()
+    worker, beat = [start for start in reader.starts if start.startswith("celery ")]
+    assert unsent(variables) == 20
+    with started(reader, worker) as log, started(reader, beat):
+        wait_for(lambda: unsent(variables) == 0, f"20 rows: {log.read_text()}")
+        wait_for(lambda: " succeeded in " in log.read_text(), "the task's end")
+        said = re.findall(r"Order (\d+) is on its way", log.read_text())
+        assert sorted(map(int, said)) == list(range(1, 21))
