@@ -18,7 +18,10 @@ from sybil import Sybil
 from sample_app.mail_settings import in_this_django
 from tests.docs.blocks import PARSERS
 
-pytest_plugins = ["dcl_processor.testing.fixtures"]  # as the page on testing tells everybody
+pytest_plugins = [
+    "dcl_processor.testing.fixtures",  # as the page on testing tells everybody
+    "tests.strict",
+]
 
 MAILBOX = "django.core.mail.backends.locmem.EmailBackend"
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests import suite
-from tests.environments import CHECKOUT
-from tests.suite import LeftOutError, StageFailedError
+from tests.environments import CHECKOUT, ENVIRONMENTS, Environment
+from tests.suite import LeftOutError, StageFailedError, everything, stages
 
 
 def leave_out() -> None:
@@ -78,27 +78,84 @@ def test_an_unknown_stage_is_answered_with_the_known_ones(
     assert capsys.readouterr().out == "Expected stages out of moon, sun, earth; got mars.\n"
 
 
-@pytest.mark.parametrize(
-    "skip",
-    [
-        "def test(): pytest.skip('reason')",
-        "@pytest.mark.skip(reason='reason')\ndef test(): pass",
-        "pytest.skip('reason', allow_module_level=True)",
-    ],
-)
-def test_in_ci_skipping_is_failing(tmp_path: Path, skip: str) -> None:
-    (tmp_path / "test_skips.py").write_text(f"import pytest\n{skip}\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", os.devnull]
-    command += [f"--rootdir={tmp_path}", str(tmp_path)]
-    for ci, passes in (("false", True), ("true", False)):
-        finished = subprocess.run(
-            command,
-            cwd=CHECKOUT,
-            env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        # 5: nothing was collected, because the whole module was skipped.
-        assert (finished.returncode in {0, 5}) is passes, finished.stdout
-        assert ("every test must run" in finished.stdout) is not passes
+# --- what is run, written down a second time: nothing else would miss a stage that is gone
+
+CONTRACT = "tests/contract tests/crash tests/fuzz"
+ON_MARIADB = f"tests.servers.mariadb -- {sys.executable} -m pytest"
+RUN = {
+    "lint": ["ruff check .", "ruff format --check .", "mypy", "pyright"],
+    "docs": ["sphinx -W --keep-going --quiet docs docs/_build/html"],
+    "postgresql": ["pytest --expect-database=postgresql"],
+    "mariadb": [f"{ON_MARIADB} {CONTRACT} tests/test_servers.py --expect-database=mysql"],
+    "sqlite": [f"pytest {CONTRACT} --expect-database=sqlite"],
+    "django5.2": ["pytest OTHER --expect-database=postgresql --expect-django=5.2"],
+    "django6.0": ["pytest tests/contract OTHER --expect-database=postgresql --expect-django=6.0"],
+    "django6.1": ["pytest OTHER --expect-database=postgresql --expect-django=6.1"],
+    "speed": ["pytest tests/speed --expect-database=postgresql"],
+}
+
+
+def test_each_stage_runs_all_that_it_is_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    urls: list[str | None] = []
+
+    def call(module: str, *arguments: str, python: str = "", **variables: str) -> int:
+        words = [module, *arguments]
+        said.append(" ".join(each for each in words if not each.startswith("--expect-passed=")))
+        urls.append(variables.get("DATABASE_URL"))
+        return 0
+
+    monkeypatch.setattr(suite, "call", call)
+    monkeypatch.setattr(suite, "version", lambda name: "0.0")
+    for name in ("mariadb_is_installed", "has_driver"):
+        monkeypatch.setattr(suite, name, lambda: True)
+    for name in ("find_python", "make"):
+        monkeypatch.setattr(Environment, name, lambda *_: "python")
+    monkeypatch.setattr(suite, "apt_install", lambda *_: None)
+    other = " ".join(f"--ignore={folder}" for folder in suite.ABOUT_THE_REST)
+    ran: dict[str, list[str]] = {}
+    for name, (_, stage) in stages().items():
+        stage()
+        ran[name] = [each.replace(other, "OTHER") for each in said]
+        said.clear()
+    assert ran == RUN
+    assert [url and url.partition(":")[0] for url in urls if url] == ["sqlite"] * 3
+
+
+def test_this_django_is_tested_and_so_are_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is that of the full suite."""
+    assert [each.django for each in ENVIRONMENTS] == ["5.2", "6.0", "6.1"]
+    for own in ENVIRONMENTS:
+        monkeypatch.setattr(suite, "version", lambda name, own=own: f"{own.django}.1")
+        assert set(RUN) - set(stages()) == {own.name}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_a_name_all_stages_are_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    started: list[str] = []
+
+    def ends(command: Sequence[str], **_: Any) -> Any:
+        started.append(command[-1])
+        return subprocess.CompletedProcess(command, int(fails and command[-1] == "sun"), b"")
+
+    monkeypatch.setattr(suite, "install_servers", lambda: None)
+    monkeypatch.setattr(suite, "ALONE", ("earth",))
+    monkeypatch.setattr(subprocess, "run", ends)
+    assert everything() == int(fails)
+    assert sorted(started) == ["moon", "sun"]
+    assert ("\n=== earth: " in capsys.readouterr().out) is not fails  # alone, after the others
+
+
+def test_ci_runs_all_stages_and_leaves_nothing_out() -> None:
+    ci = (CHECKOUT / ".ci" / "run").read_text()
+    assert ci.splitlines()[-1] == "CI=true exec make test"
+    make = subprocess.run(
+        ["make", "--dry-run", "test"],  # noqa: S607  # where everybody has it
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert make.stdout.splitlines()[-1].endswith("-m tests.suite")
