@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from django.db import connection
 from sybil import Document, Example
@@ -43,14 +44,19 @@ class Reader:
 
     def follow(self) -> None:
         """Do everything, from top to bottom; programs that stay are left to the test."""
-        steps = Document.parse(
-            str(self.page),
-            CodeBlockParser("python", self.write),
-            CodeBlockParser("console", self.type),
-            CodeBlockParser("sh", self.remember),
-        )
-        for step in steps.examples():
+        for step in self.steps():
             step.evaluate()
+
+    def write_files(self) -> None:
+        """Write the files alone."""
+        for step in self.steps(commands=False):
+            step.evaluate()
+
+    def steps(self, *, commands: bool = True) -> Iterator[Example]:
+        parsers = [CodeBlockParser("python", self.write)]
+        if commands:
+            parsers += [CodeBlockParser("console", self.type), CodeBlockParser("sh", self.remember)]
+        return Document.parse(str(self.page), *parsers).examples()
 
     def write(self, example: Example) -> None:
         if (name := caption(example)) is None:
@@ -107,3 +113,13 @@ def empty_database(suffix: str) -> Iterator[str]:
             yield name
         finally:
             cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def url_of(name: str) -> str:
+    """Return the URL of a database on the suite's server, as django-environ reads it."""
+    settings = connection.settings_dict
+    user, password, host = (quote(settings[part], safe="") for part in ("USER", "PASSWORD", "HOST"))
+    # A socket's folder is where django-environ looks for it: in the path.
+    port = settings["PORT"] or 5432
+    place = f":{port}/{host}" if settings["HOST"].startswith("/") else f"{host}:{port}"
+    return f"postgres://{user}:{password}@{place}/{name}"
