@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .errors import represent
+
 if TYPE_CHECKING:
     from .report import Report
 
@@ -64,6 +66,18 @@ class RowsFailed(ProcessorError):
     def __init__(self, report: Report) -> None:
         super().__init__(str(report))
         self.report = report
+
+
+class HandlerExited(ProcessorError):
+    """A handler raised what is no ``Exception``, such as ``SystemExit``: its row failed.
+
+    The ``__cause__`` is what it raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(
+            f"expected the handler to return or to raise an Exception, got {represent(error)}"
+        )
 
 
 class AttemptsUsedUp(ProcessorError):

@@ -12,7 +12,7 @@ from django.db.models import Model
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.errors import add_note, describe
 from dcl_processor.exceptions import ProcessorError
-from dcl_processor.execution.handler import Failed, Handled, Outcome, ends_the_run
+from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception, ends_the_run
 from dcl_processor.locking.claiming import Claimed, Miss, claim
 from dcl_processor.locking.contention import is_contention, is_database_error
 from dcl_processor.locking.isolation import reconnected, row_transaction
@@ -115,7 +115,7 @@ class Batch(Generic[M]):
 
     def abandon(
         self,
-        error: Exception,
+        raised: BaseException,
         *,
         redo: Callable[[Run, Question[M], Sequence[Any]], Steps],
     ) -> Steps:
@@ -125,8 +125,9 @@ class Batch(Generic[M]):
         ``ends_the_run()``, and what came before any handler and is nobody's failure: a rehearsal's
         error, and a claim that the database refused for another reason than contention.
         """
-        if ends_the_run(error) or (isinstance(error, ProcessorError) and not self.started):
-            raise error
+        if ends_the_run(raised) or (isinstance(raised, ProcessorError) and not self.started):
+            raise raised
+        error = as_exception(raised)
         if is_database_error(error) and self._wrote_nothing():
             if self._passes(error):
                 return dict.fromkeys(self.pks[: self.most], Miss.ABSENT)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 from django.db import connections
 from django.db.models import Model
 
-from dcl_processor.execution.handler import Failed, Handled, execute, execute_together
+from dcl_processor.execution.handler import (
+    Failed,
+    Handled,
+    as_exception,
+    ends_the_run,
+    execute,
+    execute_together,
+)
 from dcl_processor.execution.scope import RowScope
 from dcl_processor.locking.fence import Fence
 from dcl_processor.settlement import flip, grouping, writing
@@ -47,7 +56,7 @@ def _work_together(batch: Batch[M]) -> list[Handled]:
     batch.started.update(batch.rows)
     try:
         return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
-    except Exception:
+    except BaseException:
         # The rows are about to be redone, and what is open may be what failed.
         resource.worn()
         raise
@@ -81,4 +90,23 @@ def _keep_callbacks_apart(using: str) -> None:
     and look like a commit that failed; Django logs it instead.
     """
     connection: Any = connections[using]  # the stubs know the callbacks as pairs
-    connection.run_on_commit = [(sids, call, True) for sids, call, _ in connection.run_on_commit]
+    connection.run_on_commit = [
+        (sids, _raising_exceptions(call), True) for sids, call, _ in connection.run_on_commit
+    ]
+
+
+def _raising_exceptions(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Turn ``sys.exit()`` and the like into what Django logs: the rows are committed."""
+
+    @wraps(call)
+    def calling() -> None:
+        try:
+            call()
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            raise as_exception(error)  # noqa: B904  # which says itself where it comes from
+
+    # Django names the callback in its log, which may be an object without a name of its own.
+    calling.__qualname__ = getattr(call, "__qualname__", repr(call))
+    return calling

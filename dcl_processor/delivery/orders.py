@@ -42,7 +42,7 @@ def transactional(
                 with Fence(question.using) as fence:
                     inside.work(batch, fence)
                     inside.settle(batch, fence)
-    except Exception as error:  # noqa: BLE001  # judged there
+    except BaseException as error:  # noqa: BLE001  # judged there
         return (yield from batch.abandon(error, redo=transactional))
     return batch.all_outcomes()
 
@@ -56,7 +56,7 @@ def at_most_once(
     with outside.cleared_up(batch, mark):
         try:
             claim_and_mark(batch, mark)
-        except Exception as error:  # noqa: BLE001  # judged there
+        except BaseException as error:  # noqa: BLE001  # judged there
             return (yield from batch.abandon(error, redo=at_most_once))
         yield from outside.work_and_settle(batch, mark)
     return batch.all_outcomes()
@@ -71,7 +71,7 @@ def at_least_once(
     with outside.cleared_up(batch, mark):
         try:
             claim_and_mark(batch, mark)
-        except Exception as error:  # noqa: BLE001  # judged there
+        except BaseException as error:  # noqa: BLE001  # judged there
             return (yield from batch.abandon(error, redo=at_least_once))
         yield from outside.work_and_settle(batch, mark)
     return batch.all_outcomes()

@@ -11,7 +11,14 @@ from django.db import connections, transaction
 from django.db.models import Model
 
 from dcl_processor.exceptions import AttemptsUsedUp
-from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, ends_the_run
+from dcl_processor.execution.handler import (
+    Failed,
+    Handled,
+    Lost,
+    Outcome,
+    as_exception,
+    ends_the_run,
+)
 from dcl_processor.locking.contention import is_contention, is_database_error
 from dcl_processor.settlement import writing
 
@@ -101,10 +108,10 @@ def _values(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> tuple[Out
             return outcome, {}  # flipped before the work
         try:
             return outcome, together.flip(batch, mark, pk, outcome)
-        except Exception as error:
+        except BaseException as error:
             if ends_the_run(error):
                 raise
-            outcome = Failed(error, handled=True)
+            outcome = Failed(as_exception(error), handled=True)
     if isinstance(outcome, Failed) and outcome.handled and not mark.may_repeat:
         return outcome, {}  # done, and nothing says so: it stays in doubt, and is not repeated
     # Without retry a claimed row is known to have failed, and says so.

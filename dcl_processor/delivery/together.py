@@ -70,7 +70,7 @@ def _alike(batch: Batch[M], mark: Mark) -> list[tuple[Values, Guard, list[Any]]]
         if isinstance(outcome, Handled):
             try:
                 batch.flips[pk] = flip(batch, mark, pk, outcome)
-            except Exception as error:
+            except BaseException as error:
                 if ends_the_run(error):
                     raise
                 # It is raised again, and is that row's failure, when it is settled by itself.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context
 from queue import Empty, SimpleQueue
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from .handler import Failed, Handled, Outcome, ends_the_run, judge
+from .handler import Handled, Outcome, ends_the_run, judge
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -37,6 +37,7 @@ class EventLoop:
         self.concurrency = concurrency
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
         self._ended: SimpleQueue[tuple[Any, Outcome | BaseException]] = SimpleQueue()
         # Of the run's thread alone: handlers under way by their rows' keys, and what became of
         # those that ended, kept until it is told that they are noted.
@@ -125,6 +126,7 @@ class EventLoop:
             return
         loop, self._loop = self._loop, None
         asyncio.run_coroutine_threadsafe(self._end(loop), loop).result()
+        self._closing.set()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
@@ -138,16 +140,10 @@ class EventLoop:
         self._handlers[pk] = task
         try:
             outcome = Handled(await processor.process(row, *arguments))
-        except asyncio.CancelledError as error:
-            if pk in self._given_up:
+        except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
+            if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
                 return  # interrupted: neither done nor failed
-            cancelled = CancelledError("the handler was cancelled, and not by the run")
-            cancelled.__cause__ = error
-            outcome = Failed(cancelled)
-        except Exception as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             outcome = error if ends_the_run(error) else judge(error)
-        except BaseException as error:  # noqa: BLE001  # SystemExit and its like: for the run's thread
-            outcome = error
         finally:
             del self._handlers[pk]
         self._ended.put((pk, outcome))
@@ -174,7 +170,11 @@ class EventLoop:
         enter = self._scope.__aenter__()
         loop.run_until_complete(loop.create_task(enter, context=self._context))
         loop.call_soon(ready.set)
-        loop.run_forever()
+        while not self._closing.is_set():
+            # What asyncio sets a task's SystemExit on, it also raises out of the loop; and a
+            # handler may stop it. The other handlers are still to be seen to their end.
+            with suppress(BaseException):
+                loop.run_forever()
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         async def leave() -> None:

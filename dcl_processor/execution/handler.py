@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.exceptions import Discard, Snooze, Unsupported
+from dcl_processor.exceptions import Discard, HandlerExited, Snooze, Unsupported
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -55,10 +57,10 @@ Outcome = Handled | Failed | Snoozed | Discarded | Lost
 
 
 def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) -> Outcome:
-    """Call the handler; whatever exception it raises becomes an outcome here.
+    """Call the handler; whatever it raises becomes an outcome here, but what ``ends_the_run()``.
 
-    ``KeyboardInterrupt`` and ``SystemExit`` are nobody's failure and go through, and so does what
-    ``ends_the_run()``.
+    A handler that calls ``sys.exit()``, or a library whose errors are no ``Exception``, would
+    otherwise end every run at the same row.
     """
     try:
         if processor._handles_batches:
@@ -66,31 +68,70 @@ def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) ->
             return handled
         result = processor.process(row, *arguments)
         _refuse_coroutine(processor, result)
-    except Exception as error:
+    except BaseException as error:
         if ends_the_run(error):
             raise
         return judge(error)
     return Handled(result)
 
 
-def ends_the_run(error: BaseException) -> bool:
-    """Tell whether the run's time is up, which is no row's failure, whichever was at hand.
+class Interruption(BaseException):
+    """Ends the run in whose handler it is raised, as Ctrl-C does: for those who watch handlers."""
 
-    Celery's soft time limit is an ``Exception``, raised wherever its signal finds the process.
-    Known by its name: whoever has raised it has imported Celery, and nobody else needs to.
+
+def ends_the_run(error: BaseException) -> bool:
+    """Tell whether the error interrupts the worker, and so is no row's failure.
+
+    That is Ctrl-C; ``sys.exit()`` in a signal handler, which is how many programs stop; and
+    Celery's soft time limit, an ``Exception`` that is raised wherever its signal finds the
+    process. The last is known by its name: Celery is imported where it is raised, and may not
+    even be installed elsewhere.
     """
+    if isinstance(error, KeyboardInterrupt | Interruption):
+        return True
+    if isinstance(error, SystemExit):
+        return _was_raised_by_signal(error)
     kinds = {(kind.__module__, kind.__name__) for kind in type(error).__mro__}
     return ("billiard.exceptions", "SoftTimeLimitExceeded") in kinds
 
 
-def judge(error: Exception) -> Outcome:
+def _was_raised_by_signal(error: BaseException) -> bool:
+    return any(_handles_signal(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _handles_signal(frame: FrameType) -> bool:
+    """Recognise a signal handler: it is called with the frame that it interrupts, its caller's.
+
+    Asking ``signal.getsignal()`` would not do: many handlers uninstall themselves first.
+    """
+    for value in frame.f_locals.values():
+        given = value if type(value) is tuple else (value,)
+        if any(each is frame.f_back and isinstance(each, FrameType) for each in given):
+            return True
+    return False
+
+
+def judge(error: BaseException) -> Outcome:
     """Return the outcome that a handler's exception stands for."""
     match error:
         case Snooze():
             return Snoozed(error.delay, error.until)
         case Discard():
             return Discarded(error)
-    return Failed(error)
+    return Failed(as_exception(error))
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return the error, or an ``Exception`` that stands for one that is none.
+
+    Whoever gets a failed row's error, from ``Retry(on=Exception)`` to the caller who raises it
+    again, would otherwise be ended by what ended the handler.
+    """
+    if isinstance(error, Exception):
+        return error
+    exited = HandlerExited(error)
+    exited.__cause__ = error
+    return exited
 
 
 def execute_together(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
 
+from .handler import ends_the_run
 from .log import log_error
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Broken:
     """Why a resource could not be opened, once one could not: what all threads of a run share."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Resource(threading.local):
         self._broken = broken
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         return self._broken.error
 
     def ready(self) -> bool:
@@ -63,7 +64,10 @@ class Resource(threading.local):
                 arguments = self._enter(self._processor.resource(), stack)
             except InvalidOption:
                 raise
-            except Exception as error:  # noqa: BLE001  # no row is to blame
+            except BaseException as error:
+                if ends_the_run(error):
+                    raise
+                # No row is to blame.
                 words = "%s: the resource could not be opened: %s"
                 log_error(error, words, self._processor.name)
                 forget_frames(error)
@@ -105,7 +109,10 @@ class Resource(threading.local):
     def _close(self, opened: Opened) -> None:
         try:
             opened.stack.close()
-        except Exception as error:  # noqa: BLE001  # logged: the rows are done
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            # Logged: the rows are done.
             log_error(error, "%s: the resource could not be closed: %s", self._processor.name)
 
     def _enter(self, manager: Any, stack: ExitStack) -> tuple[Any, ...]:

@@ -126,7 +126,7 @@ class Tally:
         forget_frames(error)
         self._tell(pk, "failed")
 
-    def report(self, stopped: Stopped, error: Exception | None) -> Report:
+    def report(self, stopped: Stopped, error: BaseException | None) -> Report:
         """Return the report so far; ``error``: why the resource could not be opened."""
         return Report(
             name=self.processor.name,

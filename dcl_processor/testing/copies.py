@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from django.db import connections
 
+from dcl_processor.execution.handler import Interruption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
@@ -120,5 +121,5 @@ class _Stop(threading.Event):
         return super().wait(None if timeout is None else min(timeout, 0.01))
 
 
-class _Double(BaseException):
+class _Double(Interruption):
     """Ends a copy that was about to repeat another."""

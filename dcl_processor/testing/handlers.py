@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+from dcl_processor.execution.handler import Interruption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
@@ -16,7 +17,7 @@ P = TypeVar("P", bound=BatchProcessor[Any])
 Around = Callable[[Sequence[Any]], AbstractContextManager[Any]]
 
 
-class HandlerAsserted(BaseException):
+class HandlerAsserted(Interruption):
     """Carries a handler's ``AssertionError`` past what would make it one row's failure."""
 
     def __init__(self, error: AssertionError) -> None:

@@ -33,6 +33,7 @@ from dcl_processor import (
     batch_processor,
 )
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.execution.handler import Interruption
 from dcl_processor.report import COUNTS
 from tests.contract.histories import DEATHS, MEETINGS, MOST, World
 from tests.models import Errand
@@ -48,7 +49,7 @@ OPTIONS: dict[Delivery, dict[str, Any]] = {
 RESET = {"done": False, "dead": False, "claimed": False}
 
 
-class Killed(BaseException):
+class Killed(Interruption):
     """Stands for the death of the process; no handler of errors may catch it."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -131,20 +132,58 @@ def test_a_handler_that_cancels_itself_has_failed(make: Make) -> None:
 
 
 @each_delivery
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_handler_that_ends_the_process_ends_the_run(make: Make, error: Any) -> None:
+def test_an_interrupt_in_a_handler_ends_the_run(make: Make) -> None:
     """It reaches the run's thread, and does not kill the loop that the others are on."""
     rows = the.errands(3)
 
     async def handle(row: Errand) -> None:
         if row.place == 0:
-            raise error
+            raise KeyboardInterrupt
         await asyncio.sleep(the.PATIENCE)
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         make(handle, batch_size=3)(concurrency=2)
     assert the.untouched(rows[2])
     assert not any(the.state(row)["done"] for row in rows)
+
+
+async def leave() -> None:
+    sys.exit(2)
+
+
+async def leave_in_a_task() -> None:
+    """From the task asyncio raises it out of the loop as well."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(leave())
+
+
+async def leave_in_several_tasks() -> None:
+    await asyncio.gather(leave(), leave())
+
+
+async def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+    raise ValueError("and went on")
+
+
+@each_delivery
+@pytest.mark.parametrize("end", [leave, leave_in_a_task, leave_in_several_tasks, stop_the_loop])
+def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make, end: Any) -> None:
+    rows = the.errands(5)
+    at_work = asyncio.Event()
+
+    async def handle(row: Errand) -> None:
+        if row.place == 1:
+            await at_work.wait()
+            await end()
+        at_work.set()
+        await asyncio.sleep(0.05)
+
+    report = make(handle, batch_size=2)(concurrency=2)
+    assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
+    assert report.failures[0].pk == rows[1].pk
+    assert [the.state(row)["done"] for row in rows] == [True, False, True, True, True]
 
 
 def test_a_stop_starts_nothing_more_and_finishes_what_is_under_way() -> None:

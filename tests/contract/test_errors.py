@@ -7,15 +7,21 @@ import dataclasses
 import gc
 import json
 import logging
+import os
+import signal
+import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from dcl_processor import Report, batch_processor
-from dcl_processor.exceptions import StillPending
+from dcl_processor.exceptions import HandlerExited, StillPending
 from dcl_processor.runner.tally import logger
 from tests.contract import errands as the
 from tests.models import Errand, Parcel
@@ -154,21 +160,108 @@ def test_a_log_handler_that_fails_on_an_error_ends_no_run() -> None:
     assert (report.processed, report.failed) == (2, 1)
 
 
-BASE = [asyncio.CancelledError(), GeneratorExit(), SystemExit(3), KeyboardInterrupt()]
+class Timeout(BaseException):
+    """As gevent has it: an error that handlers of errors are to leave alone."""
+
+
+BASE = [asyncio.CancelledError(), GeneratorExit(), SystemExit(0), SystemExit("enough"), Timeout(3)]
 
 
 @pytest.mark.parametrize("error", BASE, ids=lambda error: type(error).__name__)
-def test_what_is_no_exception_ends_the_run_and_costs_no_row(error: BaseException) -> None:
+def test_what_is_no_exception_is_its_rows_failure_alone(error: BaseException) -> None:
     def handle(row: Parcel) -> None:
         Parcel.objects.filter(pk=row.pk).update(note="half")
         if row.priority == 1:
             raise error
 
-    with pytest.raises(type(error)):
+    report = run(handle)
+    assert (report.processed, report.failed, report.stopped) == (2, 1, "drained")
+    [failure] = report.failures
+    assert isinstance(failure.error, HandlerExited)
+    assert failure.error.__cause__ is error
+    assert repr(error) in str(failure.error)
+    assert "in handle" in failure.traceback
+    states = list(Parcel.objects.order_by("pk").values_list("sent", "note"))
+    assert states == [(True, "half"), (False, ""), (True, "half")]
+
+
+def test_ctrl_c_ends_the_run_and_costs_no_row() -> None:
+    def handle(row: Parcel) -> None:
+        Parcel.objects.filter(pk=row.pk).update(note="half")
+        if row.priority == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
         run(handle)
     assert not connection.in_atomic_block
     states = list(Parcel.objects.order_by("pk").values_list("sent", "note"))
     assert states == [(True, "half"), (False, ""), (False, "")]
+
+
+def exit_at_once(*_: Any) -> None:
+    sys.exit(3)
+
+
+def exit_and_trust_the_next_signal(signum: int, frame: FrameType | None) -> None:
+    """As billiard, and with it Celery, does."""
+    signal.signal(signum, signal.SIG_DFL)
+    sys.exit(3)
+
+
+class Server:
+    def exit(self, signum: int, _: FrameType | None) -> None:
+        sys.exit(signum)
+
+
+@pytest.mark.parametrize("place", ["handler", "done", "claim"])
+@pytest.mark.parametrize(
+    "stop",
+    [exit_at_once, exit_and_trust_the_next_signal, Server().exit],
+    ids=["any arguments", "uninstalled", "method"],
+)
+def test_an_exit_by_the_processs_own_signal_handler_ends_the_run(
+    stop: Callable[..., Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the signal finds at work, it is the process that was to end, and no row failed."""
+
+    def hit(where: str, row: Parcel) -> None:
+        if where == place and row.priority == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0)  # where Python calls what handles it, at the latest
+
+    def done(row: Parcel, _: Any) -> dict[str, Any]:
+        hit("done", row)
+        return {"sent": True}
+
+    def from_db(cls: Any, *values: Any) -> Any:
+        row = super(Parcel, cls).from_db(*values)
+        hit("claim", row)
+        return row
+
+    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(3)])
+    pending = Parcel.objects.filter(sent=False)
+    monkeypatch.setattr(Parcel, "from_db", classmethod(from_db))
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(SystemExit):
+            batch_processor(pending=pending, done=done)(lambda row: hit("handler", row))()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    monkeypatch.undo()
+    assert [row.sent for row in Parcel.objects.order_by("pk")] == [True, False, False]
+
+
+@pytest.mark.parametrize("call", [lambda: sys.exit(1), partial(sys.exit, 1), partial(int, "x")])
+def test_what_a_callback_after_the_commit_raises_is_logged(
+    call: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even where it has no name for Django's log, and is no ``Exception``."""
+    report = run(lambda _: transaction.on_commit(call))
+    assert (report.processed, report.failed, report.stopped) == (3, 0, "drained")
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "django.db.backends.base"
+    ]
+    assert len(said) == 3
 
 
 def lazily(row: Parcel) -> Iterator[int]:

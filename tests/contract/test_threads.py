@@ -156,12 +156,12 @@ def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
         if together.wait() == 0:
             ended_by.append(row.pk)
             going.set()
-            raise SystemExit(3)
+            raise KeyboardInterrupt
         wait(going)
         # A run that did not wait for these two would be over meanwhile.
         assert not over.wait(0.3)
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         # The limit: either of the others may be done before the run's thread hears of the end,
         # and would make room for a fourth.
         at_least_once(handle).run(concurrency=3, limit=3)

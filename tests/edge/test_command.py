@@ -46,6 +46,8 @@ def unsent() -> int:
 
 # --- silence, reports, failures
 
+EXITED = "expected the handler to return or to raise an Exception, got SystemExit(0)"
+
 
 def test_without_a_terminal_and_with_nothing_to_do_it_is_silent() -> None:
     """Cron mails any output."""
@@ -87,6 +89,27 @@ def test_rows_that_fail_go_to_stderr_in_one_line_each() -> None:
         "CommandError: 1 row failed.",
     ]
     assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [broken]
+
+
+@pytest.mark.parametrize("more", [[], ["--concurrency", "2"]], ids=" ".join)
+def test_a_handler_that_exits_is_a_row_that_failed_in_every_run(
+    tmp_path: Path, more: list[str]
+) -> None:
+    """``sys.exit(0)`` is no success of the command, and nothing waits behind the row."""
+    rows = parcels(*["", "", "exit", "", ""])
+    audit = tmp_path / "audit"
+    for run in range(3):
+        done = processors("run", "warehouse.deliver", *more, AUDIT=str(audit))
+        assert done.returncode == 1
+        processed = "4 processed, " if run == 0 else ""
+        assert done.stdout.startswith(f"warehouse.deliver: {processed}1 failed in ")
+        assert done.stderr.splitlines() == [
+            f"warehouse.deliver: row {rows[2]} failed: HandlerExited: {EXITED}",
+            "CommandError: 1 row failed.",
+        ]
+    handled = [int(line.split()[0]) for line in audit.read_text().splitlines()]
+    assert sorted(handled) == sorted([*rows, rows[2], rows[2]])
+    assert unsent() == 1
 
 
 @pytest.mark.parametrize(

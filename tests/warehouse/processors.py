@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -34,16 +35,26 @@ def deliver(parcel: Parcel) -> None:
             wait_at_gate()
         case "meet":
             three_at_once.wait(PATIENCE)
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "crash":
-            ctypes.string_at(0)  # as an error in somebody's C code would
         case "stamp":
             with Path(os.environ["STAMPS"]).open("a") as file:
                 file.write(f"{time.monotonic()}\n")  # a clock that processes share
         case "print":
             print(f"at the door of {parcel.pk}")
     audit(parcel)
+    end(parcel.note)
+
+
+def end(how: str) -> None:
+    """End the process in one of several ways, or not."""
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "crash":
+            ctypes.string_at(0)  # as an error in somebody's C code would
+        case "exit at once":
+            os._exit(9)
+        case "exit":
+            sys.exit(0)  # as argparse does, and click
 
 
 class Weigh(BatchProcessor[Parcel]):
