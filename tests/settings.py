@@ -49,6 +49,7 @@ INSTALLED_APPS = [
     "dcl_processor",
     "sample_app.shop",
     "tests",
+    "tests.instances",
 ]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -8,13 +8,13 @@ statement's old snapshot, and is locked, asked again and written in three statem
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
-from django.db.models import Field, Model, Q, prefetch_related_objects, sql
+from django.db.models import Expression, IntegerField, Q, QuerySet, sql
 
 from dcl_processor.candidates.pending import Question, listed
 from dcl_processor.locking.choosing import Choice
@@ -22,6 +22,7 @@ from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.statements.kept import names
 from dcl_processor.statements.keys import Keys, Rows
 from dcl_processor.statements.places import Open, Template, open_values, prepared_values, written
+from dcl_processor.statements.selection import Evaluation
 from dcl_processor.statements.update import compiled
 
 if TYPE_CHECKING:
@@ -42,32 +43,28 @@ def suits(question: Question[Any]) -> bool:
 
 def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
     """Claim the batch's rows and mark them; each statement commits itself."""
-    question, values = batch.question, mark.values
+    question = batch.question
+    choice = Choice.among(batch.pks, batch.most)
     # A mistake must not cost the transaction that Django's TestCase has open.
     inside = connections[question.using].in_atomic_block
     with transaction.atomic(using=question.using) if inside else nullcontext():
-        choice = Choice.among(batch.pks, batch.most)
-        statement, answers = _asked(question, values, batch.pks, choice)
-    marked, columns = len(values), statement.columns
-    before: dict[Any, Values] = {}
-    after: dict[Any, Values] = {}
-    for pk, *answer in answers:
-        before[pk] = dict(zip(values, answer[:marked], strict=True))
-        now = dict(zip(columns, answer[marked:], strict=True))
-        after[pk] = {name: now[name] for name in values}
+        statement, answers = _asked(question, mark.values, batch.pks, choice)
+    before, after = statement.marks(answers)
+    found: dict[Any, Any] = {}
     try:
-        said = {pk: answer[marked:] for pk, *answer in answers}
-        batch.claimed(_instances(batch, statement, said))
-    except BaseException:
+        found = {row.pk: row for row in statement.instances(answers)}
+    finally:
         # Committed already: what cannot be handed to the handler is put back.
-        _put_back(question, before, after)
-        raise
-    mark.carried(before, after)
+        _put_back(question, before, after, after.keys() - found.keys())
+    reached = choice.reached(batch.pks, found) if choice else batch.pks
+    rows = {pk: found[pk] for pk in batch.pks if pk in found}
+    batch.claimed(Claimed(rows, {pk: Miss.ABSENT for pk in reached if pk not in found}))
+    mark.carried(before, {pk: after[pk] for pk in rows})
 
 
 def _asked(
     question: Question[Any], values: Values, pks: Sequence[Any], choice: Choice | None
-) -> tuple[_Statement, list[Any]]:
+) -> tuple[_Statement, Sequence[Any]]:
     """Execute the statement that fits; return it, and its answers."""
     many = len(pks) > 1
     make = partial(_Statement, question, values, many=many, choice=choice)
@@ -80,7 +77,11 @@ def _asked(
 
 
 class _Statement:
-    """The statement for the rows named, or with open keys and open values for any."""
+    """The statement for the rows named, or with open keys and open values for any.
+
+    Each answer has the columns that the user's queryset selects, and behind them the row's key,
+    what the marked columns contained before, and what they contain now.
+    """
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class _Statement:
         many: bool = False,
         choice: Choice | None = None,
     ) -> None:
-        self._question = question
+        self._using = question.using
         self._values = values  # whose expressions are told apart by where they are in memory
         self._keys: Keys | None = None
         self._open: dict[str, Open] = {}
@@ -99,30 +100,26 @@ class _Statement:
             self._keys = Keys(question.model, question.using, many=many)
             self._open = open_values(question.model, values)
             rows = self._keys.rows
-        loaded = _loaded(question)
-        fields = _returned(question, {*loaded, *values})
-        self.columns = [field.attname for field in fields]
-        # What the user's queryset left out stays out: of the mark's columns, too.
-        self.places = [place for place, name in enumerate(self.columns) if name in loaded]
-        self.loaded = [self.columns[place] for place in self.places]
+        asked = question.narrowed(rows.condition)
+        self._evaluation = Evaluation(asked, question.using)
         marks = {**values, **written(self._open)}
-        statement, params = _compile(question, marks, fields, rows, choice)
-        places = [self._keys.place] if self._keys else []
-        self._template = Template(statement, params, [*places, *self._open.values()])
-        meta = question.model._meta
-        marked: list[Any] = [meta.get_field(name) for name in values]
-        asked: list[Any] = [meta.pk_fields[0], *marked, *fields]
-        self._compiler: Any = question.queryset.query.get_compiler(question.using)
-        self._converters = self._compiler.get_converters(
-            [field.get_col(meta.db_table) for field in asked]
+        parts = [
+            _taken(question, asked if choice is None else choice.first(asked, rows), values),
+            _update(question, marks),
+            self._returning(question),
+        ]
+        self._template = Template(
+            " ".join(statement for statement, _ in parts),
+            [each for _, params in parts for each in params],
+            [*([self._keys.place] if self._keys else []), *self._open.values()],
         )
 
-    def ask(self, pks: Sequence[Any], values: Values) -> list[Any] | None:
-        """Execute it; return each row's key, what the mark's columns said, and its columns.
+    def ask(self, pks: Sequence[Any], values: Values) -> Sequence[Any] | None:
+        """Execute it, and return its answers.
 
         ``None``: nothing was sent, since a field makes SQL of its value.
         """
-        connection = connections[self._question.using]
+        connection = connections[self._using]
         filled = prepared_values(self._open, values, connection)
         if any(hasattr(value, "as_sql") for value in filled.values()):
             return None
@@ -130,88 +127,94 @@ class _Statement:
             filled.update(self._keys.filled(pks))
         with connection.cursor() as cursor:
             cursor.execute(self._template.sql, self._template.filled(filled))
-            answers = cursor.fetchall()
-        return list(self._compiler.apply_converters(answers, self._converters))
+            answers: Sequence[Any] = cursor.fetchall()
+        return answers
+
+    def marks(self, answers: Sequence[Any]) -> tuple[dict[Any, Values], dict[Any, Values]]:
+        """Return what the marked columns contained before and contain now, by the rows' keys."""
+        before: dict[Any, Values] = {}
+        after: dict[Any, Values] = {}
+        behind = [answer[self._selected :] for answer in answers]
+        for pk, *columns in self._compiler.apply_converters(behind, self._converters):
+            before[pk] = dict(zip(self._values, columns, strict=False))
+            after[pk] = dict(zip(self._values, columns[len(self._values) :], strict=True))
+        return before, after
+
+    def instances(self, answers: Sequence[Any]) -> list[Any]:
+        """Return the rows as the user's queryset makes them."""
+        return self._evaluation.of(answers)
+
+    def _returning(self, question: Question[Any]) -> tuple[str, list[Any]]:
+        self._compiler: Any = question.queryset.query.get_compiler(question.using)
+        meta = question.model._meta
+        marked = [meta.get_field(name) for name in self._values]
+        columns = [each.get_col(meta.db_table) for each in (meta.pk_fields[0], *marked, *marked)]
+        self._converters = self._compiler.get_converters(columns)
+        selected = [part for _, part, _ in self._evaluation.compiler.select]
+        self._selected = len(selected)
+        stored = [self._compiler.compile(column) for column in columns]
+        # The first is the key; what was there before comes from where it was locked.
+        stored[1 : 1 + len(marked)] = [(f"{_TAKEN}.{name}", ()) for name in _before(self._values)]
+        behind = [
+            column.select_format(self._compiler, statement, params)
+            for column, (statement, params) in zip(columns, stored, strict=True)
+        ]
+        parts = [*selected, *behind]
+        returned = ", ".join(statement for statement, _ in parts)
+        return f"RETURNING {returned}", [each for _, params in parts for each in params]
 
 
-def _compile(
-    question: Question[Any],
-    values: Values,
-    fields: Sequence[Field[Any, Any]],
-    rows: Rows,
-    choice: Choice | None,
-) -> tuple[str, list[Any]]:
+class _Stored(Expression):
+    """A column of the own table as it is stored, whatever its field makes of it in a SELECT."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(output_field=IntegerField())
+        self._column = column
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:  # noqa: ARG002  # Django's signature
+        quote = compiler.quote_name_unless_alias
+        return f"{quote(compiler.query.base_table)}.{quote(self._column)}", []
+
+
+def _before(names: Collection[str]) -> Iterator[str]:
+    return (f"dcl_before_{place}" for place, _ in enumerate(names))
+
+
+def _taken(
+    question: Question[Any], asked: QuerySet[Any, Any], values: Values
+) -> tuple[str, Sequence[Any]]:
+    """Return the common table expression that locks the rows, and keeps what it found in them."""
+    meta = question.model._meta
+    columns = [str(meta.get_field(name).column) for name in values]
+    stored = dict(zip(_before(values), map(_Stored, columns), strict=True))
     connection = connections[question.using]
-    quote = connection.ops.quote_name
-    table = quote(question.model._meta.db_table)
-    [primary_key] = question.model._meta.pk_fields
-    key = quote(str(primary_key.column))
     # Second check: another copy may have finished a row since its key was read.
-    asked = question.narrowed(rows.condition).values_list("pk", *values)
-    if choice is not None:
-        asked = choice.first(asked, rows)
-    select, params = asked.query.get_compiler(question.using).as_sql()
+    found = asked.annotate(**stored).values_list("pk", *stored)
+    select, params = found.query.get_compiler(question.using).as_sql()
     lock = connection.ops.for_update_sql(skip_locked=True, no_key=True)
-    update, more = _update(question, values)
-    before = [f"before_{place}" for place, _ in enumerate(values)]
-    returned = [
-        f"{table}.{key}",
-        *(f"{_TAKEN}.{name}" for name in before),
-        *(f"{table}.{quote(str(field.column))}" for field in fields),
-    ]
     # Materialised, or the planner may lock one set of rows and update another.
-    statement = (
-        f"WITH {_TAKEN} (taken, {', '.join(before)}) AS MATERIALIZED ({select} {lock}) "
-        f"{update} FROM {_TAKEN} WHERE {table}.{key} = {_TAKEN}.taken "
-        f"RETURNING {', '.join(returned)}"
+    return (
+        f"WITH {_TAKEN} (taken, {', '.join(stored)}) AS MATERIALIZED ({select} {lock})",
+        params,
     )
-    return statement, [*params, *more]
 
 
 def _update(question: Question[Any], values: Values) -> tuple[str, Sequence[Any]]:
-    table = question.table
-    query: Any = table.query.chain(sql.UpdateQuery)
+    query: Any = question.table.query.chain(sql.UpdateQuery)
     query.add_update_values(values)
-    return compiled(query.get_compiler(question.using))
-
-
-def _returned(question: Question[Any], names: Collection[str]) -> list[Field[Any, Any]]:
-    fields = question.model._meta.concrete_fields
-    return [field for field in fields if field.attname in names]
-
-
-def _loaded(question: Question[Any]) -> set[str]:
-    """Return the columns that the handler's instance is to carry."""
-    names, deferred = question.queryset.query.deferred_loading
-    return {
-        field.attname
-        for field in question.model._meta.concrete_fields
-        if field.primary_key or (field.name in names or field.attname in names) != deferred
-    }
-
-
-def _instances(
-    batch: Batch[Any], statement: _Statement, answers: Mapping[Any, Sequence[Any]]
-) -> Claimed[Any]:
-    queryset: Any = batch.question.queryset
-    model: type[Model] = queryset.model  # which may be a proxy
-    using = batch.question.using
-    names, places = statement.loaded, statement.places
-    found = {
-        pk: model.from_db(using, names, [values[place] for place in places])
-        for pk, values in answers.items()
-    }
-    rows = {pk: found[pk] for pk in batch.pks if pk in found}
-    prefetch_related_objects(list(rows.values()), *queryset._prefetch_related_lookups)  # noqa: SLF001  # no public name
-    choice = Choice.among(batch.pks, batch.most)
-    reached = choice.reached(batch.pks, found) if choice else batch.pks
-    passed = [pk for pk in reached if pk not in found]
-    return Claimed(rows, dict.fromkeys(passed, Miss.ABSENT))
+    statement, params = compiled(query.get_compiler(question.using))
+    quote = connections[question.using].ops.quote_name
+    table = quote(question.model._meta.db_table)
+    key = quote(str(question.model._meta.pk_fields[0].column))
+    return f"{statement} FROM {_TAKEN} WHERE {table}.{key} = {_TAKEN}.taken", params
 
 
 def _put_back(
-    question: Question[Any], before: Mapping[Any, Values], after: Mapping[Any, Values]
+    question: Question[Any],
+    before: Mapping[Any, Values],
+    after: Mapping[Any, Values],
+    pks: Collection[Any],
 ) -> None:
     table = question.table
-    for pk, values in before.items():
-        table.filter(Q(**after[pk]), pk=pk).update(**values)
+    for pk in pks:
+        table.filter(Q(**after[pk]), pk=pk).update(**before[pk])

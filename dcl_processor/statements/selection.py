@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from django.db import connections
 from django.db.models import Model, QuerySet
 
 from .keys import Keys, Rows
@@ -13,26 +14,25 @@ from .places import Template
 R = TypeVar("R")
 
 
-class Selection(Generic[R]):
-    """A queryset with an open key, compiled for the connection of one thread."""
+class Evaluation(Generic[R]):
+    """A queryset that is evaluated again and again, from answers that are given to it.
 
-    def __init__(
-        self, model: type[Model], using: str, ask: Callable[[Rows], QuerySet[Any, R]], *, many: bool
-    ) -> None:
-        self._keys = Keys(model, using, many=many)
-        self._queryset: Any = ask(self._keys.rows)
-        self._compiler: Any = self._queryset.query.get_compiler(using)
-        statement, params = self._compiler.as_sql()
-        self._template = Template(statement, params, [self._keys.place])
-        selected = self._compiler.select[: self._compiler.col_count]
-        converters = self._compiler.get_converters([expression for expression, *_ in selected])
-        vars(self._compiler)["get_converters"] = lambda *_: converters
+    So the rows are what the user's own queryset makes of the answers, whatever its class, its
+    fields and its model do on the way. It serves the connection of one thread.
+    """
 
-    def of(self, pks: Sequence[Any]) -> list[R]:
-        """Execute it for these rows."""
-        queryset, compiler = self._queryset, self._compiler
-        filled = self._template.sql, self._template.filled(self._keys.filled(pks))
-        vars(compiler)["as_sql"] = lambda *_, **__: filled
+    def __init__(self, queryset: QuerySet[Any, R], using: str) -> None:
+        self._queryset: Any = queryset
+        self.compiler: Any = self._queryset.query.get_compiler(using)
+        self.statement, self.params = self.compiler.as_sql()
+        selected = self.compiler.select[: self.compiler.col_count]
+        converters = self.compiler.get_converters([expression for expression, *_ in selected])
+        vars(self.compiler)["get_converters"] = lambda *_: converters
+
+    def of(self, answers: Sequence[Sequence[Any]]) -> list[R]:
+        """Return the rows; an answer may have further columns, which are not looked at."""
+        queryset, compiler = self._queryset, self.compiler
+        vars(compiler)["execute_sql"] = lambda *_, **__: [answers]
         # Nobody shares the queryset, nor its query. For the moment only: the compiler knows the
         # query, and a circle of the two would wait for the garbage collector.
         vars(queryset.query)["get_compiler"] = lambda *_, **__: compiler
@@ -40,5 +40,26 @@ class Selection(Generic[R]):
             return list(queryset)
         finally:
             del vars(queryset.query)["get_compiler"]
+            del vars(compiler)["execute_sql"]
             # As if it had never been evaluated.
             queryset._result_cache, queryset._prefetch_done = None, False  # noqa: SLF001  # no public name
+
+
+class Selection(Generic[R]):
+    """A queryset with an open key, compiled for the connection of one thread."""
+
+    def __init__(
+        self, model: type[Model], using: str, ask: Callable[[Rows], QuerySet[Any, R]], *, many: bool
+    ) -> None:
+        self._using = using
+        self._keys = Keys(model, using, many=many)
+        self._evaluation = Evaluation(ask(self._keys.rows), using)
+        statement, params = self._evaluation.statement, self._evaluation.params
+        self._template = Template(statement, params, [self._keys.place])
+
+    def of(self, pks: Sequence[Any]) -> list[R]:
+        """Execute it for these rows."""
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(self._template.sql, self._template.filled(self._keys.filled(pks)))
+            answers = cursor.fetchall()
+        return self._evaluation.of(answers)

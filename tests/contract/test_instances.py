@@ -1,0 +1,106 @@
+"""The handler's row is what the user's own queryset makes of it, in every claim of a run.
+
+The first rows of a run are claimed in several statements, later ones in one where the database can:
+each test handles enough rows to see both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django
+import pytest
+from django.db import connection, models
+
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from tests.instances.models import Job, MailJob, PrintJob, Secret
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "transactional": {},
+    "claim": {
+        "delivery": Delivery.AT_MOST_ONCE,
+        "claim": {"claimed": True},
+        "claimed_at": "claimed_at",
+    },
+    "no claim": {"delivery": Delivery.AT_MOST_ONCE},
+    "lease": {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60), "retry": Retry()},
+}
+each_delivery = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+each_size = pytest.mark.parametrize("size", [1, 2])
+
+
+def processor(pending: Any, handled: list[Any], size: int, **options: Any) -> BatchProcessor[Any]:
+    options = {"pending": pending, "done": {"done": True}, "batch_size": size, **options}
+    return batch_processor(**options)(lambda row: handled.append(row))  # noqa: PLW0108  # no builtin
+
+
+@each_delivery
+@each_size
+def test_rows_of_a_polymorphic_model_are_of_their_own_classes(options: Any, size: int) -> None:
+    made = [
+        PrintJob.objects.create(pages=place) if place % 2 else MailJob.objects.create(address="a")
+        for place in range(6)
+    ]
+    handled: list[Any] = []
+    jobs = Job.objects.filter(done=False, claimed=False)
+    assert processor(jobs, handled, size, **options)().processed == 6
+    assert [(type(row), row.pk) for row in handled] == [(type(row), row.pk) for row in made]
+    assert [row.pages for row in handled if isinstance(row, PrintJob)] == [1, 3, 5]
+    assert Job.objects.filter(done=True, leased_until=None, attempts=0).count() == 6
+
+
+@each_delivery
+@each_size
+def test_a_field_that_is_read_by_a_function_is_read_by_it_for_each_row(
+    options: Any, size: int
+) -> None:
+    for place in range(5):
+        Secret.objects.create(word=f"word {place}")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT word FROM instances_secret ORDER BY id")
+        assert [word for (word,) in cursor.fetchall()] == [f"WORD {place}" for place in range(5)]
+    handled: list[Any] = []
+    secrets = Secret.objects.filter(done=False, claimed=False)
+    assert processor(secrets, handled, size, **options)().processed == 5
+    assert [row.word for row in handled] == [f"word {place}" for place in range(5)]
+    assert all(row.completed for row in handled)
+
+
+if django.VERSION >= (6, 1):
+
+    @each_delivery
+    @each_size
+    def test_the_querysets_own_fetch_mode_is_kept(options: Any, size: int) -> None:
+        for _ in range(5):
+            Secret.objects.create()
+        handled: list[Any] = []
+        secrets: Any = Secret.objects.filter(done=False, claimed=False)
+        run = processor(secrets.fetch_mode(models.FETCH_RAISE), handled, size, **options)
+        assert run().processed == 5
+        assert {row._state.fetch_mode for row in handled} == {models.FETCH_RAISE}
+
+
+@pytest.mark.parametrize("makes", ["fewer", "none"])
+def test_rows_that_the_queryset_drops_are_put_back(makes: str, monkeypatch: Any) -> None:
+    """A queryset may make fewer instances than there are rows: their claims must not stay."""
+    rows = [Secret.objects.create() for _ in range(5)]
+    fetch = type(Secret.objects.all())._fetch_all
+    dropped = {row.pk for row in rows[2:]} if makes == "none" else {rows[3].pk}
+
+    def drop(queryset: Any) -> None:
+        fetch(queryset)
+        queryset._result_cache = [
+            row for row in queryset._result_cache if getattr(row, "pk", None) not in dropped
+        ]
+
+    monkeypatch.setattr(type(Secret.objects.all()), "_fetch_all", drop)
+    handled: list[Any] = []
+    secrets = Secret.objects.filter(done=False, claimed=False)
+    run = processor(secrets, handled, 1, **OPTIONS["lease"])
+    assert run(wait_for_locked=0).processed == 5 - len(dropped)
+    monkeypatch.undo()
+    left = Secret.objects.filter(done=False)
+    assert {row.pk for row in left} == dropped
+    assert {(row.leased_until, row.attempts) for row in left} == {(None, 0)}

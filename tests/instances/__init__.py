@@ -1,0 +1,1 @@
+"""Models whose instances are not what Django makes of a plain model."""
