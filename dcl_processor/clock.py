@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
+from django.db import connections
 from django.db.models import DateTimeField, DurationField, Func, QuerySet, Value
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 
-# What Now() gives is not always what a DateTimeField keeps: MariaDB and MySQL keep UTC, and their
-# Now() follows the session's time zone; SQLite keeps text, and its Now() is shorter by three digits
-# than what Django writes, so that the two do not compare equal.
+# What Now() gives is not always what a DateTimeField keeps. MariaDB and MySQL keep what Django
+# writes, in UTC or with USE_TZ=False in TIME_ZONE's local time, and their Now() follows the
+# session's time zone. SQLite keeps text, and its Now() is shorter by three digits than what Django
+# writes, so that the two do not compare equal.
 
 
 class DatabaseNow(Func):
     """The current time by the database's clock, as a field keeps it, with microseconds.
 
     That is UTC, or the zone that ``DATABASES`` says in ``TIME_ZONE`` the columns are in.
-    With ``USE_TZ=False`` it is what ``Now()`` gives, since fields then keep local time.
+    With ``USE_TZ=False`` it is the local time of the settings' ``TIME_ZONE``.
     """
 
     template = "CURRENT_TIMESTAMP"
@@ -31,14 +34,14 @@ class DatabaseNow(Func):
         return self.as_sql(compiler, connection, template="STATEMENT_TIMESTAMP()", **context)
 
     def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        template = "UTC_TIMESTAMP(6)" if settings.USE_TZ else "CURRENT_TIMESTAMP(6)"
+        template = "UTC_TIMESTAMP(6)"
         if offset := _offset(connection):
             template = f"({template} + INTERVAL {offset} SECOND)"
         return self.as_sql(compiler, connection, template=template, **context)
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
         zone = "" if settings.USE_TZ else ", 'localtime'"
-        if offset := _offset(connection):
+        if settings.USE_TZ and (offset := _offset(connection)):
             zone = f", '{offset:+d} seconds'"
         now = f"STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW'{zone})"
         # Django writes a whole second without a fraction, and SQLite compares the two as texts.
@@ -61,19 +64,60 @@ class Later(CombinedExpression):
 
 
 def _offset(connection: Any) -> int:
-    """Return the seconds from UTC to the zone that ``DATABASES`` says the columns are in.
+    """Return the seconds from UTC to the zone that columns without a zone are in.
 
     The server may not know that zone. This process's clock decides nothing but whether daylight
     saving time is on there.
     """
-    zone = connection.timezone if settings.USE_TZ else UTC
-    offset = datetime.now(UTC).astimezone(zone).utcoffset() or timedelta(0)
-    return int(offset.total_seconds())
+    return int(_utc_offset(datetime.now(UTC), _zone(connection)).total_seconds())
+
+
+def _zone(connection: Any) -> tzinfo | None:
+    """Return the zone that columns without a zone are in; ``None``: that of this process."""
+    if settings.USE_TZ:
+        zone: tzinfo = connection.timezone
+        return zone
+    return ZoneInfo(settings.TIME_ZONE) if settings.TIME_ZONE else None
+
+
+def _utc_offset(instant: datetime, zone: tzinfo | None) -> timedelta:
+    return instant.astimezone(zone).utcoffset() or timedelta(0)
+
+
+def changing_zone(field: DateTimeField[Any, Any], using: str) -> str | None:
+    """Name the zone whose local time the column keeps and whose clocks change; asks no database."""
+    connection: Any = connections[using]
+    has_zone = connection.features.supports_timezones
+    if has_zone and "with time zone" in (field.db_type(connection) or ""):
+        return None
+    zone, today = _zone(connection), datetime.now(UTC)
+    # A year has all the days on which it happens, and yesterday's change may be going on somewhere.
+    days = (today + timedelta(days=number) for number in range(-1, 367))
+    if len({_utc_offset(day, zone) for day in days}) == 1:
+        return None
+    return str(zone or "this system's time zone")
 
 
 def read(table: QuerySet[Any], pks: Collection[Any]) -> datetime | None:
-    """Read the database's clock, beside rows; ``None`` when none of them is there any more."""
+    """Read the database's clock, beside rows; ``None`` when none of them is there any more.
+
+    Where a column has a time zone it is an instant, to which a delay can be added.
+    """
     beside = table.filter(pk__in=list(pks)).annotate(_database_now=DatabaseNow())
     # A list, and not first(), which would sort.
     now: list[datetime] = list(beside.order_by().values_list("_database_now", flat=True)[:1])
-    return now[0] if now else None
+    return recognisable(now[0], table.db) if now else None
+
+
+def recognisable(value: Any, using: str) -> Any:
+    """Return that by which a row is recognised again which had this value; most are their own.
+
+    With ``USE_TZ=False`` Django makes local time of what a column with a time zone keeps. Sent back
+    as it is, a time of the hour that comes twice would be taken for the other one.
+    """
+    connection: Any = connections[using]
+    has_zone = connection.features.supports_timezones and not settings.USE_TZ
+    if not has_zone or not isinstance(value, datetime) or value.tzinfo is not None:
+        return value
+    # The zone by which the driver made the local time, which says by its fold which one it is.
+    return value.replace(tzinfo=connection.connection.info.timezone).astimezone(UTC)

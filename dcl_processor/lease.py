@@ -11,7 +11,7 @@ from django.db.models import DateTimeField, Model, Q
 
 from . import clock
 from .definition.expectation import expect
-from .exceptions import InvalidOption
+from .exceptions import InvalidOption, Unsupported
 
 logger = logging.getLogger("dcl_processor")
 
@@ -63,3 +63,17 @@ class Lease:
         named = f"{label}: expected the Lease's field={self.field!r}"
         words = "a nullable DateTimeField"
         expect(model, self.field, DateTimeField, null=True, named=named, words=words)
+
+    def check_clock(self, model: type[Model], using: str, label: str) -> None:
+        """Raise ``Unsupported`` if the column's time would be an hour off some day.
+
+        An hour that is left out would make all leases lapse, and two copies handle one row.
+        """
+        column: Any = model._meta.get_field(self.field)
+        if zone := clock.changing_zone(column, using):
+            raise Unsupported(
+                f"{label}: expected {model._meta.label}.{self.field}, which keeps the lease, to "
+                f"be in a time zone whose clocks never change, got local time of {zone} on "
+                f"{using!r}; set USE_TZ=True, or a TIME_ZONE such as UTC, or choose another "
+                "delivery than AT_LEAST_ONCE."
+            )

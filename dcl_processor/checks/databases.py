@@ -7,10 +7,12 @@ from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage
+from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, connections
 
+from dcl_processor.candidates.pending import Question
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import budget
 
@@ -23,6 +25,22 @@ def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
         except InvalidOption as error:
             hint = "Add it to DATABASES, or leave the option out: the router chooses then."
             yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")
+
+
+def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
+    """Say whether the lease's column keeps a time that will be an hour off some day."""
+    try:
+        if processor.lease is not None:
+            processor.lease.check_clock(question.model, question.using, processor.name)
+    except FieldDoesNotExist:
+        return  # E009 says so
+    except Unsupported as error:
+        yield checks.Error(
+            str(error).removeprefix(f"{processor.name}: "),
+            hint="Columns without a time zone keep UTC with USE_TZ=True.",
+            obj=processor.name,
+            id="dcl_processor.E011",
+        )
 
 
 def check(

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 FLIPS = ("done", "failed", "reset", "claim")
 
 
-def check(processor: Definition[Any], model: type[Model]) -> None:
-    """Raise unless the model has the columns that the processor would write."""
+def check(processor: Definition[Any], model: type[Model], using: str) -> None:
+    """Raise unless the model has the columns that the processor would write to that database."""
     for option in FLIPS:
         check_columns(getattr(processor, option) or {}, model, processor.name, option)
     check_own_columns(processor, model)
+    if processor.lease is not None:
+        processor.lease.check_clock(model, using, processor.name)
 
 
 def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from django.db.models import F, Value
 from django.db.models.functions import Coalesce
 
-from dcl_processor.clock import DatabaseNow
+from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.lease import Lease
 from dcl_processor.settlement.writing import resolve
 
@@ -86,6 +86,7 @@ class ClaimMark:
         reset = processor.reset
         self.undone: Values | None = None if reset is None else {**self.removed, **reset}
         self.is_unique = at is not None
+        self._using = batch.question.using
         self._before: dict[Any, Values] = {}
         self._after: dict[Any, Values] = {}
 
@@ -94,8 +95,8 @@ class ClaimMark:
         return list(self._after)
 
     def carried(self, before: Mapping[Any, Values], after: Mapping[Any, Values]) -> None:
-        self._before.update(before)
-        self._after.update(after)
+        self._before.update(_recognisable(before, self._using))
+        self._after.update(_recognisable(after, self._using))
 
     def forget(self) -> None:
         self._after.clear()
@@ -140,7 +141,10 @@ class LeaseMark:
         return list(self._tokens)
 
     def carried(self, before: Mapping[Any, Values], after: Mapping[Any, Values]) -> None:  # noqa: ARG002  # never written back
-        self._tokens = {pk: values[self._field] for pk, values in after.items()}
+        using = self._batch.question.using
+        self._tokens = {
+            pk: recognisable(values[self._field], using) for pk, values in after.items()
+        }
         if self._count is not None:
             self._batch.attempts = {pk: values[self._count] for pk, values in after.items()}
 
@@ -173,6 +177,13 @@ def _leased(lease: Lease, count: str | None) -> Values:
 @cache
 def _uncounted(count: str | None) -> Values:
     return {} if count is None else {count: F(count) - 1}
+
+
+def _recognisable(said: Mapping[Any, Values], using: str) -> dict[Any, Values]:
+    return {
+        pk: {name: recognisable(value, using) for name, value in values.items()}
+        for pk, values in said.items()
+    }
 
 
 def _by_attname(batch: Batch[Any], values: Values) -> Values:

@@ -17,6 +17,7 @@ from django.db import connections, transaction
 from django.db.models import Expression, IntegerField, Q, QuerySet, sql
 
 from dcl_processor.candidates.pending import Question, listed
+from dcl_processor.clock import recognisable
 from dcl_processor.locking.choosing import Choice
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.statements.kept import names
@@ -217,4 +218,9 @@ def _put_back(
 ) -> None:
     table = question.table
     for pk in pks:
-        table.filter(Q(**after[pk]), pk=pk).update(**before[pk])
+        ours, back = _recognisable(question, after[pk]), _recognisable(question, before[pk])
+        table.filter(Q(**ours), pk=pk).update(**back)
+
+
+def _recognisable(question: Question[Any], values: Values) -> Values:
+    return {name: recognisable(value, question.using) for name, value in values.items()}

@@ -90,7 +90,7 @@ class Run(Generic[M]):
         """Run, and return what became of it."""
         # Without what the processor demands itself, whose columns are yet to be looked at.
         question = self.ask(due=False)
-        requirements.check(self.processor, question.model)
+        requirements.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
         if self.concurrency > 1:
             refuse_test_case(question.using, self.processor.name)

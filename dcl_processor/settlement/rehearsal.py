@@ -81,7 +81,7 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
         # As whoever settles the row will ask: what is equal is for the database to say.
         lost = [n for n, v in constants.items() if not table.filter(pk=pk, **{n: v}).exists()]
         # A field that cuts a time off on its way in would be equal, and the same for all copies.
-        lost += [name for name, time in times.items() if kept[name] != time]
+        lost += [n for n, t in times.items() if clock.recognisable(kept[n], question.using) != t]
         transaction.set_rollback(True, using=question.using)
     for name in lost:
         what = "microseconds" if name in times else repr(constants[name])

@@ -23,17 +23,25 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 #: What a server may say in its own settings, and the project of its columns. SQLite has no zone
-#: beside the process's, and PostgreSQL's columns have one themselves.
+#: beside the process's, and PostgreSQL's columns have one themselves, in any zone.
 ZONES: dict[str, list[dict[str, Any]]] = {
     "postgresql": [{}, {"options": "-c timezone=Asia/Kolkata"}],
-    "mysql": [{}, {"init_command": "SET time_zone = '+05:30'"}, {"TIME_ZONE": "Asia/Kolkata"}],
+    "mysql": [
+        {},
+        {"init_command": "SET time_zone = '+05:30'"},
+        {"init_command": "SET time_zone = '+00:00'"},
+        {"TIME_ZONE": "Asia/Kolkata"},
+    ],
     "sqlite": [{}, {"TIME_ZONE": "Asia/Kolkata"}],
 }
 
 
 @pytest.fixture(params=[True, False], ids=["USE_TZ", "no USE_TZ"])
 def use_tz(request: pytest.FixtureRequest) -> Iterator[bool]:
-    with override_settings(USE_TZ=request.param, TIME_ZONE="America/New_York"):
+    # A lease in local time needs clocks that never change.
+    moves = request.param or connection.features.supports_timezones
+    local = "America/New_York" if moves else "Asia/Tokyo"
+    with override_settings(USE_TZ=request.param, TIME_ZONE=local):
         yield request.param
 
 
@@ -55,9 +63,11 @@ def test_the_clock_gives_now(zone: None, use_tz: bool) -> None:
     """As a DateTimeField would keep it: aware, or the time on the wall of ``TIME_ZONE``."""
     before = timezone.now()
     now = read()
-    assert timezone.is_aware(now) is use_tz
-    if use_tz or connection.vendor == "postgresql":
-        assert abs(now - before) < timedelta(seconds=60)
+    # An instant where the column keeps one.
+    assert timezone.is_aware(now) is (use_tz or connection.features.supports_timezones)
+    if timezone.is_naive(before) and timezone.is_aware(now):
+        before = timezone.make_aware(before)
+    assert abs(now - before) < timedelta(seconds=60)
 
 
 def test_a_lease_lasts_for_its_duration(zone: None, use_tz: bool) -> None:
@@ -115,6 +125,33 @@ def test_backoff_and_snooze_count_from_now(zone: None, use_tz: bool) -> None:
     for at, now in Errand.objects.annotate(now=DatabaseNow()).values_list("next_attempt_at", "now"):
         assert at is not None
         assert timedelta(seconds=240) < at - now <= timedelta(seconds=300)
+
+
+def test_a_row_is_snoozed_until_a_time_that_django_writes(zone: None, use_tz: bool) -> None:
+    """The database's clock is on the side of Django's, wherever the server is."""
+    rows = the.errands(4)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        minutes = 5 if row.place < 2 else -5
+        raise Snooze(until=timezone.now() + timedelta(minutes=minutes))
+
+    run = the.at_least_once(handle, retry=the.retry())
+    assert [run().snoozed for _ in range(2)] == [4, 2]
+    assert sorted(calls) == [0, 1, 2, 2, 3, 3]
+    Errand.objects.update(next_attempt_at=timezone.now() - timedelta(minutes=1))
+    assert the.at_least_once(the.ignore, retry=the.retry())().processed == len(rows)
+
+
+def test_in_doubt_counts_from_a_time_that_django_writes(zone: None, use_tz: bool) -> None:
+    old, new = the.errands(2, claimed=True)
+    for row, minutes in ((old, 10), (new, 1)):
+        since = timezone.now() - timedelta(minutes=minutes)
+        Errand.objects.filter(pk=row.pk).update(claimed_at=since)
+    run = the.at_most_once(the.ignore)
+    assert list(run.in_doubt(older_than=timedelta(minutes=5))) == [old]
+    assert list(run.in_doubt(older_than=timedelta(minutes=20))) == []
 
 
 def test_in_doubt_counts_from_now(zone: None, use_tz: bool) -> None:
