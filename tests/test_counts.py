@@ -203,7 +203,12 @@ def test_a_row_behind_those_of_another_copy_costs_what_any_row_does(
     assert (spent[1] - spent[0]) / 20 == Cost(2, 4, 1)
 
 
-def test_a_whole_window_that_another_copy_has_is_passed_in_a_few_statements() -> None:
+@pytest.mark.parametrize("part", [0, 2], ids=["at its head", "in its middle"])
+def test_a_whole_window_that_another_copy_has_is_passed_in_a_few_statements(
+    monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Where the copy goes on in the window is random, and each place has a number of its own."""
+    monkeypatch.setattr(secrets, "randbelow", lambda number: number // part if part else 0)
     parcels(600)
     with held(600):
         spent = cost(lambda: transactional()(wait_for_locked=0))

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from dcl_processor.runner import budget
 from dcl_processor.runner.patience import Patience
+from tests.contract.clocks import Clock
 from tests.contract.errands import our_threads
 from tests.contract.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
 
@@ -60,6 +62,14 @@ def functions(django_db_setup: None, django_db_blocker: Any) -> None:
 def choosing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run choose from its first claim on, as if it had met another copy before."""
     monkeypatch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let a run go by a clock that the test puts forward."""
+    clock = Clock()
+    monkeypatch.setattr(budget, "time", clock)
+    return clock
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from django.db import connection, transaction
 from dcl_processor import Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.exceptions import Unsupported
 from tests.contract import errands as the
+from tests.contract.clocks import HOUR, Clock
 from tests.contract.errands import Make, each_delivery
 from tests.contract.heartbeat import until
 from tests.models import Errand
@@ -201,14 +202,19 @@ def test_a_stop_starts_nothing_more_and_finishes_what_is_under_way() -> None:
     assert all(the.untouched(row) for row in rows[report.processed :])
 
 
-def test_a_timeout_finishes_what_is_under_way() -> None:
+def test_a_timeout_finishes_what_is_under_way(clock: Clock) -> None:
     rows = the.errands(6)
+    started: list[int] = []
 
     async def handle(row: Errand) -> None:
-        await asyncio.sleep(0.5)
+        started.append(row.place)
+        async with asyncio.timeout(the.PATIENCE):
+            while len(started) < 2:
+                await asyncio.sleep(0.01)
+        clock.passed = HOUR
 
     run = the.at_least_once(handle, batch_size=6, retry=the.retry())
-    report = run(concurrency=2, timeout=0.3)
+    report = run(concurrency=2, timeout=HOUR)
     assert (report.processed, report.stopped) == (2, "timeout")
     assert all(the.untouched(row) for row in rows[2:])
 

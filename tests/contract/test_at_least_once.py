@@ -15,6 +15,7 @@ from django.utils import timezone
 from dcl_processor import Discard, Lease, Report, Snooze
 from dcl_processor.exceptions import AttemptsUsedUp, StillPending
 from tests.contract import errands as the
+from tests.contract.clocks import HOUR, Clock
 from tests.contract.gate import HAS_GATE, run_and_meanwhile
 from tests.models import Errand
 
@@ -297,11 +298,13 @@ def test_a_stop_costs_no_attempt_and_frees_the_leases(before: int) -> None:
     assert all(the.untouched(row) for row in rows[-2:])
 
 
-def test_a_timeout_costs_no_attempt_and_frees_the_leases() -> None:
+def test_a_timeout_costs_no_attempt_and_frees_the_leases(clock: Clock) -> None:
     rows = the.errands(3)
-    # A second is time enough to start the first row, however busy the machine is.
-    run = the.at_least_once(lambda row: Event().wait(1.1), batch_size=3, retry=the.retry())
-    report = run(timeout=1.0)
+
+    def handle(row: Errand) -> None:
+        clock.passed += HOUR
+
+    report = the.at_least_once(handle, batch_size=3, retry=the.retry())(timeout=HOUR)
     assert (report.processed, report.stopped) == (1, "timeout")
     assert all(the.untouched(row) for row in rows[1:])
 

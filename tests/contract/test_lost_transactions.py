@@ -174,3 +174,4 @@ def test_a_swallowed_raw_rollback_flips_nothing(caplog: pytest.LogCaptureFixture
         report = in_batches(handle)()
     assert (report.processed, report.failed) == (2, 1)
     assert sent() == worked() == [0, 2]
+    assert calls == [0, 1, 0, 1, 2]

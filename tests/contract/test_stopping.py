@@ -14,6 +14,7 @@ from tests.contract.batches import (
     sent,
     worked,
 )
+from tests.contract.clocks import HOUR, Clock
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -42,15 +43,14 @@ def test_a_limit_is_kept_within_a_batch() -> None:
     assert calls == sent() == list(range(6))
 
 
-def test_a_timeout_leaves_the_rest_of_the_batch_as_it_was() -> None:
+def test_a_timeout_leaves_the_rest_of_the_batch_as_it_was(clock: Clock) -> None:
     parcels(4)
-    late = threading.Event()
 
     def handle(row: Parcel) -> None:
         if row.priority == 1:
-            late.wait(0.6)
+            clock.passed += HOUR
 
-    report = in_batches(handle)(timeout=0.5)
+    report = in_batches(handle)(timeout=HOUR)
     assert (report.processed, report.stopped) == (2, "timeout")
     assert sent() == [0, 1]
 

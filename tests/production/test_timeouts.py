@@ -15,8 +15,9 @@ from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-SLOW = 0.6  # seconds of a handler
-SHORT = "200ms"
+# Longer than anything but a handler takes between two statements, on a busy machine as well.
+SHORT = "2s"
+SLOW = 2.5  # seconds of a handler
 
 Make = Callable[[Callable[[Errand], Any]], BatchProcessor[Errand]]
 
@@ -105,7 +106,7 @@ def test_a_statement_that_is_ended_is_the_failure_of_its_row(make: Make) -> None
 
     def handle(row: Errand) -> None:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(%s)", [SLOW * row.place])
+            cursor.execute("SELECT pg_sleep(%s)", [60 * row.place])
 
     with session(statement_timeout=SHORT):
         report = make(handle)()
