@@ -152,11 +152,13 @@ def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
     """Add the narrowest lock that the database has, and the way that waits least."""
     features = connections[using].features
     skip_locked = features.has_select_for_update_skip_locked
+    # A lock of one table names none: PostgreSQL takes no table of another schema by its full name.
+    joins = sum(map(bool, queryset.query.alias_refcount.values())) > 1
     return queryset.select_for_update(
         skip_locked=skip_locked,
         nowait=not skip_locked and features.has_select_for_update_nowait,
         # Rows that are joined belong to others.
-        of=("self",) if features.has_select_for_update_of else (),
+        of=("self",) if joins and features.has_select_for_update_of else (),
         # The lock that an UPDATE of plain columns takes: it lets others insert child rows.
         no_key=features.has_select_for_no_key_update,
     )

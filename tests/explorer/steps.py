@@ -121,7 +121,8 @@ def _at(step: Step, rows: frozenset[int], gate: Step) -> Step:
 
 def lockable(sql: str, rows: Iterable[int]) -> set[Thing]:
     """Return what a statement locks if it gets what it asks for."""
-    words = re.search(r' OF "(\w+)"|^UPDATE "(\w+)"', sql)
+    # That of the outermost FROM; further ones are those of subqueries, which lock nothing.
+    words = re.search(r'^UPDATE "(\w+)"|FROM "(\w+)"', sql)
     tables = {each for each in words.groups() if each} if words else _tables(sql)
     return {(table, row) for table in tables for row in rows}
 
