@@ -10,6 +10,7 @@
 - E008  a processor is refused when it is defined
 - E009  a column of retry, lease or claimed_at is missing, or of another kind
 - E011  the lease's column keeps local time of a zone whose clocks change
+- E012  a table's engine has no transactions: only asked by ``check --database``
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
@@ -64,6 +65,8 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
         if question is not None:
             messages += flips.check(processor, question.model)
             messages += databases.check_clock(processor, question)
+            if question.using in asked:
+                messages += databases.check_engines(processor, question)
             users.setdefault(question.using, []).append(processor)
     for alias, processors in users.items():
         messages += databases.check(alias, processors, ask=alias in asked)

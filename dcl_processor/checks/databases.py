@@ -13,6 +13,7 @@ from django.db import DatabaseError, connections
 from dcl_processor.candidates.pending import Question
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.locking.engines import refuse_without_transactions
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import budget
 
@@ -40,6 +41,23 @@ def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iter
             hint="Columns without a time zone keep UTC with USE_TZ=True.",
             obj=processor.name,
             id="dcl_processor.E011",
+        )
+
+
+def check_engines(
+    processor: BatchProcessor[Any], question: Question[Any]
+) -> Iterator[CheckMessage]:
+    """Say whether a table of the processor's model has an engine without transactions; asks."""
+    try:
+        refuse_without_transactions(question)
+    except DatabaseError:
+        return  # it does not answer, which is for others to say
+    except Unsupported as error:
+        yield checks.Error(
+            str(error),
+            hint="InnoDB has transactions; MyISAM, MEMORY and Aria have none.",
+            obj=processor.name,
+            id="dcl_processor.E012",
         )
 
 

@@ -18,6 +18,7 @@ from dcl_processor.statements.keys import Rows
 from dcl_processor.statements.selection import Selection
 
 from .choosing import Choice
+from .engines import refuse_without_transactions
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R")
@@ -48,8 +49,9 @@ def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) ->
 
     Never waits for a lock, where the database can do without. Runs inside the transaction that
     the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
-    answers for one row.
+    answers for one row, and ``Unsupported`` when a table has no transactions.
     """
+    refuse_without_transactions(question)
     if not connections[question.using].features.has_select_for_update:
         return _claim_database(question, pks)
     choice = Choice.among(pks, most)

@@ -1,0 +1,58 @@
+"""Tells whether the tables can be locked and rolled back, which on some servers is their engine's.
+
+MyISAM, MEMORY and Aria take every statement of a transaction, lock no row, and keep what is rolled
+back. A server may have both kinds beside each other, so each table is asked about, once per
+connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from django.db import connections
+from django.db.models import Model
+
+from dcl_processor.candidates.pending import Question
+from dcl_processor.exceptions import Unsupported
+
+# One table at a time: both names are constants then, and the server opens no other table for it.
+_WITHOUT_TRANSACTIONS = """
+    SELECT ENGINE FROM information_schema.TABLES
+    WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s
+    AND ENGINE NOT IN (SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES')
+"""
+
+# Keyed by the driver's connection, so that a reconnect asks again.
+_trusted: WeakKeyDictionary[Any, set[type[Model]]] = WeakKeyDictionary()
+
+
+def refuse_without_transactions(question: Question[Any]) -> None:
+    """Raise ``Unsupported`` unless all tables of the row have transactions, its parents' too."""
+    connection = connections[question.using]
+    if connection.vendor != "mysql":
+        return
+    connection.ensure_connection()
+    trusted = _trusted.setdefault(connection.connection, set())
+    if question.model in trusted:
+        return
+    for name in _tables(question.model):
+        # A table of another database goes by the name `database`.`table`.
+        schema, _, table = name.strip("`").rpartition("`.`")
+        with connection.cursor() as cursor:
+            cursor.execute(_WITHOUT_TRANSACTIONS, [schema or None, table])
+            found = cursor.fetchone()
+        if found is not None:
+            raise Unsupported(
+                f"{question.model._meta.label}: expected tables with transactions on "
+                f"{question.using!r}, got {table} with the engine {found[0]}, which locks no row "
+                f"and rolls nothing back; say ALTER TABLE {table} ENGINE=InnoDB."
+            )
+    trusted.add(question.model)
+
+
+def _tables(model: type[Model]) -> Iterator[str]:
+    for each in (model, *model._meta.all_parents):
+        if not each._meta.proxy:
+            yield each._meta.db_table
