@@ -26,9 +26,8 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
         # The first rows of a run are rehearsed with, which takes a transaction; and so does a mark
         # that may have to be taken back.
         doubtful = not run.rehearsed or mark.leaves_by in run.doubtful
-        if not doubtful and one_statement.suits(question):
-            one_statement.claim_and_mark(batch, mark)
-        else:
+        at_once = not doubtful and one_statement.suits(question)
+        if not at_once or not one_statement.claim_and_mark(batch, mark):
             with row_transaction(question.using):
                 batch.claimed(claim(question, batch.pks, batch.most))
                 run.rehearse(question, batch.rows)

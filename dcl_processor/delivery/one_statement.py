@@ -13,8 +13,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction
-from django.db.models import Expression, IntegerField, Q, QuerySet, sql
+from django.db import NotSupportedError, connections, transaction
+from django.db.models import Expression, IntegerField, Model, Q, QuerySet, sql
 
 from dcl_processor.candidates.pending import Question, listed
 from dcl_processor.clock import recognisable
@@ -30,26 +30,39 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .marks import Mark, Values
 
+#: Tables, by alias and model, for which the database refuses such a statement: a rule makes several
+#: of it. Only a statement that was sent can tell.
+refused: set[tuple[str, type[Model]]] = set()
+
 #: The name of the common table expression.
 _TAKEN = "dcl_taken"
 
 
 def suits(question: Question[Any]) -> bool:
     """Tell whether the database can do it, and this question may be asked so."""
+    if (question.using, question.model) in refused:
+        return False
     features = connections[question.using].features
     # No database without NO KEY has an UPDATE … FROM a locking SELECT that returns its rows.
     able = features.has_select_for_no_key_update and features.has_select_for_update_skip_locked
     return bool(able and question.own_table and len(question.model._meta.pk_fields) == 1)
 
 
-def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
-    """Claim the batch's rows and mark them; each statement commits itself."""
+def claim_and_mark(batch: Batch[Any], mark: Mark) -> bool:
+    """Claim the batch's rows and mark them; each statement commits itself.
+
+    Returns whether it was done: the table may be one of the ``refused``.
+    """
     question = batch.question
     choice = Choice.among(batch.pks, batch.most)
     # A mistake must not cost the transaction that Django's TestCase has open.
     inside = connections[question.using].in_atomic_block
-    with transaction.atomic(using=question.using) if inside else nullcontext():
-        statement, answers = _asked(question, mark.values, batch.pks, choice)
+    try:
+        with transaction.atomic(using=question.using) if inside else nullcontext():
+            statement, answers = _asked(question, mark.values, batch.pks, choice)
+    except NotSupportedError:
+        refused.add((question.using, question.model))
+        return False
     before, after = statement.marks(answers)
     found: dict[Any, Any] = {}
     try:
@@ -61,6 +74,7 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
     rows = {pk: found[pk] for pk in batch.pks if pk in found}
     batch.claimed(Claimed(rows, {pk: Miss.ABSENT for pk in reached if pk not in found}))
     mark.carried(before, {pk: after[pk] for pk in rows})
+    return True
 
 
 def _asked(

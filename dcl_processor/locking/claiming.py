@@ -155,7 +155,8 @@ def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
     features = connections[using].features
     skip_locked = features.has_select_for_update_skip_locked
     # A lock of one table names none: PostgreSQL takes no table of another schema by its full name.
-    joins = sum(map(bool, queryset.query.alias_refcount.values())) > 1
+    query = queryset.query
+    joins = sum(map(bool, query.alias_refcount.values())) > 1 or query.extra_tables
     return queryset.select_for_update(
         skip_locked=skip_locked,
         nowait=not skip_locked and features.has_select_for_update_nowait,

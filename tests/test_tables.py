@@ -1,4 +1,4 @@
-"""A table in another schema, which Django's users name ``schema"."table``."""
+"""Tables of an unusual kind: in another schema, and with rules."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, models
+from django.db import NotSupportedError, connection, models, transaction
 from django.test.utils import isolate_apps
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.columns import LeaseColumn, RetryColumns
+from dcl_processor.delivery import one_statement
 from dcl_processor.testing import hold_lock
+from tests.contract import errands as the
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -120,3 +123,57 @@ def test_a_failure_is_noted(parcels: Any) -> None:
 
     assert fail().failed == 3
     assert parcel.objects.filter(dead=True, leased_until=None, attempts=1).count() == 3
+
+
+@pytest.fixture
+def ruled() -> Iterator[None]:
+    """Note each change of a row elsewhere, by a rule, as PostgreSQL's users did before triggers."""
+    make = """
+        CREATE TABLE changes (id bigint);
+        CREATE RULE note AS ON UPDATE TO tests_errand
+            DO ALSO INSERT INTO changes VALUES (NEW.id)
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(make)
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP RULE note ON tests_errand; DROP TABLE changes")
+        one_statement.refused.clear()
+
+
+@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_table_with_a_rule_is_claimed_in_several_statements(
+    ruled: None, make: the.Make, size: int
+) -> None:
+    """What refuses ``WITH … UPDATE`` is found out once, and costs no row anything."""
+    rows = the.errands(10)
+    calls: list[int] = []
+    run = make(lambda row: calls.append(row.pk), batch_size=size)
+    refusals: list[str] = []
+
+    def watch(execute: Any, sql: str, *args: Any) -> Any:
+        try:
+            return execute(sql, *args)
+        except NotSupportedError:
+            refusals.append(sql)
+            raise
+
+    with connection.execute_wrapper(watch):
+        report = run(limit=8)
+        assert (report.processed, report.failed) == (8, 0), report.failures
+        assert run().processed == 2
+    assert calls == [row.pk for row in rows]
+    assert all(the.state(row)["done"] for row in rows)
+    assert len(refusals) == 1
+    assert not Errand.objects.exclude(leased_until=None, claimed_at=None).exists()
+
+
+@pytest.mark.django_db
+def test_nor_does_it_cost_the_transaction_of_a_test_case(ruled: None) -> None:
+    the.errands(3)
+    with transaction.atomic():
+        transaction.get_connection().atomic_blocks[-1]._from_testcase = True
+        assert the.at_least_once(the.ignore)().processed == 3
