@@ -156,7 +156,8 @@ def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
     skip_locked = features.has_select_for_update_skip_locked
     # A lock of one table names none: PostgreSQL takes no table of another schema by its full name.
     query = queryset.query
-    joins = sum(map(bool, query.alias_refcount.values())) > 1 or query.extra_tables
+    several = sum(map(bool, query.alias_refcount.values())) > 1
+    joins = several or query.extra_tables or query.select_related
     return queryset.select_for_update(
         skip_locked=skip_locked,
         nowait=not skip_locked and features.has_select_for_update_nowait,
