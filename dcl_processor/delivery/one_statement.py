@@ -186,8 +186,8 @@ class _Stored(Expression):
         super().__init__(output_field=IntegerField())
         self._column = column
 
-    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:  # noqa: ARG002  # Django's signature
-        quote = compiler.quote_name_unless_alias
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
+        quote = connection.ops.quote_name
         return f"{quote(compiler.query.base_table)}.{quote(self._column)}", []
 
 

@@ -36,6 +36,10 @@ class CipherField(models.CharField):  # type: ignore[type-arg]  # no generic at 
     def get_placeholder(self, value: Any, compiler: Any, connection: Any) -> str:
         return "UPPER(%s)"
 
+    def get_placeholder_sql(self, value: Any, compiler: Any, connection: Any) -> tuple[str, Any]:
+        # Django 6.1's name for it, which it warns about when it is missing.
+        return "UPPER(%s)", (value,)
+
     def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
         return f"LOWER({sql})", params
 
