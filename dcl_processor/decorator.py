@@ -61,6 +61,29 @@ def batch_processor(
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
 
+@overload
+def batch_processor(
+    *,
+    pending: QuerySet[M] | Callable[[], QuerySet[M]],
+    done: Callable[[M], Mapping[str, Any]],
+    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
+    resource: Opens | None = ...,
+    **options: Unpack[Options],
+) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
+
+
+@overload
+def batch_processor(
+    *,
+    pending: QuerySet[M] | Callable[[], QuerySet[M]],
+    done: Callable[[M], Mapping[str, Any]],
+    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any]] | None = ...,
+    resource: Opens | None = ...,
+    base: type[BatchProcessor[Any]],
+    **options: Any,
+) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
+
+
 def batch_processor(
     *misplaced: Any,
     pending: Any = None,
@@ -74,8 +97,9 @@ def batch_processor(
 
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
     returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
-    ``None`` when the function takes the row out of ``pending`` itself. ``base``: a subclass of
-    ``BatchProcessor`` to build on. Every other option of ``BatchProcessor`` may be given too.
+    ``(row) -> mapping`` where the handler's result does not matter, or ``None`` when the function
+    takes the row out of ``pending`` itself. ``base``: a subclass of ``BatchProcessor`` to build on.
+    Every other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
         ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),

@@ -44,7 +44,8 @@ class BatchProcessor(Definition[M]):
     - ``reset``: puts a row back into ``pending``; ``requeue()`` needs it, and so does every second
       attempt of ``AT_MOST_ONCE``.
     - ``retry``: a ``Retry``, which says when a failed row is tried again, and when no more.
-    - ``max_consecutive_failures``: so many rows that fail one after the other end the run.
+    - ``max_consecutive_failures``: so many rows that fail one after the other end the run; 0: none
+      do. ``None``: a run in which nothing succeeds ends after 50.
     - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
     - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
     - ``lease``: ``AT_LEAST_ONCE`` only, and needed there: a ``Lease``.

@@ -138,7 +138,11 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"done": {}}, InvalidDone, r"expected done to name at least one column, got {}; leave it out"),
     ({"done": "sent"}, InvalidDone, r"expected done to be a mapping .* got 'sent'"),
     ({"done": {1: True}}, InvalidDone, r"expected done to be a mapping .* got {1: True}"),
-    ({"done": lambda row: {}}, InvalidDone, r"expected done as a callable to take \(row, result\)"),
+    (
+        {"done": lambda *, row: {}},
+        InvalidDone,
+        r"take \(row, result\), or \(row\) where",
+    ),
     ({"pending": None}, InvalidPending, r"expected pending to be a queryset .* got None"),
     ({"pending": [1]}, InvalidPending, r"expected pending to be a queryset .* got \[1\]"),
     ({"pending": Parcel.objects}, InvalidPending, r"got <.*Manager.*>; write …objects.filter"),
@@ -184,9 +188,9 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"retry": 3}, InvalidOption, r"expected retry to be a Retry, got 3"),
     ({"lease": 30}, InvalidOption, r"expected lease to be a Lease, got 30"),
     ({"claimed_at": 3}, InvalidOption, r"expected claimed_at to be the name of a column, got 3"),
-    ({"max_consecutive_failures": 0}, InvalidOption, r"number of rows from 1, got 0"),
-    ({"max_consecutive_failures": True}, InvalidOption, r"number of rows from 1, got True"),
-    ({"max_consecutive_failures": 1.5}, InvalidOption, r"number of rows from 1, got 1.5"),
+    ({"max_consecutive_failures": -1}, InvalidOption, r"from 1, or 0 for no end, got -1"),
+    ({"max_consecutive_failures": True}, InvalidOption, r"from 1, or 0 for no end, got True"),
+    ({"max_consecutive_failures": 1.5}, InvalidOption, r"from 1, or 0 for no end, got 1.5"),
     ({"resource": open_box}, InvalidOption, r"got the generator open_box\(\); .* contextmanager"),
     ({"resource": open_later}, InvalidOption, r"decorate it with contextlib's asynccontextmanager"),
     ({"resource": 7}, InvalidOption, r"expected resource to be a callable without arguments .* 7"),
@@ -234,6 +238,7 @@ def test_a_class_without_its_methods_is_refused() -> None:
 def test_a_value_that_is_called_at_the_flip_is_no_misuse() -> None:
     assert define(done={"sent": True, "note": lambda: "x"}).done is not None
     assert define(done=lambda row, result: {}).done is None
+    assert define(done=lambda row: {}).done is None
     assert define(done=None).done is None
 
 

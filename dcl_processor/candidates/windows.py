@@ -32,6 +32,9 @@ Window = tuple[Question[M], deque[Any]]
 #: Rows per window. Large enough to make the read cheap, small enough to stay a fresh hint.
 WINDOW = 500
 
+#: Places at which rows are probed.
+PLACES = 5
+
 #: Rows per window among other copies: room enough to be alone in.
 WIDE_WINDOW = 5_000
 
@@ -145,6 +148,19 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
             return
         visited = shown - len(waiting)
         left = _twice(keys.count, keys.db) if left is None else left - visited
+
+
+def anywhere(question: Question[Any], number: int) -> list[Any]:
+    """Return about so many keys from random places; no place has more than its share of them."""
+    keys = _keys(question)
+    there = _twice(keys.count, keys.db)
+    places = min(PLACES, number)
+    at_each = -(-number // places)
+    found: list[Any] = []
+    for _ in range(places):
+        place = secrets.randbelow(max(1, there - at_each + 1))
+        found += _look(keys[place : place + at_each])
+    return list(dict.fromkeys(found))[:number]
 
 
 def forget_settled(question: Question[Any], tried: set[Any]) -> None:

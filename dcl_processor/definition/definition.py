@@ -19,7 +19,7 @@ from django.db.models import Model, Q, QuerySet
 from dcl_processor.lease import Lease
 from dcl_processor.retry import Retry
 
-from . import validation
+from . import functions, validation
 from .kinds import Delivery
 
 M = TypeVar("M", bound=Model)
@@ -76,6 +76,10 @@ class Definition(Generic[M]):
         if self._handles_batches:
             missing.discard("process")
         validation.check_options(self, missing)
+        #: Whether the flip cannot be known before the handler has returned.
+        self._flip_needs_result = not self._has_fixed_flip and functions.takes(
+            self.get_done, None, None
+        )
 
     def pending(self) -> QuerySet[M]:
         """Return the rows that wait to be handled; asked afresh for every window of rows."""
@@ -123,6 +127,7 @@ class Definition(Generic[M]):
         """Return the flip for a row, given what the handler returned.
 
         Override it to keep a result, such as a tracking number, in the same write as the flag.
+        Where it takes the row alone, it is tried on a row before any handler is called.
         """
         return self.done or {}
 

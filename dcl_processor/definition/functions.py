@@ -43,7 +43,7 @@ def _check_pending(processor: Definition[Any]) -> None:
             f"{label(processor)}: expected pending to be a queryset or a callable that returns "
             f"one, got {source!r}."
         )
-    if not _takes(source):
+    if not takes(source):
         raise InvalidPending(
             f"{label(processor)}: expected pending to take no arguments, got "
             f"pending{inspect.signature(source)}; narrow a run with filter=Q(…) instead."
@@ -52,7 +52,7 @@ def _check_pending(processor: Definition[Any]) -> None:
 
 def _check_resource(processor: Definition[Any]) -> None:
     resource: Any = processor.resource
-    if not callable(resource) or not _takes(resource):
+    if not callable(resource) or not takes(resource):
         raise InvalidOption(
             f"{label(processor)}: expected resource to be a callable without arguments that "
             f"returns a context manager, got {resource!r}."
@@ -75,7 +75,7 @@ def _check_handler(processor: Definition[Any]) -> None:
         )
     _check_kind(processor, handler, called)
     resource = ["resource"] if _has_resource(processor) else []
-    if not _takes(handler, "row or rows", *resource):
+    if not takes(handler, "row or rows", *resource):
         raise InvalidOption(
             f"{label(processor)}: expected the handler to take {what}"
             f"{' and the resource' if resource else ''}, got {called}{inspect.signature(handler)}."
@@ -100,9 +100,13 @@ def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
 
 
 def _check_flips(processor: Definition[Any]) -> None:
-    for option, words in (("done", "(row, result)"), ("failed", "(row, error)")):
+    for option, words in (
+        ("done", "(row, result), or (row) where the result does not matter"),
+        ("failed", "(row, error)"),
+    ):
         get: Any = getattr(processor, f"get_{option}")
-        if not callable(get) or not _takes(get, None, None):
+        fits = takes(get, None, None) or (option == "done" and takes(get, None))
+        if not callable(get) or not fits:
             raise InvalidDone(
                 f"{label(processor)}: expected {option} as a callable to take {words}, got {get!r}."
             )
@@ -112,7 +116,8 @@ def _has_resource(processor: Definition[Any]) -> bool:
     return getattr(processor.resource, "__qualname__", "") != "Definition.resource"
 
 
-def _takes(function: Any, *args: object) -> bool:
+def takes(function: Any, *args: object) -> bool:
+    """Tell whether a function can be called with so many arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have none to look at

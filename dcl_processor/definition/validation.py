@@ -94,10 +94,10 @@ def _check_name(processor: Definition[Any]) -> None:
 
 def _check_most(processor: Definition[Any]) -> None:
     most: Any = processor.max_consecutive_failures
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
         raise InvalidOption(
             f"{_label(processor)}: expected max_consecutive_failures to be a number of rows from "
-            f"1, got {most!r}."
+            f"1, or 0 for no end, got {most!r}."
         )
 
 

@@ -18,6 +18,7 @@ from dcl_processor.locking.contention import is_contention, is_database_error
 from dcl_processor.locking.isolation import reconnected, row_transaction
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.notes import Values, notes
+from dcl_processor.settlement.rehearsal import RowRefused
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -157,6 +158,9 @@ class Batch(Generic[M]):
     def _failed(self, pk: Any, error: Exception) -> Outcome:
         """Note a failure in a transaction of its own, the row's own being lost."""
         failed = self.outcomes.get(pk)
+        if isinstance(error, RowRefused):
+            # No handler was called, and no attempt is counted.
+            return Failed(error.error, handled=True)
         if isinstance(failed, Failed):
             # The handler's own error says more than what the lost transaction made of it.
             add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")

@@ -73,7 +73,8 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     # Second check of another kind: no flip without the transaction that has the lock and the work.
     fence.close()
     for values, pks in grouping.group(flips):
-        writing.write(question, pks, values, processor.name)
+        with flip.refusing_values(processor):
+            writing.write(question, pks, values, processor.name)
     # It could not be rehearsed beforehand, or one row's rehearsal did not speak for all rows.
     if handled and "done" in batch.run.doubtful:
         writing.refuse_pending(processor, question, list(handled))

@@ -106,7 +106,7 @@ def _startable(
         if retry and batch.attempts[pk] > retry.max_attempts:
             refused.append((pk, Failed(AttemptsUsedUp(retry.max_attempts))))
         elif not mark.is_ours(pk):
-            refused.append((pk, Lost()))
+            refused.append((pk, Lost(called=False)))
         else:
             yield pk, row
 

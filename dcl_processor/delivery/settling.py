@@ -21,6 +21,7 @@ from dcl_processor.execution.handler import (
 )
 from dcl_processor.locking.contention import is_contention, is_database_error
 from dcl_processor.settlement import writing
+from dcl_processor.settlement.flip import refusing_values
 
 from . import together
 from .batch import Batch
@@ -182,9 +183,12 @@ def _written(
 ) -> bool:
     question, processor = batch.question, batch.processor
     resolved = writing.resolve(values)
-    if not isinstance(outcome, Handled) or "done" not in batch.run.doubtful:
+    if not isinstance(outcome, Handled):
         return bool(write(question, pk, guard, resolved))
-    with transaction.atomic(using=question.using):
+    if "done" not in batch.run.doubtful:
+        with refusing_values(processor):
+            return bool(write(question, pk, guard, resolved))
+    with transaction.atomic(using=question.using), refusing_values(processor):
         written = write(question, pk, guard, resolved)
         writing.refuse_pending(processor, question, [pk] if written else [])
     return bool(written)

@@ -26,7 +26,8 @@ class Handled:
 class Failed:
     """The row failed, and its work was rolled back.
 
-    ``handled``: the handler did its work, and it was the flip or the commit that failed.
+    ``handled``: the handler is not to blame, but the flip or the commit: after its work, or before
+    it where the flip could be tried beforehand.
     """
 
     error: Exception
@@ -50,7 +51,9 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The row was not ours any more when it was to be handled or settled."""
+    """The row was not ours any more when it was to be settled, or before its handler was called."""
+
+    called: bool = True
 
 
 Outcome = Handled | Failed | Snoozed | Discarded | Lost

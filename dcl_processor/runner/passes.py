@@ -51,6 +51,9 @@ class Passes:
         self._absent: list[Any] = []
         self._tried: set[Any] = set()
         self._under_way: set[Any] = set()
+        # Rows tried while nothing had succeeded, and those that were tried out of their turn.
+        self._failing: set[Any] = set()
+        self._probed: set[Any] = set()
 
     def first(self) -> None:
         """Visit every candidate once."""
@@ -78,9 +81,10 @@ class Passes:
         self, question: pending.Question[Any], waiting: deque[Any], patience: Patience
     ) -> bool:
         """Visit a window's candidates; tell whether to read another one before its end."""
-        for pk in self._under_way.intersection(waiting):
-            waiting.remove(pk)
+        self._leave_out_visited(waiting)
         while waiting and not self._run.must_stop():
+            if self._probes(question, waiting):
+                continue
             chooses = self._run.crew.may_choose and patience.wants_choice(
                 own_table=question.own_table
             )
@@ -88,6 +92,29 @@ class Passes:
             if patience.ends(*self._visit(question, waiting, more=more)):
                 return True
         return False
+
+    def _probes(self, question: pending.Question[Any], waiting: deque[Any]) -> bool:
+        """Try rows at random places where the next rows seem to fail like those before."""
+        tally = self._run.tally
+        if not tally.streak.to_probe or tally.probing:
+            return False
+        self.take(self._run.crew.ended(everything=True), waiting)
+        tally.probing = True
+        found = windows.anywhere(question, tally.streak.to_probe)
+        probed = deque(pk for pk in found if pk not in self._tried | self._failing)
+        if not probed:
+            return False  # there are no others: on it goes with those that come next
+        while probed and tally.streak.to_probe and not self._run.must_stop():
+            self._visit(question, probed, more=0)
+            self.take(self._run.crew.ended(everything=True), probed)
+        self._probed.update(pk for pk in found if pk not in probed)
+        self._leave_out_visited(waiting)
+        tally.probing = False
+        return True
+
+    def _leave_out_visited(self, waiting: deque[Any]) -> None:
+        for pk in (self._under_way | self._probed).intersection(waiting):
+            waiting.remove(pk)
 
     def later(self) -> None:
         """Come back to the rows that others had locked, and to no others."""
@@ -119,6 +146,9 @@ class Passes:
         """
         tried = self._run.tally.handled + self._run.crew.rows_under_way
         size = min(self._run.budget.clip(self._run.crew.room, tried), len(waiting))
+        if self._run.tally.is_to_be_careful:
+            # A flip that asks for the handler's result is known to be right when it was written.
+            size = min(size, max(0, 1 - self._run.crew.rows_under_way))
         if size:
             batch = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Now, and not when it ends: the next window may be read before that.
@@ -143,6 +173,8 @@ class Passes:
             self._tried.update(outcomes)
             for pk, outcome in outcomes.items():
                 self._run.tally.count(pk, outcome)
+                if not isinstance(outcome, Miss):
+                    self._note_failing(pk)
                 if outcome is Miss.ABSENT:
                     self._absent.append(pk)
                 if isinstance(outcome, Miss):
@@ -154,6 +186,12 @@ class Passes:
                 self._tried.difference_update(behind)
                 waiting.extendleft(reversed(behind))
         return got, missed
+
+    def _note_failing(self, pk: Any) -> None:
+        if self._run.tally.streak.succeeded:
+            self._failing.clear()
+        elif len(self._failing) < MOST_LOCKED:
+            self._failing.add(pk)
 
     def _look_at_absent(self, question: pending.Question[Any]) -> None:
         """Remember the rows that others have locked, and count those that are finished.

@@ -145,11 +145,7 @@ class Run(Generic[M]):
 
     def must_stop(self) -> bool:
         """Ask, before each batch, whether it may start."""
-        if (
-            self.tally.processor_is_wrong
-            or self.tally.too_many_failures
-            or self.resource.error is not None
-        ):
+        if self.tally.fails_on or self.resource.error is not None:
             self.stopped = "failures"
         else:
             self.stopped = self.budget.exceeded(self.tally.handled)
@@ -158,7 +154,8 @@ class Run(Generic[M]):
     def rehearse(self, question: pending.Question[M], rows: Mapping[Any, M]) -> None:
         """Rehearse the flips on the first row that is claimed."""
         if rows and not self.rehearsed:
-            self.doubtful = rehearsal.rehearse(self.processor, question, next(iter(rows)))
+            pk, row = next(iter(rows.items()))
+            self.doubtful = rehearsal.rehearse(self.processor, question, row, pk)
             self.rehearsed = True
             self.crew.look_again()
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.errors import describe, forget_frames, traceback_text
-from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.execution.log import log_error
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import COUNTS, Failure, Report, Stopped
 from dcl_processor.signals import row_finished
+
+from .streak import Streak
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -33,55 +34,44 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
-    wrong: int = 0
-    failed_in_a_row: int = 0
+    #: Whether the next rows are probes, or there are none left to probe.
+    probing: bool = False
     started: float = field(default_factory=time.monotonic)
     #: Rows that were tried, which is what ``limit`` counts.
     handled: int = 0
+    streak: Streak = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.streak = Streak(self.processor)
 
     @property
-    def processor_is_wrong(self) -> bool:
-        """Whether the rows that were handled stay pending, all of them: it is not the rows then.
-
-        One such row is its own failure; at the second the run has to end, since each further
-        handler call would be repeated by every run to come.
-        """
-        return self.wrong >= 2 and not self.counts["processed"]
+    def fails_on(self) -> bool:
+        """Whether the run is to end, since the next row would fail like those before."""
+        return self.streak.processor_is_wrong or self.streak.is_too_long
 
     @property
-    def too_many_failures(self) -> bool:
-        """Whether so many rows failed one after the other that the next would, too."""
-        most = self.processor.max_consecutive_failures
-        return most is not None and self.failed_in_a_row >= most
+    def is_to_be_careful(self) -> bool:
+        """Whether the next row is to be alone, since its flip may turn out to be wrong."""
+        seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
+        return self.processor._flip_needs_result and (seems_wrong or not self.handled)
 
     def would_be_in_vain(self, so_far: dict[Any, Any]) -> bool:
         """Tell whether, after these outcomes as well, the next row would fail like those before.
 
         ``so_far``: the outcomes of a batch in the order of its rows, which are counted later.
         """
-        last = next(reversed(so_far.values()), None)
-        if not isinstance(last, Failed):
+        if not isinstance(next(reversed(so_far.values()), None), Failed | Lost):
             return False
-        return (_is_wrong(last) and self._all_wrong(so_far)) or self._failing_on(so_far)
-
-    def _all_wrong(self, so_far: dict[Any, Any]) -> bool:
-        wrong = sum(isinstance(each, Failed) and _is_wrong(each) for each in so_far.values())
-        handled = any(isinstance(each, Handled) for each in so_far.values())
-        return self.wrong + wrong >= 2 and not handled and not self.counts["processed"]
-
-    def _failing_on(self, so_far: dict[Any, Any]) -> bool:
-        most = self.processor.max_consecutive_failures
-        if most is None:
-            return False
-        streak = 0
-        for each in reversed(so_far.values()):
-            streak += isinstance(each, Failed)
-            if streak >= most or isinstance(each, Handled):
-                return streak >= most
-        return self.failed_in_a_row + streak >= most
+        after = replace(self.streak)
+        for each in so_far.values():
+            after.note(each)
+        to_be_another = after.to_probe > 0 and not self.probing
+        return to_be_another or after.processor_is_wrong or after.is_too_long
 
     def count(self, pk: Any, outcome: Outcome | Miss) -> None:
         """Put an outcome into the report; of a row that was missed it is not known yet."""
+        if not isinstance(outcome, Miss):
+            self.streak.note(outcome)
         match outcome:
             case Handled():
                 self.processed(pk)
@@ -91,15 +81,15 @@ class Tally:
                 self.snoozed(pk)
             case Discarded():
                 self.discarded(pk, outcome)
-            case Lost():
+            case Lost(called):
                 self.counts["lease_lost"] += 1
+                self.handled += called
             case Miss.STALE:
                 self.counts["stale"] += 1
 
     def processed(self, pk: Any) -> None:
         """Count a row that was settled."""
         self.counts["processed"] += 1
-        self.failed_in_a_row = 0
         self._tell(pk, "processed")
 
     def snoozed(self, pk: Any) -> None:
@@ -117,9 +107,7 @@ class Tally:
     def failed(self, pk: Any, outcome: Failed) -> None:
         """Count a row that failed, and log it with its traceback."""
         self.counts["failed"] += 1
-        self.failed_in_a_row += 1
         error = outcome.error
-        self.wrong += _is_wrong(outcome)
         if len(self.failures) < MOST_FAILURES:
             self.failures.append(Failure(pk, error, traceback_text(error)))
             log_error(error, "%s: row %s failed: %s", self.processor.name, pk)
@@ -142,11 +130,6 @@ class Tally:
         self.handled += 1
         sender = type(self.processor)
         row_finished.send_robust(sender, processor=self.processor, pk=pk, outcome=outcome)
-
-
-def _is_wrong(outcome: Failed) -> bool:
-    # Raised by the handler itself, it may be another processor's.
-    return outcome.handled and isinstance(outcome.error, StillPending | InvalidDone)
 
 
 def log_end(report: Report) -> None:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
+from django.db.models import Model
+
+from dcl_processor.definition.requirements import check_columns
+from dcl_processor.errors import describe
+from dcl_processor.exceptions import InvalidDone
+from dcl_processor.execution.handler import ends_the_run
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -11,9 +20,10 @@ if TYPE_CHECKING:
 Values = Mapping[str, Any]
 
 
-def flip(processor: Definition[Any], row: Any, result: Any) -> Values:
-    """Return the values that take a handled row out of pending."""
-    return with_cleared_retry(processor, processor.get_done(row, result))
+def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
+    """Return what takes a handled row out of pending; ``InvalidDone`` if that is no flip."""
+    given = _given(processor, row, *([result] if processor._flip_needs_result else []))
+    return with_cleared_retry(processor, given)
 
 
 def flips(
@@ -25,6 +35,11 @@ def flips(
     return {pk: flip(processor, rows[pk], result) for pk, result in results.items()}
 
 
+def foreseen(processor: Definition[Any], row: Model) -> Values | None:
+    """Return the flip of a row that is not handled yet, or ``None`` if the result decides it."""
+    return None if processor._flip_needs_result else _given(processor, row)
+
+
 def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
     """Add what the retry columns of a row that never failed contain.
 
@@ -32,3 +47,37 @@ def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
     its attempts. The user's own values for these columns win.
     """
     return values if processor.retry is None else {**processor.retry.fresh(), **values}
+
+
+@contextmanager
+def refusing_values(processor: Definition[Any]) -> Iterator[None]:
+    """Raise ``InvalidDone`` for a flip that Django cannot make a statement of."""
+    try:
+        yield
+    except (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError) as error:
+        raise InvalidDone(
+            f"{processor.name}: expected done to give columns values that they can hold, got "
+            f"{describe(error)}"
+        ) from error
+
+
+def _given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
+    if processor._has_fixed_flip:
+        return processor.done or {}  # checked before the run
+    label = processor.name
+    try:
+        values: Any = processor.get_done(row, *arguments)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        raise InvalidDone(
+            f"{label}: expected done to return a mapping of column names to values, such as "
+            f"{{'sent': True}}, got {type(error).__name__} raised by it: {describe(error)}"
+        ) from error
+    if not isinstance(values, Mapping):
+        raise InvalidDone(
+            f"{label}: expected done to return a mapping of column names to values, such as "
+            f"{{'sent': True}}, got {values!r:.100}."
+        )
+    check_columns(values, type(row), label)
+    return values

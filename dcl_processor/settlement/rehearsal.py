@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.models import Value
+from django.db.models import Model, Value
 from django.db.models.functions import Now
 
 from dcl_processor import clock
@@ -16,43 +16,71 @@ from dcl_processor.candidates.deciding import decided
 from dcl_processor.candidates.pending import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending
+from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 
-from . import writing
-from .flip import with_cleared_retry
+from . import flip, writing
 from .writing import Values
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 
-def rehearse(processor: Definition[Any], question: Question[Any], pk: Any) -> set[str]:
+class RowRefused(Exception):
+    """Carries why the flip of one row cannot be written; it says nothing of other rows' flips."""
+
+    def __init__(self, error: ProcessorError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk: Any) -> set[str]:
     """Flip, ask, roll back: raise ``StillPending`` before any handler ran, not after.
 
     Returns the flips, by option, of which this row's does not tell what another row's will do.
+    Raises ``RowRefused`` where the flip is a function of the row, which may fit the next one.
     """
-    flips = {"claim": [processor.claim or {}], "failed": _after_claim(processor, "failed")}
+    fixed = {option: getattr(processor, option) or {} for option in ("claim", "failed")}
     if processor._has_fixed_flip and not processor.repeats:
-        flips["done"] = _after_claim(processor, "done")
-    unrehearsed = not processor._has_fixed_flip and not processor.repeats
-    doubtful = {"done"} if unrehearsed else set()
-    for option, writes in flips.items():
-        if getattr(processor, option):
-            left = _rehearsed(question, pk, writes, processor.name)
+        fixed["done"] = processor.done or {}
+    doubtful: set[str] = set()
+    for option, values in fixed.items():
+        if values:
+            left = _rehearsed(question, pk, _written(processor, option, values), processor.name)
             if left is Left.NOT:
-                raise StillPending(still_pending(processor, option, pk))
+                raise StillPending(still_pending(processor, option, pk, values))
             if left is Left.MAYBE_ALONE:
                 doubtful.add(option)
     _check_reset(processor, question, pk)
     _check_kept(processor, question, pk)
+    if not processor._has_fixed_flip:
+        _rehearse_function(processor, question, row, pk)
+        if not processor.repeats:
+            doubtful.add("done")
     return doubtful
 
 
-def _after_claim(processor: Definition[Any], option: str) -> list[Values]:
+def _rehearse_function(
+    processor: Definition[Any], question: Question[Any], row: Model, pk: Any
+) -> None:
+    """Try a flip that is a function of the row alone; one of the result has to wait for it."""
+    try:
+        values = flip.foreseen(processor, row)
+        if values is None:
+            return
+        writes = _written(processor, "done", values)
+        with flip.refusing_values(processor):
+            left = _rehearsed(question, pk, writes, processor.name)
+        if left is Left.NOT and not processor.repeats:
+            raise StillPending(still_pending(processor, "done", pk, values))
+    except ProcessorError as error:
+        raise RowRefused(error) from error
+
+
+def _written(processor: Definition[Any], option: str, values: Values) -> list[Values]:
     """Return what is written to a row until it is settled; as one write where that is the same."""
-    claim, values = processor.claim or {}, getattr(processor, option) or {}
+    claim = {} if option == "claim" else processor.claim or {}
     if option == "done":
-        values = with_cleared_retry(processor, values)
+        values = flip.with_cleared_retry(processor, values)
     if claim and any(hasattr(value, "resolve_expression") for value in values.values()):
         return [claim, values]  # an expression reads what the claim wrote
     return [{**claim, **values}]
@@ -61,7 +89,7 @@ def _after_claim(processor: Definition[Any], option: str) -> list[Values]:
 def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
     if not processor.claim or not processor.reset:
         return
-    back = _after_claim(processor, "reset")
+    back = _written(processor, "reset", processor.reset)
     if _rehearsed(question, pk, back, processor.name) is not Left.NOT:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
@@ -143,12 +171,14 @@ def _is_constant(value: Any) -> bool:
     return not hasattr(value, "resolve_expression") or type(value) in {Value, Now, DatabaseNow}
 
 
-def still_pending(processor: Definition[Any], option: str, pk: Any) -> str:
+def still_pending(
+    processor: Definition[Any], option: str, pk: Any, values: Values | None = None
+) -> str:
     """Return the sentence about a row that a flip leaves pending, found before its handler."""
-    values = dict(getattr(processor, option))
+    written = dict(getattr(processor, option) if values is None else values)
     repeats = ", or say repeats=True" if option == "done" else ""
     return (
-        f"{processor.name}: expected {option}={values!r} to take a row out of pending, got row "
+        f"{processor.name}: expected {option}={written!r} to take a row out of pending, got row "
         f"{pk} still pending after it; its handler was not called. Make {option} change what "
         f"pending asks for{repeats}."
     )

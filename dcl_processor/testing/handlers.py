@@ -47,10 +47,11 @@ def reaching_the_test(run: Callable[[], T]) -> T:
 def raise_asserted(reports: Sequence[Report]) -> None:
     """Raise an ``AssertionError`` that was raised beside the handler, such as in ``get_done()``."""
     for failure in (failure for report in reports for failure in report.failures):
-        if isinstance(failure.error, AssertionError):
-            # The run has let go of the frames, and kept what they say.
-            failure.error.add_note(failure.traceback)
-            raise failure.error
+        for error in (failure.error, failure.error.__cause__):
+            if isinstance(error, AssertionError):
+                # The run has let go of the frames, and kept what they say.
+                error.add_note(failure.traceback)
+                raise error
 
 
 def watched(processor: P, around: Around) -> P:

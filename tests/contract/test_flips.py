@@ -11,7 +11,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from dcl_processor.exceptions import StillPending
+from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.batches import (
     flips,
     in_batches,
@@ -27,29 +27,30 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 
 def test_one_flip_statement_is_sent_for_each_set_of_values() -> None:
-    parcels(9)
+    parcels(10)
 
     def done(row: Parcel, result: Any) -> dict[str, Any]:
         return {"sent": True, "weight": row.priority % 3, "sent_at": Now()}
 
     with statements() as seen:
-        assert in_batches(lambda row: None, done=done)().processed == 9
-    assert len([sql for sql in seen if sql.startswith("UPDATE") and "weight" in sql]) == 3
+        assert in_batches(lambda row: None, done=done)().processed == 10
+    # The first row is alone, until its flip is written; the others share a batch.
+    assert len([sql for sql in seen if sql.startswith("UPDATE") and "weight" in sql]) == 1 + 3
     rows = Parcel.objects.exclude(sent_at=None).order_by("priority")
-    assert list(rows.values_list("weight", flat=True)) == [0, 1, 2] * 3
+    assert list(rows.values_list("weight", flat=True)) == [0, *[1, 2, 0] * 3]
 
 
 def test_values_that_python_calls_equal_and_the_column_does_not_are_told_apart() -> None:
-    parcels(2)
-    values = [True, 1]
+    parcels(3)
+    values = ["alone", True, 1]
 
     def done(row: Parcel, result: Any) -> dict[str, Any]:
         return {"sent": True, "note": values[row.priority]}
 
-    assert in_batches(lambda row: None, done=done)().processed == 2
+    assert in_batches(lambda row: None, done=done)().processed == 3
     notes = Parcel.objects.order_by("priority").values_list("note", flat=True)
-    assert notes[1] == "1"
-    assert notes[0] in {"True", "true", "1"}
+    assert notes[2] == "1"
+    assert notes[1] in {"True", "true", "1"}
 
 
 def test_a_callable_gives_each_row_a_value_of_its_own_and_a_clock_one_to_all() -> None:
@@ -80,7 +81,8 @@ def test_a_get_done_that_raises_is_its_rows_failure_alone() -> None:
 
     report = in_batches(note, done=done)()
     assert (report.processed, report.failed) == (2, 1)
-    assert isinstance(report.failures[0].error, KeyError)
+    assert isinstance(report.failures[0].error, InvalidDone)
+    assert isinstance(report.failures[0].error.__cause__, KeyError)
     assert sent() == worked() == [0, 2]
 
 
@@ -111,10 +113,11 @@ def test_one_row_that_stays_pending_costs_the_others_nothing() -> None:
     assert sent() == [0, 2, 3]
 
 
-def test_rows_that_all_stay_pending_end_the_run_and_are_not_all_tried_again() -> None:
+def test_rows_that_all_stay_pending_end_the_run_at_the_second() -> None:
     parcels(50)
     calls: list[int] = []
     report = in_batches(lambda row: calls.append(row.priority), done=None)()
     assert (report.processed, report.failed, report.stopped) == (0, 2, "failures")
-    # Fifty together, since only then it could be asked; then two of them alone.
-    assert calls == [*range(50), 0, 1]
+    # One by one, since only after each it can be asked; and the second anywhere.
+    assert len(calls) == len(set(calls)) == 2
+    assert calls[0] == 0

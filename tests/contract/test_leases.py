@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from threading import Event
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.models import F
 from django.utils import timezone
 
 from dcl_processor import Lease, Report
+from dcl_processor.delivery.keeper import Keeper
 from tests.contract import errands as the
 from tests.contract.heartbeat import HAS_ROW_LOCKS, begins_to_write, held_beat, until, writes
 from tests.contract.sessions import before_statement
@@ -362,3 +365,45 @@ def _end(beating: Any) -> None:
             cursor.execute(end, [session])
     finally:
         connections["other"].close()
+
+
+def test_a_limit_counts_the_calls_whose_leases_were_lost() -> None:
+    the.errands(10)
+    calls: list[int] = []
+    report = the.at_least_once(loses_its_lease(calls))(limit=2)
+    assert len(calls) == report.lease_lost == 2
+    assert (report.processed, report.failed, report.stopped) == (0, 0, "limit")
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_lost_leases_are_failures_one_after_the_other(size: int) -> None:
+    the.errands(10)
+    calls: list[int] = []
+    handle = loses_its_lease(calls)
+    report = the.at_least_once(handle, max_consecutive_failures=3, batch_size=size)()
+    assert len(calls) == report.lease_lost == 3
+    assert (report.processed, report.stopped) == (0, "failures")
+
+
+def test_a_row_whose_lease_lapsed_before_its_handler_was_not_tried() -> None:
+    the.errands(3)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 0:
+            monkeypatched.setattr(Keeper, "is_ours", lambda self, pk: False)
+
+    with pytest.MonkeyPatch.context() as monkeypatched:
+        report = the.at_least_once(handle, batch_size=3)(limit=2)
+    assert calls == [0]
+    assert (report.processed, report.lease_lost, report.stopped) == (1, 2, "drained")
+
+
+def loses_its_lease(calls: list[int]) -> Callable[[Errand], None]:
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        later = F("leased_until") + timedelta(hours=1)
+        Errand.objects.filter(pk=row.pk).update(leased_until=later)
+
+    return handle

@@ -219,7 +219,9 @@ def test_a_run_that_did_something_is_logged_and_an_empty_one_only_for_debugging(
 def test_the_log_of_failures_is_capped_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     parcels(103)
 
-    @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+    pending = Parcel.objects.filter(sent=False)
+
+    @batch_processor(pending=pending, done={"sent": True}, max_consecutive_failures=0)
     def send(row: Parcel) -> None:
         raise ValueError(row.priority)
 

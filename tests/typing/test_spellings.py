@@ -41,6 +41,10 @@ def send_parcel(row: Parcel) -> int:
 def send_from_a_queryset(row: Parcel) -> None: ...
 
 
+@batch_processor(pending=Parcel.objects.filter(sent=False), done=lambda row: {"sent": True})
+def send_whatever_comes_of_it(row: Parcel) -> None: ...
+
+
 class SendLetters(BatchProcessor[Letter]):
     done = {"sent": True}
 
@@ -147,6 +151,7 @@ def test_both_spellings_know_their_row() -> None:
     assert_type(send_parcel, BatchProcessor[Parcel])
     assert_type(send_from_a_queryset, BatchProcessor[Parcel])
     assert_type(send_with_a_base, BatchProcessor[Parcel])
+    assert_type(send_whatever_comes_of_it, BatchProcessor[Parcel])
     assert_type(send_letters.pending(), QuerySet[Letter])
     assert_type(send_letters.process(Letter()), str)
     assert_type(send_on_a_line, BatchProcessor[Parcel])

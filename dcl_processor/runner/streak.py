@@ -1,0 +1,80 @@
+"""Tells, from the outcomes in a row, whether the next row would fail like those before it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.exceptions import InvalidDone, StillPending
+from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+#: A run in which nothing succeeds ends after so many failures, unless the processor says otherwise.
+MOST_FROM_THE_START = 50
+
+
+@dataclass(slots=True)
+class Streak:
+    """The failures since a row was processed, and whether any row of the run succeeded.
+
+    Rows at the head that always fail must not keep the others from being tried, in every run.
+    Before a run in which nothing succeeded ends, some rows are probed at random places.
+    """
+
+    processor: Definition[Any]
+    failed: int = 0
+    #: Rows whose flip cannot be written, or leaves them pending.
+    wrong: int = 0
+    succeeded: bool = False
+
+    def note(self, outcome: Outcome) -> None:
+        """Take one more outcome into account."""
+        match outcome:
+            case Handled():
+                self.succeeded, self.failed = True, 0
+            case Snoozed() | Discarded():
+                self.succeeded = True
+            case Failed():
+                self.failed += 1
+                self.wrong += _is_wrong(outcome)
+            case Lost(called=True):
+                self.failed += 1
+
+    @property
+    def processor_is_wrong(self) -> bool:
+        """Whether no flip of the rows that were handled could be written: it is not the rows then.
+
+        One such row is its own failure; at the second the run has to end, since each further
+        handler call would be repeated by every run to come.
+        """
+        return self.wrong >= 2 and not self.succeeded
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether so many rows failed one after the other that the next would, too."""
+        return self.failed >= self._most
+
+    @property
+    def to_probe(self) -> int:
+        """The number of rows to take from random places before the failures end the run."""
+        # A strict order has no random places.
+        if self.succeeded or self.processor.strict_order:
+            return 0
+        if self.wrong:
+            return 1
+        return int(self._most - self.failed) if self.failed >= self._most / 2 else 0
+
+    @property
+    def _most(self) -> float:
+        most = self.processor.max_consecutive_failures
+        if most is None and not (self.succeeded or self.processor.strict_order):
+            return MOST_FROM_THE_START
+        return most or math.inf
+
+
+def _is_wrong(outcome: Failed) -> bool:
+    # Raised by the handler itself, it may be another processor's.
+    return outcome.handled and isinstance(outcome.error, StillPending | InvalidDone)

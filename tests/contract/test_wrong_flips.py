@@ -1,0 +1,263 @@
+"""Flips that cannot be written, found before many handlers are called; and rows that all fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db.models import F
+
+from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor.exceptions import InvalidDone, StillPending
+from dcl_processor.runner.streak import MOST_FROM_THE_START
+from tests.contract import errands as the
+from tests.contract.gate import HAS_ROW_LOCKS
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    return batch_processor(**{"pending": the.PENDING, "done": {"done": True}, **options})(handler)
+
+
+each_way = pytest.mark.parametrize("make", [transactional, the.at_most_once, the.at_least_once])
+
+
+def raises(*_: object) -> dict[str, Any]:
+    raise KeyError("charge")
+
+
+WRONG: dict[str, Callable[..., Any]] = {
+    "nothing": lambda *_: None,
+    "no mapping": lambda *_: "done",
+    "unknown column": lambda *_: {"dnoe": True},
+    "primary key": lambda *_: {"pk": 3},
+    "unknown expression": lambda *_: {"place": F("palce") + 1, "done": True},
+    "wrong value": lambda *_: {"place": "three", "done": True},
+    "raises": raises,
+}
+each_wrong = pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+
+
+def of_result(wrong: Callable[..., Any]) -> Callable[[Errand, Any], Any]:
+    return lambda row, result: wrong(row, result)  # noqa: PLW0108  # for its signature
+
+
+def of_row(wrong: Callable[..., Any]) -> Callable[[Errand], Any]:
+    return lambda row: wrong(row)  # noqa: PLW0108  # likewise
+
+
+def refused(report: Report) -> bool:
+    return (
+        (report.processed, report.failed, report.stopped) == (0, 2, "failures")
+        and all(isinstance(each.error, InvalidDone) for each in report.failures)
+        and all("expected done to" in str(each.error) for each in report.failures)
+    )
+
+
+@each_way
+@each_wrong
+def test_a_wrong_flip_of_the_result_ends_the_run_at_its_second_row(make: Any, wrong: Any) -> None:
+    the.errands(30)
+    calls: list[int] = []
+    process = make(lambda row: calls.append(row.place), done=of_result(wrong))
+    for run in (1, 2):
+        assert refused(process())
+        assert len(calls) == 2 * run
+
+
+@each_way
+@each_wrong
+def test_a_wrong_flip_of_the_row_alone_calls_no_handler(make: Any, wrong: Any) -> None:
+    rows = the.errands(30)
+    calls: list[int] = []
+    process = make(
+        lambda row: calls.append(row.place),
+        done=of_row(wrong),
+        **({} if make is the.at_most_once else {"retry": the.retry()}),
+    )
+    for _ in range(2):
+        assert refused(process())
+    assert calls == []
+    # Neither an attempt nor a mark.
+    assert all(the.untouched(row) for row in rows)
+
+
+@each_way
+def test_a_flip_of_the_row_alone_that_leaves_it_pending_calls_no_handler(make: Any) -> None:
+    the.errands(30)
+    calls: list[int] = []
+    options = {"claim": {"result": "claimed"}} if make is the.at_most_once else {}
+    pending = Errand.objects.filter(done=False, result="")
+    process = make(
+        lambda row: calls.append(row.place),
+        pending=pending,
+        done=lambda row: {"place": row.place, "result": ""},
+        **options,
+    )
+    for _ in range(2):
+        report = process()
+        assert (report.processed, report.failed, report.stopped) == (0, 2, "failures")
+        assert isinstance(report.failures[0].error, StillPending)
+        assert "its handler was not called" in str(report.failures[0].error)
+    assert calls == []
+
+
+@each_way
+def test_a_flip_of_the_row_alone_is_written(make: Any) -> None:
+    the.errands(5)
+    calls: list[int] = []
+    process = make(
+        lambda row: calls.append(row.place),
+        done=lambda row: {"done": True, "result": f"at {row.place}"},
+        batch_size=2,
+    )
+    assert process().processed == 5
+    assert calls == [0, 1, 2, 3, 4]
+    assert [e.result for e in Errand.objects.order_by("pk")] == [f"at {n}" for n in range(5)]
+
+
+@each_way
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_row_whose_flip_cannot_be_foreseen_costs_the_others_nothing(make: Any, size: int) -> None:
+    the.errands(20)
+    calls: list[int] = []
+    process = make(
+        lambda row: calls.append(row.place),
+        done=lambda row: {"done": True} if row.place else None,
+        batch_size=size,
+    )
+    report = process()
+    assert (report.processed, report.failed, report.stopped) == (19, 1, "drained")
+    assert sorted(calls) == list(range(1, 20))
+
+
+@each_way
+@pytest.mark.parametrize("size", [1, 10])
+def test_two_rows_at_the_head_whose_flips_are_wrong_keep_no_others_waiting_for_ever(
+    make: Any, size: int
+) -> None:
+    the.errands(20)
+    process = make(
+        lambda row: row.place,
+        done=lambda row, place: {"done": True} if place > 1 else None,
+        batch_size=size,
+    )
+    for _ in range(100):
+        process()
+        left = Errand.objects.filter(done=False)
+        if left.count() == 2:
+            break
+    assert sorted(left.values_list("place", flat=True)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (transactional, {"batch_size": 30}),
+        (the.at_least_once, {"batch_size": 30}),
+        (the.at_most_once, {"batch_size": 30}),
+    ],
+    ids=["transactional", "lease", "claim"],
+)
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_however_many_rows_come_together_a_wrong_flip_is_called_for_twice(
+    make: Any, options: Any, concurrency: int
+) -> None:
+    if concurrency > 1 and make is transactional and not HAS_ROW_LOCKS:
+        return  # one row at a time in any case
+    the.errands(60)
+    calls: list[int] = []
+    process = make(lambda row: calls.append(row.place), done=of_result(raises), **options)
+    report = process(concurrency=concurrency)
+    assert (report.failed, report.stopped) == (2, "failures")
+    # A TRANSACTIONAL row's error may be found at the end of its batch, which is redone.
+    assert len(calls) == len(set(calls)) == 2
+
+
+def test_asynchronous_handlers_start_when_the_first_flip_was_written() -> None:
+    the.errands(60)
+    calls: list[int] = []
+
+    async def handle(row: Errand) -> None:
+        calls.append(row.place)
+
+    report = the.at_least_once(handle, done=of_result(raises), batch_size=30)(concurrency=20)
+    assert (report.failed, report.stopped) == (2, "failures")
+    assert len(calls) == 2
+
+
+def fails(*_: object) -> None:
+    raise OSError("no answer")
+
+
+@each_way
+@pytest.mark.parametrize("size", [1, 7, 200])
+def test_a_run_in_which_nothing_succeeds_ends_after_some_failures(make: Any, size: int) -> None:
+    the.errands(120)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        fails()
+
+    report = make(handle, batch_size=size)()
+    assert (report.processed, report.stopped) == (0, "failures")
+    assert report.failed == len(calls) == len(set(calls)) == MOST_FROM_THE_START
+
+
+@each_way
+def test_it_can_be_told_to_go_on(make: Any) -> None:
+    the.errands(60)
+    report = make(fails, max_consecutive_failures=0)()
+    assert (report.failed, report.stopped) == (60, "drained")
+
+
+def test_a_strict_order_is_kept_and_ends_by_no_default() -> None:
+    the.errands(60)
+    places: list[int] = []
+
+    def handle(row: Errand) -> None:
+        places.append(row.place)
+        fails()
+
+    report = transactional(handle, strict_order=True, pending=the.PENDING.order_by("-place"))()
+    assert (report.failed, report.stopped) == (60, "drained")
+    assert places == list(reversed(range(60)))
+
+
+def test_one_success_at_the_beginning_is_enough_to_go_on() -> None:
+    the.errands(80)
+
+    def handle(row: Errand) -> None:
+        if row.place:
+            fails()
+
+    report = transactional(handle)()
+    assert (report.processed, report.failed, report.stopped) == (1, 79, "drained")
+
+
+@pytest.mark.parametrize("most", [None, 4])
+@pytest.mark.parametrize("size", [1, 10])
+def test_rows_that_always_fail_at_the_head_keep_no_others_waiting_for_ever(
+    most: int | None, size: int
+) -> None:
+    poison = most or 2 * MOST_FROM_THE_START
+    the.errands(2 * poison)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place < poison:
+            fails()
+
+    process = transactional(handle, max_consecutive_failures=most, batch_size=size)
+    for _ in range(100):
+        calls.clear()
+        process()
+        assert len(calls) == len(set(calls))  # a row is tried at most once in a run
+        if Errand.objects.filter(done=True).count() == poison:
+            break
+    assert Errand.objects.filter(done=True, place__gte=poison).count() == poison
