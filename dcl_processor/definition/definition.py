@@ -100,9 +100,10 @@ class Definition(Generic[M]):
     ) -> Sequence[Any] | None:
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
-        Returns ``None``, or the results in the order of the rows. When it raises, nothing of the
-        batch is flipped, and it is called again for each row alone, so that only the row to blame
-        fails: Spring Batch's scan.
+        Returns ``None``, or the results in the order of the rows. An exception among them, of which
+        ``Snooze`` and ``Discard`` are two, is the outcome of its row, and what was written stays.
+        When it raises, nothing of the batch is kept, and it is called again for each row alone, so
+        that only the row to blame fails: Spring Batch's scan.
         """
         raise NotImplementedError
 

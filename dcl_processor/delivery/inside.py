@@ -12,6 +12,7 @@ from django.db.models import Model
 from dcl_processor.execution.handler import (
     Failed,
     Handled,
+    Outcome,
     as_exception,
     ends_the_run,
     execute,
@@ -35,6 +36,8 @@ def work(batch: Batch[M], fence: Fence) -> None:
         fence.check()
         scope.close(Handled())
         batch.outcomes.update(zip(batch.rows, together, strict=True))
+        if any(isinstance(outcome, Failed) for outcome in together):
+            run.resource.worn()
         return
     shared = len(batch.rows) > 1 or processor._notes_failures
     for pk, row in batch.rows.items():
@@ -51,7 +54,7 @@ def work(batch: Batch[M], fence: Fence) -> None:
             run.resource.worn()
 
 
-def _work_together(batch: Batch[M]) -> list[Handled]:
+def _work_together(batch: Batch[M]) -> list[Outcome]:
     resource = batch.run.resource
     batch.started.update(batch.rows)
     try:

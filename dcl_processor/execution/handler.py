@@ -24,14 +24,16 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The row failed, and its work was rolled back.
+    """The row failed, and its work was rolled back unless it is ``kept``.
 
+    ``kept``: ``process_batch()`` returned the error, and what it wrote is of all its rows.
     ``handled``: the handler is not to blame, but the flip or the commit: after its work, or before
     it where the flip could be tried beforehand.
     """
 
     error: Exception
     handled: bool = False
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Snoozed:
 
     delay: float | timedelta | None = None
     until: datetime | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Discarded:
     """The handler said "never"."""
 
     error: Discard
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,8 @@ def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) ->
     """
     try:
         if processor._handles_batches:
-            [handled] = execute_together(processor, [row], arguments)
-            return handled
+            [outcome] = execute_together(processor, [row], arguments)
+            return outcome
         result = processor.process(row, *arguments)
         _refuse_coroutine(processor, result)
     except BaseException as error:
@@ -114,14 +118,14 @@ def _handles_signal(frame: FrameType) -> bool:
     return False
 
 
-def judge(error: BaseException) -> Outcome:
+def judge(error: BaseException, *, kept: bool = False) -> Outcome:
     """Return the outcome that a handler's exception stands for."""
     match error:
         case Snooze():
-            return Snoozed(error.delay, error.until)
+            return Snoozed(error.delay, error.until, kept=kept)
         case Discard():
-            return Discarded(error)
-    return Failed(as_exception(error))
+            return Discarded(error, kept=kept)
+    return Failed(as_exception(error), kept=kept)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -139,8 +143,13 @@ def as_exception(error: BaseException) -> Exception:
 
 def execute_together(
     processor: Definition[Any], rows: list[Any], arguments: tuple[Any, ...]
-) -> list[Handled]:
-    """Call ``process_batch()``; what it raises is for the caller, who knows how to go on."""
+) -> list[Outcome]:
+    """Call ``process_batch()``; what it raises is for the caller, who knows how to go on.
+
+    An exception among its results is the outcome of the row in that place. What was written for
+    that row cannot be told from the other rows' work, and redoing it alone would repeat for all
+    what cannot be rolled back, such as a call of a service: so everything that was written stays.
+    """
     results = processor.process_batch(rows, *arguments)
     if results is None:
         return [Handled() for _ in rows]
@@ -149,7 +158,10 @@ def execute_together(
             f"{processor.name}: expected process_batch() to return None or one result for each of "
             f"{len(rows)} rows, got {len(results)}."
         )
-    return [Handled(result) for result in results]
+    return [
+        judge(result, kept=True) if isinstance(result, BaseException) else Handled(result)
+        for result in results
+    ]
 
 
 def _refuse_coroutine(processor: Definition[Any], result: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from django.db.transaction import TransactionManagementError
 
-from .handler import Failed, Handled, Outcome
+from .handler import Failed, Handled, Lost, Outcome
 
 _SAVEPOINT = "dcl_row"
 
@@ -53,7 +53,7 @@ class RowScope:
         Called before anything is written about the row: a savepoint around the flip would make
         PostgreSQL keep a list of lockers for each row.
         """
-        if isinstance(outcome, Handled):
+        if isinstance(outcome, Handled) or (not isinstance(outcome, Lost) and outcome.kept):
             if not self._connection.needs_rollback:
                 self._savepoint("savepoint_commit_sql")
                 return outcome

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import BatchProcessor, Retry
+from dcl_processor import BatchProcessor, Discard, Retry, Snooze
+from dcl_processor.exceptions import HandlerExited
 from tests.contract.batches import (
     note,
     parcels,
@@ -129,3 +130,92 @@ def test_an_interrupt_in_process_batch_rolls_it_back_and_ends_the_run() -> None:
         Interrupted()()
     assert (sent(), worked()) == ([], [])
     assert connection.execute_wrappers == []
+
+
+class Answers(BatchProcessor[Errand]):
+    """Returns what its rows' places stand for, and writes for every row."""
+
+    done = {"done": True}
+    failed = {"dead": True}
+    retry = Retry(backoff=60)
+    batch_size = 10
+
+    def __init__(self, answers: dict[int, Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.answers = answers
+        self.calls: list[list[int]] = []
+
+    def pending(self) -> Any:
+        return Errand.objects.filter(done=False, dead=False)
+
+    def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> Sequence[Any]:
+        self.calls.append([row.place for row in rows])
+        Errand.objects.filter(pk__in=[row.pk for row in rows]).update(result="worked")
+        return [self.answers.get(row.place) for row in rows]
+
+
+def said() -> list[tuple[Any, ...]]:
+    rows = Errand.objects.order_by("place")
+    return list(rows.values_list("done", "dead", "attempts", "result", "last_error"))
+
+
+def errands(number: int) -> None:
+    Errand.objects.bulk_create([Errand(place=place) for place in range(number)])
+
+
+ANSWERS = {
+    1: ValueError("no such address"),
+    2: Snooze(delay=60),
+    3: Discard("moved away"),
+    4: SystemExit(2),
+}
+SAID = [
+    (True, False, 0, "worked", ""),
+    (False, False, 1, "worked", "ValueError: no such address"),
+    (False, False, 0, "worked", ""),
+    (False, True, 1, "worked", "Discard: moved away"),
+    (False, False, 1, "worked", "HandlerExited"),
+    (True, False, 0, "worked", ""),
+]
+
+
+@pytest.mark.parametrize("size", [1, 6])
+def test_an_exception_in_a_rows_place_is_its_outcome_and_keeps_what_was_written(size: int) -> None:
+    errands(6)
+    run = Answers(ANSWERS, batch_size=size)
+    report = run()
+    counts = (report.processed, report.failed, report.snoozed, report.discarded)
+    assert counts == (2, 2, 1, 1)
+    assert [place for call in run.calls for place in call] == list(range(6))  # no row twice
+    assert [(*row, text.partition(": expected")[0]) for *row, text in said()] == SAID
+    assert {type(each.error) for each in report.failures} == {ValueError, HandlerExited}
+
+
+def test_an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone() -> None:
+    """The flip of the last row is refused, which costs the transaction."""
+    errands(4)
+    Errand.objects.create(place=50, done=True, code="3")
+
+    class Coded(Answers):
+        def get_done(self, row: Errand, result: Any, /) -> dict[str, Any]:
+            return {"done": True, "code": str(row.place)}
+
+    run = Coded({1: ValueError("no such address")}, retry=None, failed=None)
+    report = run()
+    assert (report.processed, report.failed) == (2, 2)
+    assert [row[0] for row in said()] == [True, False, True, False, True]
+    assert [row[3] for row in said()] == ["worked", "worked", "worked", "", ""]
+
+
+def test_a_returned_exception_does_not_hide_a_transaction_that_is_to_be_rolled_back() -> None:
+    errands(1)
+
+    class Broken(Answers):
+        def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> Sequence[Any]:
+            results = super().process_batch(rows)
+            connection.set_rollback(True)
+            return results
+
+    report = Broken({0: ValueError("no such address")})()
+    assert (report.processed, report.failed) == (0, 1)
+    assert [row[3] for row in said()] == [""]
