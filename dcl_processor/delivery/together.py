@@ -37,6 +37,7 @@ def settle(batch: Batch[M], mark: Mark) -> None:
     for values, guard, pks in _alike(batch, mark):
         # Noted before it is written: if the answer is lost, it may be there all the same.
         batch.unknown.update(pks)
+        session = connections[batch.question.using].connection
         try:
             _flip(batch, pks, values, guard)
         except NotAllOursError:
@@ -44,7 +45,9 @@ def settle(batch: Batch[M], mark: Mark) -> None:
         except Exception as error:
             if ends_the_run(error):
                 raise
-            if not is_database_error(error) or _was_answered(error, batch.question.using):
+            if not is_database_error(error) or _was_answered(
+                error, batch.question.using, since=session
+            ):
                 batch.unknown.difference_update(pks)
             logger.debug("%s: settling rows one by one: %s", batch.processor.name, error)
         else:
@@ -97,7 +100,11 @@ def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> 
             writing.refuse_pending(processor, question, pks)
 
 
-def _was_answered(error: Exception, using: str) -> bool:
-    """Tell whether the database said that nothing was written."""
+def _was_answered(error: Exception, using: str, *, since: Any) -> bool:
+    """Tell whether the database said that nothing was written.
+
+    ``since``: the driver's connection as it was before the error. Django itself connects anew where
+    the ROLLBACK after a COMMIT without an answer finds the session gone.
+    """
     connection: Any = connections[using]
-    return is_contention(error) or (connection.connection is not None and connection.is_usable())
+    return is_contention(error) or (connection.connection is since and connection.is_usable())

@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from dcl_processor.delivery.marks import ClaimMark, LeaseMark
 from dcl_processor.execution.handler import execute
@@ -73,3 +74,23 @@ def test_i10_an_interrupt_before_the_handler_leaves_its_row_as_it_was(
             return
         assert [the.state(row)["done"] for row in rows] == [row.pk in handled for row in rows]
         assert all(the.untouched(row) for row in rows if row.pk not in handled), at
+
+
+def test_an_interrupt_in_the_commit_puts_no_claim_of_another_copy_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claim was not committed, and without a time it looks like that of any copy."""
+    [row] = the.errands(1)
+
+    def commit() -> None:
+        monkeypatch.undo()
+        connection.connection.rollback()
+        claimed = Errand.objects.filter(pk=row.pk, claimed=False)
+        assert the.elsewhere(lambda: claimed.update(claimed=True)) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection, "_commit", commit)
+    with pytest.raises(KeyboardInterrupt):
+        the.at_most_once(the.ignore, claimed_at=None, reset={"claimed": False})()
+    assert the.state(row)["claimed"] is True
+    assert the.state(row)["done"] is False

@@ -228,6 +228,20 @@ def release_when(release: Event, true: Callable[[], bool]) -> None:
     release.set()
 
 
+def test_i6_a_row_at_the_end_of_a_window_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "WINDOW", 2)
+    rows = parcels(5)
+    calls: list[int] = []
+
+    def fail(row: Parcel) -> None:
+        calls.append(row.pk)
+        raise ValueError
+
+    report = processor(fail)()
+    assert (report.failed, report.processed, report.stopped) == (5, 0, "drained")
+    assert calls == [row.pk for row in rows]
+
+
 def test_i8_memory_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the rows, the same peak: what is kept is a window, not a backlog."""
     monkeypatch.setattr(windows, "WINDOW", 20)

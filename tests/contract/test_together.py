@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
@@ -49,11 +49,14 @@ class Together:
 
     def done(self, row: Errand, result: str) -> dict[str, Any]:
         if result == "first":
-            assert self.loop is not None
-            # Not before: one that had ended by now would be settled beside the first.
-            self.loop.call_soon_threadsafe(self.may_end.set)
-            the.wait(self.all_ended)
+            self.let_the_others_end()
         return {"done": True, "result": result}
+
+    def let_the_others_end(self) -> None:
+        assert self.loop is not None
+        # Not before: one that had ended by now would be settled beside the first.
+        self.loop.call_soon_threadsafe(self.may_end.set)
+        the.wait(self.all_ended)
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +116,65 @@ def test_a_lost_lease_among_them_is_reported_and_not_overwritten() -> None:
     assert [each["done"] for each in said] == [True, True, False, True, True]
     assert said[2]["result"] == "somebody else's"
     assert said[2]["leased_until"]
+
+
+def run_plainly(make: Make, handle: Any = None) -> Any:
+    """Run with a ``done`` that is the same for all rows; return the report."""
+    together = Together(Errand.objects.count())
+
+    async def handler(row: Errand) -> None:
+        if handle is not None:
+            await handle(row)
+        await together.end(row)
+
+    def settle(execute: Any, sql: str, *args: Any) -> Any:
+        # The first statement after the first handler has ended settles its row.
+        if together.loop is not None and not together.all_ended.is_set():
+            together.let_the_others_end()
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(settle):
+        return make(handler)(concurrency=together.number)
+
+
+def test_a_lost_lease_is_not_taken_for_settled_where_the_flip_is_plain() -> None:
+    """Nothing but the number of rows written tells: the flip is not asked about afterwards."""
+    rows = the.errands(5)
+
+    async def lose(row: Errand) -> None:
+        if row.place == 2:
+            later = F("leased_until") + timedelta(hours=1)
+            await Errand.objects.filter(pk=row.pk).aupdate(leased_until=later, result="not mine")
+
+    report = run_plainly(the.at_least_once, lose)
+    assert (report.processed, report.lease_lost, report.failed) == (4, 1, 0)
+    said = [the.state(row) for row in rows]
+    assert [each["done"] for each in said] == [True, True, False, True, True]
+    assert (said[2]["result"], said[2]["leased_until"]) == ("not mine", True)
+
+
+@each_delivery
+def test_rows_whose_common_commit_was_not_answered_are_not_taken_for_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was committed; the session ends before its answer comes."""
+    rows = the.errands(5)
+    commit, lost = connection._commit, []
+
+    def lose() -> None:
+        commit()
+        if Errand.objects.using("other").filter(done=True).count() == 5 and not lost:
+            lost.append(True)
+            connection.connection.close()
+            raise OperationalError("the server closed the connection")
+
+    monkeypatch.setattr(connection, "_commit", lose)
+    report = run_plainly(make)
+    assert lost
+    assert (report.processed, report.lease_lost, report.failed) == (5, 0, 0)
+    said = [the.state(row) for row in rows]
+    assert all(each["done"] for each in said)
+    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
 
 
 @each_delivery
