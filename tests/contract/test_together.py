@@ -159,16 +159,18 @@ def test_rows_whose_common_commit_was_not_answered_are_not_taken_for_lost(
 ) -> None:
     """It was committed; the session ends before its answer comes."""
     rows = the.errands(5)
-    commit, lost = connection._commit, []
+    lost: list[bool] = []
+    driven: Any = connection
+    commit = driven._commit
 
     def lose() -> None:
         commit()
         if Errand.objects.using("other").filter(done=True).count() == 5 and not lost:
             lost.append(True)
-            connection.connection.close()
+            driven.connection.close()
             raise OperationalError("the server closed the connection")
 
-    monkeypatch.setattr(connection, "_commit", lose)
+    monkeypatch.setattr(driven, "_commit", lose)
     report = run_plainly(make)
     assert lost
     assert (report.processed, report.lease_lost, report.failed) == (5, 0, 0)

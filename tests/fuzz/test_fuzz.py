@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from django.db import connection
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
-from hypothesis.errors import FlakyFailure
 
 from dcl_processor import Delivery
-from tests.fuzz.broken import BROKEN
 from tests.fuzz.cases import STRANGER, Case, cases
 from tests.fuzz.verdict import ACCEPTED, REFUSED, judge, narrow_windows
 
@@ -20,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 #: Make it larger to search for longer than a suite has the time for, with another seed each time.
 FUZZ = int(os.environ.get("FUZZ", "0"))
-EXAMPLES = FUZZ or 80
+EXAMPLES = FUZZ or 25
 
 #: Of what was accepted, that which two copies met at.
 RACED = "raced"
@@ -70,24 +67,3 @@ def test_a_generated_pair_is_refused_by_name_or_goes_right(
     print(f"\n{connection.vendor}, {delivery}: {pairs} pairs: {dict(came_to)}")
     assert came_to[ACCEPTED] > EXAMPLES / 4
     assert came_to[REFUSED]
-
-
-@pytest.mark.parametrize(
-    ("delivery", "break_it"),
-    [(delivery, each) for each, deliveries in BROKEN.items() for delivery in deliveries],
-    ids=lambda each: getattr(each, "__name__", None),
-)
-def test_a_broken_variant_is_found(
-    delivery: Delivery,
-    break_it: Callable[[pytest.MonkeyPatch], None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("CRITICAL", "dcl_processor")
-    narrow_windows(monkeypatch)
-    break_it(monkeypatch)
-    # A race that goes wrong need not do so when it is played again.
-    with pytest.raises((AssertionError, FlakyFailure)) as caught:
-        search(delivery, 400, derandomize=True, shrink=False)
-    if isinstance(caught.value, FlakyFailure):
-        assert caught.value.subgroup(AssertionError)

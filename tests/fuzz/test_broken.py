@@ -1,0 +1,36 @@
+"""The search can fail: it finds each variant of the core that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis.errors import FlakyFailure
+
+from dcl_processor import Delivery
+from tests.fuzz.broken import BROKEN
+from tests.fuzz.test_fuzz import search
+from tests.fuzz.verdict import narrow_windows
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.mark.parametrize(
+    ("delivery", "break_it"),
+    [(delivery, each) for each, deliveries in BROKEN.items() for delivery in deliveries],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_a_broken_variant_is_found(
+    delivery: Delivery,
+    break_it: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("CRITICAL", "dcl_processor")
+    narrow_windows(monkeypatch)
+    break_it(monkeypatch)
+    # A race that goes wrong need not do so when it is played again.
+    with pytest.raises((AssertionError, FlakyFailure)) as caught:
+        search(delivery, 400, derandomize=True, shrink=False)
+    if isinstance(caught.value, FlakyFailure):
+        assert caught.value.subgroup(AssertionError)
