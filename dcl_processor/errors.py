@@ -20,6 +20,20 @@ def text(error: BaseException) -> str:
         return represent(error)
 
 
+def printable(text: str) -> str:
+    """Return the text in one line, with its control characters shown as such.
+
+    An error may quote what strangers wrote: it is not to forge a line of a log, nor to command a
+    terminal.
+    """
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(map(_shown, line))
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
 def represent(error: BaseException) -> str:
     """Return ``repr(error)``, or the name of its class when that raises."""
     try:

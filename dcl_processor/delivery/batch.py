@@ -36,6 +36,18 @@ Steps = Generator[int, None, Outcomes]
 logger = logging.getLogger("dcl_processor")
 
 
+class AtHand(Protocol):
+    """A note of the rows at hand that outlives the process."""
+
+    def note(self, pks: Collection[Any]) -> None:
+        """Note that these rows are at hand, all of them."""
+        raise NotImplementedError
+
+    def narrow(self, index: int, pk: Any) -> None:
+        """Note that of those rows the one in this place is at hand, from 0."""
+        raise NotImplementedError
+
+
 class Run(Protocol):
     """What a delivery needs of the run that it belongs to.
 
@@ -51,6 +63,11 @@ class Run(Protocol):
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
         """Tell whether a row may start; ``so_far``: its batch's outcomes, not counted yet."""
+        raise NotImplementedError
+
+    @property
+    def at_hand(self) -> AtHand:
+        """Return where rows are noted whose handler is about to be called."""
         raise NotImplementedError
 
     def rehearse(self, question: Question[Any], rows: Mapping[Any, Any]) -> None:

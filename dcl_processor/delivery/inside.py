@@ -40,10 +40,12 @@ def work(batch: Batch[M], fence: Fence) -> None:
             run.resource.worn()
         return
     shared = len(batch.rows) > 1 or processor._notes_failures
-    for pk, row in batch.rows.items():
+    run.at_hand.note(batch.rows)
+    for place, (pk, row) in enumerate(batch.rows.items()):
         if not run.may_start(batch.outcomes):
             break
         batch.started.add(pk)
+        run.at_hand.narrow(place, pk)
         with RowScope(connection, shared=shared) as scope:
             outcome = execute(processor, row, run.resource.arguments())
         # Noted before it is known whether it can be kept: an error from here on is the row's.
@@ -57,6 +59,7 @@ def work(batch: Batch[M], fence: Fence) -> None:
 def _work_together(batch: Batch[M]) -> list[Outcome]:
     resource = batch.run.resource
     batch.started.update(batch.rows)
+    batch.run.at_hand.note(batch.rows)
     try:
         return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
     except BaseException:

@@ -12,9 +12,11 @@ from dcl_processor.locking.choosing import offered
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import Stopped
 
+from .at_hand import Notes
 from .budget import Budget
 from .crew import Crew
 from .patience import Patience
+from .suspects import Suspects
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -31,10 +33,16 @@ class Run(Protocol):
     budget: Budget
     tally: Tally
     crew: Crew
+    notes: Notes
     stopped: Stopped | None
 
     def ask(self) -> pending.Question[Any]:
         """Ask the user's question afresh."""
+        raise NotImplementedError
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether it asks for some of the pending rows only."""
         raise NotImplementedError
 
     def must_stop(self) -> bool:
@@ -54,6 +62,7 @@ class Passes:
         # Rows tried while nothing had succeeded, and those that were tried out of their turn.
         self._failing: set[Any] = set()
         self._probed: set[Any] = set()
+        self._suspects = Suspects(run.notes)
 
     def first(self) -> None:
         """Visit every candidate once."""
@@ -82,7 +91,7 @@ class Passes:
     ) -> bool:
         """Visit a window's candidates; tell whether to read another one before its end."""
         self._leave_out_visited(waiting)
-        while waiting and not self._run.must_stop():
+        while self._without_suspects(waiting) and not self._run.must_stop():
             if self._probes(question, waiting):
                 continue
             chooses = self._run.crew.may_choose and patience.wants_choice(
@@ -102,7 +111,7 @@ class Passes:
         tally.probing = True
         found = windows.anywhere(question, tally.streak.to_probe)
         probed = deque(pk for pk in found if pk not in self._tried | self._failing)
-        if not probed:
+        if not self._without_suspects(probed):
             return False  # there are no others: on it goes with those that come next
         while probed and tally.streak.to_probe and not self._run.must_stop():
             self._visit(question, probed, more=0)
@@ -125,16 +134,39 @@ class Passes:
             while waiting:
                 question = self._run.ask()
                 more = offered(question) if self._run.crew.may_choose else 0
-                while waiting and len(self._absent) < windows.WINDOW and not self._run.must_stop():
+                while (
+                    self._without_suspects(waiting)
+                    and len(self._absent) < windows.WINDOW
+                    and not self._run.must_stop()
+                ):
                     self._visit(question, waiting, more=more)
                 self.take(self._run.crew.ended(everything=True), waiting)
                 self._look_at_absent(question)
                 if self._run.must_stop():
                     self._locked += waiting
                     break
+
+    def last(self) -> None:
+        """Handle alone, and after all others, what processes had at hand when they died."""
+        for pk in self._suspects.in_turn():
+            if self._run.must_stop():
+                break
+            question = self._run.ask()
+            self._visit(question, deque([pk]), more=0)
+            self.take(self._run.crew.ended(everything=True))
+            self._look_at_absent(question)
         if self._locked:
             self._run.must_stop()
         self._run.tally.counts["skipped"] += len(self._locked)
+        # What was not met is not pending, unless the run has not come to it.
+        if self._run.stopped is None and not self._run.is_filtered:
+            self._suspects.settle(self._locked)
+
+    def _without_suspects(self, waiting: deque[Any]) -> deque[Any]:
+        for pk in self._suspects.among(waiting):
+            waiting.remove(pk)
+            self._tried.add(pk)
+        return waiting
 
     def _visit(
         self, question: pending.Question[Any], waiting: deque[Any], *, more: int

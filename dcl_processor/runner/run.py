@@ -12,6 +12,7 @@ from django.db.models import Model, Q
 
 from dcl_processor.candidates import pending
 from dcl_processor.definition import requirements
+from dcl_processor.definition.kinds import Delivery
 from dcl_processor.delivery.batch import Steps
 from dcl_processor.delivery.keeper import Keeper
 from dcl_processor.delivery.orders import DELIVERIES
@@ -23,6 +24,7 @@ from dcl_processor.settlement import rehearsal
 from dcl_processor.signals import run_finished
 
 from . import budget
+from .at_hand import AtHand, Notes
 from .crew import Alone, Crew, Threads
 from .passes import Passes
 from .rolling import Rolling
@@ -65,6 +67,8 @@ class Run(Generic[M]):
         self.doubtful: Collection[str] = ()
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
         self.resource = Resource(processor, self.event_loop, Broken())
+        self.notes = Notes(processor.name)
+        self.at_hand = AtHand(self.notes)
         self.concurrency = concurrency
         self.crew = self.gather(concurrency)
         self.keeper = Keeper(processor.lease, processor.name) if processor.lease else None
@@ -83,7 +87,7 @@ class Run(Generic[M]):
             number=concurrency,
             label=f"{self.processor.name}: handlers",
             may_share=lambda: self.rehearsed,
-            leave=self.resource.close,
+            leave=self.leave_thread,
         )
 
     def report(self) -> Report:
@@ -94,10 +98,14 @@ class Run(Generic[M]):
         refuse_outer_transaction(question.using, self.processor.name)
         if self.concurrency > 1:
             refuse_test_case(question.using, self.processor.name)
+        # A claim outlives its process in the other deliveries, and keeps the row from being first.
+        if self.processor.delivery is Delivery.TRANSACTIONAL:
+            self.notes.using = question.using
         passes = Passes(self)
         try:
             passes.first()
             passes.later()
+            passes.last()
         except Exception:
             # What other threads have begun is brought to its end, and counted.
             with suppress(Exception):
@@ -119,17 +127,25 @@ class Run(Generic[M]):
 
     def leave(self) -> None:
         """Close what handlers had, and end the threads."""
-        self.resource.close()
+        self.leave_thread()
         if self.event_loop is not None:
             self.event_loop.close()
         if self.keeper is not None:
             self.keeper.close()
+        self.notes.close()
+
+    def leave_thread(self) -> None:
+        """Close what the handlers of this thread had."""
+        self.resource.close()
+        self.at_hand.close()
 
     def deliver(self, question: pending.Question[M], pks: Sequence[Any], most: int) -> Steps:
         """Claim and handle so many of the candidates; called by whoever is of the crew."""
         if not self.resource.ready():
             return {}
-        return (yield from DELIVERIES[self.processor.delivery](self, question, pks, most))
+        outcomes = yield from DELIVERIES[self.processor.delivery](self, question, pks, most)
+        self.at_hand.forget()
+        return outcomes
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
         """Tell a delivery whether a row may start.
@@ -142,6 +158,11 @@ class Run(Generic[M]):
             return False
         # Handlers on the event loop share the resource, which is opened anew between batches.
         return self.event_loop is not None or self.resource.ready()
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether it asks for some of the pending rows only."""
+        return self.filter is not None
 
     def must_stop(self) -> bool:
         """Ask, before each batch, whether it may start."""

@@ -31,7 +31,7 @@ def describe(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return the error's text without its line breaks, which drivers like."""
-    return " ".join(errors.text(error).split())
+    return errors.printable(errors.text(error))
 
 
 def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from dcl_processor.errors import printable
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.signals import row_finished
 
 OnRow = Callable[[str], None]
+
+logger = logging.getLogger("dcl_processor")
+operations = logging.getLogger("dcl_processor.operations")
 
 
 @contextmanager
@@ -34,13 +39,49 @@ def watched(processor: BatchProcessor[Any], on_row: OnRow | None) -> Iterator[No
 def quiet_unless_configured() -> Iterator[None]:
     """Keep the log of failed rows from the screen, where they are shown from the report.
 
-    Python prints errors, tracebacks and all, for a logger that nobody has configured.
+    Python prints errors, tracebacks and all, for a logger that nobody has configured. What is in
+    no report is shown on stderr in any case.
     """
-    logger = logging.getLogger("dcl_processor")
-    handler = logging.NullHandler()
+    handlers: list[tuple[logging.Logger, logging.Handler]] = []
     if not logger.hasHandlers():
-        logger.addHandler(handler)
+        handlers.append((logger, logging.NullHandler()))
+    if not logs_to_stderr():
+        handlers.append((operations, _Stderr(logging.WARNING)))
+    for each, handler in handlers:
+        each.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        for each, handler in handlers:
+            each.removeHandler(handler)
+
+
+def logs_to_stderr() -> bool:
+    """Tell whether errors of the logger are written to stderr: then they are not to be repeated."""
+    return logger.isEnabledFor(logging.ERROR) and any(
+        handler.level <= logging.ERROR and _is_stderr(handler) for handler in _handlers()
+    )
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    each: logging.Logger | None = logger
+    while each is not None:
+        yield from each.handlers
+        each = each.parent if each.propagate else None
+
+
+def _is_stderr(handler: logging.Handler) -> bool:
+    stream = getattr(handler, "stream", None)
+    if stream is None or stream is sys.stderr or stream is sys.__stderr__:
+        return stream is not None
+    with suppress(OSError, ValueError, AttributeError):
+        return bool(stream.fileno() == 2)
+    return False
+
+
+class _Stderr(logging.Handler):
+    """Writes one line for each record to what is stderr now: a bar may have taken its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError, ValueError):  # a reader that has gone ends no run
+            print(printable(record.getMessage()), file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import signal
 import subprocess
 import threading
@@ -23,7 +24,10 @@ class Watcher:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self.out, self.err = _follow(process.stdout), _follow(process.stderr)
+        #: What was said of rows that were at hand when a process died, which comes from any copy.
+        self.deaths: list[str] = []
+        self.out = _follow(process.stdout, [])
+        self.err = _follow(process.stderr, self.deaths)
 
     def says(self, start: str, *, err: bool = False) -> str:
         """Wait for the next line, which is to begin like this, and return it."""
@@ -51,14 +55,17 @@ def watching(*arguments: str, **variables: str) -> Iterator[Watcher]:
         yield Watcher(process)
 
 
-def _follow(stream: IO[str] | None) -> Lines:
+def _follow(stream: IO[str] | None, deaths: list[str]) -> Lines:
     lines: Lines = queue.Queue()
     assert stream is not None
     pipe = stream
 
     def follow() -> None:
         for line in pipe:
-            lines.put(line.rstrip("\n"))
+            if re.search(r"process \d+ died with row", line):
+                deaths.append(line.rstrip("\n"))
+            else:
+                lines.put(line.rstrip("\n"))
         lines.put("")  # the end
 
     threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,273 @@
+"""A row that kills its process: named by the next run, handled last, and no cost to the others."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.runner import at_hand, suspects
+from tests.edge.manage import at_gate, processors, started, wait_for
+from tests.edge.watchers import watching
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DELIVER = "warehouse.deliver"
+DIED = (
+    r"warehouse\.deliver: process \d+ died with row {} at hand \(since \d{{4}}-\d\d-\d\d "
+    r"\d\d:\d\d:\d\d\+00:00{}\); what is still pending of that is handled last, row by row"
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the notes in a folder of the test's own."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / f"dcl_processor-{os.getuid()}"
+
+
+def parcels(*notes: str) -> list[int]:
+    return [Parcel.objects.create(note=note).pk for note in notes]
+
+
+def unsent() -> list[int]:
+    return list(Parcel.objects.filter(sent=False).order_by("pk").values_list("pk", flat=True))
+
+
+def two_hundred(note: str) -> list[Parcel]:
+    return Parcel.objects.bulk_create(Parcel(note=note if n == 2 else "") for n in range(200))
+
+
+@pytest.mark.parametrize(("note", "code"), [("exit at once", 9), ("kill", -9), ("crash", -11)])
+def test_a_row_that_kills_its_process_costs_the_others_nothing(
+    folder: Path, tmp_path: Path, note: str, code: int
+) -> None:
+    deadly = two_hundred(note)[2].pk
+    first = processors("run", DELIVER, AUDIT=str(tmp_path / "audit"))
+    assert (first.returncode, len(unsent())) == (code, 198)
+    second = processors("run", DELIVER, AUDIT=str(tmp_path / "audit"))
+    assert (second.returncode, unsent()) == (code, [deadly])
+    assert re.fullmatch(DIED.format(deadly, ""), second.stderr.splitlines()[0])
+    third = processors("run", DELIVER, AUDIT=str(tmp_path / "audit"))
+    assert re.fullmatch(DIED.format(deadly, ", as 1 did before it"), third.stderr.splitlines()[0])
+    handled = (tmp_path / "audit").read_text().splitlines()
+    assert len(handled) == 199 + 3
+    # However often it dies, there is one note; and none when somebody has seen to the row.
+    assert len(list(folder.iterdir())) == 1
+    Parcel.objects.filter(pk=deadly).update(note="")
+    last = processors("run", DELIVER)
+    assert (last.returncode, unsent()) == (0, [])
+    assert re.fullmatch(DIED.format(deadly, ", as 2 did before it"), last.stderr.strip())
+    assert list(folder.iterdir()) == []
+    assert processors("run", DELIVER).stderr == ""
+
+
+def test_with_four_copies_one_run_does_all_the_others(folder: Path) -> None:
+    """Each copy comes to the row that kills when nothing else is left, or has died of it before."""
+    deadly = two_hundred("exit at once")[2].pk
+    runs = 0
+    said: list[str] = []
+    while len(unsent()) > 1:
+        done = processors("run", DELIVER, "--copies", "4")
+        assert done.returncode == 1
+        said += done.stderr.splitlines()
+        runs += 1
+    assert unsent() == [deadly]
+    assert runs <= 2
+    again = processors("run", DELIVER, "--copies", "4")
+    said += again.stderr.splitlines()
+    assert any(re.fullmatch(DIED.format(deadly, ".*"), line) for line in said), said
+    assert unsent() == [deadly]
+
+
+def test_with_threads_each_row_that_was_at_hand_is_handled_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    rows = parcels(*["meet"] * 2, "exit at once", *[""] * 20)
+    gone = processors("run", DELIVER, "--concurrency", "3", AUDIT=str(tmp_path / "audit"))
+    assert gone.returncode == 9
+    Parcel.objects.filter(note="meet").update(note="")
+    again = processors("run", DELIVER, "--concurrency", "3")
+    assert (again.returncode, unsent()) == (9, [rows[2]])
+
+
+def test_a_watch_names_it_and_goes_on_with_the_others(folder: Path) -> None:
+    """Its copy is started again, and comes to the row at the end of each run."""
+    deadly = parcels("kill", "", "")[0]
+    with watching(DELIVER, "--watch", "0.2", "--copies", "2") as watcher:
+        wait_for(lambda: bool(watcher.deaths), "a word of the death")
+        assert re.fullmatch(DIED.format(deadly, ".*"), watcher.deaths[0])
+        wait_for(lambda: unsent() == [deadly], "the other rows")
+        code, _, _ = watcher.end()
+    assert code == 0
+    assert unsent() == [deadly]
+
+
+def test_in_json_it_is_on_stderr(folder: Path) -> None:
+    deadly, _ = parcels("exit at once", "")
+    processors("run", DELIVER)
+    Parcel.objects.update(note="")
+    done = processors("run", DELIVER, "--json")
+    assert done.stdout.startswith("{")
+    assert re.fullmatch(DIED.format(deadly, ""), done.stderr.strip())
+
+
+def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Path) -> None:
+    parcels("gate", "")
+    with started("run", DELIVER, GATE=str(gate)) as process:
+        at_gate(gate)
+        [note] = folder.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(note.stat().st_mode) == 0o600
+        other = processors("run", DELIVER, "--timeout", "1")
+        assert (other.returncode, other.stderr) == (0, "")
+        (gate / "open").touch()
+        assert process.wait(30) == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_run_that_finds_nothing_makes_no_file(folder: Path) -> None:
+    assert processors("run", DELIVER).returncode == 0
+    assert not folder.exists()
+
+
+# --- in this process
+
+
+def deliver(handle: object = lambda row: None, **options: object) -> BatchProcessor[Parcel]:
+    options = {"pending": Parcel.objects.filter(sent=False), "done": {"sent": True}, **options}
+    return batch_processor(**options)(handle)  # type: ignore[call-overload,no-any-return]
+
+
+def left_by_the_dead(*keys: object, number: int = 1, processor: BatchProcessor[Parcel]) -> Path:
+    place = at_hand.Notes(processor.name, connection.alias).place()
+    assert place is not None
+    path = place.with_name(f"{place.name}-{4711 + number}-{number}")
+    note = f"1700000000.0 {number} {[str(key) for key in keys]!a}\n"
+    path.write_bytes(at_hand._at.pack(-2) + note.encode())
+    return path
+
+
+def test_suspects_come_last_and_the_one_of_most_deaths_at_the_very_last(folder: Path) -> None:
+    rows = parcels(*[""] * 6)
+    calls: list[int] = []
+    processor = deliver(lambda row: calls.append(row.pk), batch_size=10)
+    left_by_the_dead(rows[0], rows[1], processor=processor)
+    left_by_the_dead(rows[0], number=2, processor=processor)
+    assert processor().processed == 6
+    assert calls == [*rows[2:], rows[1], rows[0]]
+    assert list(folder.iterdir()) == []
+
+
+def test_a_note_stays_until_a_run_has_come_to_its_row(folder: Path) -> None:
+    rows = parcels("", "")
+    processor = deliver()
+    left_by_the_dead(rows[0], processor=processor)
+    processor(limit=1)
+    assert len(list(folder.iterdir())) == 1
+    assert unsent() == [rows[0]]
+    processor()
+    assert list(folder.iterdir()) == []
+
+
+def test_each_death_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = parcels("", "")
+    processor = deliver()
+    left_by_the_dead(rows[0], processor=processor)
+    for _ in range(2):
+        processor(limit=0)
+        processor(limit=1)
+    said = [record for record in caplog.records if record.name == suspects.logger.name]
+    assert [record.levelname for record in said] == ["ERROR"]
+    assert f"process 4712 died with row {rows[0]} at hand" in said[0].getMessage()
+    assert unsent() == []
+
+
+def test_all_rows_of_a_batch_handler_are_noted(folder: Path) -> None:
+    rows = parcels(*[""] * 3)
+    noted: list[at_hand.Death] = []
+
+    class Together(BatchProcessor[Parcel]):
+        done = {"sent": True}
+        batch_size = 3
+
+        def pending(self):  # type: ignore[no-untyped-def]
+            return Parcel.objects.filter(sent=False)
+
+        def process_batch(self, rows, /, *_):  # type: ignore[no-untyped-def]
+            [path] = folder.iterdir()
+            noted.extend(copied(path))
+
+    assert Together()().processed == 3
+    assert [each.keys for each in noted] == [tuple(str(pk) for pk in rows)]
+
+
+def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> None:
+    """Also of a batch whose keys have no room in a note."""
+    rows = parcels(*[""] * 3_000)
+    noted: list[str] = []
+
+    def handle(row: Parcel) -> None:
+        [path] = folder.iterdir()
+        [death] = copied(path)
+        noted.extend(death.keys)
+
+    assert deliver(handle, batch_size=3_000)().processed == 3_000
+    assert noted == [str(pk) for pk in rows]
+
+
+def copied(path: Path) -> list[at_hand.Death]:
+    """Read a note as if its process had died: a copy is locked by none."""
+    copy = path.parent.parent / path.name
+    copy.write_bytes(path.read_bytes())
+    death = at_hand._died(copy)
+    return [] if death is None else [death]
+
+
+@pytest.mark.parametrize("state", ["file", "link", "open to others", "none"])
+def test_where_the_folder_is_not_ours_alone_a_run_does_without(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    match state:
+        case "file":
+            folder.touch()
+        case "link":
+            folder.symlink_to(elsewhere)
+        case "open to others":
+            folder.mkdir()
+            folder.chmod(0o777)
+        case "none":
+            monkeypatch.setattr("tempfile.tempdir", "/proc/self/fdinfo")  # as a read-only one
+    parcels("", "")
+    assert deliver()().processed == 2
+    assert list(elsewhere.iterdir()) == []
+
+
+ALL, NONE, TENTH = (at_hand._at.pack(place) for place in (-2, -1, 9))
+UNREADABLE = [
+    b"",
+    b"short",
+    ALL,
+    ALL + b"1 2 [[[\n",
+    ALL + b"1 2 5\n",
+    ALL + b"x y ['1']\n",
+    TENTH + b"1 2 ['1']\n",
+    NONE + b"1 2 ['1']\n",
+]
+
+
+def test_what_is_no_note_is_passed(folder: Path) -> None:
+    parcels("")
+    processor = deliver()
+    for number, text in enumerate(UNREADABLE, 1):
+        left_by_the_dead("1", number=number, processor=processor).write_bytes(text)
+    assert processor().processed == 1
