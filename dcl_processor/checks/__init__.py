@@ -9,6 +9,7 @@
 - E007  the database is never committed
 - E008  a processor is refused when it is defined
 - E009  a column of retry, lease or claimed_at is missing, or of another kind
+- E010  two processors of one model share columns that each of them needs for itself
 - E011  the lease's column keeps local time of a zone whose clocks change
 - E012  a table's engine has no transactions: only asked by ``check --database``
 - W001  pending tests a row that several rows share
@@ -33,7 +34,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, questions
+from . import databases, flips, questions, sharing
 
 TAG = "processors"
 
@@ -58,6 +59,7 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
     """Check each processor by itself, and the databases they use; ``asked``: may be connected."""
     messages: list[CheckMessage] = []
     users: dict[str, list[BatchProcessor[Any]]] = {}
+    asking: list[sharing.User] = []
     for processor in (each.processor for each in found):
         messages += databases.check_names(processor)
         question, about_pending = questions.check(processor)
@@ -65,9 +67,11 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
         if question is not None:
             messages += flips.check(processor, question.model)
             messages += databases.check_clock(processor, question)
+            asking.append((processor, question))
             if question.using in asked:
                 messages += databases.check_engines(processor, question)
             users.setdefault(question.using, []).append(processor)
+    messages += sharing.check(asking)
     for alias, processors in users.items():
         messages += databases.check(alias, processors, ask=alias in asked)
     return messages

@@ -25,7 +25,7 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processo
 from dcl_processor.checks import check_found
 from dcl_processor.registry import Found
 from tests.edge.manage import CHECKOUT, Install, alias, environment
-from tests.models import Depot, Errand, Parcel, Scan, Trailer
+from tests.models import Depot, Errand, Parcel, Scan, Trailer, Vehicle
 
 Pending = QuerySet[Any] | Callable[[], QuerySet[Any]]
 
@@ -506,3 +506,115 @@ def test_a_check_is_silenced_by_its_id() -> None:
     (message,) = messages(processor(lambda: unsent()[:10], {"sent": True}))
     assert message.is_silenced()
     assert settings.SILENCED_SYSTEM_CHECKS == ["dcl_processor.E001"]
+
+
+# --- E010: what each processor needs for itself
+
+
+def errand(name: str, pending: Any = None, **options: Any) -> BatchProcessor[Any]:
+    def handle(row: Any) -> None: ...
+
+    asked = Errand.objects.filter(done=False) if pending is None else pending
+    return batch_processor(pending=asked, done={"done": True}, name=name, **options)(handle)
+
+
+LEASE: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+CLAIM: dict[str, Any] = {"delivery": Delivery.AT_MOST_ONCE, "claim": {"result": "sending"}}
+OTHER_RETRY = Retry(attempts="place", next_attempt_at="claimed_at")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"retry": Retry()}, {"retry": Retry()}, "attempts and next_attempt_at of tests.Errand"),
+        (
+            {"retry": Retry()},
+            {"retry": Retry(attempts="place")},
+            "got next_attempt_at of tests.Errand",
+        ),
+        (LEASE, LEASE, "got leased_until of tests.Errand"),
+        (LEASE, {"retry": Retry(next_attempt_at="leased_until")}, "got leased_until"),
+        (
+            {**CLAIM, "claimed_at": "claimed_at"},
+            {**CLAIM, "claim": {"result": "b"}, "claimed_at": "claimed_at"},
+            "got claimed_at of tests.Errand",
+        ),
+        (CLAIM, CLAIM, "got claim={'result': 'sending'} of"),
+        (CLAIM, {**CLAIM, "claim": {"result": "sending", "claimed": True}}, "got claim={'result'"),
+    ],
+)
+def test_e010_two_processors_that_share_columns_are_both_named(
+    one: dict[str, Any], other: dict[str, Any], words: str
+) -> None:
+    [message] = [
+        each
+        for each in messages(errand("a", **one), errand("b", **other))
+        if each.id == "dcl_processor.E010"
+    ]
+    assert (message.obj, "shared with a: " in message.msg, words in message.msg) == (
+        "b",
+        True,
+        True,
+    )
+    assert "silence dcl_processor.E010" in str(message.hint)
+
+
+NEW, PACKED = Errand.objects.filter(result="new"), Errand.objects.filter(result="packed")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"retry": Retry()}, {}),
+        ({"retry": Retry()}, {"retry": OTHER_RETRY}),
+        ({"retry": Retry()}, {"retry": Retry(attempts="place", next_attempt_at="leased_until")}),
+        (LEASE, {"retry": Retry()}),
+        (CLAIM, {**CLAIM, "claim": {"result": "packing"}}),
+        # No row is pending for both.
+        ({"retry": Retry(), "pending": NEW}, {"retry": Retry(), "pending": PACKED}),
+        (
+            {**LEASE, "pending": Errand.objects.filter(result__in=["new", "old"], done=False)},
+            {**LEASE, "pending": PACKED.filter(Q(done=False) | Q(dead=False))},
+        ),
+        ({**LEASE, "pending": NEW.filter(done=True)}, {**LEASE, "pending": NEW.filter(done=False)}),
+    ],
+)
+def test_e010_is_silent_where_nothing_is_shared_or_no_row_is_pending_for_both(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assert "E010" not in ids(errand("a", **one), errand("b", **other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (NEW, Errand.objects.exclude(result="packed")),
+        (NEW, Errand.objects.filter(Q(result="packed") | Q(done=False))),
+        (NEW, Errand.objects.filter(result="NEW")),
+        (NEW, Errand.objects.filter(result=F("last_error"))),
+        (NEW, Errand.objects.filter(result__gt="new")),
+        (NEW, Errand.objects.filter(place=3)),
+    ],
+)
+def test_e010_does_not_guess_that_no_row_is_pending_for_both(one: Any, other: Any) -> None:
+    both = [errand(name, asked, retry=Retry()) for name, asked in [("a", one), ("b", other)]]
+    assert "E010" in ids(*both)
+
+
+def test_e010_claims_that_are_alike_are_found_in_stages_too() -> None:
+    both = [errand(name, asked, **CLAIM) for name, asked in [("a", NEW), ("b", PACKED)]]
+    assert "E010" in ids(*both)
+
+
+def test_e010_a_child_has_its_parents_columns_and_another_database_its_own() -> None:
+    def vehicles(name: str, rows: Any, **options: Any) -> BatchProcessor[Any]:
+        def handle(row: Any) -> None: ...
+
+        done = {"inspected": True}
+        return batch_processor(pending=rows, done=done, name=name, **LEASE, **options)(handle)
+
+    parent = vehicles("a", Vehicle.objects.filter(inspected=False))
+    child = vehicles("b", Trailer.objects.filter(inspected=False))
+    elsewhere = vehicles("b", Trailer.objects.filter(inspected=False), using="other")
+    assert "E010" in ids(parent, child)
+    assert "E010" not in ids(parent, elsewhere)

@@ -1,0 +1,132 @@
+"""Checks of processors of one model: columns that each of them needs for itself.
+
+Two processors that count attempts in one column use up each other's, and one that never ran finds
+its rows postponed. Processors that no row is pending for at the same time may share these columns,
+as the stages of a pipeline do: a success clears them for the next stage. That is known where
+``pending`` of both asks one column for different constants. A claim tells whose row it is by its
+values alone, so that these must differ in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.core.exceptions import FieldDoesNotExist
+from django.db.models.expressions import Col
+from django.db.models.lookups import Exact, In
+from django.db.models.sql.where import AND, WhereNode
+
+from dcl_processor.candidates.pending import Question
+from dcl_processor.processor import BatchProcessor
+
+User = tuple[BatchProcessor[Any], Question[Any]]
+
+#: A column, by its database, its table and its name: children share their parents' columns.
+Column = tuple[str, str, str]
+
+
+def check(users: Sequence[User]) -> Iterator[CheckMessage]:
+    """Name every two processors that share what each of them needs for itself."""
+    for one, other in combinations(users, 2):
+        shared = [*_shared_claim(one, other)]
+        if not _are_disjoint(one, other):
+            theirs = _kept(*one)
+            shared += [name for column, name in _kept(*other).items() if column in theirs]
+        if shared:
+            names = " and ".join(shared)
+            yield checks.Error(
+                f"expected columns of its own for what {other[0].name} notes about a row, got "
+                f"{names} of {other[1].model._meta.label} shared with {one[0].name}: each would "
+                "take the other's notes for its own.",
+                hint="Name other columns, such as Retry(attempts='…', next_attempt_at='…'), "
+                "Lease(…, field='…') and claimed_at='…', or claim another value. If no row is "
+                "ever pending for both, silence dcl_processor.E010.",
+                obj=other[0].name,
+                id="dcl_processor.E010",
+            )
+
+
+def _kept(processor: BatchProcessor[Any], question: Question[Any]) -> Mapping[Column, str]:
+    """Return the columns that tell when a row may be tried, and who has it."""
+    retry, lease = processor.retry, processor.lease
+    names = [
+        *((retry.attempts, retry.next_attempt_at) if retry else ()),
+        *((lease.field,) if lease else ()),
+        *((processor.claimed_at,) if processor.claimed_at else ()),
+    ]
+    columns = {name: _column(question, name) for name in names}
+    return {column: name for name, column in columns.items() if column is not None}
+
+
+def _shared_claim(one: User, other: User) -> Iterator[str]:
+    """Name the claim by which a row of one is taken for a row of the other."""
+    claims = [_claim(*one), _claim(*other)]
+    if all(claims) and (claims[0] <= claims[1] or claims[1] <= claims[0]):
+        yield f"claim={dict(other[0].claim or {})!r}"
+
+
+def _claim(
+    processor: BatchProcessor[Any], question: Question[Any]
+) -> set[tuple[Column | None, str]]:
+    """Return the constants by which a claimed row is recognised."""
+    return {
+        (_column(question, name), repr(value))
+        for name, value in (processor.claim or {}).items()
+        if not callable(value) and not hasattr(value, "resolve_expression")
+    }
+
+
+def _column(question: Question[Any], name: str) -> Column | None:
+    try:
+        field: Any = question.model._meta.get_field(name)
+    except FieldDoesNotExist:
+        return None  # which another check says
+    return (question.using, field.model._meta.db_table, field.column)
+
+
+def _are_disjoint(one: User, other: User) -> bool:
+    """Tell whether it is known that no row is pending for both."""
+    asked, asked_too = _constants(one[1]), _constants(other[1])
+    return any(not asked[column] & asked_too[column] for column in asked.keys() & asked_too.keys())
+
+
+def _constants(question: Question[Any]) -> dict[Column, set[str]]:
+    """Return the columns for which every pending row has one of some constants."""
+    found: dict[Column, set[str]] = {}
+    table = question.unfiltered.query.base_table
+    for lookup in _demanded(question.unfiltered.query.where):
+        column, values = getattr(lookup, "lhs", None), _values(lookup)
+        if values is not None and isinstance(column, Col) and column.alias == table:
+            target: Any = column.target
+            key = (question.using, target.model._meta.db_table, target.column)
+            found[key] = found.get(key, values) & values
+    return found
+
+
+def _demanded(where: WhereNode) -> Iterator[Any]:
+    """Yield the conditions that hold for every row."""
+    if where.negated or where.connector != AND:
+        return
+    for child in where.children:
+        if isinstance(child, WhereNode):
+            yield from _demanded(child)
+        else:
+            yield child
+
+
+def _values(lookup: Any) -> set[str] | None:
+    match lookup:
+        case Exact():
+            values = [lookup.rhs]
+        case In(rhs=list() | tuple() | set() | frozenset()):
+            values = list(lookup.rhs)
+        case _:
+            return None
+    if any(hasattr(value, "resolve_expression") or hasattr(value, "query") for value in values):
+        return None
+    # A column that takes upper and lower case for the same finds the same rows for both.
+    return {str(value).casefold() for value in values}
