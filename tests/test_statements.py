@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections, models
-from django.db.models import F, Model, Value
-from django.db.models.functions import Now, Upper
+from django.db.models import F, Func, Model, Value
+from django.db.models.functions import Coalesce, Now, TruncDay, Upper
 from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.delivery import guard
 from dcl_processor.settlement import writing
 from dcl_processor.statements.kept import MOST_KEPT
 from dcl_processor.statements.update import Update
-from tests.models import Depot, Errand, Parcel, Seat, Trailer, Truck
+from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -93,6 +95,106 @@ def test_an_expression_has_a_statement_of_its_own() -> None:
     write(question, row, tries=F("tries") + 10, sent_at=sent, note="")
     assert row.tries == 13
     assert len(kept(question)) == 2
+
+
+def test_usual_flips_share_a_statement_although_each_is_made_for_its_row() -> None:
+    question, row = ask(Parcel), Parcel.objects.create(tries=0)
+    for tries in range(1, 4):
+        more = Coalesce(F("tries"), Value(0)) + 1
+        write(question, row, tries=more, sent_at=Now(), note=Value("a"), weight=F("tries") * 2)
+        assert (row.tries, row.note, row.weight) == (tries, "a", 2 * (tries - 1))
+    assert len(kept(question)) == 1
+    assert all(kept(question).values())
+
+
+class Numbered(Func):
+    """Makes its parameter when it is compiled, as expressions of users do."""
+
+    output_field = models.CharField()
+    numbers = itertools.count()
+
+    def as_sql(self, *_: Any, **__: Any) -> Any:
+        return "%s", [f"number {next(self.numbers)}"]
+
+
+DELIVERIES: dict[str, dict[str, Any]] = {
+    "transactional": {"pending": Errand.objects.filter(done=False)},
+    "at most once": {
+        "pending": Errand.objects.filter(done=False, claimed=False),
+        "delivery": Delivery.AT_MOST_ONCE,
+        "claim": {"claimed": True},
+    },
+    "at least once": {
+        "pending": Errand.objects.filter(done=False),
+        "delivery": Delivery.AT_LEAST_ONCE,
+        "lease": Lease(60),
+    },
+}
+each_delivery = pytest.mark.parametrize("options", DELIVERIES.values(), ids=[*DELIVERIES])
+
+
+def results(number: int, **options: Any) -> list[str]:
+    """Run over some rows; return what became of their ``result``."""
+    Errand.objects.bulk_create([Errand(place=place) for place in range(number)])
+    report = batch_processor(**options)(lambda row: row.place)()
+    assert (report.processed, report.failed) == (number, 0), report.failures
+    return list(Errand.objects.order_by("place").values_list("result", flat=True))
+
+
+@each_delivery
+def test_parameters_are_made_for_each_row_that_are_made_when_compiled(
+    options: dict[str, Any],
+) -> None:
+    written = results(6, done={"done": True, "result": Numbered()}, **options)
+    assert len(set(written)) == 6
+
+
+def test_so_are_those_of_a_claim() -> None:
+    options = {**DELIVERIES["at most once"], "claim": {"claimed": True, "result": Numbered()}}
+    assert len(set(results(6, done={"done": True}, **options))) == 6
+
+
+@each_delivery
+def test_a_time_zone_that_is_active_is_each_rows_own(options: dict[str, Any]) -> None:
+    """``TruncDay`` takes it when it is compiled."""
+
+    def flip(row: Errand, result: Any) -> dict[str, Any]:
+        timezone.activate(["Asia/Tokyo", "America/New_York"][row.place % 2])
+        return {"done": True, "next_attempt_at": day}
+
+    day = TruncDay(Value(datetime(2026, 6, 1, 22, tzinfo=UTC)))
+    with timezone.override(None):
+        results(4, done=flip, **options)
+    days = Errand.objects.order_by("place").values_list("next_attempt_at", flat=True)
+    assert [each and each.day for each in days] == [2, 1, 2, 1]
+
+
+@each_delivery
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_function_may_use_its_mapping_and_its_values_again(
+    options: dict[str, Any], size: int
+) -> None:
+    value = Value("")
+    flip = {"done": True, "result": value}
+
+    def again(row: Errand, result: int) -> dict[str, Any]:
+        value.value = str(result)
+        flip["attempts"] = 10 + result
+        return flip
+
+    assert results(6, done=again, batch_size=size, **options) == list("012345")
+    attempts = Errand.objects.order_by("place").values_list("attempts", flat=True)
+    assert list(attempts) == [10, 11, 12, 13, 14, 15]
+
+
+def test_a_value_that_holds_what_may_change_is_compiled_for_each_row() -> None:
+    question, row = ask(Sample), Sample.objects.create()
+    document = Value({"a": 1}, output_field=models.JSONField())
+    for number in (1, 2):
+        document.value["a"] = number
+        write(question, row, data=document)
+        assert row.data == {"a": number}
+    assert kept(question) == {}
 
 
 def test_delays_share_a_statement_and_each_is_its_own() -> None:

@@ -108,7 +108,7 @@ class _Statement:
         choice: Choice | None = None,
     ) -> None:
         self._using = question.using
-        self._values = values  # whose expressions are told apart by where they are in memory
+        self._values = values
         self._keys: Keys | None = None
         self._open: dict[str, Open] = {}
         if rows is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
-from django.db.models import Model
+from django.db.models import Model, Value
 
 from dcl_processor.definition.requirements import check_columns
 from dcl_processor.errors import describe
@@ -80,4 +81,5 @@ def _given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
             f"{{'sent': True}}, got {values!r:.100}."
         )
     check_columns(values, type(row), label)
-    return values
+    # As they are now: the function may use the mapping again for the next row, or a Value in it.
+    return {name: copy(value) if type(value) is Value else value for name, value in values.items()}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from datetime import date
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+from dcl_processor.statements import likeness
+
 Values = Mapping[str, Any]
+
+# Equal if they call the same; a callable object may compare as it likes, or not at all.
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 
 
 def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
@@ -17,7 +23,7 @@ def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
     was made and would otherwise make a statement for every row.
     """
     moments: dict[Any, date] = {}
-    groups: dict[str, list[tuple[Values, list[Any]]]] = {}
+    groups: dict[Hashable, tuple[Values, list[Any]]] = {}
     plain: dict[int, list[Any]] = {}
     for pk, values in flips.items():
         # The processor's own ``done`` is one and the same for all rows.
@@ -25,24 +31,22 @@ def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
             known.append(pk)
             continue
         resolved = {name: _call(value, moments) for name, value in values.items()}
-        # True == 1 and 0 == -0.0, but a column of JSON or text tells them apart, and so does repr.
-        alike = groups.setdefault(repr(resolved), [])
-        pks = next((pks for others, pks in alike if others == resolved), None)
-        if pks is None:
-            pks = []
-            alike.append((resolved, pks))
+        # The values are the user's: neither == nor hash() is sure to work, or to mean the same.
+        alike = tuple((name, likeness.of_value(value)) for name, value in resolved.items())
+        _, pks = groups.setdefault(alike, (resolved, []))
         pks.append(pk)
         if not any(callable(value) for value in values.values()):
             plain[id(values)] = pks
-    return [each for alike in groups.values() for each in alike]
+    return list(groups.values())
 
 
 def _call(value: Any, moments: dict[Any, date]) -> Any:
     if not callable(value):
         return value
-    if value in moments:
-        return moments[value]
+    called = value if type(value) in _FUNCTIONS else id(value)
+    if called in moments:
+        return moments[called]
     given = value()
     if isinstance(given, date):
-        moments[value] = given
+        moments[called] = given
     return given

@@ -11,9 +11,17 @@ from django.db.models import Model
 
 from dcl_processor.clock import Later
 
+from . import likeness
 from .places import NotOpenError, Values
 
 S = TypeVar("S")
+
+
+class _Unknown:
+    """Stands in a name for what makes a statement fit one row alone."""
+
+
+UNKNOWN = _Unknown()
 
 #: Statements that are kept at once; a window has a handful.
 MOST_KEPT = 16
@@ -25,8 +33,10 @@ class Statements(threading.local):
     def __init__(self) -> None:
         self._kept: dict[Hashable, Any] = {}
 
-    def get(self, name: Hashable, make: Callable[[], S]) -> S | None:
-        """Return the statement of that name; ``None`` if it cannot be left open."""
+    def get(self, name: tuple[Hashable, ...], make: Callable[[], S]) -> S | None:
+        """Return the statement of that name; ``None`` if there is none that fits any row."""
+        if UNKNOWN in name:
+            return None
         if name in self._kept:
             statement: S | None = self._kept.pop(name)
         else:
@@ -47,8 +57,12 @@ def _made(make: Callable[[], S]) -> S | None:
 
 
 def names(values: Values) -> Hashable:
-    """Return by what the statement that writes such values is known."""
-    return tuple((name, _kind(value)) for name, value in values.items())
+    """Return by what the statement that writes such values is known.
+
+    ``UNKNOWN``: one of them may be something else each time it is compiled.
+    """
+    kinds = [(name, _kind(value)) for name, value in values.items()]
+    return UNKNOWN if any(kind is UNKNOWN for _, kind in kinds) else tuple(kinds)
 
 
 def _kind(value: Any) -> Hashable:
@@ -56,4 +70,7 @@ def _kind(value: Any) -> Hashable:
         return Later
     if hasattr(value, "prepare_database_save"):
         return Model  # a related row, for whose key no place can be left open
-    return id(value) if hasattr(value, "resolve_expression") else None
+    if not hasattr(value, "resolve_expression"):
+        return None
+    known = likeness.of_expression(value)
+    return UNKNOWN if known is None else known

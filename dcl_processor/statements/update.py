@@ -41,7 +41,7 @@ class Update:
     ) -> None:
         self._using = using
         self._keys = Keys(model, using, many=many)
-        self._values = values  # whose expressions are told apart by where they are in memory
+        self._values = values
         self._open = open_values(model, values)
         self._guard = {name: Open(plain_field(model, name)) for name in guard}
         rows = QuerySet[Any](model, using=using).filter(self._keys.rows.condition, **self._guard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from dcl_processor.exceptions import InvalidDone, StillPending
+from tests.contract import errands as the
 from tests.contract.batches import (
     flips,
     in_batches,
@@ -121,3 +123,82 @@ def test_rows_that_all_stay_pending_end_the_run_at_the_second() -> None:
     # One by one, since only after each it can be asked; and the second anywhere.
     assert len(calls) == len(set(calls)) == 2
     assert calls[0] == 0
+
+
+class Vector(list[int]):
+    """Compares element by element, as numpy's arrays do, and is as shy of repr()."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> Any:
+        return Vector([1, 0])
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of a vector is ambiguous")
+
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+    def __str__(self) -> str:
+        return "-".join(map(str, [*self]))
+
+
+class Stamp:
+    """A callable that equals all of its kind, and so has no hash."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stamp)
+
+    __hash__ = None  # type: ignore[assignment]  # what Python makes of it
+
+    def __call__(self) -> str:
+        return f"stamp {self.place}"
+
+
+def make_vector(place: int) -> Any:
+    return Vector([place, place])
+
+
+@pytest.mark.parametrize(
+    ("make", "texts"),
+    [(make_vector, ["0-0", "1-1", "2-2"]), (Stamp, ["stamp 0", "stamp 1", "stamp 2"])],
+)
+@pytest.mark.parametrize("size", [1, 3])
+def test_values_are_not_compared(make: Any, texts: list[str], size: int) -> None:
+    """``==`` and ``hash()`` are the users' own, and need not work."""
+    parcels(3)
+    calls: list[int] = []
+
+    def done(row: Parcel, result: Any) -> dict[str, Any]:
+        calls.append(row.priority)
+        return {"sent": True, "note": make(row.priority)}
+
+    report = in_batches(lambda row: None, done=done, batch_size=size)()
+    assert (report.processed, report.failed, sorted(calls)) == (3, 0, [0, 1, 2])
+    assert list(Parcel.objects.order_by("priority").values_list("note", flat=True)) == texts
+
+
+@pytest.mark.parametrize("make", [make_vector, Stamp])
+def test_nor_are_they_where_asynchronous_handlers_end_together(make: Any) -> None:
+    rows = the.errands(3)
+
+    async def handle(row: Any) -> None:
+        await asyncio.sleep(0)
+
+    run = the.at_least_once(
+        handle, done=lambda row, result: {"done": True, "result": make(1)}, batch_size=3
+    )
+    report = run(concurrency=3)
+    assert (report.processed, report.failed) == (3, 0)
+    text = "stamp 1" if make is Stamp else "1-1"
+    assert {the.state(row)["result"] for row in rows} == {text}
+
+
+def test_an_unhashable_callable_is_called_for_each_row() -> None:
+    parcels(4)
+    report = in_batches(lambda row: None, done={"sent": True, "note": Stamp(7)}, batch_size=2)()
+    assert (report.processed, report.failed) == (4, 0)
+    assert set(Parcel.objects.values_list("note", flat=True)) == {"stamp 7"}
