@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from threading import Event
-from typing import Never, TypeVar
+from typing import Any, Never, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
@@ -66,13 +67,16 @@ class BatchProcessor(Definition[M]):
         """
         return doubt.in_doubt(self, older_than)
 
-    def mark_done(self, rows: QuerySet[M, M]) -> int:
+    def mark_done(self, rows: QuerySet[M, M], *, values: Mapping[str, Any] | None = None) -> int:
         """Write ``done`` to claimed rows whose work turned out to be done; return how many.
 
-        Raises ``InvalidOption`` without ``claim`` and a plain ``done``, and for rows that are no
-        queryset of the processor's model, or a slice of one.
+        ``values``: written instead of ``done``, which may depend on the handler's result. Each row
+        is locked, and asked again whether it is among ``rows`` and claimed. Raises
+        ``InvalidOption`` without ``claim``, without ``values`` where ``done`` is a function, and
+        for rows that are no queryset of the processor's model, or a slice of one; ``InvalidDone``
+        for values that name no column.
         """
-        return doubt.mark_done(self, rows)
+        return doubt.mark_done(self, rows, values)
 
     def requeue(self, rows: QuerySet[M, M]) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.

@@ -93,6 +93,19 @@ class RoadTrain(Truck):
     length = models.IntegerField(default=0)
 
 
+class Freight(models.Model):
+    """A parent that holds the flag; its child holds the lease and the time of the claim."""
+
+    done = models.BooleanField(default=False)
+    dead = models.BooleanField(default=False)
+    claimed = models.BooleanField(default=False)
+    result = models.CharField(max_length=50, default="")
+
+
+class Express(RetryColumns, LeaseColumn, Freight):
+    claimed_at = models.DateTimeField(null=True)
+
+
 class VisibleManager(models.Manager["Crate"]):
     def get_queryset(self) -> models.QuerySet[Crate]:
         return super().get_queryset().filter(hidden=False)

@@ -104,12 +104,14 @@ def ask(
     read_using: str | None = None,
     due: Q | None = None,
     flips: Iterable[str] | None = (),
+    defer: Collection[str] = (),
 ) -> Question[Any]:
     """Return the question for the next window.
 
     ``source``: a queryset or a callable that gives one. ``due``: what the processor itself demands
     of a row that may be tried now. ``flips``: the columns that the flip
-    writes, or ``None`` when that is not known beforehand. Raises ``InvalidPending`` for a
+    writes, or ``None`` when that is not known beforehand. ``defer``: columns that the handler's
+    instance is not to have loaded. Raises ``InvalidPending`` for a
     queryset whose rows cannot be locked and asked about one by one.
     """
     unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
@@ -125,6 +127,7 @@ def ask(
     queryset = unfiltered
     for condition in (filter, due):
         queryset = queryset if condition is None else queryset.filter(condition)
+    queryset = queryset.defer(*defer)
     refuse(queryset, label)
     model = queryset.model._meta.concrete_model
     return Question(

@@ -150,6 +150,14 @@ class Definition(Generic[M]):
             due.append(self.lease.free())
         return functools.reduce(operator.and_, due) if due else None
 
+    def _renewed_columns(self) -> list[str]:
+        """Return the columns that change while the handler works.
+
+        A ``save()`` by the handler writes back what its instance has loaded: a lease that lapsed
+        long ago, and another worker takes the row. It skips deferred fields.
+        """
+        return [] if self.lease is None else [self.lease.field]
+
     @property
     def _is_async(self) -> bool:
         """Whether the handler is to be awaited."""

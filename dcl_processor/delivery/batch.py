@@ -108,7 +108,8 @@ class Batch(Generic[M]):
         self._claimed = claimed
         self.rows = claimed.rows
         retry = self.processor.retry
-        if retry is not None:
+        # Beside a lease the claim itself counts the attempt, and returns it.
+        if retry is not None and self.processor.lease is None:
             self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
 
     def _counted(self, name: str) -> dict[Any, int]:

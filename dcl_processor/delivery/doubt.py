@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates import pending
+from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.windows import WINDOW
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.definition.requirements import check_columns
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.locking.waiting import holders, lock_rows, settlement_transaction
 from dcl_processor.retry import LONGEST_DELAY
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.flip import with_cleared_retry
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
+
+Values = Mapping[str, Any]
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
@@ -31,17 +39,18 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
     return _rows(processor).filter(_claimed(processor), since).order_by(processor.claimed_at, "pk")
 
 
-def mark_done(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
-    """Write the flip to those of the rows that are claimed."""
-    if processor.claim is None or processor.done is None:
+def mark_done(
+    processor: Definition[Any], rows: QuerySet[Any, Any], values: Values | None = None
+) -> int:
+    """Write the flip, or these values, to those of the rows that are claimed."""
+    if processor.claim is None:
         raise InvalidOption(
-            f"{processor.name}: expected claim=… and a plain done=… to say what settles a claimed "
-            "row, got mark_done() without both."
+            f"{processor.name}: expected claim=… to tell which rows are claimed, got mark_done() "
+            "without it."
         )
-    _check_rows(processor, rows, "mark_done")
-    done = with_cleared_retry(processor, processor.done)
-    values = {**_unclaimed(processor), **writing.resolve(done)}
-    return rows.order_by().filter(_claimed(processor)).update(**values)
+    question = _check_rows(processor, rows, "mark_done")
+    done = _flip_of(processor, values, question.model)
+    return _write(processor, rows, question, _claimed(processor), done)
 
 
 def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
@@ -51,10 +60,51 @@ def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
             f"{processor.name}: expected reset=… to say what puts a row back into pending, got "
             "requeue() without it."
         )
-    _check_rows(processor, rows, "requeue")
-    reset = with_cleared_retry(processor, processor.reset)
-    values = {**_unclaimed(processor), **writing.resolve(reset)}
-    return rows.order_by().update(**values)
+    question = _check_rows(processor, rows, "requeue")
+    return _write(processor, rows, question, Q(), processor.reset)
+
+
+def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
+    """Return what a person says takes a claimed row out of pending."""
+    if values is None:
+        if not processor._has_fixed_flip:
+            raise InvalidOption(
+                f"{processor.name}: expected mark_done(rows, values={{…}}) to say what is written "
+                "to rows whose done=… depends on the handler's result, got no values."
+            )
+        return processor.done or {}
+    if not isinstance(values, Mapping) or not values:
+        raise InvalidOption(
+            f"{processor.name}: expected mark_done()'s values to be a mapping of column names to "
+            f"values, such as {{'sent': True}}, got {values!r}."
+        )
+    check_columns(values, model, processor.name, "values")
+    return values
+
+
+def _write(
+    processor: Definition[Any],
+    rows: QuerySet[Any, Any],
+    question: Question[Any],
+    condition: Q,
+    values: Values,
+) -> int:
+    """Write to the rows that are meant, and meet the condition, under their locks."""
+    resolved = writing.resolve(with_cleared_retry(processor, values))
+    written = {**_unclaimed(processor), **resolved}
+    others = [t for t in holders(question.model, written) if t is not question.model]
+    meant = rows.order_by().filter(condition)
+    keys = list(dict.fromkeys(meant.order_by("pk").values_list("pk", flat=True)))
+    count = 0
+    with settlement_transaction(question.using):
+        for at in range(0, len(keys), WINDOW):
+            some = keys[at : at + WINDOW]
+            for table in (question.model, *others):
+                lock_rows(question, table, some)
+            # Second check: a worker or another person may have written to a row since it was read.
+            still = set(meant.filter(pk__in=some).values_list("pk", flat=True))
+            count += question.table.filter(pk__in=still).update(**written)
+    return count
 
 
 def _check_age(processor: Definition[Any], older_than: Any) -> None:
@@ -67,9 +117,10 @@ def _check_age(processor: Definition[Any], older_than: Any) -> None:
         )
 
 
-def _check_rows(processor: Definition[Any], rows: Any, method: str) -> None:
+def _check_rows(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
     """Refuse what would write to other rows than the processor's, or could not be written."""
-    model = _rows(processor).model
+    question = pending.ask(processor.pending, label=processor.name, using=processor.using)
+    model = question.model
     ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is model
     if not ours or rows.query.is_sliced:
         got = "a slice" if ours else repr(rows) if isinstance(rows, Model) else _kind(rows)
@@ -77,6 +128,7 @@ def _check_rows(processor: Definition[Any], rows: Any, method: str) -> None:
             f"{processor.name}: expected {method}() to take a queryset of {model._meta.label} "
             f"without a slice, got {got}; for one row write …objects.filter(pk=…)."
         )
+    return replace(question, using=rows._db or question.using)
 
 
 def _kind(rows: Any) -> str:

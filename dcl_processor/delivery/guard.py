@@ -1,4 +1,4 @@
-"""What recognises a row as ours when no lock does: columns, with the values that we gave them."""
+"""Compare-and-set: a row is written only if columns still have the values that we gave them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from django.db.models import Q
 
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.pending import Question, these
+from dcl_processor.locking.waiting import settling
 from dcl_processor.statements.kept import names
 from dcl_processor.statements.update import Update
 
@@ -27,8 +28,16 @@ def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, A
         written = None if update is None else update.write([pk], values, only)
         if written is not None:
             return written
+    return write_all(question, [pk], guard, values)
+
+
+def write_all(
+    question: Question[Any], pks: Sequence[Any], guard: Guard, values: Mapping[str, Any]
+) -> int:
+    """Write those of the rows that are ours, all alike; return how many were written."""
     table = question.table
-    return table.filter(condition(guard), pk=pk).update(**values)
+    with settling(question, pks, {*guard, *values}):
+        return table.filter(these(pks), condition(guard)).update(**values)
 
 
 def condition(guard: Guard) -> Q:

@@ -9,17 +9,21 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
+from django.db import OperationalError, connections
 
 from dcl_processor import clock
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.lease import Lease
 from dcl_processor.locking.claiming import lock_free
 from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.waiting import lock_rows, lock_timeout
 
-from .guard import Guard
+from .guard import Guard, write_all
 
 logger = logging.getLogger("dcl_processor")
+
+#: Seconds that a renewal waits for a lock at a time, and so does the end of a run.
+LONGEST_WAIT = 5.0
 
 
 class Keeper:
@@ -67,8 +71,9 @@ class Keeper:
     def let_go(self, pk: Any, token: datetime) -> Guard:
         """Stop renewing a row's lease, and return what recognises it.
 
-        That is every value which the lease may have had from us: a renewal may come between the
-        end of the handler and the settlement. ``token``: the claim's, if it was not held yet.
+        That is every value which the lease has had from us. A renewal may come between the end of
+        the handler and the settlement, and a handler that saves an instance of its own writes back
+        the value that it has read. ``token``: the claim's, if it was not held yet.
         """
         with self._lock:
             self._alive_until.pop(pk, None)
@@ -85,14 +90,18 @@ class Keeper:
         pause = self._lease.seconds / 3
         try:
             while not self._stop.wait(pause):
-                # A renewal that failed has time for several more before the lease lapses.
-                pause = self._lease.seconds / (3 if self._renew_in_time() else 12)
+                # What was not renewed has time for several more beats before the lease lapses.
+                pause = self._lease.seconds / (3 if self._beat() else 12)
         finally:
             connections.close_all()
 
-    def _renew_in_time(self) -> bool:
+    def _beat(self) -> bool:
+        """Renew the leases; return whether all of them were."""
         try:
-            self._renew()
+            question, locked = self._renew()
+            if question is not None and locked:
+                self._wait_for(question, locked)
+                return False
         except Exception as error:  # noqa: BLE001  # the next beat tries again, in time or not
             logger.warning("%s: the leases were not renewed: %s", self._label, error)
             for connection in connections.all(initialized_only=True):
@@ -100,25 +109,56 @@ class Keeper:
             return False
         return True
 
-    def _renew(self) -> None:
+    def _renew(self) -> tuple[Question[Any] | None, list[Any]]:
+        """Renew the leases of all rows but those that are locked, and return these."""
         with self._lock:
             question, held = self._question, list(self._tokens)
         if question is None or not held:
-            return
+            return None, []
         began = time.monotonic()
         now = clock.read(question.table, held)
         if now is None:
-            return  # the handlers deleted their rows
+            return None, []  # the handlers deleted their rows
         token = now + timedelta(seconds=self._lease.seconds)
         if not connections[question.using].features.has_select_for_update_skip_locked:
-            self._note(held, self._prolong(question, held, token), token, began)
-            return
+            self._note(held, self._prolong(question, held, token), began)
+            return None, []
         with row_transaction(question.using):
             # Never waits for a row that its own handler, or a person, has locked: the other
             # leases would lapse meanwhile.
             free = lock_free(question, held)
             kept = self._prolong(question, free, token)
-        self._note(free, kept, token, began)
+        self._note(free, kept, began)
+        renewed = set(free)
+        return question, [pk for pk in held if pk not in renewed]
+
+    def _wait_for(self, question: Question[Any], locked: list[Any]) -> None:
+        """Wait for the lock of the row whose lease ends first, and renew it.
+
+        Race: double claim. Other workers pass a locked row by. When its lock is released after
+        its lease has lapsed, the first to come has the row: a renewal that waits is the first.
+        """
+        with self._lock:
+            ours = [pk for pk in locked if pk in self._tokens]
+            pk = min(ours, key=lambda pk: self._alive_until[pk], default=None)
+        if pk is None:
+            return
+        # The other leases are renewed in between.
+        seconds = min(self._lease.seconds / 4 / len(ours), LONGEST_WAIT)
+        try:
+            with row_transaction(question.using), lock_timeout(question.using, seconds):
+                lock_rows(question, question.model, [pk])
+                # Read after the wait: the lease begins now.
+                began = time.monotonic()
+                now = clock.read(question.table, [pk])
+                if now is None:
+                    return
+                token = now + timedelta(seconds=self._lease.seconds)
+                kept = self._prolong(question, [pk], token)
+        except OperationalError as error:
+            logger.debug("%s: row %s is still locked: %s", self._label, pk, error)
+        else:
+            self._note([pk], kept, began)
 
     def _prolong(self, question: Question[Any], pks: list[Any], token: datetime) -> set[Any]:
         """Write the token to those of the rows that are still ours; return these."""
@@ -132,20 +172,17 @@ class Keeper:
             return set()
         table = question.table
         field = self._lease.field
-        ours = table.filter(these(held), **{f"{field}__in": known})
-        if ours.update(**{field: token}) == len(held):
+        if write_all(question, held, {field: [*known]}, {field: token}) == len(held):
             return set(held)
         still = table.filter(these(held), **{field: token})
         return set(still.values_list("pk", flat=True))
 
-    def _note(self, asked: list[Any], kept: set[Any], token: datetime, began: float) -> None:
+    def _note(self, asked: list[Any], kept: set[Any], began: float) -> None:
         with self._lock:
             for pk in asked:
                 if pk not in self._tokens:
                     continue
                 if pk in kept:
-                    # The first is what the handler's instance says, and its save() writes back.
-                    self._tokens[pk] = [self._tokens[pk][0], token]
                     self._alive_until[pk] = began + self._lease.seconds
                 else:
                     self._alive_until[pk] = 0.0

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Model
 
 from dcl_processor.exceptions import AttemptsUsedUp
@@ -20,6 +20,7 @@ from dcl_processor.execution.handler import (
     ends_the_run,
 )
 from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.flip import refusing_values
 
@@ -188,7 +189,7 @@ def _written(
     if "done" not in batch.run.doubtful:
         with refusing_values(processor):
             return bool(write(question, pk, guard, resolved))
-    with transaction.atomic(using=question.using), refusing_values(processor):
+    with settlement_transaction(question.using), refusing_values(processor):
         written = write(question, pk, guard, resolved)
         writing.refuse_pending(processor, question, [pk] if written else [])
     return bool(written)

@@ -6,17 +6,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Model
 
-from dcl_processor.candidates.pending import these
 from dcl_processor.execution.handler import Handled, ends_the_run
 from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import flip as flips
 from dcl_processor.settlement import grouping, writing
 
 from .batch import Batch
-from .guard import Guard, condition
+from .guard import Guard, write_all
 from .marks import Mark
 
 M = TypeVar("M", bound=Model)
@@ -90,11 +90,9 @@ def _alike(batch: Batch[M], mark: Mark) -> list[tuple[Values, Guard, list[Any]]]
 
 def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> None:
     question, processor = batch.question, batch.processor
-    table = question.table
-    with transaction.atomic(using=question.using):
-        # The fence: a row that somebody else has taken over is not matched, and not overwritten.
-        written = table.filter(these(pks), condition(guard)).update(**values)
-        if written != len(pks):
+    with settlement_transaction(question.using):
+        # Race: lost lease that writes. A row that another worker has taken over is not matched.
+        if write_all(question, pks, guard, values) != len(pks):
             raise NotAllOursError
         if "done" in batch.run.doubtful:
             writing.refuse_pending(processor, question, pks)

@@ -84,6 +84,13 @@ def _claim_spanning(question: Question[M], pks: Sequence[Any], choice: Choice | 
 
 
 def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
+    lock_database(question)
+    # Second check: until the lock was got, another copy may have finished a row.
+    return _claimed(pks, _answers(question, pks), locked=pks)
+
+
+def lock_database(question: Question[Any]) -> None:
+    """Take the only lock of a database that has none for rows."""
     # SQLite has one lock, for writing, and gives it at once only to a transaction that begins by
     # writing: an update that matches no row. A read before it would make the write fail later.
     connection = connections[question.using]
@@ -92,8 +99,6 @@ def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     column = connection.ops.quote_name(key.column)
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0")  # noqa: S608  # quoted
-    # Second check: until the lock was got, another copy may have finished a row.
-    return _claimed(pks, _answers(question, pks), locked=pks)
 
 
 def _claimed(pks: Sequence[Any], found: dict[Any, M], *, locked: Collection[Any]) -> Claimed[M]:
@@ -117,7 +122,7 @@ def _lock(
         return []
     keys = dict(zip(pks, pks, strict=True))
     if table is not question.model:
-        keys = _parent_keys(question, table, pks)
+        keys = parent_keys(question, table, pks)
     # By column: Django cannot say OF which table a composite key as a whole is.
     columns = [field.attname for field in table._meta.pk_fields]
 
@@ -138,9 +143,8 @@ def _lock(
     return [pk for pk in pks if keys.get(pk) in held]
 
 
-def _parent_keys(
-    question: Question[Any], parent: type[Model], pks: Sequence[Any]
-) -> dict[Any, Any]:
+def parent_keys(question: Question[Any], parent: type[Model], pks: Sequence[Any]) -> dict[Any, Any]:
+    """Return the keys of the rows' parts in a parent's table, by the rows' own keys."""
     links = [step.join_field for step in question.model._meta.get_path_to_parent(parent)]
     if all(link.primary_key for link in links):
         return dict(zip(pks, pks, strict=True))

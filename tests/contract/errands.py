@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 from django.db import connection, connections
+from django.db.models import Q
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.models import Errand
@@ -57,6 +58,11 @@ each_delivery = pytest.mark.parametrize("make", [at_most_once, at_least_once])
 
 def retry(**options: Any) -> Retry:
     return Retry(**{"max_attempts": 3, "backoff": 0, "jitter": 0, **options})
+
+
+def only(row: Any) -> Q:
+    """Narrow a run to one row."""
+    return Q(pk=row.pk)
 
 
 def ignore(row: Any) -> None:

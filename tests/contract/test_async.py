@@ -437,7 +437,7 @@ def test_a_lease_is_kept_while_a_handler_is_awaited() -> None:
     [row] = the.errands(1)
 
     async def handle(row: Errand) -> None:
-        first = row.leased_until
+        first = await Errand.objects.values_list("leased_until", flat=True).aget(pk=row.pk)
         assert first is not None
         later = Errand.objects.filter(leased_until__gt=first)
         look = sync_to_async(later.exists)

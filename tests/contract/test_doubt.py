@@ -11,6 +11,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor
+from dcl_processor.exceptions import InvalidDone, InvalidOption
 from tests.contract import errands as the
 from tests.models import Errand
 
@@ -102,6 +103,36 @@ def test_requeue_forgets_attempts_and_errors() -> None:
     fresh = Errand.objects.get(pk=row.pk)
     assert (fresh.attempts, fresh.last_error, fresh.next_attempt_at) == (0, "", None)
     assert run().processed == 1
+
+
+def test_mark_done_takes_the_values_where_they_depend_on_a_result() -> None:
+    doubtful = as_a_killed_process_leaves_it(minutes=10)
+    pending = Errand.objects.create()
+    run = processor(done=lambda row, result: {"done": True, "result": result})
+    values = {"done": True, "result": "seen"}
+    assert run.mark_done(Errand.objects.all(), values=values) == 1
+    said = the.state(doubtful)
+    assert (said["done"], said["result"], said["claimed_at"]) == (True, "seen", False)
+    assert the.untouched(pending)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        (None, InvalidOption, r"expected mark_done\(rows, values=\{…\}\) to say what is written"),
+        ({}, InvalidOption, "values to be a mapping of column names"),
+        ("done", InvalidOption, "values to be a mapping of column names"),
+        ({"finished": True}, InvalidDone, "expected values to name columns of tests.Errand"),
+    ],
+)
+def test_values_that_mark_done_cannot_write_are_refused(
+    values: Any, error: Any, words: str
+) -> None:
+    doubtful = as_a_killed_process_leaves_it(minutes=10)
+    run = processor(done=lambda row, result: {"done": True, "result": result})
+    with pytest.raises(error, match=words):
+        run.mark_done(Errand.objects.all(), values=values)
+    assert not the.state(doubtful)["done"]
 
 
 @pytest.mark.parametrize("act", ["requeue", "mark_done"])

@@ -94,7 +94,7 @@ def in_the_hands_of(
 def _beat(self: Keeper) -> None:
     here().point(_BEAT)
     if not self._stop.is_set():
-        assert self._renew_in_time()
+        self._renew()
 
 
 def _pausing(step: Step, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,103 @@
+"""Locks that are waited for: those of rows that are to be written, whoever has them locked now.
+
+A claim passes by the rows that others have locked. A settlement, a renewal that is late, and what
+an operator asks for have to be written, and wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.models import Model, QuerySet
+
+from dcl_processor.candidates.pending import Question, these
+
+from .claiming import lock_database, parent_keys
+from .isolation import row_transaction
+
+
+def holders(model: type[Model], columns: Iterable[str]) -> list[type[Model]]:
+    """Return the models whose tables hold these columns of a row: its own, or parents' tables.
+
+    In the order in which a claim locks them, so that the two never wait for each other.
+    """
+    named = {*columns}
+    fields = [f for f in model._meta.concrete_fields if {f.name, f.attname} & named]
+    tables = {field.model._meta.concrete_model for field in fields}
+    return [each for each in (model, *model._meta.all_parents) if each in tables]
+
+
+@contextmanager
+def settling(
+    question: Question[Any], pks: Sequence[Any], columns: Collection[str]
+) -> Iterator[None]:
+    """Make one write of what a statement for each table of a row would do.
+
+    Where the columns are in the model's own table this does nothing: one UPDATE checks and writes.
+    """
+    tables = holders(question.model, columns)
+    if tables == [question.model]:
+        yield
+        return
+    with settlement_transaction(question.using):
+        # Race: lost lease that writes. Django writes to several tables by a SELECT and an UPDATE
+        # for each table. Without the lock another worker could take the row in between.
+        for table in (question.model, *(each for each in tables if each is not question.model)):
+            lock_rows(question, table, pks)
+        yield
+
+
+@contextmanager
+def settlement_transaction(using: str) -> Iterator[None]:
+    """Open a transaction, at READ COMMITTED; or a savepoint in the one that is open."""
+    inside = connections[using].in_atomic_block
+    with transaction.atomic(using=using) if inside else row_transaction(using):
+        yield
+
+
+def lock_rows(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> None:
+    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them."""
+    connection = connections[question.using]
+    if not connection.features.has_select_for_update:
+        lock_database(question)
+        return
+    keys = pks if table is question.model else [*parent_keys(question, table, pks).values()]
+    columns = [field.attname for field in table._meta.pk_fields]
+    rows = QuerySet[Any](table, using=question.using).filter(these(keys))
+    locking = rows.order_by(*columns).select_for_update(
+        no_key=connection.features.has_select_for_no_key_update
+    )
+    list(locking.values_list(*columns))
+
+
+@contextmanager
+def lock_timeout(using: str, seconds: float) -> Iterator[None]:
+    """Let the statements of a block, in a transaction, wait for locks no longer than that."""
+    connection: Any = connections[using]
+    before, after = _limits(connection, seconds)
+    with connection.cursor() as cursor:
+        if before:
+            cursor.execute(before)
+        try:
+            yield
+        finally:
+            if after:
+                cursor.execute(after)
+
+
+def _limits(connection: Any, seconds: float) -> tuple[str, str]:
+    if connection.vendor == "postgresql":
+        return f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}", ""
+    if connection.vendor != "mysql":
+        return "", ""
+    if connection.mysql_is_mariadb:
+        return f"SET max_statement_time = {seconds:.3f}", "SET max_statement_time = DEFAULT"
+    # MySQL has nothing finer than seconds.
+    return (
+        f"SET innodb_lock_wait_timeout = {math.ceil(seconds)}",
+        "SET innodb_lock_wait_timeout = DEFAULT",
+    )

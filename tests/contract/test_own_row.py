@@ -1,0 +1,177 @@
+"""Handlers of AT_LEAST_ONCE that save, refresh or lock their own row, or insert children of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+
+from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
+from tests.contract import errands as the
+from tests.contract.heartbeat import HAS_ROW_LOCKS, until
+from tests.models import Errand, Parcel, Scan
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+SHORT = Lease(1)
+
+
+def leased_until(row: Any) -> Any:
+    rows = type(row).objects.using("other")
+    return rows.values_list("leased_until", flat=True).get(pk=row.pk)
+
+
+def await_renewals(row: Any, number: int) -> None:
+    for _ in range(number):
+        before = leased_until(row)
+        until(lambda before=before: leased_until(row) > before)  # type: ignore[misc]  # a default
+
+
+def refresh_and_save_late(row: Errand) -> None:
+    await_renewals(row, 1)
+    row.refresh_from_db(fields=["leased_until", "result"])
+    await_renewals(row, 2)
+    row.save()
+
+
+def read_the_lease_and_save_late(row: Errand) -> None:
+    await_renewals(row, 1)
+    assert row.leased_until is not None
+    await_renewals(row, 2)
+    row.save()
+
+
+def save_another_instance_late(row: Errand) -> None:
+    await_renewals(row, 1)
+    mine = Errand.objects.get(pk=row.pk)
+    await_renewals(row, 2)
+    mine.save()
+
+
+SAVES = [refresh_and_save_late, read_the_lease_and_save_late, save_another_instance_late]
+
+
+@pytest.mark.parametrize("save", SAVES, ids=lambda save: save.__name__)
+def test_a_lease_that_was_read_and_saved_back_is_still_recognised(save: Any) -> None:
+    rows = the.errands(2)
+    handled: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        handled.append(row.pk)
+        save(row)
+
+    report = the.at_least_once(handle, lease=SHORT, retry=the.retry())()
+    assert (report.processed, report.lease_lost, report.failed) == (2, 0, 0)
+    assert handled == [row.pk for row in rows]
+    assert [the.state(row)["leased_until"] for row in rows] == [False, False]
+
+
+def test_a_save_after_the_claims_lease_lapsed_frees_the_row_for_no_other_copy() -> None:
+    """The instance has no lease to write back."""
+    rows = the.errands(2)
+    handled: list[Any] = []
+    reports: list[Report] = []
+    second = the.at_least_once(lambda row: handled.append("second"), retry=the.retry())
+
+    def handle(row: Errand) -> None:
+        handled.append(row.place)
+        claimed = leased_until(row)
+        until(lambda: leased_until(row) > claimed + timedelta(seconds=1))
+        row.result = "saved"
+        row.save()
+        assert leased_until(row) > claimed + timedelta(seconds=1)
+        narrowed: dict[str, Any] = {"wait_for_locked": 0, "filter": the.only(row)}
+        reports.append(the.elsewhere(lambda: second(**narrowed)))
+
+    reports.append(the.at_least_once(handle, lease=SHORT, retry=the.retry())())
+    assert handled == [0, 1]
+    assert [report.processed for report in reports] == [0, 0, 2]
+    assert [the.state(row)["result"] for row in rows] == ["saved", "saved"]
+
+
+def test_the_handlers_row_has_its_attempts_when_it_asks_for_them() -> None:
+    the.errands(3)
+    seen: list[Any] = []
+    run = the.at_least_once(
+        lambda row: seen.append((row.attempts, row.leased_until is not None)), retry=the.retry()
+    )
+    assert run().processed == 3
+    assert seen == [(1, True)] * 3
+
+
+if HAS_ROW_LOCKS:
+    WAITING = {
+        "postgresql": (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND wait_event_type = 'Lock'"
+        ),
+        # innodb_trx is a copy that is not made again while it is read all the time.
+        "mysql": (
+            "SELECT variable_value FROM information_schema.global_status "
+            "WHERE variable_name = 'innodb_row_lock_current_waits'"
+        ),
+    }
+
+    def somebody_waits_for_a_lock() -> bool:
+        with connections["other"].cursor() as cursor:
+            cursor.execute(WAITING[connection.vendor])
+            return int(cursor.fetchone()[0]) > 0
+
+    def lock(row: Parcel) -> None:
+        list(Parcel.objects.filter(pk=row.pk).select_for_update())
+
+    def insert_a_child(row: Parcel) -> None:
+        Scan.objects.create(parcel=row)
+
+    def parcels(handler: Callable[[Parcel], None]) -> BatchProcessor[Parcel]:
+        return batch_processor(
+            pending=Parcel.objects.filter(sent=False),
+            done={"sent": True},
+            delivery=Delivery.AT_LEAST_ONCE,
+            lease=SHORT,
+            batch_size=2,
+        )(handler)
+
+    # PostgreSQL's foreign keys take a lock that lets the heartbeat through.
+    ways = [lock] if connection.vendor == "postgresql" else [lock, insert_a_child]
+
+    @pytest.mark.parametrize("hold", ways)
+    @pytest.mark.parametrize("holder", ["default", "stranger"])
+    def test_a_row_that_is_locked_for_longer_than_its_lease_stays_ours(
+        hold: Any, holder: str
+    ) -> None:
+        """The heartbeat stands in the queue when the lock is released, before any other copy."""
+        first, other = (Parcel.objects.create() for _ in range(2))
+        handled: list[Any] = []
+        reports: list[Report] = []
+        second = parcels(lambda row: handled.append("second"))
+
+        def keep_it_locked(row: Parcel) -> None:
+            until(lambda: leased_until(row) < leased_until(other))
+            until(lambda: leased_until(other) > leased_until(row) + timedelta(seconds=1.2))
+            until(somebody_waits_for_a_lock)
+
+        def lock_elsewhere(row: Parcel) -> None:
+            with transaction.atomic():
+                hold(row)
+                keep_it_locked(row)
+
+        def handle(row: Parcel) -> None:
+            handled.append(row.pk)
+            if row.pk != first.pk:
+                return
+            if holder == "stranger":
+                the.elsewhere(lambda: lock_elsewhere(row))
+            else:
+                lock_elsewhere(row)
+            narrowed: dict[str, Any] = {"wait_for_locked": 0, "filter": the.only(row)}
+            await_renewals(row, 1)
+            reports.append(the.elsewhere(lambda: second(**narrowed)))
+
+        reports.append(parcels(handle)())
+        assert handled == [first.pk, other.pk]
+        assert [(each.processed, each.lease_lost) for each in reports] == [(0, 0), (2, 0)]
+        assert not Parcel.objects.filter(leased_until__isnull=False).exists()
