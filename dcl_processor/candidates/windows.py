@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from django.db.models import AutoField, Model, Q, QuerySet
 
+from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.contention import is_database_error
 from dcl_processor.locking.isolation import reconnected
 
@@ -209,8 +210,28 @@ def _flat(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
 def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
     """Read one window; the second value tells whether there may be more behind it."""
     rows = _look(keys[:size])
+    for pk in rows:
+        if not _is_known_again(pk):
+            raise InvalidPending(
+                f"{keys.model._meta.label}: expected primary keys that equal themselves and have "
+                f"a hash, got {pk!r:.100} of type {type(pk).__name__}; give its class __eq__ and "
+                "__hash__, or leave the row out of pending."
+            )
     # A filter over a to-many relation gives a row once per match.
     return list(dict.fromkeys(rows)), len(rows) == size
+
+
+def _is_known_again(pk: Any) -> bool:
+    """Tell whether the key is the same when it is read a second time."""
+    if isinstance(pk, tuple):
+        return all(map(_is_known_again, pk))
+    try:
+        hash(pk)
+    except TypeError:
+        return False
+    # Without __eq__ of its own each object equals itself alone; and NaN not even itself.
+    kind: Any = type(pk)
+    return kind.__eq__ is not object.__eq__ and bool(pk == pk)  # noqa: PLR0124  # for NaN
 
 
 def _look(keys: QuerySet[M, Any]) -> list[Any]:

@@ -140,18 +140,34 @@ def _lock(
 
     locked = _select(question, (table, choice), list(keys.values()), parts)
     held = {key if len(columns) > 1 else key[0] for key in locked}
-    return [pk for pk in pks if keys.get(pk) in held]
+    ours = {pk for pk in pks if keys.get(pk) in held}
+    if table is not question.model and len(ours) < len(held):
+        ours |= _spelled_otherwise(question, table, held.difference(keys.values()))
+    return [pk for pk in pks if pk in ours]
+
+
+def _spelled_otherwise(
+    question: Question[Any], parent: type[Model], held: Collection[Any]
+) -> set[Any]:
+    """Return the rows whose parts in a parent's table are these: a collation may ignore case."""
+    rows = QuerySet[Any](question.model, using=question.using)
+    named = rows.filter(**{f"{_path_to(question.model, parent)}__in": held})
+    return set(named.values_list("pk", flat=True))
+
+
+def _path_to(model: type[Model], parent: type[Model]) -> str:
+    return LOOKUP_SEP.join(step.join_field.name for step in model._meta.get_path_to_parent(parent))
 
 
 def parent_keys(question: Question[Any], parent: type[Model], pks: Sequence[Any]) -> dict[Any, Any]:
     """Return the keys of the rows' parts in a parent's table, by the rows' own keys."""
-    links = [step.join_field for step in question.model._meta.get_path_to_parent(parent)]
-    if all(link.primary_key for link in links):
+    steps = question.model._meta.get_path_to_parent(parent)
+    if all(step.join_field.primary_key for step in steps):
         return dict(zip(pks, pks, strict=True))
     # Asked by itself and not as a subquery, whose rows MariaDB would lock as well. The rows are
     # locked, so that the answer stays.
     rows = QuerySet[Any](question.model, using=question.using).filter(these(pks))
-    return dict(rows.values_list("pk", LOOKUP_SEP.join(link.name for link in links)))
+    return dict(rows.values_list("pk", _path_to(question.model, parent)))
 
 
 def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:

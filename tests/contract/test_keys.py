@@ -1,0 +1,159 @@
+"""Primary keys of unusual kinds: that cannot be known again, or are spelled in two ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, models
+from django.test.utils import isolate_apps
+
+from dcl_processor import batch_processor
+from dcl_processor.exceptions import InvalidPending
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+class Token:
+    """A value without ``__eq__``, so that what is read twice is never the same."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Odd(models.CharField):  # type: ignore[type-arg]  # no generic at run time
+    """Makes of its text whatever a user likes."""
+
+    made: Callable[[str], Any] = Token
+
+    def from_db_value(self, value: str, *_: Any) -> Any:
+        return type(self).made(value)
+
+
+KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "no __eq__": (Token, "of type Token"),
+    "not a number": (lambda text: float("nan"), "got nan of type float"),
+    "a list": (lambda text: [text], r"got \['0'\] of type list"),
+    "a document": (lambda text: {"key": text}, "of type dict"),
+    "a tuple of lists": (lambda text: ([text],), "of type tuple"),
+}
+
+
+@pytest.fixture
+def odd() -> Iterator[Any]:
+    with isolate_apps("tests"):
+
+        class Oddity(models.Model):
+            code = Odd(max_length=20, primary_key=True)
+            sent = models.BooleanField(default=False)
+
+            class Meta:
+                app_label = "tests"
+
+        with connection.schema_editor() as editor:
+            editor.create_model(Oddity)
+        try:
+            yield Oddity
+        finally:
+            with connection.schema_editor() as editor:
+                editor.delete_model(Oddity)
+
+
+@pytest.mark.parametrize("strict_order", [False, True])
+@pytest.mark.parametrize(("made", "words"), KEYS.values(), ids=[*KEYS])
+def test_a_key_that_cannot_be_known_again_is_refused(
+    odd: Any, made: Any, words: str, strict_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, and before any handler: it would be stale for ever, or a bare ``TypeError``."""
+    odd.objects.bulk_create([odd(code=str(number)) for number in range(3)])
+    monkeypatch.setattr(Odd, "made", made)
+    calls: list[Any] = []
+    run = batch_processor(
+        pending=odd.objects.filter(sent=False), done={"sent": True}, strict_order=strict_order
+    )(lambda row: calls.append(row.pk))
+    with pytest.raises(InvalidPending, match=rf"Oddity: expected primary keys .* {words}"):
+        run()
+    assert calls == []
+    assert odd.objects.filter(sent=False).count() == 3
+
+
+@pytest.mark.parametrize("made", [str, lambda text: (text, 1), frozenset])
+def test_one_that_equals_itself_is_not(
+    odd: Any, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Odd, "get_prep_value", lambda self, value: "".join(map(str, value))[:1])
+    odd.objects.bulk_create([odd(code=str(number)) for number in range(3)])
+    monkeypatch.setattr(Odd, "made", made)
+    pending = odd.objects.filter(sent=False)
+    assert batch_processor(pending=pending, done={"sent": True})(lambda row: None)().processed == 3
+
+
+@pytest.fixture
+def families() -> Iterator[Any]:
+    with isolate_apps("tests"):
+
+        class Family(models.Model):
+            code = models.CharField(max_length=20, primary_key=True)
+            sent = models.BooleanField(default=False)
+
+            class Meta:
+                app_label = "tests"
+
+        class Branch(Family):
+            family = models.OneToOneField(
+                Family, models.CASCADE, parent_link=True, primary_key=True, db_constraint=False
+            )
+            weighed = models.BooleanField(default=False)
+
+            class Meta:
+                app_label = "tests"
+
+        class Twig(Family):
+            """Its key is not its parent's."""
+
+            serial = models.BigAutoField(primary_key=True)
+            family = models.OneToOneField(
+                Family, models.CASCADE, parent_link=True, db_constraint=False
+            )
+            weighed = models.BooleanField(default=False)
+
+            class Meta:
+                app_label = "tests"
+
+        made = (Family, Branch, Twig)
+        with connection.schema_editor() as editor:
+            for model in made:
+                editor.create_model(model)
+        try:
+            yield {"branch": Branch, "twig": Twig}
+        finally:
+            with connection.schema_editor() as editor:
+                for model in reversed(made):
+                    editor.delete_model(model)
+
+
+if connection.vendor == "mysql":
+
+    @pytest.mark.parametrize("kind", ["branch", "twig"])
+    @pytest.mark.parametrize("size", [1, 5])
+    def test_a_key_that_a_child_spells_otherwise_is_its_parents(
+        families: Any, kind: str, size: int
+    ) -> None:
+        """The collation of most servers takes ``'a'`` and ``'A'`` for the same."""
+        model = families[kind]
+        for code in "abcde":
+            model.objects.create(code=code)
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE tests_{kind} SET family_id = UPPER(family_id)")  # noqa: S608  # a constant
+        calls: list[Any] = []
+        run = batch_processor(
+            pending=model.objects.filter(sent=False), done={"sent": True}, batch_size=size
+        )(lambda row: calls.append(row.code.lower()))
+        report = run(wait_for_locked=0)
+        assert (report.processed, report.skipped, report.stale) == (5, 0, 0)
+        assert sorted(calls) == [*"abcde"]
+        assert not model.objects.filter(sent=False).exists()
