@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     claim: Mapping[str, Any] | None
     claimed_at: str | None
     lease: Lease | None
+    concurrency: int
     retry: Retry | None
     max_consecutive_failures: int | None
     using: str | None

@@ -51,6 +51,7 @@ class BatchProcessor(Definition[M]):
     - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
     - ``lease``: ``AT_LEAST_ONCE`` only, and needed there: a ``Lease``.
     - ``repeats``: a row may rightly stay pending after its flip; each worker's run handles it once.
+    - ``concurrency``: handlers in flight at once, unless a run says otherwise.
     - ``using``: the database alias that is locked and written; default: the router's.
     - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 
@@ -103,7 +104,7 @@ class BatchProcessor(Definition[M]):
         limit: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
-        concurrency: int = 1,
+        concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
         """Handle what is pending now, and return what became of it.
@@ -111,9 +112,9 @@ class BatchProcessor(Definition[M]):
         ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
         ``using``: overrides the option. ``limit``: handler calls, at most. ``timeout``: seconds
         after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
-        others had locked; never outlasts ``timeout``. ``concurrency``: handlers in flight at
-        once, in threads with connections of their own, or as tasks of one event loop where the
-        handler is ``async def``. ``stop``: no row starts once it is set.
+        others had locked; never outlasts ``timeout``. ``concurrency``: overrides the option, so
+        many handlers in flight at once, in threads with connections of their own, or as tasks of
+        one event loop where the handler is ``async def``. ``stop``: no row starts once it is set.
 
         Raises ``InsideTransaction`` inside ``atomic()`` (Django's own ``TestCase`` excepted),
         ``StillPending`` before any handler when ``done`` would leave a row pending, and
@@ -139,7 +140,7 @@ class BatchProcessor(Definition[M]):
         limit: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
-        concurrency: int = 1,
+        concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
         """Run it: the same as ``run()``; raises ``TypeError`` when it is called with a row."""

@@ -52,7 +52,9 @@ class Retry:
     def __post_init__(self) -> None:
         most: Any = self.max_attempts
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            raise InvalidOption(f"expected Retry's max_attempts to be from 1, got {most!r}.")
+            raise InvalidOption(
+                f"expected Retry's max_attempts to be a whole number from 1, got {most!r}."
+            )
         for name in ("backoff", "max_delay"):
             _seconds(name, getattr(self, name))
         jitter: Any = self.jitter

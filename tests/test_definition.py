@@ -11,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor
 from dcl_processor.exceptions import (
     InvalidDone,
     InvalidOption,
@@ -188,6 +188,8 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"retry": 3}, InvalidOption, r"expected retry to be a Retry, got 3"),
     ({"lease": 30}, InvalidOption, r"expected lease to be a Lease, got 30"),
     ({"claimed_at": 3}, InvalidOption, r"expected claimed_at to be the name of a column, got 3"),
+    ({"concurrency": 0}, InvalidOption, r"concurrency to be a number of handlers from 1, got 0"),
+    ({"concurrency": None}, InvalidOption, r"a number of handlers from 1, got None"),
     ({"max_consecutive_failures": -1}, InvalidOption, r"from 1, or 0 for no end, got -1"),
     ({"max_consecutive_failures": True}, InvalidOption, r"from 1, or 0 for no end, got True"),
     ({"max_consecutive_failures": 1.5}, InvalidOption, r"from 1, or 0 for no end, got 1.5"),
@@ -280,3 +282,132 @@ def test_a_handler_without_a_name_is_told_where_to_go() -> None:
         define([].append)
     send = SendParcels(process=functools.partial(print, "sent"), name="sent")
     assert send.name == "sent"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("delivry", Delivery.AT_MOST_ONCE, "delivery"),
+        ("delivary", Delivery.AT_MOST_ONCE, "delivery"),
+        ("batchsize", 100, "batch_size"),
+        ("batchSize", 100, "batch_size"),
+        ("batch_sise", 100, "batch_size"),
+        ("batch_siez", 100, "batch_size"),
+        ("dnoe", DONE, "done"),
+        ("Done", DONE, "done"),
+        ("faild", DONE, "failed"),
+        ("retyr", Retry(), "retry"),
+        ("leese", None, None),
+        ("lesae", None, "lease"),
+        ("repeat", True, "repeats"),
+        ("claim_at", "claimed_at", "claimed_at"),
+        ("max_consecutive_failure", 3, "max_consecutive_failures"),
+        ("maxconsecutivefailures", 3, "max_consecutive_failures"),
+        ("concurency", 3, "concurrency"),
+        ("pendign", PENDING, "pending"),
+        ("get_doen", lambda self, row, result: DONE, "get_done"),
+        ("get_faild", lambda self, row, error: DONE, "get_failed"),
+        ("resorce", lambda self: None, "resource"),
+        ("process_bacth", lambda self, rows: None, "process_batch"),
+    ],
+)
+def test_a_misspelled_attribute_is_refused_when_its_class_is_defined(
+    name: str, value: Any, meant: str | None
+) -> None:
+    if meant is None:  # too short to tell from a word of the user's own
+        assert type("Send", (SendParcels,), {name: value})().done == DONE
+        return
+    with pytest.raises(InvalidOption, match=f"Send has no option '{name}'; did you mean '{meant}'"):
+        type("Send", (SendParcels,), {name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "names",
+            "claims",
+            "entry",
+            "one",
+            "none",
+            "dose",
+            "game",
+            "release",
+            "resets",
+            "entries",
+        ),
+        *("dones", "base", "limit", "timeout", "filter", "colour", "model", "url", "retry_after"),
+        *("batch", "size", "batch_sizes", "template_name", "failure", "failures", "delivered"),
+        *("DONE", "DELIVRY", "_delivry", "delivery_date", "max_failures", "claimed", "order"),
+        *("fields", "queue", "priority", "reset_password", "usage", "user", "lessee", "strict"),
+        *("done_at", "using_tls", "read_only", "currency", "repeated", "claim_number"),
+    ],
+)
+def test_constants_of_a_class_are_its_own(name: str) -> None:
+    assert type("Send", (SendParcels,), {name: 3})().done == DONE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("process_one", "processed", "processes", "reprocess", "postprocess", "deliver", "send"),
+        *(
+            "pending_rows",
+            "is_pending",
+            "get_one",
+            "get_name",
+            "resources",
+            "get_results",
+            "retry_",
+        ),
+        *("get_done_at", "get_failure", "claims", "finish", "reset_row", "renew", "get_dose"),
+    ],
+)
+def test_helpers_of_a_class_are_its_own(name: str) -> None:
+    kinds: list[Any] = [lambda self: 3, staticmethod(lambda: 3), property(lambda self: 3)]
+    for helper in kinds:
+        assert type("Send", (SendParcels,), {name: helper})().done == DONE
+
+
+def test_annotations_and_nested_classes_of_a_class_are_its_own() -> None:
+    class Send(SendParcels):
+        delivry: str
+
+        class Batchsize: ...
+
+    assert Send().done == DONE
+
+
+def test_an_attribute_of_a_base_may_be_set_again() -> None:
+    mixin = type("Mixin", (), {"delivry": None})
+    assert type("Send", (mixin, SendParcels), {"delivry": 3})().done == DONE
+
+
+def test_a_parameter_of_a_run_is_no_option_and_said_to_be_one() -> None:
+    words = r"has no option 'limit'; it is a parameter of a run: .*\.run\(limit=…\)"
+    with pytest.raises(InvalidOption, match=words):
+        define(limit=5)
+
+
+def test_methods_are_neither_options_nor_listed_as_such() -> None:
+    with pytest.raises(InvalidOption, match="has no option 'requeue'"):
+        define(requeue=None)
+    with pytest.raises(InvalidOption) as info:
+        define(xyzzy=None)
+    listed = str(info.value).partition("known are ")[2].rstrip(".").split(", ")
+    assert {"done", "concurrency", "pending", "get_done"} <= set(listed)
+    assert not {"run", "in_doubt", "mark_done", "requeue", "wake"} & set(listed)
+
+
+def test_a_lambda_without_arguments_in_a_class_is_no_method() -> None:
+    kind = type("Send", (SendParcels,), {"pending": lambda: PENDING})
+    with pytest.raises(InvalidPending, match=r"expected pending in a class .* pending\(self\)"):
+        kind()
+    kind = type("Send", (SendParcels,), {"pending": staticmethod(lambda: PENDING)})
+    assert kind().pending() is PENDING
+
+
+def test_a_function_for_done_in_a_class_is_a_method_of_another_name() -> None:
+    kind = type("Send", (SendParcels,), {"done": lambda self, row: {}})
+    with pytest.raises(InvalidDone, match=r"in a class write the method get_done\(\)"):
+        kind()

@@ -58,7 +58,7 @@ def run(
     limit: int | None = None,
     using: str | None = None,
     wait_for_locked: float = 10,
-    concurrency: int = 1,
+    concurrency: int | None = None,
     raise_for_failures: bool = False,
 ) -> dict[str, Any]:
     """Run the processor of this name, and return its report as plain values.
@@ -206,10 +206,11 @@ def _hand_over(
 
 
 def _check(
-    *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = 1
+    *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = None
 ) -> None:
     """Raise ``InvalidOption`` for what ``run()`` would refuse."""
-    budget.check_concurrency(concurrency)
+    if concurrency is not None:
+        budget.check_concurrency(concurrency)
     budget.Budget(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
 
 

@@ -19,7 +19,7 @@ from django.db.models import Model, Q, QuerySet
 from dcl_processor.lease import Lease
 from dcl_processor.retry import Retry
 
-from . import functions, validation
+from . import functions, names, validation
 from .kinds import Delivery
 
 M = TypeVar("M", bound=Model)
@@ -54,6 +54,7 @@ class Definition(Generic[M]):
     claim: Mapping[str, Any] | None = None
     claimed_at: str | None = None
     lease: Lease | None = None
+    concurrency: int = 1
     using: str | None = None
     read_using: str | None = None
 
@@ -63,9 +64,10 @@ class Definition(Generic[M]):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = _DefaultName()  # type: ignore[assignment]  # as above; never inherited
+        names.check_class(cls)
 
     def __init__(self, **options: Any) -> None:
-        validation.check_option_names(type(self), options)
+        names.check_options(type(self), options)
         self.__name__ = type(self).__name__
         for option, value in options.items():
             setattr(self, option, value)

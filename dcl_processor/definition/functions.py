@@ -43,6 +43,12 @@ def _check_pending(processor: Definition[Any]) -> None:
             f"{label(processor)}: expected pending to be a queryset or a callable that returns "
             f"one, got {source!r}."
         )
+    written = inspect.getattr_static(type(processor), "pending", None)
+    if inspect.isfunction(written) and "pending" not in vars(processor) and takes(written):
+        raise InvalidPending(
+            f"{label(processor)}: expected pending in a class to be a method, pending(self), got a "
+            "function without arguments, such as a lambda; write 'def pending(self)'."
+        )
     if not takes(source):
         raise InvalidPending(
             f"{label(processor)}: expected pending to take no arguments, got "

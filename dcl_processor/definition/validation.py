@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
@@ -17,16 +16,6 @@ from .kinds import Delivery
 
 if TYPE_CHECKING:
     from .definition import Definition
-
-
-def check_option_names(cls: type[Definition[Any]], options: Mapping[str, Any]) -> None:
-    """Refuse options that override nothing, by the rule of Django's ``View.as_view()``."""
-    known = sorted(name for name in dir(cls) if not name.startswith("_"))
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            guess = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
-            raise InvalidOption(f"{cls.__name__} has no option {name!r}; {guess}")
 
 
 def check_options(processor: Definition[Any], missing: AbstractSet[str]) -> None:
@@ -51,6 +40,7 @@ def check_options(processor: Definition[Any], missing: AbstractSet[str]) -> None
     _expect(processor, "claimed_at", str | None, "the name of a column")
     deliveries.check(processor)
     _check_most(processor)
+    _check_concurrency(processor)
     if processor.strict_order and processor.repeats:
         raise Unsupported(
             f"{_label(processor)}: expected strict_order or repeats, got both: a row that stays "
@@ -85,6 +75,15 @@ def _check_batch_size(processor: Definition[Any]) -> None:
         )
 
 
+def _check_concurrency(processor: Definition[Any]) -> None:
+    handlers: Any = processor.concurrency
+    if not isinstance(handlers, int) or isinstance(handlers, bool) or handlers < 1:
+        raise InvalidOption(
+            f"{_label(processor)}: expected concurrency to be a number of handlers from 1, got "
+            f"{handlers!r}."
+        )
+
+
 def _check_name(processor: Definition[Any]) -> None:
     _expect(processor, "name", str, "a string")
     name = processor.name
@@ -108,7 +107,7 @@ def _check_flip(processor: Definition[Any], option: str) -> None:
     if not isinstance(flip, Mapping) or not all(isinstance(name, str) for name in flip):
         raise InvalidDone(
             f"{_label(processor)}: expected {option} to be a mapping of column names to values, "
-            f"such as {{'sent': True}}, got {flip!r}."
+            f"such as {{'sent': True}}, got {flip!r}{_as_a_method(option, flip)}."
         )
     if not flip:
         leave = " when the handler itself takes the row out of pending" if option == "done" else ""
@@ -116,6 +115,12 @@ def _check_flip(processor: Definition[Any], option: str) -> None:
             f"{_label(processor)}: expected {option} to name at least one column, got {{}}; leave "
             f"it out{leave}."
         )
+
+
+def _as_a_method(option: str, flip: Any) -> str:
+    if option in {"done", "failed"} and callable(flip):
+        return f"; in a class write the method get_{option}(), which the decorator makes of it"
+    return ""
 
 
 def _expect(processor: Definition[Any], name: str, kind: Any, words: str) -> None:

@@ -73,6 +73,15 @@ def check_concurrency(concurrency: Any) -> None:
         )
 
 
+def check_stop(stop: Any) -> None:
+    """Raise unless it can be asked, and waited for, as a ``threading.Event`` can."""
+    if stop is not None and not (hasattr(stop, "is_set") and hasattr(stop, "wait")):
+        raise InvalidOption(
+            "expected stop to be a threading.Event, which ends the run when it is set, got "
+            f"{stop!r}."
+        )
+
+
 def check_alias(name: str, alias: str | None) -> None:
     """Raise ``InvalidOption`` unless the alias is one of the settings' ``DATABASES``."""
     if alias is not None and alias not in connections.databases:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from django.db import connections
 from django.db.models import Model, Q
 
 from dcl_processor.candidates import pending
@@ -48,13 +49,17 @@ class Run(Generic[M]):
         limit: int | None,
         timeout: float | timedelta | None,
         wait_for_locked: float | timedelta,
-        concurrency: int,
+        concurrency: int | None,
         stop: Event | None,
     ) -> None:
         budget.check_alias("using", using or processor.using)
         budget.check_alias("read_using", processor.read_using)
         budget.check_filter(filter)
+        # A run's own wins; inside Django's TestCase, the option alone does not ask for threads.
+        self.asks_concurrency = concurrency is not None
+        concurrency = processor.concurrency if concurrency is None else concurrency
         budget.check_concurrency(concurrency)
+        budget.check_stop(stop)
         self.budget = budget.Budget(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
@@ -90,6 +95,16 @@ class Run(Generic[M]):
             leave=self.leave_thread,
         )
 
+    def share_no_test_case(self, using: str) -> None:
+        """Handle one row at a time inside ``TestCase``, or refuse if the run asks for more."""
+        if self.asks_concurrency:
+            refuse_test_case(using, self.processor.name)
+        elif connections[using].in_atomic_block:
+            self.concurrency = 1
+            if self.event_loop is not None:
+                self.event_loop.concurrency = 1
+            self.crew = self.gather(1)
+
     def report(self) -> Report:
         """Run, and return what became of it."""
         # Without what the processor demands itself, whose columns are yet to be looked at.
@@ -97,7 +112,7 @@ class Run(Generic[M]):
         requirements.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
         if self.concurrency > 1:
-            refuse_test_case(question.using, self.processor.name)
+            self.share_no_test_case(question.using)
         # A claim outlives its process in the other deliveries, and keeps the row from being first.
         if self.processor.delivery is Delivery.TRANSACTIONAL:
             self.notes.using = question.using

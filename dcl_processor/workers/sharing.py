@@ -31,7 +31,7 @@ def run(
     using: str | None = None,
     limit: int | None = None,
     timeout: float | None = None,
-    concurrency: int = 1,
+    concurrency: int | None = None,
     stop: Event,
     on_row: OnRow | None = None,
 ) -> tuple[Report, list[Report | Trouble]]:
@@ -70,7 +70,7 @@ def run_copies(
     using: str | None = None,
     limit: int | None = None,
     timeout: float | None = None,
-    concurrency: int = 1,
+    concurrency: int | None = None,
     stop: Event,
     on_row: OnRow | None = None,
 ) -> list[Report | Trouble]:

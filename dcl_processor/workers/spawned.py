@@ -59,7 +59,7 @@ class Share:
     using: str | None
     limit: int | None
     deadline: float | None
-    concurrency: int
+    concurrency: int | None
     tells_rows: bool
 
     def run(self, stop: Stop, send: Send) -> Report | Trouble:

@@ -40,7 +40,7 @@ class Plan:
     using: str | None = None
     limit: int | None = None
     timeout: float | None = None
-    concurrency: int = 1
+    concurrency: int | None = None
     #: Rows to try before it ends.
     max_rows: int | None = None
     #: The time by the monotonic clock, which processes share, when it ends.

@@ -241,6 +241,7 @@ def test_the_log_of_failures_is_capped_and_says_so(caplog: pytest.LogCaptureFixt
         ({"timeout": "soon"}, r"expected timeout .* got 'soon'"),
         ({"timeout": float("nan")}, r"expected timeout .* got nan"),
         ({"wait_for_locked": None}, r"expected wait_for_locked .* got None"),
+        ({"stop": True}, r"expected stop to be a threading.Event, .* got True"),
         ({"using": "elsewhere"}, r"expected using .* default, other, got 'elsewhere'"),
         ({"filter": {"note": "x"}}, r"expected filter to be a Q object, got {'note': 'x'}"),
     ],

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
+from django.test import TestCase
 
-from dcl_processor.exceptions import StillPending
+from dcl_processor.exceptions import StillPending, Unsupported
 from tests.contract.batches import in_batches, parcels, sent
 from tests.contract.errands import (
     PATIENCE,
@@ -247,3 +248,45 @@ def test_rows_held_by_others_are_come_back_to() -> None:
         wait(ready)
         report = at_least_once(lambda row: free.set()).run(concurrency=3)
     assert (report.processed, report.skipped, done()) == (8, 0, 8)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
+    errands(6)
+    together = Barrier(3, timeout=PATIENCE)
+    report = make(lambda row: together.wait(), concurrency=3)()
+    assert (report.processed, report.failed, done()) == (6, 0, 6)
+
+
+def test_concurrency_of_a_run_overrides_the_option() -> None:
+    errands(6)
+    threads: set[int] = set()
+    report = at_least_once(lambda row: threads.add(threading.get_ident()), concurrency=3)(
+        concurrency=1
+    )
+    assert (report.processed, threads) == (6, {threading.get_ident()})
+
+
+class OptionInsideTestCase(TestCase):
+    """Whose rows no other connection sees."""
+
+    def test_the_option_alone_starts_no_threads(self) -> None:
+        errands(3)
+        threads: set[int] = set()
+        run = at_least_once(lambda row: threads.add(threading.get_ident()), concurrency=3)
+        assert (run().processed, threads) == (3, {threading.get_ident()})
+
+    def test_the_option_alone_starts_one_asynchronous_handler_at_a_time(self) -> None:
+        errands(3)
+        calls: list[int] = []
+
+        async def handle(row: Errand) -> None:
+            calls.append(row.place)
+
+        assert at_least_once(handle, concurrency=3)().processed == 3
+        assert calls == [0, 1, 2]
+
+    def test_a_run_that_asks_for_threads_is_refused(self) -> None:
+        run = at_least_once(lambda row: None, concurrency=3)
+        with pytest.raises(Unsupported, match="expected TransactionTestCase"):
+            run(concurrency=3)

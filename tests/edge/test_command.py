@@ -404,6 +404,15 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     assert done.stderr.endswith("CommandError: 2 of 13 could not be counted.\n")
 
 
+def test_list_says_once_that_the_database_is_down() -> None:
+    done = processors("list", DATABASE_URL="postgres://nobody@127.0.0.1:1/none")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2, lines
+    assert lines[0].count("expected the database 'default' to answer") == 1
+    assert "warehouse.deliver, " in lines[0]
+
+
 # --- the backlog
 
 

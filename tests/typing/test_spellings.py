@@ -103,6 +103,7 @@ async def send_later(row: Parcel) -> None:
     claimed_at="sent_at",
     reset={"note": ""},
     max_consecutive_failures=10,
+    concurrency=4,
 )
 def send_at_most_once(row: Parcel) -> str:
     return str(row.pk)
@@ -165,6 +166,7 @@ def runs() -> None:
     """Never called: what a run takes and returns."""
     assert_type(send_parcel(), Report)
     assert_type(send_letters.run(limit=3, timeout=1.5), Report)
+    assert_type(send_letters.run(concurrency=None), Report)
     assert_type(send_parcel().raise_for_failures(), Report)
     assert_type(send_at_most_once.in_doubt(older_than=timedelta(hours=1)), QuerySet[Parcel, Parcel])
     assert_type(send_at_most_once.requeue(Parcel.objects.filter(pk=3)), int)

@@ -60,9 +60,9 @@ class Command(BaseCommand):
         run.add_argument(
             "--concurrency",
             type=_handlers,
-            default=1,
             metavar="N",
-            help="Handlers in flight at once, in each copy: threads, or tasks for async handlers.",
+            help="Handlers in flight at once, in each copy, instead of the processors' own number: "
+            "threads, or tasks for async handlers.",
         )
         watching.add_arguments(run)
         listing = actions.add_parser("list", parents=[common], help="Show what is pending.")
@@ -152,8 +152,12 @@ class Command(BaseCommand):
                 troubles.append((processor.name, Trouble.of(error, processor, using)))
                 close_old_connections()
         output.backlogs(found)
+        # A database that is down is the trouble of all its processors.
+        names: dict[str, list[str]] = {}
         for name, trouble in troubles:
-            output.trouble(name, trouble)
+            names.setdefault(trouble.sentence, []).append(name)
+        for sentence, trouble in {each.sentence: each for _, each in troubles}.items():
+            output.trouble(", ".join(names[sentence]), trouble)
         if troubles:
             raise CommandError(f"{len(troubles)} of {len(found)} could not be counted.")
 

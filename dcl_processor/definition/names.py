@@ -1,0 +1,112 @@
+"""The names that a definition may set, and those that were probably meant for one of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.exceptions import InvalidOption
+
+if TYPE_CHECKING:
+    from .definition import Definition
+
+#: What the user writes as code.
+HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_failed")
+
+#: What says how much one run does, and belongs into its call.
+PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
+
+#: Letters up to which one letter more, less or moved makes another word rather than a likeness.
+SHORT = 5
+
+#: Letters from which a name of several words is compared as a whole.
+LONG = 8
+
+
+def check_options(cls: type[Definition[Any]], options: Mapping[str, Any]) -> None:
+    """Refuse options that override nothing, by the rule of Django's ``View.as_view()``."""
+    allowed = _allowed(cls)
+    for name in options:
+        if name in allowed:
+            continue
+        if name in PARAMETERS:
+            guess = f"it is a parameter of a run: {cls.__name__}(…).run({name}=…)."
+        elif close := difflib.get_close_matches(name, allowed, n=1):
+            guess = f"did you mean {close[0]!r}?"
+        else:
+            guess = f"known are {', '.join(allowed)}."
+        raise InvalidOption(f"{cls.__name__} has no option {name!r}; {guess}")
+
+
+def check_class(cls: type[Definition[Any]]) -> None:
+    """Refuse attributes of a class that look like an option which was misspelled.
+
+    Helpers and constants are the user's own, whatever they are called: only what differs from an
+    option or a hook by a slip of the keyboard is refused.
+    """
+    options = _options(cls)
+    for name, value in vars(cls).items():
+        own = name.startswith("_") or name.isupper() or isinstance(value, type)
+        if own or any(hasattr(base, name) for base in cls.__mro__[1:]):
+            continue
+        is_code = callable(value) or hasattr(value, "__get__")
+        meant = _meant(name, HOOKS if is_code else (*options, *HOOKS))
+        if meant is not None:
+            raise InvalidOption(
+                f"{cls.__name__} has no option {name!r}; did you mean {meant!r}? If {name!r} is "
+                "something of your own, begin its name with an underscore."
+            )
+
+
+def _allowed(cls: type[Definition[Any]]) -> list[str]:
+    """Return the options, the hooks, and what the user's own classes have beside them."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("dcl_processor.")]
+    inherited = {name for base in ours for name in vars(base)}
+    own = {name for name in dir(cls) if not name.startswith("_")} - inherited
+    return sorted({*_options(cls), *HOOKS, *own})
+
+
+def _options(cls: type[Definition[Any]]) -> list[str]:
+    """Return the names of the options, which are annotated in the definition."""
+    home = f"{__package__}.definition"
+    definition = next(base for base in cls.__mro__ if base.__module__ == home)
+    return [name for name in definition.__annotations__ if not name.startswith("_")]
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    return next((each for each in known if _is_slip(name, each)), None)
+
+
+def _is_slip(name: str, meant: str) -> bool:
+    """Tell whether the name is the other one with a slip of the keyboard in it."""
+    words, others = name.split("_"), meant.split("_")
+    if len(words) == len(others):
+        differing = [pair for pair in zip(words, others, strict=True) if pair[0] != pair[1]]
+        if len(differing) == 1 and _is_slip_in_word(*differing[0]):
+            return True
+    one, other = "".join(words).lower(), "".join(others)
+    if one == other:
+        return True
+    return len(other) >= LONG and not other.startswith(one) and _is_slip_in_word(one, other)
+
+
+def _is_slip_in_word(word: str, meant: str) -> bool:
+    word = word.lower()
+    if word == meant:
+        return True
+    # "names" is no slip for "name", "processed" none for "process", and "entry" none for "retry".
+    if word.startswith(meant) or not word or word[0] != meant[0]:
+        return False
+    if word in _one_letter_more_or_less(meant) or sorted(word) == sorted(meant):
+        return True
+    if len(meant) <= SHORT:
+        return False
+    return difflib.SequenceMatcher(None, word, meant).ratio() >= 0.85
+
+
+def _one_letter_more_or_less(word: str) -> Collection[str]:
+    less = {word[:place] + word[place + 1 :] for place in range(len(word))}
+    # Doubled, as slips are: any other letter may make another word.
+    more = {word[:place] + letter + word[place:] for place, letter in enumerate(word)}
+    return less | more
