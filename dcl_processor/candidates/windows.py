@@ -12,15 +12,18 @@ many copies there are, and a lone copy keeps its order.
 
 from __future__ import annotations
 
+import random
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, TypeVar
 
+from django.db import connections
 from django.db.models import AutoField, Model, Q, QuerySet
 
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.locking.contention import is_database_error
+from dcl_processor.locking.contention import is_contention, is_database_error
 from dcl_processor.locking.isolation import reconnected
 
 from .pending import Question, order_of
@@ -38,6 +41,10 @@ PLACES = 5
 
 #: Rows per window among other copies: room enough to be alone in.
 WIDE_WINDOW = 5_000
+
+#: Seconds that a read waits for others. It holds no lock and asks for none, but SQLite locks a table
+#: against reading where threads share a database in memory, and the file in EXCLUSIVE mode.
+PATIENCE = 10.0
 
 
 class Walk(Generic[M]):
@@ -108,7 +115,7 @@ class Walk(Generic[M]):
         # dear, and a short run never comes here.
         needs_number = self.among_others or not _counts_up(question.model)
         if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
-            self._left = _twice(keys.count, keys.db)
+            self._left = _patiently(keys.count, keys.db)
         return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
 
     def _window(self, question: Question[M], pks: list[Any]) -> Iterator[Window[M]]:
@@ -148,13 +155,13 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
         if not full:
             return
         visited = shown - len(waiting)
-        left = _twice(keys.count, keys.db) if left is None else left - visited
+        left = _patiently(keys.count, keys.db) if left is None else left - visited
 
 
 def anywhere(question: Question[Any], number: int) -> list[Any]:
     """Return about so many keys from random places; no place has more than its share of them."""
     keys = _keys(question)
-    there = _twice(keys.count, keys.db)
+    there = _patiently(keys.count, keys.db)
     places = min(PLACES, number)
     at_each = -(-number // places)
     found: list[Any] = []
@@ -235,20 +242,26 @@ def _is_known_again(pk: Any) -> bool:
 
 
 def _look(keys: QuerySet[M, Any]) -> list[Any]:
-    return _twice(lambda: list(keys.all()), keys.db)
+    return _patiently(lambda: list(keys.all()), keys.db)
 
 
-def _twice(read: Callable[[], T], using: str) -> T:
-    """Read, and once more if the session had been ended while nobody used it.
+def _patiently(read: Callable[[], T], using: str) -> T:
+    """Read; wait for what locks a whole table, and connect again if the session had been ended.
 
     What is read is a hint and holds no lock, so nothing was lost with the session but the answer.
     """
-    try:
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return read()
+        except Exception as error:
+            locked = is_database_error(error) and is_contention(error)
+            if locked and time.monotonic() < give_up and not connections[using].in_atomic_block:
+                time.sleep(random.uniform(0.01, 0.1))  # noqa: S311  # no secret
+                continue
+            if not is_database_error(error) or not reconnected(using):
+                raise
         return read()
-    except Exception as error:
-        if not is_database_error(error) or not reconnected(using):
-            raise
-    return read()
 
 
 def _highest(question: Question[M]) -> Any:

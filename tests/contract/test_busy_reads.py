@@ -1,0 +1,111 @@
+"""Reads without a lock that SQLite refuses all the same, because somebody writes."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.candidates import windows
+from tests.contract import errands as the
+from tests.contract.sessions import connected
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "WINDOW", 2)
+    monkeypatch.setattr(windows, "WIDE_WINDOW", 3)
+
+
+@pytest.fixture
+def shared_memory() -> Iterator[None]:
+    """Let all threads connect to one database in memory, as Django's own test database is."""
+    before = connection.settings_dict["NAME"]
+    connection.close()
+    connection.settings_dict["NAME"] = "file:busy?mode=memory&cache=shared"
+    try:
+        with connection.schema_editor() as editor:
+            editor.create_model(Errand)
+        yield
+    finally:
+        assert connection.connection is not None
+        connection.connection.close()
+        connection.connection = None
+        connection.settings_dict["NAME"] = before
+
+
+def processor(handler: Any, **options: Any) -> BatchProcessor[Errand]:
+    return batch_processor(
+        pending=lambda: Errand.objects.filter(done=False), done={"done": True}, **options
+    )(handler)
+
+
+def test_the_next_window_waits_for_what_other_threads_write(shared_memory: None) -> None:
+    """A table that is being written to cannot be read there, whatever the time-out is."""
+    the.errands(12)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        time.sleep(0.05)
+        calls.append(row.place)
+
+    report = processor(handle)(concurrency=4, wait_for_locked=30)
+    assert (report.processed, report.failed, report.skipped) == (12, 0, 0)
+    assert sorted(calls) == list(range(12))
+
+
+READS = {
+    "a window": lambda sql: "LIMIT 2" in sql,
+    "the highest key": lambda sql: " DESC LIMIT 1" in sql,
+    "the number of rows": lambda sql: "COUNT(" in sql,
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=[*READS])
+@pytest.mark.parametrize("released", [True, False], ids=["released", "kept"])
+def test_a_read_waits_for_an_exclusive_lock(
+    read: Any, released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a claim does: what is locked is asked for again, and not without end."""
+    monkeypatch.setattr(windows, "PATIENCE", 30 if released else 0.3)
+    the.errands(12)
+    refusals: list[str] = []
+    path = connection.settings_dict["NAME"]
+    with (
+        connected({"timeout": 0}),
+        closing(sqlite3.connect(path, isolation_level=None, timeout=5)) as other,
+    ):
+        locked: list[bool] = []
+
+        def watch(execute: Any, sql: str, *args: Any) -> Any:
+            if read(sql) and not locked:
+                locked.append(True)
+                other.execute("BEGIN EXCLUSIVE")
+            try:
+                return execute(sql, *args)
+            except OperationalError:
+                refusals.append(sql)
+                if released and len(refusals) == 2:
+                    other.rollback()
+                raise
+
+        # In the order of keys there is no need for a number of rows.
+        run = processor(the.ignore, strict_order=read is READS["the number of rows"])
+        with connection.execute_wrapper(watch):
+            if released:
+                assert run().processed == 12
+                assert len(refusals) == 2
+            else:
+                with pytest.raises(OperationalError, match="locked"):
+                    run()
+                assert len(refusals) > 1
+    assert all(map(read, refusals))
