@@ -42,8 +42,8 @@ PLACES = 5
 #: Rows per window among other copies: room enough to be alone in.
 WIDE_WINDOW = 5_000
 
-#: Seconds that a read waits for others. It holds no lock and asks for none, but SQLite locks a table
-#: against reading where threads share a database in memory, and the file in EXCLUSIVE mode.
+#: Seconds that a read waits for others. It holds no lock and asks for none, but SQLite locks a
+#: table against reading where threads share a database in memory, and the file in EXCLUSIVE mode.
 PATIENCE = 10.0
 
 
