@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 from django.db.models import Count, F, QuerySet
+from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import pending, windows
@@ -203,3 +204,82 @@ def test_still_pending_keeps_the_order_and_what_is_pending() -> None:
     pks: Iterable[int] = [rows[3].pk, rows[2].pk, rows[0].pk, 10**9]
     asked = question(unsent.filter(scans=None))
     assert windows.still_pending(asked, list(pks)) == [rows[3].pk, rows[0].pk]
+
+
+def walk(tried: set[Any]) -> windows.Walk[Any]:
+    return windows.Walk(lambda: pending.ask(unsent, label="test"), tried)
+
+
+def test_i8_keys_that_were_tried_are_forgotten_behind_the_walk() -> None:
+    parcels(20)
+    tried: set[Any] = set()
+    most = 0
+    for _, waiting in walk(tried):
+        tried.update(waiting)
+        waiting.clear()
+        most = max(most, len(tried))
+    assert most == windows.WINDOW
+
+
+def test_a_walk_among_others_shows_every_row_however_few_are_taken_of_a_window() -> None:
+    rows = parcels(40)
+    tried: set[Any] = set()
+    seen: list[Any] = []
+    among_others = walk(tried)
+    for _, waiting in among_others:
+        seen.append(waiting.popleft())
+        tried.add(seen[-1])
+        among_others.met_another()
+    assert sorted(seen) == [row.pk for row in rows]
+
+
+def test_i6_a_walk_among_others_ends_though_rows_come_back() -> None:
+    parcels(8)
+    among_others = walk(set())
+    for visits, (_, waiting) in enumerate(among_others):
+        assert visits < windows.WIDE_WINDOW + 8
+        waiting.popleft()
+        among_others.met_another()
+
+
+def test_a_short_run_counts_nothing() -> None:
+    """Though the keys of vouchers say nothing of when a row came."""
+    Voucher.objects.bulk_create([Voucher(code=f"{n}") for n in range(5)])
+    vouchers = batch_processor(pending=Voucher.objects.filter(sent=False), done={"sent": True})
+    with CaptureQueriesContext(connection) as queries:
+        report = vouchers(lambda row: None)()
+    assert report.processed == 5
+    assert not [query["sql"] for query in queries if "COUNT(" in query["sql"]]
+
+
+def test_rows_that_fail_in_a_strict_order_are_read_past_however_often_each_comes() -> None:
+    """Once for each of its scans, of which a row has more than a window holds."""
+    rows = parcels(8)
+    Scan.objects.bulk_create([Scan(parcel=row) for row in rows for _ in range(5)])
+    calls: list[Any] = []
+
+    def fail(row: Parcel) -> None:
+        calls.append(row.pk)
+        raise ValueError
+
+    scanned = unsent.filter(scans__ok=True)
+    report = batch_processor(pending=scanned, done={"sent": True}, strict_order=True)(fail)()
+    assert (report.failed, report.stopped) == (8, "drained")
+    assert calls == [row.pk for row in rows]
+
+
+def test_rows_that_are_finished_before_they_are_put_in_order_are_counted() -> None:
+    rows = parcels(3)
+    looks: list[str] = []
+
+    def finish(execute: Any, sql: str, *args: Any) -> Any:
+        looks.append(sql)
+        if len(looks) == 2:
+            Parcel.objects.using("other").filter(pk=rows[1].pk).update(sent=True)
+        return execute(sql, *args)
+
+    ordered = batch_processor(pending=unsent.order_by("-priority"), done={"sent": True})
+    with connection.execute_wrapper(finish):
+        report = ordered(lambda row: None)()
+    assert "ORDER BY" in looks[1]
+    assert (report.processed, report.stale, report.skipped) == (2, 1, 0)

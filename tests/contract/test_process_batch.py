@@ -76,6 +76,19 @@ def test_the_results_of_process_batch_reach_the_flip_in_the_order_of_the_rows() 
     assert list(Parcel.objects.order_by("pk").values_list("weight", flat=True)) == [0, 7, 14, 21]
 
 
+def test_too_many_results_flip_nothing() -> None:
+    parcels(2)
+
+    class Doubling(Together):
+        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> Sequence[int]:
+            return [1 for row in rows for _ in range(2)]
+
+    report = Doubling()()
+    assert (report.processed, report.failed) == (0, 2)
+    assert "one result for each of 1 rows, got 2" in str(report.failures[0].error)
+    assert sent() == []
+
+
 def test_too_few_results_flip_nothing_that_is_not_told_and_are_asked_for_one_by_one() -> None:
     parcels(4)
 

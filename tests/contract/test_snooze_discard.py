@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 
 from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.exceptions import InvalidOption
+from tests.contract import errands as the
 from tests.contract.batches import in_batches, parcels
 from tests.contract.retries import HOUR, delay, errands, fail, make_due, processor
 from tests.models import Errand, Parcel
@@ -148,3 +149,41 @@ def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
 def test_requeue_without_reset_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"expected reset=.* got requeue\(\) without it"):
         processor(fail).requeue(Errand.objects.all())
+
+
+@pytest.mark.parametrize("until", [None, datetime(2999, 1, 1, tzinfo=UTC)])
+def test_a_snooze_with_a_time_and_no_column_for_it_is_a_failure_that_says_so(
+    until: datetime | None,
+) -> None:
+    [row] = the.errands(1)
+
+    def handle(row: Errand) -> None:
+        raise Snooze("later", until=until) if until else Snooze("later", delay=60)
+
+    report = the.at_least_once(handle)()
+    assert (report.failed, report.snoozed) == (1, 0)
+    assert "expected retry=Retry(…), whose column keeps until when" in str(report.failures[0].error)
+    assert the.untouched(row)
+
+
+def test_a_claimed_row_that_is_snoozed_is_put_back() -> None:
+    [row] = the.errands(1)
+
+    def handle(row: Errand) -> None:
+        raise Snooze("later")
+
+    report = the.at_most_once(handle, reset={"claimed": False})()
+    assert (report.snoozed, report.failed) == (1, 0)
+    assert the.untouched(row)
+
+
+def test_a_claimed_row_that_nothing_puts_back_cannot_be_snoozed() -> None:
+    [row] = the.errands(1)
+
+    def handle(row: Errand) -> None:
+        raise Snooze("later")
+
+    report = the.at_most_once(handle)()
+    assert (report.snoozed, report.failed) == (0, 1)
+    assert "got Snooze without it; the row stays claimed" in str(report.failures[0].error)
+    assert the.state(row)["claimed"] is True

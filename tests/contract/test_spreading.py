@@ -56,6 +56,20 @@ def test_every_row_is_visited_once_wherever_the_other_copy_is_met(meets_at: int)
     assert not Parcel.objects.filter(pk__in=pks, sent=False).exists()
 
 
+def test_a_first_key_whose_turn_comes_last_is_not_left_behind() -> None:
+    """The other copy is met at the row before the last of the window, in the user's own order."""
+    pks = parcels(8)
+
+    def handle(row: Parcel) -> None:
+        if row.pk == pks[3] and connection.features.has_select_for_update:
+            finish(pks[2])
+
+    pending = Parcel.objects.filter(sent=False).order_by("-pk")
+    report = batch_processor(pending=pending, done={"sent": True})(handle)()
+    assert report.processed == (7 if connection.features.has_select_for_update else 8)
+    assert not Parcel.objects.filter(sent=False).exists()
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_rows_that_fail_or_stay_are_not_tried_again_by_a_copy_that_went_elsewhere(
     repeats: bool,
