@@ -51,7 +51,8 @@ class AtHand(Protocol):
 class Run(Protocol):
     """What a delivery needs of the run that it belongs to.
 
-    ``doubtful``: the flips, by option, after which each row has to be asked about.
+    ``doubtful``: the flips, by option, after which each row has to be asked about. ``kept``: what
+    the constants of a claim are read back as.
     """
 
     processor: Definition[Any]
@@ -60,6 +61,7 @@ class Run(Protocol):
     keeper: Keeper | None
     rehearsed: bool
     doubtful: Collection[str]
+    kept: Values
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
         """Tell whether a row may start; ``so_far``: its batch's outcomes, not counted yet."""
@@ -83,6 +85,7 @@ class Batch(Generic[M]):
     ``started``: those whose handler was called; ``outcomes``: of the rows that were handled.
     ``ended``: of those whose handlers ended and that are not settled yet; ``flips``: what is known
     already of what is to be written to them; ``unknown``: those that may have been written.
+    ``not_kept``: the column, by row, that does not contain what the claim wrote.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Batch(Generic[M]):
         self.ended: dict[Any, Outcome] = {}
         self.flips: dict[Any, Values] = {}
         self.unknown: set[Any] = set()
+        self.not_kept: dict[Any, str] = {}
         self._claimed: Claimed[M] | None = None
         self._session = connections[question.using].connection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from django.db.models import QuerySet
@@ -27,7 +28,10 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
         # that may have to be taken back.
         doubtful = not run.rehearsed or mark.leaves_by in run.doubtful
         at_once = not doubtful and one_statement.suits(question)
-        if not at_once or not one_statement.claim_and_mark(batch, mark):
+        marked = one_statement.claim_and_mark(batch, mark.values) if at_once else None
+        if marked is not None:
+            _carried(batch, mark, *marked)
+        else:
             with row_transaction(question.using):
                 batch.claimed(claim(question, batch.pks, batch.most))
                 run.rehearse(question, batch.rows)
@@ -57,7 +61,24 @@ def _write(batch: Batch[Any], mark: Mark) -> None:
     after = _read(marked, [*names, *computed])
     for pk, row in batch.rows.items():
         show(row, after[pk])
-    mark.carried(before, {pk: {name: says[name] for name in names} for pk, says in after.items()})
+    _carried(batch, mark, before, {pk: {n: says[n] for n in names} for pk, says in after.items()})
+
+
+def _carried(
+    batch: Batch[Any], mark: Mark, before: Mapping[Any, Values], after: Mapping[Any, Values]
+) -> None:
+    """Note what the marked columns contained before and contain now.
+
+    A trigger may keep what was there before in some rows. Such a row is still pending, or not to
+    be recognised: its handler would be called in every run.
+    """
+    mark.carried(before, after)
+    constants = batch.run.kept
+    for pk, now in after.items():
+        wrong = [name for name in constants.keys() & now.keys() if now[name] != constants[name]]
+        wrong += [name for name in mark.times if now[name] in (None, before[pk][name])]
+        if wrong:
+            batch.not_kept[pk] = wrong[0]
 
 
 def _refuse_pending(batch: Batch[Any], mark: Mark) -> None:

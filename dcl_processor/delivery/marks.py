@@ -33,6 +33,8 @@ class Mark(Protocol):
     may_repeat: bool
     #: What the claim writes, expressions included.
     values: Values
+    #: The columns among them that take the database's time.
+    times: Collection[str]
     #: What takes the mark off a row that was settled.
     removed: Values
     #: What puts a row back after its handler was called; ``None``: it cannot be put back.
@@ -82,6 +84,7 @@ class ClaimMark:
         time_of_it: dict[str, Any] = {at: _NOW} if at else {}
         written = {**resolve(processor.claim or processor.done or {}), **time_of_it}
         self.values: Values = _by_attname(batch, written)
+        self.times: Collection[str] = time_of_it.keys()
         self.removed: Values = {at: None} if at else {}
         reset = processor.reset
         self.undone: Values | None = None if reset is None else {**self.removed, **reset}
@@ -133,6 +136,7 @@ class LeaseMark:
         self._guards: dict[Any, Guard] = {}
         self._count = processor.retry.attempts if processor.retry else None
         self.values: Values = _leased(processor.lease, self._count)
+        self.times: Collection[str] = (self._field,)
         self.removed: Values = {self._field: None}
         self.undone: Values | None = {**self.removed, **_uncounted(self._count)}
 

@@ -28,7 +28,7 @@ from dcl_processor.statements.update import compiled
 
 if TYPE_CHECKING:
     from .batch import Batch
-    from .marks import Mark, Values
+    from .marks import Values
 
 #: Tables, by alias and model, for which the database refuses such a statement: a rule makes several
 #: of it. Only a statement that was sent can tell.
@@ -48,10 +48,13 @@ def suits(question: Question[Any]) -> bool:
     return bool(able and question.own_table and len(question.model._meta.pk_fields) == 1)
 
 
-def claim_and_mark(batch: Batch[Any], mark: Mark) -> bool:
+def claim_and_mark(
+    batch: Batch[Any], values: Values
+) -> tuple[dict[Any, Values], dict[Any, Values]] | None:
     """Claim the batch's rows and mark them; each statement commits itself.
 
-    Returns whether it was done: the table may be one of the ``refused``.
+    Returns what the marked columns of the claimed rows contained before, and contain now; ``None``
+    if nothing was done, since the table is one of the ``refused``.
     """
     question = batch.question
     choice = Choice.among(batch.pks, batch.most)
@@ -59,10 +62,10 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> bool:
     inside = connections[question.using].in_atomic_block
     try:
         with transaction.atomic(using=question.using) if inside else nullcontext():
-            statement, answers = _asked(question, mark.values, batch.pks, choice)
+            statement, answers = _asked(question, values, batch.pks, choice)
     except NotSupportedError:
         refused.add((question.using, question.model))
-        return False
+        return None
     before, after = statement.marks(answers)
     found: dict[Any, Any] = {}
     try:
@@ -73,8 +76,7 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> bool:
     reached = choice.reached(batch.pks, found) if choice else batch.pks
     rows = {pk: found[pk] for pk in batch.pks if pk in found}
     batch.claimed(Claimed(rows, {pk: Miss.ABSENT for pk in reached if pk not in found}))
-    mark.carried(before, {pk: after[pk] for pk in rows})
-    return True
+    return before, {pk: after[pk] for pk in rows}
 
 
 def _asked(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db.models import Model
 
-from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.exceptions import AttemptsUsedUp, ProcessorError
 from dcl_processor.execution.handler import Failed, Lost, Outcome, execute
+from dcl_processor.locking.isolation import is_connected
 
 from .batch import Batch
 from .marks import Mark
@@ -36,6 +37,7 @@ def cleared_up(batch: Batch[M], mark: Mark) -> Iterator[None]:
 
 def work_and_settle(batch: Batch[M], mark: Mark) -> Generator[int, None, None]:
     """Handle the claimed rows; each is settled as soon as its outcome is known."""
+    _refuse_not_kept(batch, mark)
     refused: list[tuple[Any, Outcome]] = []
     rows = _startable(batch, mark, refused)
     if batch.run.event_loop is None:
@@ -44,6 +46,19 @@ def work_and_settle(batch: Batch[M], mark: Mark) -> Generator[int, None, None]:
         yield from _work_on_loop(batch, mark, rows, batch.run.event_loop)
     for pk, outcome in refused:
         settle(batch, mark, pk, outcome)
+
+
+def _refuse_not_kept(batch: Batch[M], mark: Mark) -> None:
+    """Put back the rows in which a column does not contain what the claim wrote to it."""
+    for pk, column in batch.not_kept.items():
+        batch.outcomes[pk] = Failed(
+            ProcessorError(
+                f"{batch.processor.name}: expected {column!r} of row {pk} to contain what the "
+                "claim wrote, got another value back, and did not call the handler; look for a "
+                "trigger that keeps the old value."
+            )
+        )
+        put_back(batch, mark, pk)
 
 
 def _work(batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]]) -> None:
@@ -101,7 +116,11 @@ def _startable(
     """Yield the rows whose handlers may start, each when it may; put the others aside."""
     run, retry = batch.run, batch.processor.retry
     for pk, row in batch.rows.items():
-        if not run.may_start(batch.outcomes):
+        if pk in batch.not_kept:
+            continue
+        # A handler may have lost the session. The next must not begin with a dead connection: what
+        # cannot start is put back.
+        if not run.may_start(batch.outcomes) or not is_connected(batch.question.using):
             return
         if retry and batch.attempts[pk] > retry.max_attempts:
             refused.append((pk, Failed(AttemptsUsedUp(retry.max_attempts))))

@@ -7,6 +7,7 @@ the server, so the server is asked, once per connection.
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,6 +78,35 @@ def row_transaction(using: str) -> Iterator[None]:
         if fresh and connection.vendor == "postgresql":
             _read_committed(connection)
         yield
+
+
+def is_connected(using: str) -> bool:
+    """Tell whether a statement can be sent, on a new connection if the session was ended.
+
+    A server that ends a session tells the client, so there is something to read although nothing
+    was asked. Asks the server only then, and after an error.
+    """
+    connection: Any = connections[using]
+    if connection.connection is None or connection.in_atomic_block:
+        return True
+    if not connection.errors_occurred and not _has_news(connection.connection):
+        return True
+    if connection.is_usable():
+        connection.errors_occurred = False
+        return True
+    return reconnected(using)
+
+
+def _has_news(driver: Any) -> bool:
+    """Tell whether the server sent something that nobody asked for, or the connection is closed."""
+    if not hasattr(driver, "fileno"):
+        return False  # SQLite has no session to lose
+    try:
+        poll = select.poll()
+        poll.register(driver.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+    except Exception:  # noqa: BLE001  # each driver has an error of its own for a closed connection
+        return True
 
 
 def reconnected(using: str, *, since: Any = None) -> bool:

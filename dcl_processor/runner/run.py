@@ -70,6 +70,7 @@ class Run(Generic[M]):
         self.interrupted = False
         self.rehearsed = False
         self.doubtful: Collection[str] = ()
+        self.kept: Mapping[str, Any] = {}
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
         self.resource = Resource(processor, self.event_loop, Broken())
         self.notes = Notes(processor.name)
@@ -191,7 +192,8 @@ class Run(Generic[M]):
         """Rehearse the flips on the first row that is claimed."""
         if rows and not self.rehearsed:
             pk, row = next(iter(rows.items()))
-            self.doubtful = rehearsal.rehearse(self.processor, question, row, pk)
+            rehearsed = rehearsal.rehearse(self.processor, question, row, pk)
+            self.doubtful, self.kept = rehearsed.doubtful, rehearsed.kept
             self.rehearsed = True
             self.crew.look_again()
 

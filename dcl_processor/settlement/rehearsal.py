@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -33,10 +34,21 @@ class RowRefused(Exception):
         self.error = error
 
 
-def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk: Any) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What one row tells about the others.
+
+    ``doubtful``: the flips, by option, of which this row's does not tell what another row's will
+    do. ``kept``: what a claim's constants are read back as, by ``attname``.
+    """
+
+    doubtful: Collection[str]
+    kept: Values
+
+
+def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk: Any) -> Rehearsal:
     """Flip, ask, roll back: raise ``StillPending`` before any handler ran, not after.
 
-    Returns the flips, by option, of which this row's does not tell what another row's will do.
     Raises ``RowRefused`` where the flip is a function of the row, which may fit the next one.
     """
     fixed = {option: getattr(processor, option) or {} for option in ("claim", "failed")}
@@ -51,12 +63,12 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
             if left is Left.MAYBE_ALONE:
                 doubtful.add(option)
     _check_reset(processor, question, pk)
-    _check_kept(processor, question, pk)
+    kept = _check_kept(processor, question, pk)
     if not processor._has_fixed_flip:
         _rehearse_function(processor, question, row, pk)
         if not processor.repeats:
             doubtful.add("done")
-    return doubtful
+    return Rehearsal(doubtful, kept)
 
 
 def _rehearse_function(
@@ -97,11 +109,14 @@ def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -
         )
 
 
-def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
-    """Raise unless the columns give back what is written: whoever settles a row looks for that."""
+def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) -> Values:
+    """Return what a claim's constants are read back as.
+
+    Raises unless the columns give back what is written: a settlement looks for that.
+    """
     constants, times = _marks(processor, question, pk)
     if not constants and not times:
-        return
+        return {}
     table = question.table
     with transaction.atomic(using=question.using):
         writing.write(question, [pk], {**constants, **times}, processor.name)
@@ -118,6 +133,8 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
             f"{processor.name}: expected {question.model._meta.label}.{name} to keep {what}, by "
             f"which a claimed row is recognised, got {kept[name]} back; {mend}."
         )
+    meta = question.model._meta
+    return {meta.get_field(name).attname: kept[name] for name in constants}
 
 
 def _marks(

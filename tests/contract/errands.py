@@ -145,7 +145,7 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threads if thread.name.startswith("tests.")]
 
 
-def sessions() -> int | None:
+def sessions(using: str = "default") -> int | None:
     """Return how many sessions the test database has, where it can tell."""
     if connection.vendor == "sqlite":
         return None
@@ -154,7 +154,7 @@ def sessions() -> int | None:
         if connection.vendor == "postgresql"
         else "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()"
     )
-    with connection.cursor() as cursor:
+    with connections[using].cursor() as cursor:
         cursor.execute(question)
         count: int = cursor.fetchone()[0]
     return count

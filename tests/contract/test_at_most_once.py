@@ -15,6 +15,7 @@ from dcl_processor import BatchProcessor, Discard, Report, Snooze
 from dcl_processor.exceptions import StillPending
 from tests.contract import errands as the
 from tests.contract.gate import HAS_GATE, other_than, run_and_meanwhile
+from tests.contract.heartbeat import until
 from tests.contract.sessions import before_statement
 from tests.models import Errand, Priced
 
@@ -429,6 +430,28 @@ def test_a_settlement_survives_a_connection_that_died_during_the_work() -> None:
     assert the.state(row)["done"]
 
 
+@pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
+@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
+def test_no_handler_begins_on_a_connection_that_died_in_the_one_before(
+    claimed: bool, noticed: bool
+) -> None:
+    """Without a claim, such a row would count as done, and nothing was done to it."""
+    rows = the.errands(6)
+    options: dict[str, Any] = {} if claimed else {"claim": None, "claimed_at": None}
+
+    def handle(row: Errand) -> None:
+        Errand.objects.filter(pk=row.pk).update(result="worked")
+        if row.place in {0, 4}:
+            _end_session()
+            if noticed and connection.vendor != "sqlite":
+                Errand.objects.count()
+
+    report = the.at_most_once(handle, batch_size=3, **options)()
+    failed = 2 if noticed and connection.vendor != "sqlite" else 0
+    assert (report.processed, report.failed) == (6 - failed, failed)
+    assert [the.state(row)["result"] for row in rows] == ["worked"] * 6
+
+
 def _end_session() -> None:
     """End the default connection's session from another one, as a firewall or a person does."""
     if connection.vendor == "sqlite":
@@ -442,8 +465,10 @@ def _end_session() -> None:
     with connection.cursor() as cursor:
         cursor.execute(own)
         session = cursor.fetchone()[0]
+    before = the.sessions("other")
     with connections["other"].cursor() as cursor:
         cursor.execute(end, [session])
+    until(lambda: the.sessions("other") != before)
 
 
 def test_inside_testcase_it_works_in_savepoints() -> None:
