@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import util
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,21 @@ collect_ignore = {
 }.get(connection.vendor, ["test_gate.py", "test_terminations.py"])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _notes() -> Iterator[None]:
+    """Have the notes of the rows at hand in a folder of these tests alone."""
+    util.get_temp_dir()  # multiprocessing's own, which it removes at the very end
+    with (
+        tempfile.TemporaryDirectory(prefix="dcl-crash-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        patch.setattr("tempfile.tempdir", None)
+        yield
+
+
 @pytest.fixture(scope="session")
-def nursery(django_db_setup: None) -> None:
+def nursery(django_db_setup: None, _notes: None) -> None:
     """Have the process ready from which victims are forked."""
     victims.get_ready()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from django.db import transaction
@@ -20,7 +22,9 @@ FIRST, SECOND, THIRD = ROWS = (7_000_001, 7_000_002, 7_000_003)
 
 @transaction.atomic
 def fresh(*pks: int, fails: int | None = None) -> None:
-    """Have these errands, and none that were there before."""
+    """Have these errands, and none that were there before, nor a note of them."""
+    for note in Path(tempfile.gettempdir()).glob("dcl_processor-*/*"):
+        note.unlink()
     Errand.objects.all().delete()
     Parcel.objects.all().delete()
     Depot.objects.all().delete()

@@ -84,7 +84,7 @@ def test_at_least_once_the_row_is_taken_when_the_lease_has_lapsed(forwarded: boo
     assert figures(processors.lease()) == counts(processed=0 if forwarded else 1)
     time_passes()
     assert figures(processors.lease()) == counts(processed=1 if forwarded else 0)
-    assert rows()[FIRST].attempts == 2
+    assert rows()[FIRST].attempts == 0  # a success clears them
     assert those(lambda row: row.done and row.leased_until is None) == {FIRST, SECOND}
     assert effects() == BOTH
 
@@ -118,4 +118,4 @@ def test_at_most_once_a_settlement_that_is_lost_leaves_no_doubt(forwarded: bool)
 
 def test_at_least_once_a_settlement_that_is_lost_costs_nothing(forwarded: bool) -> None:
     run_and_lose_the_first_settlement(processors.leased, forwarded)
-    assert those(lambda row: row.attempts == 1 and row.leased_until is None) == {FIRST, SECOND}
+    assert those(lambda row: row.attempts or row.leased_until) == set()
