@@ -41,10 +41,45 @@ class TransactionLost(ProcessorError):
     """The transaction that had the rows' locks was ended before the flip, which is not written."""
 
     def __init__(self) -> None:
-        super().__init__(
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        return (
             "expected the transaction that locked the row to be open until its flip, got one that "
             "was ended in between; leave COMMIT, ROLLBACK and DDL out of the handler, and let a "
             "deadlock get out of it."
+        )
+
+
+class SessionLost(TransactionLost):
+    """The server or the network ended the session that had the rows' locks; nothing is flipped."""
+
+    def _sentence(self) -> str:
+        return (
+            "expected the database session that locked the row to last until its flip, got one "
+            "that the server or the network ended before; look for a timeout that is shorter than "
+            "the handler takes (wait_timeout, idle_transaction_timeout, "
+            "idle_in_transaction_session_timeout), or use Delivery.AT_LEAST_ONCE for slow work."
+        )
+
+
+class UnseenWork(ProcessorError):
+    """A row's work went past Django's connection: the transaction alone can take it back."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "what the handler wrote through the driver, past Django's connection, was taken back "
+            "with the whole transaction"
+        )
+
+
+class ReadOnlyDatabase(ProcessorError):
+    """The database takes no writes now: a standby, or one that was made read-only."""
+
+    def __init__(self, using: str) -> None:
+        super().__init__(
+            f"expected a database {using!r} that can be written, got one that is read-only; "
+            "connect to the primary, or wait until it is writable again."
         )
 
 

@@ -11,10 +11,10 @@ from django.db.models import Model
 
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.errors import add_note, describe
-from dcl_processor.exceptions import ProcessorError
+from dcl_processor.exceptions import ProcessorError, SessionLost, TransactionLost
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception, ends_the_run
 from dcl_processor.locking.claiming import Claimed, Miss, claim
-from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.locking.contention import is_contention, is_database_error, unwritable
 from dcl_processor.locking.isolation import reconnected, row_transaction
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.notes import Values, notes
@@ -85,7 +85,9 @@ class Batch(Generic[M]):
     ``started``: those whose handler was called; ``outcomes``: of the rows that were handled.
     ``ended``: of those whose handlers ended and that are not settled yet; ``flips``: what is known
     already of what is to be written to them; ``unknown``: those that may have been written.
-    ``not_kept``: the column, by row, that does not contain what the claim wrote.
+    ``not_kept``: the column, by row, that does not contain what the claim wrote;
+    ``transaction_id``: of the transaction that has the rows' locks, where the database tells it;
+    ``to_blame``: the row for whose sake it is rolled back, if that is known.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class Batch(Generic[M]):
         self.flips: dict[Any, Values] = {}
         self.unknown: set[Any] = set()
         self.not_kept: dict[Any, str] = {}
+        self.transaction_id: str | None = None
+        self.to_blame: Any = None
         self._claimed: Claimed[M] | None = None
         self._session = connections[question.using].connection
 
@@ -111,6 +115,7 @@ class Batch(Generic[M]):
         """Take the rows that were claimed, before a handler does anything to them."""
         self._claimed = claimed
         self.rows = claimed.rows
+        self.transaction_id = claimed.transaction_id
         retry = self.processor.retry
         # Beside a lease the claim itself counts the attempt, and returns it.
         if retry is not None and self.processor.lease is None:
@@ -151,23 +156,60 @@ class Batch(Generic[M]):
         if ends_the_run(raised) or (isinstance(raised, ProcessorError) and not self.started):
             raise raised
         error = as_exception(raised)
-        if is_database_error(error) and self._wrote_nothing():
-            if self._passes(error):
-                return dict.fromkeys(self.pks[: self.most], Miss.ABSENT)
-            if self._claimed is None:
-                raise error
+        if self._is_asked_again(error):
+            return dict.fromkeys(self.pks[: self.most], Miss.ABSENT)
         # A claim may fail because of one row that cannot be loaded.
-        ours = self.pks[: self.most] if self._claimed is None else list(self.rows)
+        ours = [*self.pks[: self.most]] if self._claimed is None else list(self.rows)
         outcomes: Outcomes = {} if self._claimed is None else dict(self._claimed.misses)
         # Among several that were named it is not known which of them it was.
         if len(ours) == 1 and (self._claimed is not None or len(self.pks) == 1):
             outcomes[ours[0]] = self._failed(ours[0], error)
             return outcomes
+        if isinstance(error, TransactionLost):
+            self._tell_of_end(ours)
+        if self.to_blame is not None:
+            # It would do so again, alone: its handler is not to be called once more for that.
+            ours.remove(self.to_blame)
+            outcomes[self.to_blame] = self._failed(self.to_blame, error)
         for pk in ours:
             if not self.run.may_start(outcomes):
                 break
             outcomes.update((yield from redo(self.run, self.question, [pk])))
         return outcomes
+
+    def _is_asked_again(self, error: Exception) -> bool:
+        """Tell whether the rows are for a later pass; raises what no row is to blame for."""
+        if not is_database_error(error):
+            return False
+        if (refused := self._refused(error)) is not None:
+            raise refused from error
+        if not self._wrote_nothing():
+            return False
+        passes = self._passes(error)
+        if not passes and self._claimed is None:
+            raise error
+        return passes
+
+    def _refused(self, error: Exception) -> ProcessorError | None:
+        """Return the sentence about a database that takes no write from any row."""
+        using = self.question.using
+        # InnoDB gives locks although it is read-only: each row's handler would be called before
+        # its flip is refused. Elsewhere a handler can have made its own transaction so.
+        asked = self._wrote_nothing() or (self.outcomes and connections[using].vendor == "mysql")
+        return unwritable(error, using) if asked else None
+
+    def _tell_of_end(self, ours: Sequence[Any]) -> None:
+        """Log which rows are handled again: what was committed of their work stays."""
+        again = [str(pk) for pk in ours if pk in self.started and pk != self.to_blame]
+        if again:
+            logger.warning(
+                "%s: %s ended the transaction of its batch; work that it committed for other rows "
+                "stays, and these are handled again: %s%s.",
+                self.processor.name,
+                "a handler" if self.to_blame is None else f"the handler of row {self.to_blame}",
+                ", ".join(again[:5]),
+                " and others" if len(again) > 5 else "",
+            )
 
     def _wrote_nothing(self) -> bool:
         """Tell whether the error came in the claim, or in the rehearsal, and so before a COMMIT."""
@@ -176,6 +218,14 @@ class Batch(Generic[M]):
     def _passes(self, error: Exception) -> bool:
         """Tell whether to ask again later: also for what a session lost that has ended."""
         return is_contention(error) or reconnected(self.question.using, since=self._session)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Say of a statement that found its session gone what is the matter."""
+        if is_database_error(error) and reconnected(self.question.using, since=self._session):
+            lost = SessionLost()
+            lost.__cause__ = error
+            return lost
+        return error
 
     def _failed(self, pk: Any, error: Exception) -> Outcome:
         """Note a failure in a transaction of its own, the row's own being lost."""
@@ -186,9 +236,9 @@ class Batch(Generic[M]):
         if isinstance(failed, Failed):
             # The handler's own error says more than what the lost transaction made of it.
             add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
-        else:
-            failed = Failed(error, handled=isinstance(failed, Handled))
-        if self.processor.retry is None:
+        elif failed is None or isinstance(failed, Handled):
+            failed = Failed(self._explained(error), handled=isinstance(failed, Handled))
+        if self.processor.retry is None and isinstance(failed, Failed):
             return failed
         again: Batch[M] = Batch(self.run, self.question, [pk])
         try:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Model
 
+from dcl_processor.exceptions import TransactionLost, UnseenWork
 from dcl_processor.execution.handler import (
     Failed,
     Handled,
@@ -19,6 +20,7 @@ from dcl_processor.execution.handler import (
     execute_together,
 )
 from dcl_processor.execution.scope import RowScope
+from dcl_processor.locking.contention import was_ended_by_server
 from dcl_processor.locking.fence import Fence
 from dcl_processor.settlement import flip, grouping, writing
 
@@ -50,8 +52,13 @@ def work(batch: Batch[M], fence: Fence) -> None:
             outcome = execute(processor, row, run.resource.arguments())
         # Noted before it is known whether it can be kept: an error from here on is the row's.
         batch.outcomes[pk] = outcome
-        fence.check()
-        batch.outcomes[pk] = scope.close(outcome)
+        try:
+            fence.check()
+            batch.outcomes[pk] = scope.close(outcome)
+        except (TransactionLost, UnseenWork) as error:
+            # Looked for after each row, so that it is this one's.
+            batch.to_blame = None if was_ended_by_server(error) else pk
+            raise
         if isinstance(outcome, Failed):
             run.resource.worn()
 
@@ -76,17 +83,24 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     processor, question = batch.processor, batch.question
     handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
     flips = flip.flips(processor, batch.rows, handled)
+    writes = grouping.group(flips)
+    notes = []
+    for pk in [pk for pk in batch.outcomes if pk not in handled]:
+        batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
+        notes.append((writing.resolve(values), [pk]))
     # Second check of another kind: no flip without the transaction that has the lock and the work.
+    # The user's own code has made the values by now, and none of it runs between this and them.
     fence.close()
-    for values, pks in grouping.group(flips):
+    if fence.transaction_id is not None and not any(values for values, _ in writes + notes):
+        writing.refuse_another(question.using, fence.transaction_id)
+    for values, pks in writes:
         with flip.refusing_values(processor):
-            writing.write(question, pks, values, processor.name)
+            writing.write(question, pks, values, processor.name, fence.transaction_id)
+    for values, pks in notes:
+        writing.write(question, pks, values, processor.name, fence.transaction_id)
     # It could not be rehearsed beforehand, or one row's rehearsal did not speak for all rows.
     if handled and "done" in batch.run.doubtful:
         writing.refuse_pending(processor, question, list(handled))
-    for pk in [pk for pk in batch.outcomes if pk not in handled]:
-        batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
-        writing.write(question, [pk], values, processor.name)
     _keep_callbacks_apart(question.using)
 
 

@@ -39,7 +39,7 @@ def transactional(
             # A question with no answer may not have been sent at all, and nothing is open then.
             if batch.rows:
                 run.rehearse(question, batch.rows)
-                with Fence(question.using) as fence:
+                with Fence(question.using, batch.transaction_id) as fence:
                     inside.work(batch, fence)
                     inside.settle(batch, fence)
     except BaseException as error:  # noqa: BLE001  # judged there

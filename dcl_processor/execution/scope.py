@@ -2,7 +2,9 @@
 
 A savepoint for every row of a batch costs several times what the batch saves. Most handlers that
 run in batches touch the database little or not at all, so the savepoint waits until the handler
-asks for a cursor.
+asks for a cursor, or has the driver itself send something. Of a driver that cannot be watched, one
+that counts what it wrote tells afterwards, and then the whole transaction is taken back; with
+another one each row begins with its savepoint.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from django.db import DatabaseError
 from django.db.transaction import TransactionManagementError
+
+from dcl_processor.exceptions import TransactionLost, UnseenWork
+from dcl_processor.locking.contention import savepoint_is_gone
+from dcl_processor.locking.session import Sending, changes, send
 
 from .handler import Failed, Handled, Lost, Outcome
 
@@ -28,10 +35,19 @@ class RowScope:
         self._connection = connection
         self._shared = shared
         self._callbacks = len(self._connection.run_on_commit)
+        self._sending: Sending | None = None
         self._open = False
+        self._changes = 0
 
     def __enter__(self) -> Self:
-        if self._shared:
+        if not self._shared:
+            return self
+        self._sending = Sending(self._connection, self._before_sending)
+        self._changes = changes(self._connection)
+        if not self._sending.is_seen and self._connection.vendor != "sqlite":
+            self._begin()
+        else:
+            self._sending.start()
             # Where cursors are made: cursor.copy() and the like go past the wrappers. And where
             # statements are executed: a cursor may be older than the row.
             self._connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
@@ -66,6 +82,8 @@ class RowScope:
         if not self._shared:
             self._connection.set_rollback(True)
             return
+        if not self._open and changes(self._connection) != self._changes:
+            raise UnseenWork
         # Whoever asked for a rollback gets it: of the row.
         self._connection.set_rollback(False)
         self._savepoint("savepoint_rollback_sql")
@@ -73,8 +91,14 @@ class RowScope:
         del self._connection.run_on_commit[self._callbacks :]
 
     def _savepoint(self, kind: str) -> None:
-        if self._open:
+        if not self._open:
+            return
+        try:
             self._execute(kind)
+        except DatabaseError as error:
+            if savepoint_is_gone(error):
+                raise TransactionLost from error
+            raise
 
     def _execute(self, kind: str) -> None:
         sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
@@ -89,6 +113,11 @@ class RowScope:
         self._begin()
         return execute(*args)
 
+    def _before_sending(self) -> None:
+        self._watch_no_more()
+        send(self._connection, self._connection.ops.savepoint_create_sql(_SAVEPOINT))
+        self._open = True
+
     def _begin(self) -> None:
         self._watch_no_more()
         # Not connection.savepoint(): its ids are those of the handler's own atomic blocks, and
@@ -97,6 +126,8 @@ class RowScope:
         self._open = True
 
     def _watch_no_more(self) -> None:
+        if self._sending is not None:
+            self._sending.stop()
         vars(self._connection).pop("_cursor", None)
         wrappers = self._connection.execute_wrappers
         # Wherever it is: a handler may have left a wrapper of its own on top.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -16,6 +16,7 @@ from dcl_processor.candidates.pending import Question, listed, these
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.statements.keys import Rows
 from dcl_processor.statements.selection import Selection
+from dcl_processor.statements.transaction import NAME, identified
 
 from .choosing import Choice
 from .engines import refuse_without_transactions
@@ -35,10 +36,22 @@ class Miss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claimed(Generic[M]):
-    """The rows that are ours, by primary key in the order asked for, and why others are not."""
+    """The rows that are ours, by primary key in the order asked for, and why others are not.
+
+    ``transaction_id``: of the transaction that has the locks, where the database tells it.
+    """
 
     rows: dict[Any, M]
     misses: dict[Any, Miss]
+    transaction_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """The keys of the rows that were got, and the transaction that has their locks."""
+
+    pks: list[Any]
+    transaction_id: str | None = None
 
 
 def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) -> Claimed[M]:
@@ -60,33 +73,37 @@ def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) ->
         # check are one statement, and the database checks the locked row's newest version.
         def asked(rows: Rows) -> QuerySet[Any, M]:
             locking = _locking(question.narrowed(rows.condition), question.using)
+            locking = identified(locking, question.using)
             return locking if choice is None else choice.first(locking, rows)
 
         found = {row.pk: row for row in _select(question, ("claim", choice), pks, asked)}
-        return _claimed(choice.reached(pks, found) if choice else pks, found, locked=())
+        # No handler sees it: it is no column.
+        ids = [vars(row).pop(NAME, None) for row in found.values()]
+        reached = choice.reached(pks, found) if choice else pks
+        return _claimed(reached, found, _Locked([], next(iter(ids), None)))
     return _claim_spanning(question, pks, choice)
 
 
 def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
     """Lock those of the rows that nobody has locked, and return their keys; asks nothing else."""
-    return _lock(question, question.model, pks)
+    return _lock(question, question.model, pks).pks
 
 
 def _claim_spanning(question: Question[M], pks: Sequence[Any], choice: Choice | None) -> Claimed[M]:
     own, *parents = question.tables
     locked = _lock(question, own, pks, choice)
-    pks = choice.reached(pks, locked) if choice else pks
+    pks = choice.reached(pks, locked.pks) if choice else pks
     for table in parents:
-        locked = _lock(question, table, locked)
+        locked = _lock(question, table, locked.pks)
     # Second check: the lock statement's snapshot is older than the lock, and what is joined would
     # be read from that snapshot. A statement of its own sees what was committed until now.
-    return _claimed(pks, _answers(question, locked), locked=locked)
+    return _claimed(pks, _answers(question, locked.pks), locked)
 
 
 def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     lock_database(question)
     # Second check: until the lock was got, another copy may have finished a row.
-    return _claimed(pks, _answers(question, pks), locked=pks)
+    return _claimed(pks, _answers(question, pks), _Locked(list(pks)))
 
 
 def lock_database(question: Question[Any]) -> None:
@@ -101,10 +118,13 @@ def lock_database(question: Question[Any]) -> None:
         cursor.execute(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0")  # noqa: S608  # quoted
 
 
-def _claimed(pks: Sequence[Any], found: dict[Any, M], *, locked: Collection[Any]) -> Claimed[M]:
+def _claimed(pks: Sequence[Any], found: dict[Any, M], locked: _Locked) -> Claimed[M]:
     return Claimed(
         rows={pk: found[pk] for pk in pks if pk in found},
-        misses={pk: Miss.STALE if pk in locked else Miss.ABSENT for pk in pks if pk not in found},
+        misses={
+            pk: Miss.STALE if pk in locked.pks else Miss.ABSENT for pk in pks if pk not in found
+        },
+        transaction_id=locked.transaction_id,
     )
 
 
@@ -113,13 +133,13 @@ def _lock(
     table: type[Model],
     pks: Sequence[Any],
     choice: Choice | None = None,
-) -> list[Any]:
+) -> _Locked:
     """Lock the rows' parts in one table, their own or a parent's; return those that were got.
 
     ``choice``: in the rows' own table.
     """
     if not pks:
-        return []
+        return _Locked([])
     keys = dict(zip(pks, pks, strict=True))
     if table is not question.model:
         keys = parent_keys(question, table, pks)
@@ -135,15 +155,18 @@ def _lock(
         if choice is not None:
             asked = Q(pk__in=question.narrowed(asked).values("pk"))
         rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
-        locking = _locking(rows.values_list(*columns), question.using)
+        # The id comes last, behind the columns of the key.
+        locking = identified(_locking(rows.values_list(*columns), question.using), question.using)
         return locking if choice is None else choice.first(locking, named)
 
     locked = _select(question, (table, choice), list(keys.values()), parts)
-    held = {key if len(columns) > 1 else key[0] for key in locked}
+    number = len(columns)
+    held = {row[:number] if number > 1 else row[0] for row in locked}
+    transaction_id = next((row[number] for row in locked if len(row) > number), None)
     ours = {pk for pk in pks if keys.get(pk) in held}
     if table is not question.model and len(ours) < len(held):
         ours |= _spelled_otherwise(question, table, held.difference(keys.values()))
-    return [pk for pk in pks if pk in ours]
+    return _Locked([pk for pk in pks if pk in ours], transaction_id)
 
 
 def _spelled_otherwise(

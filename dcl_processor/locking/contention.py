@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from django.db import DatabaseError, InterfaceError
 
+from dcl_processor.exceptions import (
+    ProcessorError,
+    ReadOnlyDatabase,
+    SessionLost,
+    Unsupported,
+)
+
 # 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available (NOWAIT,
 # lock_timeout): PostgreSQL. 57014 (statement_timeout, cancel) is a person's wish, not contention.
 _SQLSTATES = frozenset({"40001", "40P01", "55P03"})
@@ -16,7 +23,18 @@ _ERRNOS = frozenset({1213, 1205, 1020, 3572})
 # statement silently opens a new one.
 _DEADLOCK = 1213
 
-_SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+# 3B001 no such savepoint, 25P01 no transaction; 1305 no such savepoint. SQLite has but one code
+# for all that is wrong with a statement, and nothing else can be with one about a savepoint.
+_NO_SAVEPOINT_STATES, _NO_SAVEPOINT, _SQLITE_ERROR = frozenset({"3B001", "25P01"}), 1305, 1
+
+# 25006 read_only_sql_transaction; 1290 and 1836 a server that is read_only, 1792 a transaction
+# that is; SQLITE_READONLY.
+_READ_ONLY_STATES, _READ_ONLY = frozenset({"25006"}), frozenset({1290, 1836, 1792})
+
+# The binary log cannot take what a READ COMMITTED transaction writes.
+_NEEDS_ROW_LOG = 1665
+
+_SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY = 5, 6, 8
 
 
 def is_contention(error: Exception) -> bool:
@@ -24,14 +42,42 @@ def is_contention(error: Exception) -> bool:
     cause = error.__cause__
     if _sqlstate(cause) in _SQLSTATES or _errno(cause) in _ERRNOS:
         return True
-    code = getattr(cause, "sqlite_errorcode", None)
-    # Extended result codes keep the primary one in their low byte.
-    return code is not None and code & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+    return _sqlite_code(cause) in (_SQLITE_BUSY, _SQLITE_LOCKED)
 
 
 def ends_transaction(error: Exception) -> bool:
     """Tell whether the server rolled back the whole transaction without being asked."""
     return _errno(error.__cause__) == _DEADLOCK
+
+
+def was_ended_by_server(lost: ProcessorError) -> bool:
+    """Tell whether a transaction ended without a statement that asked for its end."""
+    cause = lost.__cause__
+    return isinstance(lost, SessionLost) or (
+        isinstance(cause, Exception) and ends_transaction(cause)
+    )
+
+
+def unwritable(error: Exception, using: str) -> ProcessorError | None:
+    """Return the sentence about a database that refuses every write, if that is what it said."""
+    cause = error.__cause__
+    if _errno(cause) == _NEEDS_ROW_LOG:
+        return Unsupported(
+            f"expected binlog_format=ROW or MIXED on {using!r}, got STATEMENT, which cannot log "
+            "what a transaction at READ COMMITTED writes; set it in the server's configuration."
+        )
+    read_only = _sqlstate(cause) in _READ_ONLY_STATES or _errno(cause) in _READ_ONLY
+    return ReadOnlyDatabase(using) if read_only or _sqlite_code(cause) == _SQLITE_READONLY else None
+
+
+def savepoint_is_gone(error: Exception) -> bool:
+    """Tell whether a savepoint could not be released since its transaction is not there."""
+    cause = error.__cause__
+    return (
+        _sqlstate(cause) in _NO_SAVEPOINT_STATES
+        or _errno(cause) == _NO_SAVEPOINT
+        or _sqlite_code(cause) == _SQLITE_ERROR
+    )
 
 
 def is_database_error(error: BaseException) -> bool:
@@ -47,3 +93,9 @@ def _sqlstate(cause: BaseException | None) -> str | None:
 def _errno(cause: BaseException | None) -> int | None:
     code = cause.args[0] if cause is not None and cause.args else None
     return code if isinstance(code, int) else None
+
+
+def _sqlite_code(cause: BaseException | None) -> int | None:
+    code = getattr(cause, "sqlite_errorcode", None)
+    # Extended result codes keep the primary one in their low byte.
+    return None if code is None else code & 0xFF

@@ -11,35 +11,38 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 
-from dcl_processor.exceptions import TransactionLost
+from dcl_processor.exceptions import SessionLost, TransactionLost
+from dcl_processor.statements import transaction
 
-from .contention import ends_transaction
+from .contention import ends_transaction, savepoint_is_gone
+from .session import in_transaction, send
 
 _SAVEPOINT = "dcl_fence"
-_IDLE = 0  # libpq's PQTRANS_IDLE
-
-_IS_OPEN: dict[str, Callable[[Any], bool]] = {
-    "postgresql": lambda driver: driver.pgconn.transaction_status != _IDLE,
-    "sqlite": lambda driver: driver.in_transaction,
-}
 
 
 class Fence:
-    """Watches the transaction from the first handler to the flip."""
+    """Watches the transaction from the first handler to the flip.
 
-    def __init__(self, using: str) -> None:
+    ``transaction_id``: of the transaction that has the locks; every flip is to ask for it.
+    """
+
+    def __init__(self, using: str, transaction_id: str | None = None) -> None:
+        self._using = using
         self._connection: Any = connections[using]
         self._lost: Exception | None = None
-        # The drivers of PostgreSQL and SQLite are told whether a transaction is open. MariaDB's is
-        # not: there a savepoint that is gone tells of the transaction that it was in.
-        self._is_open = _IS_OPEN.get(self._connection.vendor)
-        self._needs_savepoint = self._is_open is None
+        # Without an id a savepoint tells: it is gone with the transaction that it was in, and its
+        # successor has none of that name.
+        self._has_savepoint = not transaction.has_id(self._connection)
+        self.transaction_id = transaction_id
 
     def __enter__(self) -> Self:
-        if self._needs_savepoint:
+        if self._has_savepoint:
             self._savepoint("savepoint_create_sql")
+        elif self.transaction_id is None:
+            # The user's own iterable did not hand it on.
+            self.transaction_id = transaction.current(self._using)
         self._connection.execute_wrappers.append(self._watch)
         return self
 
@@ -61,18 +64,18 @@ class Fence:
 
     def close(self) -> None:
         """Ask for the last time, just before the flip."""
-        if self._needs_savepoint and not self._connection.needs_rollback:
+        self.check()
+        if self._has_savepoint and not self._connection.needs_rollback:
             try:
                 self._savepoint("savepoint_commit_sql")
-            except DatabaseError as error:
+            except Error as error:
+                if not savepoint_is_gone(error):
+                    raise SessionLost from error
                 self._lost = error
-        self.check()
+                self.check()
 
     def _look(self) -> None:
-        if self._is_open is None or self._lost is not None:
-            return
-        driver = self._connection.connection
-        if driver is None or not self._is_open(driver):
+        if self._lost is None and in_transaction(self._connection) is False:
             self._lost = TransactionLost()
 
     def _watch(self, execute: Callable[..., Any], *args: Any) -> Any:
@@ -88,5 +91,9 @@ class Fence:
 
     def _savepoint(self, kind: str) -> None:
         sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
+        if self._connection.vendor == "sqlite":
+            # In the same process: Django's cursor takes longer than the statement.
+            send(self._connection, sql)
+            return
         with self._connection.cursor() as cursor:
             cursor.execute(sql)

@@ -10,8 +10,9 @@ from django.core.exceptions import FieldError
 from django.db.models import QuerySet
 
 from dcl_processor.candidates.pending import Question, these
-from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
+from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
 from dcl_processor.statements.kept import names
+from dcl_processor.statements.transaction import current, within
 from dcl_processor.statements.update import Update
 
 if TYPE_CHECKING:
@@ -35,23 +36,53 @@ def resolve(values: Values) -> dict[str, Any]:
     return {name: value() if callable(value) else value for name, value in values.items()}
 
 
-def write(question: Question[Any], pks: Sequence[Any], values: Values, label: str) -> None:
+def write(
+    question: Question[Any],
+    pks: Sequence[Any],
+    values: Values,
+    label: str,
+    transaction_id: str | None = None,
+) -> None:
     """Write these columns and nothing else, by primary key.
 
     Never ``save()``, which would write back columns that somebody else has changed since. The
     keys are those that were claimed: a handler that deletes or copies its row changes ``row.pk``.
+    ``transaction_id``: of the transaction that must still be open; raises ``TransactionLost``.
     """
     if not values:
         return
     resolved = resolve(values)
     try:
-        written = _update(question, pks, resolved)
+        written = _update(question, pks, resolved, transaction_id)
         if written is None:
-            written = _rows(question, pks).update(**resolved)
+            # Race: a transaction that replaced the one with the locks.
+            rows = _rows(question, pks)
+            fenced = rows if transaction_id is None else rows.filter(within(transaction_id))
+            written = fenced.update(**resolved)
     except FieldError as error:
         raise InvalidDone(f"{label}: expected done to name columns, got: {error}") from error
+    if written < len(pks):
+        _look_up(question, pks, written, label, transaction_id)
+
+
+def refuse_another(using: str, transaction_id: str) -> None:
+    """Raise ``TransactionLost`` if another transaction is open than the one that has this id."""
+    if current(using) != transaction_id:
+        raise TransactionLost
+
+
+def _look_up(
+    question: Question[Any],
+    pks: Sequence[Any],
+    written: int,
+    label: str,
+    transaction_id: str | None,
+) -> None:
+    """Raise unless the rows that were not written are gone."""
+    if transaction_id is not None:
+        refuse_another(question.using, transaction_id)
     # Looked up, not guessed: rows that the handler deleted have left pending all right.
-    if written < len(pks) and _rows(question, pks).count() > written:
+    if _rows(question, pks).count() > written:
         raise ProcessorError(
             f"{label}: expected the flip to write {_named(pks)}, got {written} of {len(pks)} rows "
             "written although they are there; look for a trigger, a rule or row-level security "
@@ -64,12 +95,15 @@ def _rows(question: Question[Any], pks: Sequence[Any]) -> QuerySet[Any]:
     return table.filter(these(pks))
 
 
-def _update(question: Question[Any], pks: Sequence[Any], values: Values) -> int | None:
+def _update(
+    question: Question[Any], pks: Sequence[Any], values: Values, transaction_id: str | None
+) -> int | None:
     """Write rows by a statement that is compiled once a window; ``None`` if there is none."""
-    many = len(pks) > 1
-    make = partial(Update, question.model, question.using, values, many=many)
-    update = question.statements.get(("update", many, names(values)), make)
-    return None if update is None else update.write(pks, values)
+    many, fenced = len(pks) > 1, transaction_id is not None
+    make = partial(Update, question.model, question.using, values, many=many, fenced=fenced)
+    update = question.statements.get(("update", many, fenced, names(values)), make)
+    # Race: a transaction that replaced the one with the locks.
+    return None if update is None else update.write(pks, values, transaction_id=transaction_id)
 
 
 def _named(pks: Sequence[Any]) -> str:

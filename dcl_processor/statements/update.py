@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import connections, transaction
-from django.db.models import Model, QuerySet, sql
+from django.db.models import Model, QuerySet, TextField, sql
 
 from .keys import Keys
 from .places import (
@@ -22,12 +22,14 @@ from .places import (
     prepared_values,
     written,
 )
+from .transaction import within
 
 
 class Update:
     """An update, with open key and open values.
 
-    ``guard``: columns that must have the values named when it is executed.
+    ``guard``: columns that must have the values named when it is executed. ``fenced``: it writes
+    in one transaction alone, whose id is named then.
     """
 
     def __init__(
@@ -38,23 +40,32 @@ class Update:
         *,
         guard: Iterable[str] = (),
         many: bool = False,
+        fenced: bool = False,
     ) -> None:
         self._using = using
         self._keys = Keys(model, using, many=many)
         self._values = values
         self._open = open_values(model, values)
         self._guard = {name: Open(plain_field(model, name)) for name in guard}
+        self._transaction = Open(TextField()) if fenced else None
         rows = QuerySet[Any](model, using=using).filter(self._keys.rows.condition, **self._guard)
+        if self._transaction is not None:
+            rows = rows.filter(within(self._transaction))
         query: Any = rows.query.chain(sql.UpdateQuery)
         query.add_update_values({**values, **written(self._open)})
         if query.related_updates:
             raise NotOpenError
         statement, params = compiled(query.get_compiler(using))
         places = [self._keys.place, *self._open.values(), *self._guard.values()]
+        places += [self._transaction] if self._transaction else []
         self._template = Template(statement, params, places)
 
     def write(
-        self, pks: Sequence[Any], values: Values, guard: Values = MappingProxyType({})
+        self,
+        pks: Sequence[Any],
+        values: Values,
+        guard: Values = MappingProxyType({}),
+        transaction_id: str | None = None,
     ) -> int | None:
         """Execute it for these rows; return how many were written.
 
@@ -67,6 +78,8 @@ class Update:
         filled.update(self._keys.filled(pks))
         for name, place in self._guard.items():
             filled[place] = prepared_key(place, guard[name], connection)
+        if self._transaction is not None:
+            filled[self._transaction] = transaction_id
         with transaction.mark_for_rollback_on_error(self._using), connection.cursor() as cursor:
             cursor.execute(self._template.sql, self._template.filled(filled))
             rows: int = cursor.rowcount

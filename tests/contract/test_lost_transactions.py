@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 
 from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor.exceptions import TransactionLost
 from tests.contract.batches import in_batches, note, parcels, sent, worked
 from tests.contract.deadlocks import deadlock
 from tests.models import Errand, Parcel
@@ -142,7 +144,7 @@ if HAS_ROW_LOCKS:
         if batch_size == 1:
             assert (report.processed, report.failed) == (2, 1)
         else:
-            # Redone one by one, and this time its session lives.
+            # Redone one by one, and this time its session lives: no row is to blame.
             assert (report.processed, report.failed) == (3, 0)
 
     def test_an_attempt_is_not_counted_of_a_row_that_another_copy_has_finished_meanwhile() -> None:
@@ -174,4 +176,77 @@ def test_a_swallowed_raw_rollback_flips_nothing(caplog: pytest.LogCaptureFixture
         report = in_batches(handle)()
     assert (report.processed, report.failed) == (2, 1)
     assert sent() == worked() == [0, 2]
-    assert calls == [0, 1, 0, 1, 2]
+    assert calls == [0, 1, 0, 2]  # the row that ended it is not called again
+
+
+def commit_past_django() -> None:
+    cursor = connection.connection.cursor()
+    cursor.execute("COMMIT")
+    cursor.execute("BEGIN")
+
+
+def commit() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("COMMIT")
+
+
+COMMITS = {"a commit": commit, "a commit past Django": commit_past_django}
+if MARIADB:
+
+    def make_a_table() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE OR REPLACE TABLE tests_made (a int)")
+
+    def empty_a_table() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("TRUNCATE TABLE django_session")
+
+    def begin() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+
+    COMMITS |= {"DDL": make_a_table, "TRUNCATE": empty_a_table, "BEGIN": begin}
+
+
+@pytest.mark.parametrize("commits", COMMITS.values(), ids=COMMITS)
+def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and_told(
+    commits: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it committed of the rows before it stays, without their flips; the log says which."""
+    parcels(4)
+    calls: list[int] = []
+    keys = dict(Parcel.objects.values_list("priority", "pk"))
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.priority)
+        note(row)
+        if row.priority == 2:
+            commits()
+
+    with caplog.at_level(logging.WARNING, logger="dcl_processor"):
+        report = in_batches(handle)()
+    if MARIADB:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE IF EXISTS tests_made")
+    assert (report.processed, report.failed) == (3, 1)
+    [failure] = report.failures
+    assert (failure.pk, type(failure.error)) == (keys[2], TransactionLost)
+    assert calls == [0, 1, 2, 0, 1, 3]
+    assert sent() == [0, 1, 3]
+    [told] = [record.getMessage() for record in caplog.records if "again" in record.getMessage()]
+    assert f"the handler of row {keys[2]} ended the transaction" in told
+    assert f"handled again: {keys[0]}, {keys[1]}." in told
+
+
+def test_a_commit_in_a_batch_counts_one_attempt_of_its_row_alone() -> None:
+    Errand.objects.bulk_create([Errand(place=place) for place in range(4)])
+
+    def handle(row: Errand) -> None:
+        Errand.objects.filter(pk=row.pk).update(result="worked")
+        if row.place == 2:
+            commit_past_django()
+
+    report = errands(handle)()
+    assert (report.processed, report.failed) == (3, 1)
+    rows = Errand.objects.order_by("place").values_list("done", "attempts")
+    assert list(rows) == [(True, 0), (True, 0), (False, 1), (True, 0)]

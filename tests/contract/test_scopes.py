@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, transaction
 
+from dcl_processor import Discard, Retry, Snooze, batch_processor
 from tests.contract.batches import (
     in_batches,
     note,
@@ -16,7 +18,7 @@ from tests.contract.batches import (
     statements,
     worked,
 )
-from tests.models import Parcel, Scan
+from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -128,6 +130,193 @@ def test_i7_an_iterator_in_chunks_opens_the_savepoint_too() -> None:
     assert (report.processed, report.failed) == (2, 1)
     assert len(savepoints(seen)) == 3
     assert worked() == [0, 2]
+
+
+def old_cursor() -> Callable[[Parcel], Any]:
+    cursor = connection.connection.cursor()
+    return lambda row: cursor.execute(f"{WRITE} WHERE id = {row.pk}")
+
+
+def new_cursor() -> Callable[[Parcel], Any]:
+    def write(row: Parcel) -> None:
+        old_cursor()(row)
+
+    return write
+
+
+def the_connection() -> Callable[[Parcel], Any]:
+    return lambda row: connection.connection.execute(f"{WRITE} WHERE id = {row.pk}")
+
+
+def copy() -> Callable[[Parcel], Any]:
+    cursor = connection.connection.cursor()
+
+    def write(row: Parcel) -> None:
+        with cursor.copy("COPY tests_tag (name) FROM STDIN") as copying:
+            copying.write_row([str(row.pk)])
+        connection.connection.execute(f"{WRITE} WHERE id = {row.pk}")
+
+    return write
+
+
+def drivers_transaction() -> Callable[[Parcel], Any]:
+    def write(row: Parcel) -> None:
+        with connection.connection.transaction():
+            the_connection()(row)
+
+    return write
+
+
+def pipeline() -> Callable[[Parcel], Any]:
+    def write(row: Parcel) -> None:
+        with connection.connection.pipeline():
+            the_connection()(row)
+
+    return write
+
+
+WRITE = "UPDATE tests_parcel SET note = 'worked'"  # whose one parameter is a number of our own
+PAST_DJANGO = {"a cursor older than the row": old_cursor, "a new cursor": new_cursor}
+if connection.vendor != "mysql":
+    PAST_DJANGO["the connection"] = the_connection
+if connection.vendor == "postgresql":
+    PAST_DJANGO |= {
+        "COPY on an older cursor": copy,
+        "the driver's transaction": drivers_transaction,
+        "a pipeline": pipeline,
+    }
+past_django = pytest.mark.parametrize("past_django", PAST_DJANGO.values(), ids=PAST_DJANGO)
+# SQLite's driver counts what was written, and the batch is redone without the row.
+HAS_LAZY_SAVEPOINT = connection.vendor != "sqlite"
+
+
+@past_django
+@pytest.mark.parametrize("bad", [[0], [1], [0, 1, 2]], ids=str)
+def test_i7_a_row_that_wrote_past_django_loses_that_too(
+    past_django: Callable[[], Callable[[Parcel], Any]], bad: list[int]
+) -> None:
+    parcels(3)
+    connection.ensure_connection()
+    write = past_django()
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.priority)
+        write(row)
+        if row.priority in bad:
+            raise ValueError
+
+    report = in_batches(handle)()
+    good = [place for place in range(3) if place not in bad]
+    assert (report.processed, report.failed) == (len(good), len(bad))
+    assert {type(failure.error) for failure in report.failures} == {ValueError}
+    assert sent() == worked() == good
+    if HAS_LAZY_SAVEPOINT:
+        assert calls == [0, 1, 2]
+    assert max(calls.count(place) for place in bad) == 1
+
+
+@past_django
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
+    past_django: Callable[[], Callable[[Any], Any]], batch_size: int
+) -> None:
+    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    parcels(3)
+    of = dict(zip(range(3), Parcel.objects.order_by("priority"), strict=True))
+    write = past_django()
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        write(of[row.place])
+        if row.place == 1:
+            raise ValueError("the handler's own")
+
+    report = batch_processor(
+        pending=Errand.objects.filter(done=False),
+        done={"done": True},
+        retry=Retry(backoff=60),
+        batch_size=batch_size,
+    )(handle)()
+    assert (report.processed, report.failed) == (2, 1)
+    assert worked() == [0, 2]
+    rows = Errand.objects.order_by("place").values_list("done", "attempts", "last_error")
+    noted = (False, 1, "ValueError: the handler's own")
+    assert list(rows) == [(True, 0, ""), noted, (True, 0, "")]
+    assert calls.count(1) == 1
+
+
+@past_django
+def test_i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_too(
+    past_django: Callable[[], Callable[[Any], Any]],
+) -> None:
+    Errand.objects.bulk_create([Errand(place=place) for place in range(4)])
+    parcels(4)
+    of = dict(zip(range(4), Parcel.objects.order_by("priority"), strict=True))
+    write = past_django()
+
+    def handle(row: Errand) -> None:
+        write(of[row.place])
+        if row.place == 1:
+            raise Snooze(delay=60)
+        if row.place == 2:
+            raise Discard("never")
+
+    report = batch_processor(
+        pending=Errand.objects.filter(done=False, dead=False),
+        done={"done": True},
+        failed={"dead": True},
+        retry=Retry(backoff=60),
+        batch_size=4,
+    )(handle)()
+    assert (report.processed, report.snoozed, report.discarded) == (2, 1, 1)
+    assert worked() == [0, 3]
+    rows = Errand.objects.order_by("place").values_list("done", "dead", "attempts")
+    first, snoozed, discarded, last = rows
+    assert first == last == (True, False, 0)
+    assert snoozed == (False, False, 0)
+    assert discarded[:2] == (False, True)
+
+
+@past_django
+def test_what_was_written_past_django_is_kept_with_its_row(
+    past_django: Callable[[], Callable[[Parcel], Any]],
+) -> None:
+    parcels(3)
+    connection.ensure_connection()
+    assert in_batches(past_django())().processed == 3
+    assert sent() == worked() == [0, 1, 2]
+
+
+def test_the_driver_is_as_it_was_when_a_row_has_ended() -> None:
+    parcels(3)
+    connection.ensure_connection()
+    driver = connection.connection
+    before = dict(getattr(driver, "__dict__", {}))
+
+    def handle(row: Parcel) -> None:
+        if row.priority == 1:
+            raise ValueError
+
+    in_batches(handle)()
+    assert connection.connection is driver
+    assert {*getattr(driver, "__dict__", {})} <= {*before}
+
+
+def test_each_savepoint_of_a_row_is_released() -> None:
+    """PostgreSQL keeps an entry for each that is open, and looks through them all."""
+    parcels(4)
+
+    def handle(row: Parcel) -> None:
+        note(row)
+        if row.priority == 1:
+            raise ValueError
+
+    with statements() as seen:
+        assert in_batches(handle)().processed == 3
+    released = [sql for sql in seen if sql.startswith("RELEASE") and "dcl_row" in sql]
+    assert len(released) == len(savepoints(seen)) == 4
 
 
 if connection.vendor == "postgresql":

@@ -41,7 +41,7 @@ def no_second_check() -> Any:
         locked = claiming.lock_free(question, pks)
         table: QuerySet[Any] = QuerySet(question.model, using=question.using)
         rows = table.in_bulk(locked)
-        return claiming._claimed(pks, rows, locked=())
+        return claiming._claimed(pks, rows, claiming._Locked([]))
 
     return _patched((orders, "claim", claim), (marking, "claim", claim))
 

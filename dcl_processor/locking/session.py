@@ -1,0 +1,86 @@
+"""The driver's side of a session: what it knows without asking the server, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_IDLE = 0  # libpq's PQTRANS_IDLE
+
+
+def _postgresql(driver: Any) -> bool:
+    # psycopg2 has it in its info alone, where psycopg 3 makes an object for each look.
+    status = getattr(driver, "pgconn", None) or driver.info
+    return bool(status.transaction_status != _IDLE)
+
+
+#: MariaDB's driver is not told by its server.
+_IN_TRANSACTION: dict[str, Callable[[Any], bool]] = {
+    "postgresql": _postgresql,
+    "sqlite": lambda driver: driver.in_transaction,
+}
+
+
+def in_transaction(connection: Any) -> bool | None:
+    """Tell whether a transaction is open, however it was begun; ``None``: the driver cannot."""
+    known = _IN_TRANSACTION.get(connection.vendor)
+    if connection.connection is None:
+        return False
+    return None if known is None else known(connection.connection)
+
+
+class Sending:
+    """Calls something before the driver sends anything else, whether Django asks it to or not.
+
+    Once, and from then on the driver is as it was. ``is_seen`` tells whether this driver has a
+    place through which everything goes.
+    """
+
+    def __init__(self, connection: Any, call: Callable[[], None]) -> None:
+        self._driver = connection.connection
+        self._call = call
+        self._name = _place(connection.vendor, self._driver)
+        self.is_seen = self._name is not None
+
+    def start(self) -> None:
+        """Wait for the first thing to be sent."""
+        if self._name is not None:
+            # On the object, which outlives cursors: one may be older than this.
+            setattr(self._driver, self._name, self._first)
+
+    def stop(self) -> None:
+        """Leave the driver as it was."""
+        if self._name is not None:
+            vars(self._driver).pop(self._name, None)
+
+    def _first(self, *args: Any, **kwargs: Any) -> Any:
+        self.stop()
+        self._call()
+        assert self._name is not None
+        return getattr(self._driver, self._name)(*args, **kwargs)
+
+
+def _place(vendor: str, driver: Any) -> str | None:
+    """Return the method through which a driver sends everything, if it is written in Python."""
+    name = {"postgresql": "wait", "mysql": "query"}.get(vendor)
+    return name if name and hasattr(driver, "__dict__") and hasattr(driver, name) else None
+
+
+def changes(connection: Any) -> int:
+    """Return how many rows the session has written so far, where the driver counts them."""
+    return getattr(connection.connection, "total_changes", 0)
+
+
+def send(connection: Any, sql: str) -> None:
+    """Send a statement without parameters and without an answer, past Django's cursors.
+
+    Needs no lock of the driver's, whose holder may be about to send what this is to precede.
+    """
+    driver = connection.connection
+    with connection.wrap_database_errors:
+        if connection.vendor == "sqlite":
+            driver.execute(sql)
+        elif connection.vendor == "mysql":
+            driver.query(sql.encode())
+        else:
+            driver.pgconn.exec_(sql.encode())
