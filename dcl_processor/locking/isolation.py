@@ -1,15 +1,16 @@
 """The transaction that a row is claimed, handled and flipped in.
 
 The second check is worth something only if its statement has a snapshot of its own: READ
-COMMITTED. What a connection uses can be set in the settings, for a role, for a database or for
-the server, so the server is asked, once per connection.
+COMMITTED. What a connection uses can be set in the settings, for a role, for a database, for the
+server, and by a handler. PostgreSQL takes the level with each BEGIN; of MariaDB and MySQL, which
+take it in a statement of its own, the server is asked once per connection.
 """
 
 from __future__ import annotations
 
 import select
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 
+_READ_COMMITTED = 2  # psycopg's IsolationLevel
 _SET = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 # Keyed by the driver's connection, so that a reconnect asks again.
@@ -70,13 +72,10 @@ def row_transaction(using: str) -> Iterator[None]:
     """
     connection = connections[using]
     fresh = not connection.in_atomic_block
-    # MariaDB and MySQL take the level of the next transaction before it starts, PostgreSQL as
-    # its first statement.
-    if fresh and connection.vendor == "mysql":
-        _read_committed(connection)
-    with transaction.atomic(using=using, durable=True):
-        if fresh and connection.vendor == "postgresql":
-            _read_committed(connection)
+    level = _read_committed(connection) if fresh else nullcontext()
+    with level, transaction.atomic(using=using, durable=True):
+        if fresh and _is_psycopg2(connection):
+            _set_read_committed(connection)
         yield
 
 
@@ -130,25 +129,47 @@ def reconnected(using: str, *, since: Any = None) -> bool:
     return True
 
 
-def _read_committed(connection: BaseDatabaseWrapper) -> None:
+@contextmanager
+def _read_committed(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Let the next transaction be at READ COMMITTED, whatever the session's default is by now."""
     connection.ensure_connection()
-    if connection.connection not in _levels:
-        _levels[connection.connection] = _ask(connection) == "READ COMMITTED"
-    if not _levels[connection.connection]:
-        with connection.cursor() as cursor:
-            cursor.execute(_SET)
+    driver: Any = connection.connection
+    if connection.vendor == "mysql":
+        # Taken before the transaction starts. InnoDB makes the snapshot of any level at the first
+        # plain read, which is the question itself: a default that a handler changes does no harm.
+        if driver not in _levels:
+            _levels[driver] = _ask(connection) == "READ COMMITTED"
+        if not _levels[driver]:
+            _set_read_committed(connection)
+    elif connection.vendor == "postgresql" and not _is_psycopg2(connection):
+        # Said with BEGIN, it costs no round trip.
+        before, driver.isolation_level = driver.isolation_level, _READ_COMMITTED
+        try:
+            yield
+        finally:
+            if not driver.closed:
+                driver.isolation_level = before
+        return
+    yield
+
+
+def _is_psycopg2(connection: BaseDatabaseWrapper) -> bool:
+    # It would send the level by itself, whenever autocommit is switched.
+    return connection.vendor == "postgresql" and not hasattr(connection.connection, "pgconn")
+
+
+def _set_read_committed(connection: BaseDatabaseWrapper) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(_SET)
 
 
 def _ask(connection: BaseDatabaseWrapper) -> str:
-    # SHOW takes no snapshot, so PostgreSQL still lets the level be set after it. The variable is
-    # tx_isolation on older servers of the MySQL family, transaction_isolation on newer ones.
-    question = (
-        "SHOW transaction_isolation"
-        if connection.vendor == "postgresql"
-        else "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
-    )
+    # The variable is tx_isolation on older servers of the MySQL family, transaction_isolation on
+    # newer ones.
     with connection.cursor() as cursor:
-        cursor.execute(question)
+        cursor.execute(
+            "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
+        )
         level: str = cursor.fetchone()[-1]
     return level.upper().replace("-", " ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -97,14 +98,74 @@ if connection.vendor == "postgresql":
     ) -> None:
         """The broken variant: this is what setting the level is for."""
         Parcel.objects.create(depot=Depot.objects.create())
-        monkeypatch.setattr(isolation, "_read_committed", lambda connection: None)
+        monkeypatch.setattr(isolation, "_read_committed", lambda connection: nullcontext())
         calls: list[Any] = []
         with connected(options), before_statement(between_lock_and_question, close_depots):
             processor(calls)()
         assert len(calls) == 1
 
 
-def test_the_server_is_asked_once_per_connection() -> None:
+# What changes the level of the transactions that are yet to begin, in a handler.
+CHANGES: dict[str, list[str]] = {
+    "postgresql": [
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "SET default_transaction_isolation = 'serializable'",
+        "SELECT set_config('default_transaction_isolation', 'repeatable read', false)",
+    ],
+    "mysql": ["SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"],
+    "sqlite": [],
+}
+
+if connection.features.has_select_for_update:
+
+    @pytest.mark.parametrize("change", CHANGES[connection.vendor])
+    def test_a_level_that_a_handler_changes_is_not_that_of_the_next_claim(change: str) -> None:
+        depots = [Depot.objects.create(), Depot.objects.create()]
+        Parcel.objects.bulk_create([Parcel(depot=depot) for depot in depots])
+        calls: list[Any] = []
+
+        @batch_processor(
+            pending=lambda: Parcel.objects.filter(sent=False, depot__open=True),
+            done={"sent": True},
+        )
+        def send(row: Parcel) -> None:
+            calls.append(row.depot_id)
+            with connection.cursor() as cursor:
+                cursor.execute(change)
+
+        def second_question(sql: str) -> bool:
+            return bool(calls) and between_lock_and_question(sql) and "EXISTS" not in sql
+
+        try:
+            with before_statement(second_question, close_depots):
+                report = send()
+        finally:
+            connection.close()
+        assert calls == [depots[0].pk]
+        assert (report.processed, report.stale) == (1, 1)
+
+    def test_the_connections_own_level_is_given_back() -> None:
+        levels: list[str] = []
+
+        def level() -> str:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute(ASKS_LEVEL[connection.vendor])
+                return str(cursor.fetchone()[0])
+
+        with connected(LEVELS[connection.vendor][-1 if connection.vendor == "mysql" else 2]):
+            before = level()
+            Parcel.objects.create(depot=Depot.objects.create())
+            assert processor(levels)().processed == 1
+            assert level() == before
+
+
+ASKS_LEVEL = {
+    "postgresql": "SHOW transaction_isolation",
+    "mysql": "SELECT @@session.tx_isolation",
+}
+
+
+def test_the_server_is_asked_at_most_once_per_connection() -> None:
     depot = Depot.objects.create()
     asked: list[str] = []
 
@@ -121,7 +182,8 @@ def test_the_server_is_asked_once_per_connection() -> None:
             Parcel.objects.create(depot=depot)
             Parcel.objects.create(depot=depot)
             assert run().processed == 2
-    assert len(asked) == (0 if connection.vendor == "sqlite" else 1)
+    # PostgreSQL takes the level with each BEGIN.
+    assert len(asked) == (1 if connection.vendor == "mysql" else 0)
 
 
 def test_a_connection_without_autocommit_is_refused() -> None:

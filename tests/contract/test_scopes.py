@@ -177,9 +177,11 @@ def pipeline() -> Callable[[Parcel], Any]:
 
 WRITE = "UPDATE tests_parcel SET note = 'worked'"  # whose one parameter is a number of our own
 PAST_DJANGO = {"a cursor older than the row": old_cursor, "a new cursor": new_cursor}
-if connection.vendor != "mysql":
+driver_module: Any = getattr(connection, "Database", None)
+IS_PSYCOPG3 = driver_module.__name__ == "psycopg"
+if connection.vendor == "sqlite" or IS_PSYCOPG3:
     PAST_DJANGO["the connection"] = the_connection
-if connection.vendor == "postgresql":
+if IS_PSYCOPG3:
     PAST_DJANGO |= {
         "COPY on an older cursor": copy,
         "the driver's transaction": drivers_transaction,
