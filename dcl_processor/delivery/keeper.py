@@ -25,6 +25,10 @@ logger = logging.getLogger("dcl_processor")
 #: Seconds that a renewal waits for a lock at a time, and so does the end of a run.
 LONGEST_WAIT = 5.0
 
+#: Seconds that the end of a run waits for the heartbeat. One that is not over by then waits for a
+#: connection of a pool, has nothing left to renew, and ends when it gets one or none.
+CLOSING = 2 * LONGEST_WAIT
+
 
 class Keeper:
     """Renews the leases of one copy, in a thread and on a connection of its own.
@@ -84,7 +88,7 @@ class Keeper:
         self._stop.set()
         # One whose start was interrupted cannot be waited for, and ends by itself.
         if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSING)
 
     def _keep(self) -> None:
         pause = self._lease.seconds / 3

@@ -28,6 +28,7 @@ from . import budget
 from .at_hand import AtHand, Notes
 from .crew import Alone, Crew, Threads
 from .passes import Passes
+from .pool import refuse_small_pool
 from .rolling import Rolling
 from .tally import Tally, log_end
 
@@ -114,6 +115,12 @@ class Run(Generic[M]):
         refuse_outer_transaction(question.using, self.processor.name)
         if self.concurrency > 1:
             self.share_no_test_case(question.using)
+        refuse_small_pool(
+            question.using,
+            self.processor.name,
+            threads=self.concurrency if isinstance(self.crew, Threads) else 0,
+            heartbeat=self.keeper is not None,
+        )
         # A claim outlives its process in the other deliveries, and keeps the row from being first.
         if self.processor.delivery is Delivery.TRANSACTIONAL:
             self.notes.using = question.using

@@ -1,0 +1,96 @@
+"""Django's connection pool: what a run takes of it, and that it waits for none without end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from dcl_processor import BatchProcessor, Lease, batch_processor
+from dcl_processor.delivery import keeper
+from dcl_processor.exceptions import Unsupported
+from tests.contract import errands as the
+from tests.contract.heartbeat import until
+from tests.contract.sessions import connected
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@contextmanager
+def pooled(size: int, **options: Any) -> Iterator[Any]:
+    """Let the default alias have a pool of so many connections."""
+    with connected({"pool": {"min_size": 0, "max_size": size, **options}}) as wrapper:
+        pool: Any = wrapper.pool  # type: ignore[attr-defined]  # PostgreSQL's
+        try:
+            yield pool
+        finally:
+            wrapper.close()
+            wrapper.close_pool()  # type: ignore[attr-defined]  # likewise
+
+
+def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    return batch_processor(pending=the.PENDING, done={"done": True}, **options)(handler)
+
+
+RUNS: dict[str, tuple[Any, int, int]] = {
+    "one by one": (transactional, 1, 1),
+    "a lease": (the.at_least_once, 1, 2),
+    "threads": (transactional, 3, 4),
+    "threads and a lease": (the.at_least_once, 3, 5),
+}
+
+
+@pytest.mark.parametrize(("make", "concurrency", "needed"), RUNS.values(), ids=[*RUNS])
+def test_a_pool_without_room_for_the_run_is_refused(
+    make: Any, concurrency: int, needed: int
+) -> None:
+    rows = the.errands(1 + 2 * concurrency)
+    calls: list[int] = []
+    together = threading.Barrier(concurrency, timeout=the.PATIENCE)
+
+    def handle(row: Errand) -> None:
+        calls.append(row.pk)
+        # The first is alone, since the flip is rehearsed with it.
+        if len(calls) > 1:
+            together.wait()
+            time.sleep(0.5)  # for a renewal
+
+    options = {"lease": Lease(1)} if make is the.at_least_once else {}
+    run = make(handle, **options)
+    if needed > 1:
+        with pooled(needed - 1, timeout=5):
+            sentence = f"room for {needed} connections, one for the run.* got max_size={needed - 1}"
+            with pytest.raises(Unsupported, match=sentence):
+                run(concurrency=concurrency)
+        assert calls == []
+    with pooled(needed, timeout=5) as pool:
+        report = run(concurrency=concurrency)
+        assert (report.processed, report.failed, report.lease_lost) == (len(rows), 0, 0)
+        connection.close()
+        stats = pool.get_stats()
+        assert stats["pool_size"] == stats["pool_available"] <= needed
+
+
+def test_the_end_of_a_run_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread of the process may have the one that the heartbeat would take."""
+    monkeypatch.setattr(keeper, "CLOSING", 0.2)
+    the.errands(1)
+    with pooled(2, timeout=20) as pool:
+        other = connections.create_connection("default")
+
+        def handle(row: Errand) -> None:
+            other.ensure_connection()
+            until(lambda: pool.get_stats()["requests_waiting"] > 0)
+
+        began = time.monotonic()
+        report = the.at_least_once(handle, lease=Lease(2))()
+        assert (report.processed, report.lease_lost) == (1, 0)
+        assert time.monotonic() - began < 10
+        other.close()
+        until(lambda: not the.our_threads())
