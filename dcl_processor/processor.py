@@ -41,7 +41,8 @@ class BatchProcessor(Definition[M]):
     - ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
       is called at the flip. ``None``: the handler itself takes the row out of ``pending``, and
       that is verified.
-    - ``failed``: written to a row that is given up on, or discarded: the dead letter.
+    - ``failed``: written to a row that is given up on, or discarded: the dead letter. Without
+      ``retry`` a row is given up on at its first failure.
     - ``reset``: puts a row back into ``pending``; ``requeue()`` needs it, and so does every second
       attempt of ``AT_MOST_ONCE``.
     - ``retry``: a ``Retry``, which says when a failed row is tried again, and when no more.

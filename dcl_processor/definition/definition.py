@@ -122,7 +122,8 @@ class Definition(Generic[M]):
     def get_failed(self, row: M, error: Exception, /) -> Mapping[str, Any]:  # noqa: ARG002
         """Return what is written to a row that is given up on: the dead letter.
 
-        Override it to keep more than the ``retry``'s ``last_error``.
+        Override it to keep more than the ``retry``'s ``last_error``. An empty mapping leaves the
+        row as it is: pending, or with ``AT_MOST_ONCE`` in doubt.
         """
         return self.failed or {}
 

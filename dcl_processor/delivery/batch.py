@@ -227,6 +227,15 @@ class Batch(Generic[M]):
             return lost
         return error
 
+    def _to_be_noted(self, failed: Failed) -> bool:
+        """Tell whether something is written about a row whose transaction is lost.
+
+        Without ``retry`` a failure of the handler's own gives a row up, and nothing else does.
+        """
+        if self.processor.retry is not None:
+            return True
+        return self.processor._notes_failures and not failed.handled
+
     def _failed(self, pk: Any, error: Exception) -> Outcome:
         """Note a failure in a transaction of its own, the row's own being lost."""
         failed = self.outcomes.get(pk)
@@ -237,8 +246,8 @@ class Batch(Generic[M]):
             # The handler's own error says more than what the lost transaction made of it.
             add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
         elif failed is None or isinstance(failed, Handled):
-            failed = Failed(self._explained(error), handled=isinstance(failed, Handled))
-        if self.processor.retry is None and isinstance(failed, Failed):
+            failed = Failed(self._explained(error), handled=True)
+        if isinstance(failed, Failed) and not self._to_be_noted(failed):
             return failed
         again: Batch[M] = Batch(self.run, self.question, [pk])
         try:

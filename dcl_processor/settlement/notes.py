@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Model
 
-from dcl_processor.exceptions import InvalidOption
-from dcl_processor.execution.handler import Discarded, Failed, Outcome, Snoozed
+from dcl_processor.definition.requirements import check_columns
+from dcl_processor.errors import add_note, describe
+from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.execution.handler import (
+    Discarded,
+    Failed,
+    Outcome,
+    Snoozed,
+    ends_the_run,
+)
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 Values = Mapping[str, Any]
+
+logger = logging.getLogger("dcl_processor")
 
 
 def notes(
@@ -33,24 +44,63 @@ def notes(
     retry, model = processor.retry, type(row)
     match outcome:
         case Discarded(error):
-            values = processor.get_failed(row, error)
+            values = _dead_letter(processor, row, error)
             if not values:
                 return Failed(_no_dead_letter(processor)), {}
             return outcome, {**(retry.given_up(error, attempt, model) if retry else {}), **values}
         case Snoozed():
             return _snoozed(processor, outcome, undone)
         case Failed(error) if retry is None:
-            # What is claimed and cannot be put back is known to have failed, and says so.
-            return outcome, processor.get_failed(row, error) if undone is None else {}
+            # The first failure is the last. A flip that could not be written buries no row: that
+            # is mostly a mistake in ``done``, which concerns all rows.
+            return outcome, {} if outcome.handled else _dead_letter(processor, row, error)
         case Failed(error):
             assert retry is not None
             if retry.gives_up(error, attempt):
-                dead_letter = processor.get_failed(row, error)
+                dead_letter = _dead_letter(processor, row, error)
                 # Without one the row stays pending, and only its attempts say that it is over.
                 last = attempt if dead_letter else max(attempt, retry.max_attempts)
                 return outcome, {**retry.given_up(error, last, model), **dead_letter}
             return outcome, {**(undone or {}), **retry.after(error, attempt, model)}
     return outcome, {}
+
+
+def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Values:
+    """Return what ``failed`` gives for a row; nothing leaves the row as it is.
+
+    The row's own error is to be reported and noted, whatever is wrong with the function: that is
+    said beside it.
+    """
+    try:
+        return _checked(processor, row, processor.get_failed(row, error))
+    except BaseException as second:
+        if ends_the_run(second):
+            raise
+        invalid = isinstance(second, InvalidDone)
+        sentence = (
+            str(second)
+            if invalid
+            else f"{_expected(processor)} {type(second).__name__} raised by it: {describe(second)}"
+        )
+        logger.warning("%s", sentence)
+        add_note(error, sentence)
+        return {}
+
+
+def _checked(processor: Definition[Any], row: Model, values: Any) -> Values:
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InvalidDone(f"{_expected(processor)} {values!r:.100}.")
+    check_columns(values, type(row), processor.name, "failed")
+    return values
+
+
+def _expected(processor: Definition[Any]) -> str:
+    return (
+        f"{processor.name}: expected failed to return a mapping of column names to values, or None "
+        "to leave the row as it is, got"
+    )
 
 
 def _snoozed(

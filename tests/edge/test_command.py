@@ -175,6 +175,7 @@ def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
 
 
 def test_more_failures_than_a_report_holds_are_counted(installed: None) -> None:
+    parcels("")  # where nothing succeeds, a run ends before that
     Parcel.objects.bulk_create(Parcel(note="broken") for _ in range(103))
     out, err = StringIO(), StringIO()
     with pytest.raises(CommandError, match=r"^103 rows failed\.$"):
