@@ -117,8 +117,7 @@ class Batch(Generic[M]):
         self.rows = claimed.rows
         self.transaction_id = claimed.transaction_id
         retry = self.processor.retry
-        # Beside a lease the claim itself counts the attempt, and returns it.
-        if retry is not None and self.processor.lease is None:
+        if retry is not None:
             self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
 
     def _counted(self, name: str) -> dict[Any, int]:
