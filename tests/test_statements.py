@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import django
 import pytest
 from django.db import connection, connections, models
 from django.db.models import F, Func, Model, Value
@@ -337,6 +338,22 @@ class Loud(models.CharField):  # type: ignore[type-arg]  # no generic at run tim
         return prepared if hasattr(prepared, "as_sql") else Upper(Value(prepared))
 
 
+class Raised(models.CharField):  # type: ignore[type-arg]  # no generic at run time
+    """Has the database make something of each value: by a placeholder, as pgcrypto's fields do."""
+
+    if django.VERSION >= (6, 1):
+
+        def get_placeholder_sql(self, value: Any, compiler: Any, connection: Any) -> Any:
+            if hasattr(value, "as_sql"):
+                return compiler.compile(value)
+            return "UPPER(%s)", (value,)
+
+    else:
+
+        def get_placeholder(self, value: Any, compiler: Any, connection: Any) -> str:
+            return "%s" if hasattr(value, "as_sql") else "UPPER(%s)"
+
+
 @pytest.fixture
 def secret() -> Iterator[type[Model]]:
     with isolate_apps("tests"):
@@ -345,6 +362,8 @@ def secret() -> Iterator[type[Model]]:
             scrambled = Scrambled(max_length=50, null=True)
             strict = Strict(max_length=50, null=True)
             loud = Loud(max_length=50, default="")
+            raised = Raised(max_length=50, default="")
+            sent = models.BooleanField(default=False)
 
             class Meta:
                 app_label = "tests"
@@ -374,6 +393,24 @@ def test_a_field_that_makes_sql_of_a_value_gets_its_values(secret: type[Model]) 
         write(question, row, loud=text)
         assert row.loud == text.upper()  # type: ignore[attr-defined]
         assert guard.write(question, row.pk, {"id": [row.pk]}, {"loud": "three"}) == 1
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: int) -> None:
+    rows = secret._default_manager
+    for _ in range(5):
+        rows.create()
+    flip = {"sent": True, "raised": "done"}
+    run: BatchProcessor[Any] = batch_processor(
+        pending=rows.filter(sent=False), done=flip, batch_size=size
+    )(lambda row: None)
+    assert run().processed == 5
+    assert set(rows.values_list("raised", flat=True)) == {"DONE"}
+    question, row = ask(secret), rows.earliest("pk")
+    for text in ("one", "two"):
+        assert guard.write(question, row.pk, {"id": [row.pk]}, {"raised": text}) == 1
+        row.refresh_from_db()
+        assert row.raised == text.upper()  # type: ignore[attr-defined]
 
 
 def test_what_is_sent_is_what_django_would_send() -> None:

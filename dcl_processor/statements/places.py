@@ -85,13 +85,18 @@ def open_values(model: type[Model], values: Values) -> dict[str, Open]:
     opened: dict[str, Open] = {}
     for name, value in values.items():
         field: Field[Any, Any] = model._meta.get_field(name)  # type: ignore[assignment]  # relations too
-        if hasattr(value, "prepare_database_save") or hasattr(field, "get_placeholder"):
+        if hasattr(value, "prepare_database_save") or _has_placeholder(field):
             raise NotOpenError
         if type(value) is Later:
             opened[name] = OpenDelay()
         elif not hasattr(value, "resolve_expression"):
             opened[name] = Open(field)
     return opened
+
+
+def _has_placeholder(field: Any) -> bool:
+    """Tell whether a field makes SQL around its value; from Django 6.1 by the second name."""
+    return hasattr(field, "get_placeholder") or hasattr(field, "get_placeholder_sql")
 
 
 def written(opened: Mapping[str, Open]) -> dict[str, Any]:
