@@ -82,6 +82,7 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     """
     processor, question = batch.processor, batch.question
     handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
+    writing.refuse_moved(question, {pk: batch.rows[pk] for pk in handled}, processor.name)
     flips = flip.flips(processor, batch.rows, handled)
     writes = grouping.group(flips)
     notes = []

@@ -82,7 +82,11 @@ def _write(batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outc
         return outcome
     table = batch.question.table
     # Looked up, not guessed: the handler may have deleted its row.
-    return Lost() if table.filter(pk=pk).exists() else outcome
+    if table.filter(pk=pk).exists():
+        return Lost()
+    if isinstance(outcome, Handled):
+        writing.refuse_moved(batch.question, {pk: batch.rows[pk]}, batch.processor.name)
+    return outcome
 
 
 def _unsettled(  # noqa: PLR0917  # what is needed to try again

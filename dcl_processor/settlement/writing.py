@@ -65,6 +65,22 @@ def write(
         _look_up(question, pks, written, label, transaction_id)
 
 
+def refuse_moved(question: Question[Any], rows: Mapping[Any, Any], label: str) -> None:
+    """Raise for a row that its handler moved to another key; ``rows``: by their keys.
+
+    It would count as done, being gone from its own, and be pending under the other one.
+    """
+    for pk, row in rows.items():
+        key = row.pk if isinstance(row.pk, tuple) else (row.pk,)
+        # A copy has another key, too, and leaves its original where it was.
+        moved = row.pk != pk and None not in key and not _rows(question, [pk]).exists()
+        if moved and _rows(question, [row.pk]).exists():
+            raise ProcessorError(
+                f"{label}: expected the handler to leave its row's primary key alone, got row {pk} "
+                f"moved to the key {row.pk}; write a column that is no key, or a new row."
+            )
+
+
 def refuse_another(using: str, transaction_id: str) -> None:
     """Raise ``TransactionLost`` if another transaction is open than the one that has this id."""
     if current(using) != transaction_id:
