@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	done)
 python := .venv/bin/python
 
-.PHONY: demo test fuzz lint docs explore bench chaos clean
+.PHONY: demo test fuzz lint docs explore mutants bench chaos clean
 
 demo: .venv/sample.stamp ## the shop's main job, by four copies at once [ORDERS=file.csv]
 	@$(python) sample_app/manage.py demo $(if $(ORDERS),--orders "$(ORDERS)")
@@ -24,6 +24,10 @@ lint docs: .venv/dev.stamp ## one stage of the tests
 explore: .venv/dev.stamp ## every schedule of two copies, and random ones of three [SECONDS= EXPLORE=]
 	@$(if $(SECONDS),SECONDS=$(SECONDS)) $(if $(EXPLORE),EXPLORE=$(EXPLORE)) \
 		$(python) -m pytest -q tests/explorer/everything.py
+
+mutants: .venv/dev.stamp ## every fault of the list, each of which a test has to find [ONLY= SAMPLE= MUTANTS_SEED=]
+	@$(python) -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(SAMPLE),--sample $(SAMPLE)) \
+		$(if $(MUTANTS_SEED),--seed "$(MUTANTS_SEED)")
 
 bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= COPIES= FSYNC= JSON= DOCS=]
 	@.venv-bench/bin/python -m tests.benchmarks $(if $(ROWS),--rows $(ROWS)) \

@@ -115,6 +115,13 @@ def sqlite() -> None:
     run("pytest", *CONTRACT, *expected("sqlite", "sqlite"), DATABASE_URL=url)
 
 
+def faults() -> None:
+    """Put ten faults of the list into a copy of the tree, and see that a test finds each."""
+    if not mariadb_is_installed() or not has_driver():
+        install_mariadb()
+    run("tests.mutants", "--sample=10", "--jobs=1")
+
+
 def speed() -> None:
     """Compare speeds, which needs the machine for itself."""
     run("pytest", "tests/speed", *expected("speed"))
@@ -148,6 +155,7 @@ def stages() -> Mapping[str, Stage]:
         "postgresql": (f"everything on PostgreSQL with Django {own}", postgresql),
         "mariadb": ("the contract on MariaDB", mariadb),
         "sqlite": ("the contract on SQLite", sqlite),
+        "mutants": ("ten faults that a test has to find", faults),
         **{each.name: (str(each), partial(other_django, each)) for each in others},
         "speed": ("speeds side by side", speed),
     }

@@ -1,0 +1,1 @@
+"""One-line faults, each with the tests that have to find it."""

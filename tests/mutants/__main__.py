@@ -1,0 +1,149 @@
+"""Put each fault into a copy of the tree, and run the tests that are to find it.
+
+python -m tests.mutants [--sample 10] [--seed text] [--only windows.py] [--jobs 2]
+
+A mutant is killed by a test that fails; tests that cannot be collected, or do not pass without the
+fault, kill nothing. The tree itself is never written to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutants.listed import CHECKOUT, Mutant, mutants
+from tests.servers.mariadb import mariadb
+
+#: Seconds for the tests of one mutant, on a machine that is busy.
+PATIENCE = 120
+PASSED, FAILED, HUNG = 0, 1, -1  # of pytest's other exit codes none is an answer
+LEFT_BEHIND = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "_build")
+
+Place = tuple[Path, dict[str, str]]
+
+
+@contextmanager
+def copies(number: int, kinds: set[str]) -> Iterator[SimpleQueue[Place]]:
+    """Make copies of the tree, and start one server of each kind for all of them."""
+    with ExitStack() as stack:
+        urls = {"sqlite": "sqlite:////nonexistent/dcl.sqlite3"}
+        if "postgresql" in kinds:
+            from sample_app.embedded import database_url
+
+            urls["postgresql"] = database_url("postgres")
+        if "mariadb" in kinds:
+            urls["mariadb"] = stack.enter_context(mariadb())
+        places: SimpleQueue[Place] = SimpleQueue()
+        for _ in range(number):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dcl_mutants_")))
+            shutil.copytree(CHECKOUT, folder, ignore=LEFT_BEHIND, dirs_exist_ok=True)
+            places.put((folder, urls))
+        yield places
+
+
+def ends(mutant: Mutant, place: Place, *, patience: float) -> tuple[int, str]:
+    """Run the mutant's tests in the copy; return pytest's exit code, and what it said."""
+    folder, urls = place
+    command = [sys.executable, "-m", "pytest", "-xqp", "no:cacheprovider"]
+    # A file that is put back within a second would pass for the one that was compiled.
+    quiet = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "CI": "false"}
+    with subprocess.Popen(
+        [*command, *shlex.split(mutant.tests)],
+        cwd=folder,
+        env={**os.environ, **quiet, "DATABASE_URL": urls[mutant.on]},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return HUNG, process.communicate()[0]
+    return process.returncode, said
+
+
+def judged(
+    mutant: Mutant, places: SimpleQueue[Place], sound: set[tuple[str, str]], patience: float
+) -> str:
+    """Return what is wrong with the mutant: nothing, if it was killed.
+
+    ``sound``: the tests that are known to pass without a fault, and their databases.
+    """
+    place, began = places.get(), time.monotonic()
+    code, said = PASSED, ""
+    try:
+        if (mutant.tests, mutant.on) not in sound:
+            code, said = ends(mutant, place, patience=PATIENCE)
+        if code != PASSED:
+            complaint = f"its tests do not pass without it (exit code {code})"
+        else:
+            sound.add((mutant.tests, mutant.on))
+            before = mutant.applied(place[0])
+            code, said = ends(mutant, place, patience=patience)
+            (place[0] / mutant.path).write_text(before)
+            failed = code == FAILED and re.search("^(FAILED|ERROR) tests/", said, re.MULTILINE)
+            killed = failed or (code == HUNG and mutant.hangs)
+            words = {PASSED: "survived", HUNG: "hung"}
+            complaint = "" if killed else words.get(code, f"broke the tests (exit code {code})")
+    finally:
+        places.put(place)
+    print(f"{complaint or 'killed'} ({time.monotonic() - began:.1f} s)  {mutant}", flush=True)
+    if complaint and code != PASSED:
+        print(said[-3000:], flush=True)
+    return complaint
+
+
+def revision() -> str:
+    """Return the commit, so that a sample is the same however often CI runs it."""
+    git = ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"] if shutil.which("git") else ["true"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 1 unless each mutant that was tried was killed, and none of the list is stale."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants")
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--seed", default=revision())
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--patience", type=float, default=PATIENCE)
+    options = parser.parse_args(arguments)
+    listed = list(mutants())
+    stale = [f"stale mutant, {wrong}: {each}" for each in listed if (wrong := each.stale())]
+    print(*stale, sep="\n")
+    sound = [each for each in listed if not each.equivalent and not each.stale()]
+    tried = [each for each in sound if options.only in str(each)]
+    if options.sample:
+        print(f"{options.sample} of {len(tried)} mutants, --seed {options.seed}", flush=True)
+        dice = random.Random(options.seed)  # noqa: S311  # no secret
+        tried = dice.sample(tried, min(options.sample, len(tried)))
+    with copies(options.jobs, {each.on for each in tried}) as places:
+        judge = partial(judged, places=places, sound=set(), patience=options.patience)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            complaints = list(pool.map(judge, tried))
+    alive = [(each, why) for each, why in zip(tried, complaints, strict=True) if why]
+    print(f"\n{len(tried)} mutants, {len(tried) - len(alive)} killed, {len(stale)} stale")
+    for mutant, why in alive:
+        print(f"{why}: {mutant}\n    pytest {mutant.tests}  [{mutant.on}]")
+    return 1 if alive or stale or not tried else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""The list of mutants, kept as data: a fault is named by the text that it replaces.
+
+A line number would be wrong after the next edit, and say nothing. A text that is not there exactly
+once any more is an error, so that the list follows the code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGE = Path("dcl_processor")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault in one file: ``put`` in the place of ``find``.
+
+    ``tests``: what pytest is to run, as on its command line; ``on``: the database. ``hangs``: the
+    fault may keep a test from ending, and a test that does not end finds it. ``equivalent``: the
+    reason why no test can find it; such a mutant is not run, and its text has to be there as well.
+    """
+
+    file: str
+    find: str
+    put: str
+    tests: str = ""
+    on: str = "postgresql"
+    hangs: bool = False
+    equivalent: str = ""
+
+    def __str__(self) -> str:
+        before, after = (" ⏎ ".join(each.split("\n")) for each in (self.find, self.put))
+        return f"{self.file}: {before.strip()}  →  {after.strip() or '(nothing)'}"
+
+    @property
+    def path(self) -> Path:
+        return PACKAGE / self.file
+
+    def stale(self) -> str:
+        """Say what is wrong with the entry, if anything."""
+        text = (CHECKOUT / self.path).read_text() if (CHECKOUT / self.path).exists() else ""
+        if (number := text.count(self.find)) != 1:
+            return f"expected its text to be there once, got it {number} times"
+        if self.find == self.put:
+            return "expected another text in its place, got the same"
+        try:
+            compile(text.replace(self.find, self.put), self.file, "exec")
+        except SyntaxError as error:
+            return f"expected Python, got {error}"
+        if bool(self.tests) == bool(self.equivalent):
+            return "expected tests, or the reason why there are none"
+        return ""
+
+    def applied(self, folder: Path) -> str:
+        """Write the fault into a copy of the tree; return the text that was there."""
+        before = (folder / self.path).read_text()
+        (folder / self.path).write_text(before.replace(self.find, self.put))
+        return before
+
+
+def mutants() -> Iterator[Mutant]:
+    """Read the lists, one for each stage in a row's life."""
+    for path in sorted(Path(__file__).parent.glob("*.toml")):
+        for each in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
+            yield Mutant(**each)
