@@ -63,6 +63,16 @@ class SessionLost(TransactionLost):
         )
 
 
+class TransactionLeftOpen(ProcessorError):
+    """A handler that is called outside any transaction began one, and did not end it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "expected the handler to leave no transaction open, got one that it began and did not "
+            "end, which was rolled back; use transaction.atomic(), or commit it"
+        )
+
+
 class UnseenWork(ProcessorError):
     """A row's work went past Django's connection: the transaction alone can take it back."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ from django.db.models import Model
 
 from dcl_processor.exceptions import AttemptsUsedUp, ProcessorError
 from dcl_processor.execution.handler import Failed, Lost, Outcome, execute
+from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.isolation import is_connected
 
 from .batch import Batch
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Model)
 
+logger = logging.getLogger("dcl_processor")
+
 
 @contextmanager
 def cleared_up(batch: Batch[M], mark: Mark) -> Iterator[None]:
@@ -29,6 +33,9 @@ def cleared_up(batch: Batch[M], mark: Mark) -> Iterator[None]:
 
     The claim is in the block, too: an interrupt may come as soon as it is committed.
     """
+    if Leftover(batch.question.using).end():
+        name = batch.processor.name
+        logger.warning("%s: a transaction that was left open was rolled back", name)
     try:
         yield
     finally:
@@ -67,7 +74,9 @@ def _work(batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]]) -> None:
         arguments = run.resource.arguments()
         # At the last moment: what was started cannot be put back at most once.
         batch.started.add(pk)
-        outcome = execute(processor, row, arguments)
+        with Leftover(batch.question.using) as leftover:
+            outcome = execute(processor, row, arguments)
+        outcome = leftover.judge(outcome)
         if isinstance(outcome, Failed):
             run.resource.worn()
         batch.ended[pk] = outcome

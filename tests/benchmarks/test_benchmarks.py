@@ -135,6 +135,7 @@ def sent_by_us(tmp_path: Path, delivery: str, batch_size: int = 1) -> set[str]:
 def _plain(statement: str) -> str:
     plain = " ".join(statement.replace('"', "").replace("dcl_taken", "taken").split())
     plain = re.sub(r"(?<!_)\b\d+\b|%s|\$\d+", "?", plain)
+    plain = plain.replace("'?'", "?")
     plain = re.sub(r"ANY\('\{[?,]+\}'::int\d\[\]\)", "ANY(?)", plain)
     for addition, without in (("= (?)", "= ?"), (" AS pk", ""), (" AS done", ""), (TABLE, "")):
         plain = plain.replace(addition, without)

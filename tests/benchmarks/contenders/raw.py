@@ -22,9 +22,10 @@ __all__ = ["drain", "left", "prepare"]
 WINDOW = 500
 
 KEYS = f"SELECT id FROM {TABLE} WHERE NOT done AND id > %s ORDER BY id LIMIT {WINDOW}"
-LOCK = f"SELECT {', '.join(COLUMNS)} FROM {TABLE} WHERE NOT done AND id {{these}} \
-FOR NO KEY UPDATE OF {TABLE} SKIP LOCKED"
-FLIP = f"UPDATE {TABLE} SET done = true WHERE id {{these}}"
+LOCK = f"SELECT {', '.join(COLUMNS)}, pg_current_xact_id() AS dcl_transaction_id FROM {TABLE} \
+WHERE NOT done AND id {{these}} \
+FOR NO KEY UPDATE SKIP LOCKED"
+FLIP = f"UPDATE {TABLE} SET done = true WHERE (id {{these}} AND pg_current_xact_id() = %s)"
 
 
 def drain(copies: int, *, batch_size: int, prepared: bool = False) -> Drained:
@@ -39,7 +40,7 @@ def drain(copies: int, *, batch_size: int, prepared: bool = False) -> Drained:
                     for pk in got:
                         handle(pk)
                     if got:
-                        cursor.execute(with_keys(FLIP, got), given(got))
+                        cursor.execute(with_keys(FLIP, got), [*given(got), rows[0][-1]])
                 handled += len(got)
     return Drained(handled)
 

@@ -1,0 +1,100 @@
+"""A transaction that a handler leaves open: what is settled after it would be settled in it.
+
+Later claims and settlements would look committed, and go with that transaction when it ends. It is
+found by what Django and the driver know. MariaDB's driver knows nothing of it, so there the server
+is asked, but only when a statement was sent that can begin a transaction without Django.
+"""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import Any, Self
+
+from django.db import Error, connections
+
+from dcl_processor.exceptions import TransactionLeftOpen
+from dcl_processor.locking.isolation import from_test_case
+from dcl_processor.locking.session import in_transaction
+
+from .handler import Failed, Handled, Outcome
+
+_SAVEPOINT = "dcl_left"
+# At the beginning of a statement, where large values are not.
+_BEGINS = re.compile(
+    rb"\b(begin|start|xa|autocommit|chain|completion_type|call|execute|immediate)\b", re.IGNORECASE
+)
+_LOOKED_AT = 500  # bytes
+
+
+class Leftover:
+    """Watches one handler, and ends the transaction that it leaves open."""
+
+    def __init__(self, using: str) -> None:
+        self._connection: Any = connections[using]
+        self._driver: Any = None
+        self._may_have_begun = False
+
+    def __enter__(self) -> Self:
+        if self._connection.vendor == "mysql" and self._connection.connection is not None:
+            self._driver = self._connection.connection
+            self._driver.query = self._query
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._driver is not None:
+            vars(self._driver).pop("query", None)
+
+    def judge(self, outcome: Outcome) -> Outcome:
+        """End what was left open; return what became of the row."""
+        if not self.end() or not isinstance(outcome, Handled):
+            return outcome
+        return Failed(TransactionLeftOpen(), handled=True)
+
+    def end(self) -> bool:
+        """Roll back the transaction that is open, if one is, and tell so."""
+        connection = self._connection
+        if any(map(from_test_case, connection.atomic_blocks[:1])) or not self._is_left():
+            return False
+        # As connect() does it: the blocks were never left, and never will be.
+        connection.in_atomic_block = connection.needs_rollback = False
+        connection.savepoint_ids, connection.atomic_blocks = [], []
+        connection.run_on_commit = []
+        try:
+            connection.connection.rollback()
+            connection.set_autocommit(True)
+        except (Error, connection.Database.Error):
+            connection.close()
+        return True
+
+    def _is_left(self) -> bool:
+        connection = self._connection
+        driver = connection.connection
+        if driver is None or getattr(driver, "closed", False):
+            return False
+        if connection.in_atomic_block or not connection.autocommit:
+            return True
+        known = in_transaction(connection)
+        return self._may_have_begun and self._asked() if known is None else known
+
+    def _asked(self) -> bool:
+        """Ask the server: a savepoint outside any transaction is gone with its statement."""
+        operations = self._connection.ops
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(operations.savepoint_create_sql(_SAVEPOINT))
+                cursor.execute(operations.savepoint_commit_sql(_SAVEPOINT))
+        except Error:
+            return not self._driver.get_autocommit()
+        return True
+
+    def _query(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        start = query[:_LOOKED_AT]
+        if _BEGINS.search(start if isinstance(start, bytes) else start.encode()):
+            self._may_have_begun = True
+        return type(self._driver).query(self._driver, query, *args, **kwargs)
