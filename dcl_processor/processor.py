@@ -13,6 +13,7 @@ from . import notify
 from .definition import validation
 from .definition.definition import Definition
 from .delivery import doubt
+from .execution.nesting import entered
 from .report import Report
 from .runner.run import Run
 
@@ -118,20 +119,22 @@ class BatchProcessor(Definition[M]):
         one event loop where the handler is ``async def``. ``stop``: no row starts once it is set.
 
         Raises ``InsideTransaction`` inside ``atomic()`` (Django's own ``TestCase`` excepted),
+        ``Unsupported`` inside the processor's own handler,
         ``StillPending`` before any handler when ``done`` would leave a row pending, and
         configuration errors for what only the model can tell. Rows that fail do not raise:
         they are in the report.
         """
-        return Run(
-            self,
-            filter=filter,
-            using=using,
-            limit=limit,
-            timeout=timeout,
-            wait_for_locked=wait_for_locked,
-            concurrency=concurrency,
-            stop=stop,
-        ).report()
+        with entered(self):
+            return Run(
+                self,
+                filter=filter,
+                using=using,
+                limit=limit,
+                timeout=timeout,
+                wait_for_locked=wait_for_locked,
+                concurrency=concurrency,
+                stop=stop,
+            ).report()
 
     def __call__(
         self,

@@ -69,6 +69,8 @@ class Definition(Generic[M]):
     def __init__(self, **options: Any) -> None:
         names.check_options(type(self), options)
         self.__name__ = type(self).__name__
+        #: What copies of the instance share: they are the same processor.
+        self._identity = object()
         for option, value in options.items():
             setattr(self, option, value)
         inherited = (self.pending, Definition.pending), (self.process, Definition.process)

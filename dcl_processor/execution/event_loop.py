@@ -7,6 +7,7 @@ only waits for the outside world.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
+from dcl_processor.exceptions import Unsupported
+
 from .handler import Handled, Outcome, ends_the_run, judge
+from .nesting import running
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -33,6 +37,7 @@ class EventLoop:
     """An event loop in a thread of its own, for one run."""
 
     def __init__(self, label: str, concurrency: int) -> None:
+        _refuse_green_threads(label)
         self._label = label
         self.concurrency = concurrency
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -50,6 +55,7 @@ class EventLoop:
         # database calls to the run itself, and the handlers' own calls would wait for that thread
         # for ever. In a context of their own they have a thread of their own.
         self._context = Context()
+        self._context.run(running.set, running.get())
         self._scope: Any = ThreadSensitiveContext()  # which has no types
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -199,6 +205,23 @@ class EventLoop:
             if pk in self._handlers and pk not in self._given_up:
                 self._given_up.add(pk)
                 self._handlers[pk].cancel()
+
+
+def _refuse_green_threads(label: str) -> None:
+    """Raise where threads are greenlets: the loop would share its thread with the run.
+
+    The libraries are known by their names: only a process that has imported one can be patched.
+    """
+    for module, asked, what in (
+        ("gevent.monkey", "is_module_patched", "threading"),
+        ("eventlet.patcher", "is_monkey_patched", "thread"),
+    ):
+        if module in sys.modules and getattr(sys.modules[module], asked)(what):
+            raise Unsupported(
+                f"{label}: expected real threads for an asynchronous handler, whose event loop has "
+                f"one of its own, got threads patched by {module.partition('.')[0]}; write 'def' "
+                "and use concurrency, or run it in a process that is not patched."
+            )
 
 
 def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> list[asyncio.Task[Any]]:

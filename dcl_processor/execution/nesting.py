@@ -1,0 +1,33 @@
+"""Keeps a handler from running its own processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.exceptions import Unsupported
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+#: The processors whose runs this code is part of; the threads of a run have its context.
+running: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", default=())
+
+
+@contextmanager
+def entered(processor: Definition[Any]) -> Iterator[None]:
+    """Note that the processor runs; raise ``Unsupported`` where it does so already."""
+    outer = running.get()
+    if any(each is processor._identity for each in outer):
+        raise Unsupported(
+            f"{processor.name}: expected its handler not to run its own processor, got a run "
+            "inside a run, which would take the next row, and so on, as deep as there are rows; "
+            "leave the call out: the run itself takes the other rows."
+        )
+    token = running.set((*outer, processor._identity))
+    try:
+        yield
+    finally:
+        running.reset(token)
