@@ -26,8 +26,11 @@ is_installed = SOFTWARE.is_installed
 
 
 @contextmanager
-def mariadb() -> Iterator[str]:
-    """Run a MariaDB for the ``with`` block, and give the URL of an empty server."""
+def mariadb(*more: str) -> Iterator[str]:
+    """Run a MariaDB for the ``with`` block, and give the URL of an empty server.
+
+    ``more``: options of the server.
+    """
     install, server = SOFTWARE.find()
     with SOFTWARE.folder() as folder:
         options = ["--no-defaults", f"--datadir={folder / 'data'}"]
@@ -35,7 +38,7 @@ def mariadb() -> Iterator[str]:
         path = folder / "socket"
         options += [f"--socket={path}", f"--pid-file={folder / 'pid'}"]
         options += ["--skip-networking", "--character-set-server=utf8mb4"]
-        with SOFTWARE.serving(folder, server, *options, is_ready=lambda: _greets(path)):
+        with SOFTWARE.serving(folder, server, *options, *more, is_ready=lambda: _greets(path)):
             yield f"mysql://root@localhost/mysql?unix_socket={path}"
 
 

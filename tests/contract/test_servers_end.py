@@ -1,0 +1,217 @@
+"""What a server does to a run: it ends the session, takes no writes, or has its tables locked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import environ
+import pytest
+from django.db import connection, connections, transaction
+
+from dcl_processor import Retry, batch_processor
+from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
+from tests.contract.sessions import before_statement, connected
+from tests.models import Errand, Parcel
+from tests.servers.mariadb import mariadb
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+MARIADB = connection.vendor == "mysql"
+HAS_SERVER = connection.vendor != "sqlite"
+
+
+def execute(sql: str, using: str = "default") -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
+
+
+@contextmanager
+def server_says(setting: str, meanwhile: Any, afterwards: Any) -> Iterator[None]:
+    execute(f"SET GLOBAL {setting} = {meanwhile}", "other")
+    try:
+        yield
+    finally:
+        execute(f"SET GLOBAL {setting} = {afterwards}", "other")
+        connection.close()
+
+
+TIMEOUTS = {
+    "postgresql": ["idle_in_transaction_session_timeout = '100ms'"],
+    "mysql": ["wait_timeout = 1", "idle_transaction_timeout = 1"],
+    "sqlite": [],
+}
+
+if HAS_SERVER:
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @pytest.mark.parametrize("timeout", TIMEOUTS[connection.vendor])
+    def test_a_session_that_the_server_ended_is_not_the_handlers_fault(
+        timeout: str, batch_size: int
+    ) -> None:
+        Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+
+        def handle(row: Errand) -> None:
+            if row.place == 1:
+                execute(f"SET SESSION {timeout}")
+                time.sleep(2.5 if MARIADB else 0.5)  # as long as the server's own clock takes
+
+        report = batch_processor(
+            pending=Errand.objects.filter(done=False),
+            done={"done": True},
+            retry=Retry(backoff=600),
+            batch_size=batch_size,
+        )(handle)()
+        assert (report.processed, report.failed) == (2, 1)
+        [failure] = report.failures
+        assert type(failure.error) is SessionLost
+        assert "that the server or the network ended" in str(failure.error)
+        assert failure.error.__cause__ is not None
+        rows = Errand.objects.order_by("place").values_list("done", "attempts")
+        assert list(rows) == [(True, 0), (False, 1), (True, 0)]
+
+
+if MARIADB:
+
+    @contextmanager
+    def connected_to(**said: Any) -> Iterator[None]:
+        """Connect the default alias elsewhere, or as somebody else."""
+        settings = connection.settings_dict
+        before = {name: settings[name] for name in said}
+        connection.close()
+        settings.update(said)
+        try:
+            yield
+        finally:
+            connection.close()
+            settings.update(before)
+
+    def test_a_binary_log_of_statements_is_refused_by_one_sentence() -> None:
+        calls: list[int] = []
+        run = batch_processor(pending=Errand.objects.filter(done=False), done={"done": True})(
+            lambda row: calls.append(row.pk)
+        )
+        with (
+            mariadb("--log-bin=log", "--binlog-format=STATEMENT") as url,
+            connected_to(**environ.Env.db_url_config(url)),
+        ):
+            with connection.schema_editor() as editor:
+                editor.create_model(Errand)
+            execute("SET SESSION binlog_format = ROW")
+            Errand.objects.create()
+            connection.close()
+            with pytest.raises(Unsupported, match=r"^expected binlog_format=ROW or MIXED .* got S"):
+                run()
+        assert calls == []
+
+    @contextmanager
+    def read_only() -> Iterator[None]:
+        """Make the server read-only for everybody but the session of the other alias."""
+        user = "dcl_plain@localhost"
+        execute(f"CREATE OR REPLACE USER {user} IDENTIFIED BY 'plain'", "other")
+        execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO {user}", "other")
+        try:
+            with (
+                connected_to(USER="dcl_plain", PASSWORD="plain"),  # noqa: S106  # of the tests' own
+                server_says("read_only", 1, 0),
+            ):
+                yield
+        finally:
+            execute(f"DROP USER {user}", "other")
+
+    def test_a_server_that_is_read_only_is_named_before_the_first_handler() -> None:
+        Parcel.objects.bulk_create([Parcel(), Parcel()])
+        calls: list[int] = []
+        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
+            lambda row: calls.append(row.pk)
+        )
+        with read_only(), pytest.raises(ReadOnlyDatabase, match="'default' that can be written"):
+            run()
+        assert calls == []
+        assert run().processed == 2
+
+    def test_a_server_that_becomes_read_only_ends_the_run_at_the_next_flip() -> None:
+        """InnoDB locks rows all the same: each further handler would be called for nothing."""
+        Parcel.objects.bulk_create([Parcel(priority=place) for place in range(4)])
+        calls: list[int] = []
+
+        def handle(row: Parcel) -> None:
+            calls.append(row.priority)
+            execute(f"SET GLOBAL read_only = {int(row.priority == 1)}", "other")
+
+        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
+            handle
+        )
+        with read_only():
+            execute("SET GLOBAL read_only = 0", "other")
+            with pytest.raises(ReadOnlyDatabase):
+                run()
+        assert calls == [0, 1]
+        assert Parcel.objects.filter(sent=True).count() == 1
+
+
+if connection.vendor == "postgresql":
+
+    def test_a_database_that_is_read_only_is_named_before_the_first_handler() -> None:
+        Parcel.objects.bulk_create([Parcel(), Parcel()])
+        calls: list[int] = []
+        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
+            lambda row: calls.append(row.pk)
+        )
+        with (
+            connected({"options": "-c default_transaction_read_only=on"}),
+            pytest.raises(ReadOnlyDatabase, match="'default' that can be written"),
+        ):
+            run()
+        assert calls == []
+        assert run().processed == 2
+
+    @pytest.mark.parametrize("rehearsed", [0, 1])
+    def test_a_table_that_is_locked_for_a_migration_is_contention(rehearsed: int) -> None:
+        """What ``lock_timeout`` ends in a claim is for a later pass, and no row's failure."""
+        Parcel.objects.bulk_create([Parcel(priority=place) for place in range(3)])
+        calls: list[int] = []
+        run = batch_processor(
+            pending=Parcel.objects.filter(sent=False).order_by("priority"), done={"sent": True}
+        )(lambda row: calls.append(row.priority))
+
+        def claims(sql: str) -> bool:
+            return len(calls) == rehearsed and "SKIP LOCKED" in sql
+
+        migration = transaction.atomic(using="other")
+
+        def lock() -> None:
+            migration.__enter__()
+            # Reads go on, row locks wait.
+            execute("LOCK TABLE tests_parcel IN EXCLUSIVE MODE", "other")
+
+        with connected({"options": "-c lock_timeout=100ms"}):
+            try:
+                with before_statement(claims, lock):
+                    report = run(wait_for_locked=0)
+            finally:
+                migration.__exit__(None, None, None)
+            assert (report.processed, report.failed) == (rehearsed, 0)
+            assert report.skipped == 3 - rehearsed
+            assert run().processed == 3 - rehearsed
+        assert calls == [0, 1, 2]
+
+
+if connection.vendor == "sqlite":
+
+    def test_a_file_that_is_read_only_is_named_before_the_first_handler() -> None:
+        Parcel.objects.bulk_create([Parcel(), Parcel()])
+        calls: list[int] = []
+        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
+            lambda row: calls.append(row.pk)
+        )
+        execute("PRAGMA query_only = 1")
+        try:
+            with pytest.raises(ReadOnlyDatabase, match="'default' that can be written"):
+                run()
+        finally:
+            execute("PRAGMA query_only = 0")
+        assert calls == []
+        assert run().processed == 2
