@@ -122,9 +122,9 @@ def test_a_get_done_of_the_class_is_a_flip_that_depends_on_the_handler() -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"max_attempts": 0}, r"max_attempts to be from 1, got 0"),
-        ({"max_attempts": True}, r"max_attempts to be from 1, got True"),
-        ({"max_attempts": 2.5}, r"max_attempts to be from 1, got 2.5"),
+        ({"max_attempts": 0}, r"max_attempts to be a whole number from 1, got 0"),
+        ({"max_attempts": True}, r"max_attempts to be a whole number from 1, got True"),
+        ({"max_attempts": 2.5}, r"max_attempts to be a whole number from 1, got 2.5"),
         ({"backoff": -1}, r"backoff to be a number of seconds from 0 .* got -1"),
         ({"backoff": "30"}, r"backoff to be a number of seconds from 0 .* got '30'"),
         ({"backoff": timedelta(seconds=-1)}, r"backoff to be a number of seconds from 0"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract import conftest as contract
 from tests.environments import CHECKOUT
 
 #: Collected where the database is another one, or by name only.
@@ -21,9 +22,10 @@ NOT_HERE = {
     "tests/explorer/everything.py",
     "tests/speed/test_speed.py",
     "tests/test_servers.py",
+    *(f"tests/contract/{name}" for name in contract.collect_ignore),
 }
 BLOCK = re.compile(
-    r"^ *(?:```|<!--- invisible-code-block: )(?:python|pycon|console)$", re.MULTILINE
+    r"(?m)^ *(?:```(?:\{code-block\} )?|<!--- invisible-code-block: )(?:python|pycon|console)$"
 )
 
 #: The plugin without any other.
