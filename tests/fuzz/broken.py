@@ -10,9 +10,9 @@ from django.db.models import Q
 
 from dcl_processor import Delivery
 from dcl_processor.candidates import pending
-from dcl_processor.definition.definition import Definition
 from dcl_processor.delivery import marking
 from dcl_processor.runner.run import Run
+from dcl_processor.settlement import flip
 from tests.contract.gate import HAS_GATE
 
 
@@ -37,14 +37,18 @@ def one_statement(patch: pytest.MonkeyPatch) -> None:
 
 def flip_by_save(patch: pytest.MonkeyPatch) -> None:
     """Write every column that the instance holds, as ``save()`` does."""
-    get_done = Definition.get_done
+    real = flip.flip
 
-    def get_all(self: Any, row: Any, result: Any) -> Mapping[str, Any]:
+    def get_all(processor: Any, row: Any, result: Any) -> Mapping[str, Any]:
         fields = [f for f in row._meta.concrete_fields if not (f.primary_key or f.generated)]
         held = {f.attname: vars(row)[f.attname] for f in fields if f.attname in vars(row)}
-        return {**held, **get_done(self, row, result)}
+        return {**held, **real(processor, row, result)}
 
-    patch.setattr(Definition, "get_done", get_all)
+    def get_all_of(processor: Any, rows: Any, results: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {pk: get_all(processor, rows[pk], result) for pk, result in results.items()}
+
+    patch.setattr(flip, "flip", get_all)
+    patch.setattr(flip, "flips", get_all_of)
 
 
 def forgotten_filter(patch: pytest.MonkeyPatch) -> None:

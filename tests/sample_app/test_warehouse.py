@@ -142,7 +142,7 @@ def test_after_a_failed_answer_the_order_is_sent_again_and_packed_once(
         assert push_to_warehouse().processed == 1
     assert Counter(arrival.order for arrival in stub.log) == {7: arrivals, 8: 1}
     assert stub.to_pack == {"7", "8"}
-    assert (order(7).in_warehouse, order(7).attempts) == (True, 2)
+    assert (order(7).in_warehouse, order(7).attempts) == (True, 0)  # cleared by the success
     assert audit({7, 8}, stub.log).clean
 
 
