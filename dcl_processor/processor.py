@@ -122,7 +122,8 @@ class BatchProcessor(Definition[M]):
         ``Unsupported`` inside the processor's own handler,
         ``StillPending`` before any handler when ``done`` would leave a row pending, and
         configuration errors for what only the model can tell. Rows that fail do not raise:
-        they are in the report.
+        they are in the report. An error that ends the run, such as a server that goes away, has
+        the attribute ``report``: what was processed until then.
         """
         with entered(self):
             return Run(

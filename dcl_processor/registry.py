@@ -7,14 +7,17 @@ the checks.
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig, apps
 from django.utils.module_loading import module_has_submodule
 
+from .errors import printable, text
 from .exceptions import InvalidOption, UnknownProcessor
 from .processor import BatchProcessor
 
@@ -42,10 +45,54 @@ def find(app_configs: Iterable[AppConfig] | None = None) -> list[Found]:
     return list(found.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An app whose ``processors.py`` cannot be imported, and why."""
+
+    app: str
+    error: BaseException
+
+    def __str__(self) -> str:
+        kind, what = type(self.error).__name__, printable(text(self.error))
+        return (
+            f"expected {self.app}.{MODULE} to be imported, got {kind}: {what} ({self._place()}); "
+            "its processors are left out."
+        )
+
+    def _place(self) -> str:
+        """Return the file and line: of the app's own module, if it came that far."""
+        if isinstance(self.error, SyntaxError) and self.error.filename:
+            return f"{self.error.filename}, line {self.error.lineno}"
+        frames = traceback.extract_tb(self.error.__traceback__)
+        own = [each for each in frames if Path(each.filename).stem == MODULE]
+        frame = (own or frames)[-1]
+        return f"{frame.filename}, line {frame.lineno}"
+
+
+def broken() -> list[Broken]:
+    """Return the apps whose processors are left out, since their module cannot be imported."""
+    return _found_and_broken()[1]
+
+
+def _found_and_broken() -> tuple[list[Found], list[Broken]]:
+    found: dict[int, Found] = {}
+    failed = []
+    for config in apps.get_app_configs():
+        try:
+            for each in find([config]):
+                found.setdefault(id(each.processor), each)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # the other apps can run
+            failed.append(Broken(config.name, error))
+    return list(found.values()), failed
+
+
 def processors() -> dict[str, BatchProcessor[Any]]:
-    """Return all processors by name; raise ``InvalidOption`` when two share one."""
+    """Return all processors by name; raise ``InvalidOption`` when two share one.
+
+    An app whose module cannot be imported has none: see ``broken()``.
+    """
     by_name: dict[str, Found] = {}
-    for each in find():
+    for each in _found_and_broken()[0]:
         first = by_name.setdefault(each.processor.name, each)
         if first is not each:
             raise InvalidOption(shared_name(first, each))
@@ -58,7 +105,8 @@ def get(names: Iterable[str]) -> list[BatchProcessor[Any]]:
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known:
-            raise UnknownProcessor(_unknown(name, list(known)))
+            left_out = "".join(f" Besides, {each}" for each in broken())
+            raise UnknownProcessor(_unknown(name, list(known)) + left_out)
     return [known[name] for name in wanted]
 
 

@@ -16,16 +16,43 @@ COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "le
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One row that failed: its primary key, the error, and the traceback as text."""
+    """One row that failed: its primary key, the error, and the traceback as text.
+
+    With a ``retry``: ``attempt``, its number from 1; ``max_attempts``; and ``again_in``, the
+    seconds until the row is tried again, or ``None`` when it was given up on.
+    """
 
     pk: Any
     error: BaseException
     traceback: str
+    attempt: int | None = None
+    max_attempts: int | None = None
+    again_in: float | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """False when the row is to be tried again, after a time that is written in the row."""
+        return self.again_in is None
+
+    @property
+    def attempts(self) -> str:
+        """Say which attempt it was, and what follows; nothing without a ``retry``."""
+        if self.attempt is None:
+            return ""
+        then = "given up" if self.again_in is None else f"again in {self.again_in:.0f} s"
+        return f" (attempt {self.attempt} of {self.max_attempts}, {then})"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the failure as plain values; the error is its ``repr()``."""
         pk = self.pk if isinstance(self.pk, int | str) else str(self.pk)
-        return {"pk": pk, "error": represent(self.error), "traceback": self.traceback}
+        return {
+            "pk": pk,
+            "error": represent(self.error),
+            "traceback": self.traceback,
+            "attempt": self.attempt,
+            "max_attempts": self.max_attempts,
+            "again_in": self.again_in,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +64,8 @@ class Report:
     locked by somebody else. ``stale``: gone, or finished by another copy since it was read
     (all is well). ``duration`` is in seconds. ``stopped`` says what ended the run.
     ``failures`` holds the first 100.
+
+    ``retried``: those of the failed rows that are to be tried again, by a ``retry``.
 
     ``discarded``: the handler said "never". ``snoozed``: it said "not now". ``lease_lost``: the row
     was taken over before it could be settled.
@@ -52,6 +81,7 @@ class Report:
     skipped: int = 0
     stale: int = 0
     lease_lost: int = 0
+    retried: int = 0
     passes: int = 0
     duration: float = 0.0
     stopped: Stopped = "drained"
@@ -62,6 +92,11 @@ class Report:
     def ok(self) -> bool:
         """True when no row failed and failures did not end the run."""
         return self.failed == 0 and self.stopped != "failures"
+
+    @property
+    def did_something(self) -> bool:
+        """True unless nothing was pending, or other copies had finished it."""
+        return any(getattr(self, name) for name in COUNTS if name != "stale")
 
     def raise_for_failures(self) -> Self:
         """Return the report, or raise ``RowsFailed`` from the first row's error, or ``error``.
@@ -78,6 +113,7 @@ class Report:
         return {
             "name": self.name,
             **counts,
+            "retried": self.retried,
             "passes": self.passes,
             "duration": round(self.duration, 6),
             "stopped": self.stopped,

@@ -22,8 +22,10 @@ def database_settings(env: environ.Env) -> dict[str, Any]:
         if colon and scheme in env.DB_SCHEMES:
             return dict(env.db_url_config(url))
         wrong = f"one that begins with {scheme!r}"
-    except ValueError as error:
-        wrong = f"one that cannot be read ({error})"
+    except ValueError:
+        # Neither its words nor the error as a cause: it quotes a part of the URL, which may be the
+        # password.
+        wrong = "one that cannot be read: write special characters, such as / in a password, as %2F"
     raise ImproperlyConfigured(
         "Expected a DATABASE_URL like postgres://user:password@host:5432/name, mysql://… or "
         f"sqlite:////path, got {wrong}. Mend it, or unset it to use the embedded PostgreSQL."

@@ -170,7 +170,8 @@ def _start_supervisor(home: Path, wheel: Path, lock: int) -> None:
     # Variables such as PGPORT would change what the server does.
     environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
     environment |= {"LC_ALL": "C", "TZ": "UTC"}
-    with (home / "log").open("wb") as log:
+    # As root, the wheel opens the folders above to everybody; what the server logs is not for them.
+    with open(home / "log", "wb", opener=_private) as log:  # Path has no opener
         subprocess.run(
             command,
             check=True,
@@ -182,6 +183,12 @@ def _start_supervisor(home: Path, wheel: Path, lock: int) -> None:
             stderr=log,
         )
     os.close(lock)
+
+
+def _private(path: str, flags: int) -> int:
+    file = os.open(path, flags, 0o600)
+    os.fchmod(file, 0o600)  # of one that was there, too
+    return file
 
 
 def _last_words(home: Path) -> str:

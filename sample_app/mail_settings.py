@@ -29,12 +29,15 @@ def mail_settings(env: environ.Env) -> dict[str, Any]:
             return in_this_django(env.email_url_config(url))
         if host := env.str("EMAIL_HOST", default=""):
             return smtp_settings(host, env.int("EMAIL_PORT", default=25))
-    except (ImproperlyConfigured, ValueError) as error:
-        raise ImproperlyConfigured(
-            "Expected an EMAIL_URL like smtp://user:password@host:25 or consolemail://, or an "
-            f"EMAIL_HOST and a number as EMAIL_PORT, got one that cannot be read ({error})."
-        ) from error
-    return in_this_django({"EMAIL_BACKEND": "django.core.mail.backends.console.EmailBackend"})
+    except (ImproperlyConfigured, ValueError):
+        pass  # it may quote the password, and is no cause to be shown
+    else:
+        return in_this_django({"EMAIL_BACKEND": "django.core.mail.backends.console.EmailBackend"})
+    raise ImproperlyConfigured(
+        "Expected an EMAIL_URL like smtp://user:password@host:25 or consolemail://, or an "
+        "EMAIL_HOST and a number as EMAIL_PORT, got one that cannot be read: write special "
+        "characters, such as / in a password, as %2F."
+    )
 
 
 def smtp_settings(host: str, port: int) -> dict[str, Any]:

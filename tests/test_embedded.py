@@ -135,6 +135,7 @@ def test_it_opens_no_folder_to_the_world(home: Path, start_user: StartUser) -> N
     assert user.url()
     assert stat.S_IMODE(home.parent.stat().st_mode) == 0o711
     assert stat.S_IMODE((home / "data").stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "log").stat().st_mode) == 0o600
     user.end()
 
 

@@ -56,6 +56,7 @@ def test_it_goes_through_json() -> None:
         "skipped": 0,
         "stale": 0,
         "lease_lost": 0,
+        "retried": 0,
         "passes": 0,
         "duration": 0.5,
         "stopped": "drained",
@@ -66,6 +67,9 @@ def test_it_goes_through_json() -> None:
                 "pk": "00000000-0000-0000-0000-000000000007",
                 "error": "ValueError('no address')",
                 "traceback": "Traceback …",
+                "attempt": None,
+                "max_attempts": None,
+                "again_in": None,
             }
         ],
     }

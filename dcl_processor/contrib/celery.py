@@ -20,6 +20,7 @@ from typing import Any
 from billiard.process import current_process
 from celery import shared_task
 from celery.signals import worker_shutting_down
+from django.conf import settings
 
 from dcl_processor import registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
@@ -31,6 +32,9 @@ logger = logging.getLogger("dcl_processor")
 
 #: The share of its interval that a scheduled run has to itself, unless ``timeout`` says otherwise.
 SHARE_OF_INTERVAL = 0.9
+
+#: Tasks that one message may ask for.
+MOST_TASKS = 256
 
 #: What an entry of the schedule passes on to the task as it is.
 PARAMETERS = ("limit", "using", "wait_for_locked", "concurrency", "raise_for_failures")
@@ -72,7 +76,12 @@ def run(
     The soft time limit, ``revoke(terminate=True)`` and a warm shutdown of the worker end the run
     after the row at hand; the report then says that it was stopped by "signal".
 
-    Raises what ``run()`` raises, and ``UnknownProcessor``.
+    Who can send a message can run any processor on any database, unless the settings
+    ``DCL_PROCESSOR_TASK_NAMES`` and ``DCL_PROCESSOR_TASK_DATABASES`` list those that this task may
+    be asked for.
+
+    Raises what ``run()`` raises, ``UnknownProcessor``, and ``InvalidOption`` for what is not
+    listed.
     """
     own: dict[str, Any] = {
         "timeout": timeout,
@@ -82,6 +91,7 @@ def run(
         "concurrency": concurrency,
     }
     try:
+        _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
         # What is wrong with these is said here, and not by each of the others once more.
         _check(
@@ -97,7 +107,7 @@ def run(
             report = processor.run(**own, stop=stop)
     except ProcessorError as error:
         # Celery says nothing above INFO of an error that it was told to expect.
-        logger.error("%s", error)  # noqa: TRY400  # one sentence says it all
+        logger.error("%s", "; ".join([str(error), *getattr(error, "__notes__", ())]))  # noqa: TRY400  # it says it all
         raise
     if raise_for_failures:
         report.raise_for_failures()
@@ -247,6 +257,21 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidOption(f"expected {name} to be a number of tasks from 1, got {value!r}.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TASKS:
+        raise InvalidOption(
+            f"expected {name} to be a number of tasks from 1 to {MOST_TASKS}, got {value!r}."
+        )
     return value
+
+
+def _refuse_unless_allowed(name: str, using: str | None) -> None:
+    for setting, value in (
+        ("DCL_PROCESSOR_TASK_NAMES", name),
+        ("DCL_PROCESSOR_TASK_DATABASES", using),
+    ):
+        allowed = getattr(settings, setting, None)
+        if allowed is not None and value is not None and value not in allowed:
+            raise InvalidOption(
+                f"expected one of those that {setting} lists, got {value!r}; add it there if "
+                "messages may ask for it."
+            )

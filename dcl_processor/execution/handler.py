@@ -29,11 +29,14 @@ class Failed:
     ``kept``: ``process_batch()`` returned the error, and what it wrote is of all its rows.
     ``handled``: the handler is not to blame, but the flip or the commit: after its work, or before
     it where the flip could be tried beforehand.
+    ``attempt``: with a ``retry``, its number; ``again_in``: seconds until the next one, if any.
     """
 
     error: Exception
     handled: bool = False
     kept: bool = False
+    attempt: int | None = None
+    again_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from dcl_processor.errors import describe, formatted, traceback_text
+from dcl_processor.errors import describe, formatted, printable, traceback_text
 
 from .handler import ends_the_run
 
@@ -21,7 +21,7 @@ def log_error(error: BaseException, message: str, *arguments: Any) -> None:
     """
     exc_info = None if formatted(error) is None else error
     try:
-        logger.error(message, *arguments, describe(error), exc_info=exc_info)
+        logger.error(message, *arguments, printable(describe(error)), exc_info=exc_info)
     except Exception as second:
         if ends_the_run(second):
             raise

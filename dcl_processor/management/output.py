@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
 from django.core.management.base import OutputWrapper
 
+from dcl_processor import registry
+from dcl_processor.errors import printable, traceback_text
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import COUNTS, Failure, Report
+from dcl_processor.report import Failure, Report
 from dcl_processor.workers import backlog
+from dcl_processor.workers.diagnosis import describe
 from dcl_processor.workers.spawned import Trouble, said
 from dcl_processor.workers.stopping import Stop
-from dcl_processor.workers.telling import OnRow
+from dcl_processor.workers.telling import OnRow, logs_to_stderr
 
 Outcome = Report | Trouble
 
@@ -44,11 +47,16 @@ class Output:
         self._tracebacks = tracebacks or verbosity >= 2
         self._color = color
         self._terminal = stdout.isatty() or stderr.isatty()
+        # Then what fails is there already, once for each time.
+        self._logged = logs_to_stderr()
+        #: Streams that could not be written to.
+        self.lost: list[OutputWrapper] = []
 
     @property
     def has_bar(self) -> bool:
         """Whether there is somebody to watch a bar, and something to draw it."""
-        return self._verbosity > 0 and self._stderr.isatty() and find_spec("rich") is not None
+        can_draw = self._stderr.isatty() and os.environ.get("TERM") != "dumb"
+        return self._verbosity > 0 and can_draw and find_spec("rich") is not None
 
     @contextmanager
     def watching(
@@ -80,27 +88,91 @@ class Output:
         if report.error is not None:
             self.trouble(report.name, Trouble.of_resource(report.error))
         if self._json:
-            self._stdout.write(json.dumps(_document(report, copies)))
-        elif self._verbosity > 0 and (self._terminal or _did_something(report)):
-            self._stdout.write(f"{report}{_shares(copies)}")
+            self._document(_document(report, copies))
+        elif self._verbosity > 0 and (self._terminal or report.did_something):
+            self._write(self._stdout, f"{report}{_shares(copies)}")
+
+    def broke(self, name: str, trouble: Trouble) -> None:
+        """Say why a run did not come to its end, and what it did until then."""
+        self.trouble(name, trouble)
+        if trouble.report is not None:
+            self._failures(trouble.report)
+        if self._json:
+            self._document({"name": name, **_broken_document(trouble)})
+        elif trouble.report is not None and self._verbosity > 0:
+            self._write(self._stdout, f"{trouble.report}")
 
     def watched(self, report: Report, copy: int | None) -> None:
         """Say what a run of a watch did, in the copy of that number, if there are several."""
         self._failures(report)
         if self._json:
-            document = report.as_dict() if copy is None else {**report.as_dict(), "copy": copy}
-            self._stdout.write(json.dumps(document))
+            self._document(_of_copy(report.as_dict(), copy))
         elif self._verbosity > 0:
-            self._stdout.write(f"{report}" if copy is None else f"{report} (copy {copy})")
-        # Somebody may be reading it, long before the buffer is full.
-        self._stdout.flush()
-        self._stderr.flush()
+            line = f"{report}" if copy is None else f"{report} (copy {copy})"
+            self._write(self._stdout, line)
+
+    def watch_broke(self, who: str, trouble: Trouble, name: str | None, copy: int | None) -> None:
+        """Say why a run of a watch could not be made, or a copy is gone."""
+        if not self._logged:
+            self.trouble(who, trouble)
+        if self._json:
+            document = {"name": name, "ok": False, "error": trouble.sentence}
+            self._document(_of_copy(document, copy))
+
+    def goes_on(self, who: str, sentence: str) -> None:
+        """Say that a processor can be run again."""
+        if not self._logged:
+            self.trouble(who, Trouble(sentence))
 
     def trouble(self, name: str, trouble: Trouble) -> None:
         """Say why there is no report."""
-        self._stderr.write(f"{name}: {trouble.sentence}")
+        self._write(self._stderr, f"{name}: {trouble.sentence}")
         if self._tracebacks and trouble.traceback:
-            self._stderr.write(trouble.traceback, style_func=str)
+            self._write_traceback(trouble.traceback)
+
+    def left_out(self, apps: Sequence[registry.Broken]) -> None:
+        """Name the apps whose processors cannot be run."""
+        for each in apps:
+            self._write(self._stderr, str(each))
+            if self._tracebacks:
+                self._write_traceback(traceback_text(each.error))
+
+    def close(self) -> None:
+        """Leave nothing in the streams that Python would fail to write at its own end."""
+        for stream in (self._stdout, self._stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                _discard(stream)
+
+    def _write(self, stream: OutputWrapper, text: str, **style: Any) -> None:
+        """Write a line, for those who may be reading it; that it cannot be written ends no run."""
+        try:
+            stream.write(text, **style)
+            stream.flush()
+        except (OSError, ValueError) as error:  # a disk that is full, a reader that has gone
+            if stream not in self.lost:
+                self.lost.append(stream)
+                self._say_lost(stream, error)
+
+    def _say_lost(self, stream: OutputWrapper, error: Exception) -> None:
+        name, other = (
+            ("stdout", self._stderr) if stream is self._stdout else ("stderr", self._stdout)
+        )
+        sentence = f"{name} cannot be written to, and the runs go on: {describe(error)}"
+        if other is self._stdout and self._json:
+            sentence = json.dumps({"ok": False, "error": sentence})
+        with suppress(OSError, ValueError):
+            other.write(sentence)
+            other.flush()
+
+    def _write_traceback(self, text: str) -> None:
+        for line in text.splitlines():
+            shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+            self._write(self._stderr, shown, style_func=str)
+
+    def _document(self, document: Any) -> None:
+        self._write(self._stdout, json.dumps(document))
 
     def backlogs(self, backlogs: Sequence[tuple[BatchProcessor[Any], int | None]]) -> None:
         """List processors with their pending rows; ``None`` where these could not be counted."""
@@ -113,14 +185,15 @@ class Output:
                 }
                 for processor, number in backlogs
             ]
-            self._stdout.write(json.dumps(documents))
+            self._document(documents)
             return
         width = max((len(processor.name) for processor, _ in backlogs), default=0)
-        self._stdout.write("pending  processor")
+        self._write(self._stdout, "pending  processor")
         for processor, number in backlogs:
             pending = "?" if number is None else backlog.words(number)
             about = (processor.__doc__ or "").strip().partition("\n")[0]
-            self._stdout.write(f"{pending:>7}  {processor.name:<{width}}  {about}".rstrip())
+            line = f"{pending:>7}  {processor.name:<{width}}  {about}"
+            self._write(self._stdout, line.rstrip())
 
     def _lost(self, name: str, copies: Sequence[Outcome]) -> None:
         numbers: dict[str, list[str]] = {}
@@ -135,26 +208,49 @@ class Output:
             self.trouble(f"{name}{whose}", trouble)
 
     def _failures(self, report: Report) -> None:
+        if self._logged:
+            return  # it was written there when it happened, traceback and all
         for failure in report.failures:
             self._failure(report.name, failure)
         if (unnamed := report.failed - len(report.failures)) > 0:
-            self._stderr.write(f"{report.name}: {unnamed} more rows failed")
+            self._write(self._stderr, f"{report.name}: {unnamed} more rows failed")
 
     def _failure(self, name: str, failure: Failure) -> None:
-        self._stderr.write(f"{name}: row {failure.pk} failed: {said(failure.error)}")
+        """Write what failed for good to stderr, and what is tried again beside the reports."""
+        line = f"{name}: row {printable(str(failure.pk))} failed{failure.attempts}: "
+        line += said(failure.error)
+        if not failure.is_final:
+            if self._verbosity > 0 and not self._json:
+                self._write(self._stdout, line)
+            return
+        self._write(self._stderr, line)
         if self._tracebacks:
-            self._stderr.write(failure.traceback, style_func=str)
-
-
-def _did_something(report: Report) -> bool:
-    return any(getattr(report, count) for count in COUNTS if count != "stale")
+            self._write_traceback(failure.traceback)
 
 
 def _shares(copies: Sequence[Outcome]) -> str:
     if len(copies) < 2:
         return ""
-    shares = [str(copy.processed) if isinstance(copy, Report) else "?" for copy in copies]
+    own = [copy.report if isinstance(copy, Trouble) else copy for copy in copies]
+    shares = ["?" if report is None else str(report.processed) for report in own]
     return f" ({len(copies)} copies: {', '.join(shares)})"
+
+
+def _broken_document(trouble: Trouble) -> dict[str, Any]:
+    done = {} if trouble.report is None else trouble.report.as_dict()
+    return {**done, "ok": False, "error": trouble.sentence}
+
+
+def _of_copy(document: dict[str, Any], copy: int | None) -> dict[str, Any]:
+    return document if copy is None else {**document, "copy": copy}
+
+
+def _discard(stream: OutputWrapper) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        # What is still in its buffer would be an error again when Python exits.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def _document(report: Report, copies: Sequence[Outcome]) -> dict[str, Any]:
@@ -162,7 +258,6 @@ def _document(report: Report, copies: Sequence[Outcome]) -> dict[str, Any]:
         return report.as_dict()
     complete = all(isinstance(copy, Report) for copy in copies)
     documents = [
-        copy.as_dict() if isinstance(copy, Report) else {"ok": False, "error": copy.sentence}
-        for copy in copies
+        copy.as_dict() if isinstance(copy, Report) else _broken_document(copy) for copy in copies
     ]
     return {**report.as_dict(), "ok": report.ok and complete, "copies": documents}

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -135,16 +136,19 @@ class _Log:
                 for each in self.names:
                     self._outages.end((copy, each))
                 logger.error("%s: %s", label, news)
-                self._output.trouble(label, Trouble(str(news), news.how.traceback))
-            case Trouble() if self._outages.is_news((copy, name), news):
-                logger.error("%s: %s", who, news.sentence)
-                self._output.trouble(who, news)
+                trouble = Trouble(str(news), news.how.traceback)
+                self._output.watch_broke(label, trouble, name, copy)
+            case Trouble():
+                if sentence := self._outages.say((copy, name), news):
+                    logger.error("%s: %s", who, sentence)
+                    trouble = replace(news, sentence=sentence)
+                    self._output.watch_broke(who, trouble, name, copy)
             case GoesOn():
                 seconds = self._outages.end((copy, name))
                 if seconds is not None:
                     sentence = f"goes on after {seconds:.1f} s"
                     logger.warning("%s: %s", who, sentence)
-                    self._output.trouble(who, Trouble(sentence))
+                    self._output.goes_on(who, sentence)
 
 
 def _interval(text: str) -> float:

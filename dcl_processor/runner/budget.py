@@ -19,6 +19,12 @@ from dcl_processor.report import Stopped
 # is random, so that copies that met once do not meet again.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 
+#: Handlers in flight at once. A thread has a connection of its own, of which servers have hundreds.
+MOST_THREADS, MOST_TASKS = 1_000, 10_000
+
+#: Seconds. A run that waits for longer only keeps a worker busy.
+LONGEST_WAIT_FOR_LOCKED = 86_400.0
+
 
 class Budget:
     """Tells when a run may start no further row, and how long it may wait."""
@@ -37,6 +43,11 @@ class Budget:
         self._limit = limit
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._wait = _seconds("wait_for_locked", wait_for_locked)
+        if self._wait > LONGEST_WAIT_FOR_LOCKED:
+            raise InvalidOption(
+                f"expected wait_for_locked to be a day at most, got {wait_for_locked!r}; the rows "
+                "that are still locked are found by the next run."
+            )
         self._stop = stop or Event()
 
     def exceeded(self, handled: int) -> Stopped | None:
@@ -65,11 +76,13 @@ class Budget:
             pause = min(pause * 2, LONGEST_WAIT)
 
 
-def check_concurrency(concurrency: Any) -> None:
+def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:
     """Raise unless so many handlers may be in flight at once."""
-    if not _is_number(concurrency, int) or concurrency < 1:
+    most = MOST_TASKS if is_async else MOST_THREADS
+    if not _is_number(concurrency, int) or not 1 <= concurrency <= most:
         raise InvalidOption(
-            f"expected concurrency to be a number of handlers from 1, got {concurrency!r}."
+            f"expected concurrency to be a number of handlers from 1 to {most}, got "
+            f"{concurrency!r}."
         )
 
 

@@ -30,7 +30,7 @@ from .crew import Alone, Crew, Threads
 from .passes import Passes
 from .pool import refuse_small_pool
 from .rolling import Rolling
-from .tally import Tally, log_end
+from .tally import Tally, carry, log_end
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -59,7 +59,7 @@ class Run(Generic[M]):
         # A run's own wins; inside Django's TestCase, the option alone does not ask for threads.
         self.asks_concurrency = concurrency is not None
         concurrency = processor.concurrency if concurrency is None else concurrency
-        budget.check_concurrency(concurrency)
+        budget.check_concurrency(concurrency, is_async=processor._is_async)
         budget.check_stop(stop)
         self.budget = budget.Budget(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
@@ -125,16 +125,19 @@ class Run(Generic[M]):
         if self.processor.delivery is Delivery.TRANSACTIONAL:
             self.notes.using = question.using
         passes = Passes(self)
+        ended_by: BaseException | None = None
         try:
             passes.first()
             passes.later()
             passes.last()
-        except Exception:
+        except Exception as error:
             # What other threads have begun is brought to its end, and counted.
             with suppress(Exception):
                 passes.take(self.crew.ended(everything=True))
+            self.stopped, ended_by = "failures", error
             raise
-        except BaseException:
+        except BaseException as error:
+            self.stopped, ended_by = "signal", error
             self.interrupted = True
             raise
         finally:
@@ -144,6 +147,8 @@ class Run(Generic[M]):
                 self.leave()
                 report = self.tally.report(self.stopped or "drained", self.resource.error)
                 log_end(report)
+                carry(ended_by, report)
+                ended_by = None  # or it would keep this frame, and this frame the error
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)
         return report

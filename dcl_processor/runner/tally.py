@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.errors import describe, forget_frames, traceback_text
+from dcl_processor.errors import add_note, describe, forget_frames, printable, traceback_text
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.execution.log import log_error
 from dcl_processor.locking.claiming import Miss
-from dcl_processor.report import COUNTS, Failure, Report, Stopped
+from dcl_processor.report import Failure, Report, Stopped
 from dcl_processor.signals import row_finished
 
 from .streak import Streak
@@ -100,19 +101,34 @@ class Tally:
     def discarded(self, pk: Any, outcome: Discarded) -> None:
         """Count a row whose handler said "never", and say so in the log."""
         self.counts["discarded"] += 1
-        logger.warning("%s: row %s discarded: %s", self.processor.name, pk, describe(outcome.error))
+        why = printable(describe(outcome.error))
+        logger.warning("%s: row %s discarded: %s", self.processor.name, printable(str(pk)), why)
         forget_frames(outcome.error)
         self._tell(pk, "discarded")
 
     def failed(self, pk: Any, outcome: Failed) -> None:
         """Count a row that failed, and log it with its traceback."""
         self.counts["failed"] += 1
+        self.counts["retried"] += outcome.again_in is not None
         error = outcome.error
         if len(self.failures) < MOST_FAILURES:
-            self.failures.append(Failure(pk, error, traceback_text(error)))
-            log_error(error, "%s: row %s failed: %s", self.processor.name, pk)
+            failure = self._failure(pk, outcome)
+            self.failures.append(failure)
+            name, row = self.processor.name, printable(str(pk))
+            log_error(error, "%s: row %s failed%s: %s", name, row, failure.attempts)
         forget_frames(error)
         self._tell(pk, "failed")
+
+    def _failure(self, pk: Any, outcome: Failed) -> Failure:
+        retry = self.processor.retry
+        return Failure(
+            pk,
+            outcome.error,
+            traceback_text(outcome.error),
+            attempt=outcome.attempt,
+            max_attempts=None if retry is None or outcome.attempt is None else retry.max_attempts,
+            again_in=outcome.again_in,
+        )
 
     def report(self, stopped: Stopped, error: BaseException | None) -> Report:
         """Return the report so far; ``error``: why the resource could not be opened."""
@@ -132,10 +148,18 @@ class Tally:
         row_finished.send_robust(sender, processor=self.processor, pk=pk, outcome=outcome)
 
 
+def carry(error: BaseException | None, report: Report) -> None:
+    """Let the error that ended a run carry what the run did until then, which is done."""
+    if error is not None:
+        with suppress(Exception):  # a class without room for it
+            error.report = report  # type: ignore[attr-defined]  # as documented at run()
+        if report.did_something:
+            add_note(error, f"Until then: {report}")
+
+
 def log_end(report: Report) -> None:
     """Log a finished run: INFO when it did something, DEBUG when there was nothing to do."""
     if report.failed > MOST_FAILURES:
         more = report.failed - MOST_FAILURES
         logger.error("%s: %d more rows failed and were not logged", report.name, more)
-    did = any(getattr(report, name) for name in COUNTS if name != "stale")
-    logger.log(logging.INFO if did else logging.DEBUG, "%s", report)
+    logger.log(logging.INFO if report.did_something else logging.DEBUG, "%s", report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,12 @@ def notes(
                 dead_letter = _dead_letter(processor, row, error)
                 # Without one the row stays pending, and only its attempts say that it is over.
                 last = attempt if dead_letter else max(attempt, retry.max_attempts)
-                return outcome, {**retry.given_up(error, last, model), **dead_letter}
-            return outcome, {**(undone or {}), **retry.after(error, attempt, model)}
+                tried = replace(outcome, attempt=last)
+                return tried, {**retry.given_up(error, last, model), **dead_letter}
+            after = retry.after(error, attempt, model)
+            again_in = after[retry.next_attempt_at].delay.total_seconds()
+            outcome = replace(outcome, attempt=attempt, again_in=again_in)
+            return outcome, {**(undone or {}), **after}
     return outcome, {}
 
 

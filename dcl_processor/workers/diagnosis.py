@@ -9,6 +9,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dcl_processor import errors
 from dcl_processor.candidates import pending
+from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.locking.contention import is_database_error
 from dcl_processor.processor import BatchProcessor
@@ -21,6 +22,15 @@ def explain(error: BaseException, processor: BatchProcessor[Any], using: str | N
     if is_database_error(error):
         return _find_fault(processor, using) or f"the database said: {one_line(error)}"
     return describe(error)
+
+
+def in_doubt(processor: BatchProcessor[Any]) -> str:
+    """Say what else is left of an interrupted run where a claim is committed before the work."""
+    if processor.delivery is not Delivery.AT_MOST_ONCE:
+        return ""
+    if processor.claim is None:
+        return f"; {processor.name}: rows that were flipped and not handled count as done"
+    return f"; {processor.name}: rows that were claimed and not settled stay claimed, in doubt"
 
 
 def describe(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from dcl_processor.report import Report
 from .pace import retry_after
 from .process import Copy, start
 from .sharing import check_copies, databases_for_others, shares
-from .spawned import STOP, STOP_AT_ONCE, Send, Trouble, portable
+from .spawned import STOP, Send, Trouble, portable
 from .stopping import POLL_IDLE, Stop, StoppedAtOnce
 from .watch import GoesOn, Plan, Watch
 
@@ -98,11 +98,13 @@ class _Place:
         self.is_over = deadline is not None and now >= deadline
         if now >= self._start_at and not self.is_over:
             self._started = now
-            begun = start(f"copy {self._number}", self._work)
-            if isinstance(begun, Trouble):
-                self._bury(begun)
-            else:
-                self.copy = begun
+            start(f"copy {self._number}", self._work, self._began)
+
+    def _began(self, begun: Copy | Trouble) -> None:
+        if isinstance(begun, Trouble):
+            self._bury(begun)
+        else:
+            self.copy = begun
 
     def hear(self) -> None:
         """Take one message of the copy's."""
@@ -140,7 +142,9 @@ class _Place:
     def _bury(self, how: Trouble) -> None:
         lived = time.monotonic() - self._started
         self._deaths = 1 if lived >= LIVED_LONG else self._deaths + 1
-        wait = None if self._stopping else retry_after(self._deaths)
+        # What is wrong with the program is wrong with the next copy, too.
+        self.is_over = self.gave_up = self.gave_up or how.is_final
+        wait = None if self._stopping or self.is_over else retry_after(self._deaths)
         self._start_at = time.monotonic() + (wait or 0)
         self._tell(self._number, None, Died(how, wait))
 
@@ -161,7 +165,7 @@ def keep(names: Sequence[str], copies: int, plan: Plan, *, stop: Event, tell: Te
         _keep(places, stop)
     except StoppedAtOnce:
         for copy in _copies(places):
-            copy.tell(STOP_AT_ONCE)
+            copy.stop_at_once()
         raise
     finally:
         for copy in _copies(places):

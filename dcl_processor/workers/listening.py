@@ -22,7 +22,8 @@ from .diagnosis import one_line
 from .pace import retry_after
 from .recycling import OLDEST
 
-logger = logging.getLogger("dcl_processor")
+#: Shown by the command in any case.
+logger = logging.getLogger("dcl_processor.operations")
 
 
 class Listener:
@@ -91,7 +92,11 @@ class Listener:
         self._retry_at = time.monotonic() + retry_after(self._troubles)
         if self._troubles > 1:
             return set()
-        logger.warning("nobody listens on %r for now: %s", self.using, one_line(error))
+        logger.warning(
+            "wake() is not heard on %r for now, and rows are found by looking for them: %s",
+            self.using,
+            one_line(error),
+        )
         return set(self.names.values())
 
     def _driver(self) -> Any:

@@ -1,33 +1,65 @@
-"""Says what is wrong once, and once that it is over, however often it is tried in between."""
+"""Says what is wrong when it begins, changes or lasts, and once that it is over."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 from .spawned import Trouble
+
+#: Seconds after which a trouble that lasts is reported again.
+REMIND_EVERY = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Outage:
+    """One trouble; ``lacking`` is the same for a server that is gone and for one that starts."""
+
+    lacking: str
+    sentence: str
+    since: float
+    said_at: float
+    tries: int = 1
 
 
 class Outages:
     """Who is in trouble, why, and since when."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, tuple[str, float]] = {}
+        self._open: dict[Hashable, _Outage] = {}
 
-    def is_news(self, who: Hashable, trouble: Trouble) -> bool:
-        """Note the trouble; return whether nobody has told of one like it that still lasts."""
-        # A server that is gone, and one that is coming back, are lacking in the same way.
-        lacking, _, _ = trouble.sentence.partition(", got")
-        known = any(lacking == other for other, _ in self._open.values())
-        before, since = self._open.get(who, ("", time.monotonic()))
-        self._open[who] = lacking, since if before == lacking else time.monotonic()
-        return not known
+    def say(self, who: Hashable, trouble: Trouble) -> str | None:
+        """Note the trouble; return what is to be said of it, if anything.
+
+        One that lasts, or that another one has as well, is no news until its cause changes.
+        """
+        now, sentence = time.monotonic(), trouble.sentence
+        lacking = _lacking(sentence)
+        alike = [each for each in self._open.values() if each.lacking == lacking]
+        outage = self._open.get(who)
+        if outage is None or outage.lacking != lacking:
+            outage = _Outage(lacking, sentence, now, said_at=0.0, tries=0)
+        outage = replace(outage, sentence=sentence, tries=outage.tries + 1)
+        said: str | None = None
+        if not any(each.sentence == sentence for each in alike):
+            said = sentence
+        elif now - max(each.said_at for each in alike) >= REMIND_EVERY:
+            hours = (now - outage.since) / 3600
+            said = f"still, after {outage.tries} tries in {hours:.1f} hours: {sentence}"
+        self._open[who] = outage if said is None else replace(outage, said_at=now)
+        return said
 
     def end(self, who: Hashable) -> float | None:
         """Note that there is none any more.
 
         Returns how many seconds it has lasted, if this is the last that lacked the same.
         """
-        lacking, since = self._open.pop(who, ("", 0.0))
-        last = lacking != "" and all(lacking != other for other, _ in self._open.values())
-        return time.monotonic() - since if last else None
+        outage = self._open.pop(who, None)
+        if outage is None or any(outage.lacking == each.lacking for each in self._open.values()):
+            return None
+        return time.monotonic() - outage.since
+
+
+def _lacking(sentence: str) -> str:
+    return sentence.partition(", got")[0]

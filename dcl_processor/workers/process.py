@@ -7,18 +7,25 @@ threads' locks in whatever state they were.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 from dcl_processor.report import Report
 
-from .spawned import LastWord, Send, Trouble, Work, main, said
+from .spawned import READY, STOP_AT_ONCE, LastWord, Send, Trouble, Work, main, said
 from .stopping import SIGNALS
 
 #: Seconds for a copy that has said its last word to end by itself.
 EXIT_WITHIN = 10.0
+
+#: The exit code of a copy whose program runs the command when it is imported: EX_CONFIG.
+UNGUARDED = 78
 
 _processes = multiprocessing.get_context("spawn")
 
@@ -28,6 +35,7 @@ class Copy:
 
     def __init__(self, name: str, work: Work) -> None:
         self.outcome: Report | Trouble | None = None
+        self._is_ready = False
         word, self._control = _processes.Pipe(duplex=False)
         self.results, telling = _processes.Pipe(duplex=False)
         self._process = _processes.Process(target=main, args=(work, word, telling), name=name)
@@ -50,13 +58,23 @@ class Copy:
         try:
             message = self.results.recv()
         except (EOFError, OSError):
-            self.outcome = Trouble(self._death())
+            self.outcome = self._death()
             return True
         if isinstance(message, LastWord):
             self.outcome = message.outcome
             return True
-        take(message)
+        if message == READY:
+            self._is_ready = True
+        else:
+            take(message)
         return False
+
+    def stop_at_once(self) -> None:
+        """Interrupt the handler; one that is still being started has none, and is ended."""
+        if self._is_ready or self.results.poll():
+            self.tell(STOP_AT_ONCE)
+        else:
+            self._process.kill()
 
     def end(self) -> None:
         """Let the process end, or end it; to be called once, whatever happened."""
@@ -68,14 +86,16 @@ class Copy:
         self.results.close()
         self._process.close()
 
-    def _death(self) -> str:
+    def _death(self) -> Trouble:
         self._process.join(EXIT_WITHIN)
         code = self._process.exitcode
+        if code == UNGUARDED:
+            return Trouble(unguarded(), is_final=True)
         if code is not None and code < 0:
             how = f"killed by {_name(-code)}"
         else:
             how = f"ended with exit code {code} and without a report"
-        return f"{how}; what it had committed is done, and in no count"
+        return Trouble(f"{how}; what it had committed stays, and is in no count")
 
 
 def _name(signum: int) -> str:
@@ -85,10 +105,30 @@ def _name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def start(name: str, work: Work) -> Copy | Trouble:
+def refuse_import() -> None:
+    """End this process if it is a copy that imports the program which has started it.
+
+    A spawned process imports the main module. Where that runs the command without asking whether it
+    is the main program, each copy would start copies of its own.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
+
+
+def unguarded() -> str:
+    """Say what a program lacks that runs the command when it is imported."""
+    program = Path(sys.argv[0]).name
+    return (
+        f"expected {program} to run the command below \"if __name__ == '__main__':\", got a call "
+        "without it, which every copy would make again when it imports the program; add that line."
+    )
+
+
+def start(name: str, work: Work, take: Callable[[Copy | Trouble], None]) -> None:
     """Start a process for the work, out of reach of signals until it can handle them.
 
-    Returns why there is none where the system has no room for one more.
+    ``take`` gets it, or why there is none where the system has no room for one more, before a
+    signal can interrupt this one: a copy of which nobody knows would be waited for at the end.
     """
     # Started first, since it would unblock the signals that are blocked below.
     resource_tracker.ensure_running()
@@ -96,8 +136,8 @@ def start(name: str, work: Work) -> Copy | Trouble:
     # it inherits the blocking, and ends it when it is ready.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return Copy(name, work)
+        take(Copy(name, work))
     except OSError as error:
-        return Trouble(f"could not be started: {said(error)}", traceback.format_exc())
+        take(Trouble(f"could not be started: {said(error)}", traceback.format_exc()))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

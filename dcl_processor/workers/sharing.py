@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from multiprocessing import connection
 from threading import Event
@@ -19,9 +20,12 @@ from dcl_processor.runner.tally import MOST_FAILURES
 
 from . import backlog
 from .process import Copy, start
-from .spawned import STOP, STOP_AT_ONCE, Share, Trouble
+from .spawned import STOP, Share, Trouble
 from .stopping import POLL, StoppedAtOnce
 from .telling import OnRow, watched
+
+#: Processes that one command may start: far more than a machine has use for.
+MOST_COPIES = 256
 
 
 def run(
@@ -55,7 +59,8 @@ def run(
                 stop=stop,
                 on_row=on_row,
             )
-            return merge(processor.name, outcomes, limit), outcomes
+            report = merge(processor.name, outcomes, limit)
+            return report if outcomes else replace(report, stopped="signal"), outcomes
     with watched(processor, on_row):
         report = processor.run(
             using=using, limit=limit, timeout=timeout, concurrency=concurrency, stop=stop
@@ -95,11 +100,13 @@ def run_copies(
                 concurrency=concurrency,
                 tells_rows=on_row is not None,
             )
-            begun.append(start(f"{processor.name}, copy {number}", share))
+            if stop.is_set():
+                break
+            start(f"{processor.name}, copy {number}", share, begun.append)
         _collect(_running(begun), stop, on_row or (lambda _: None))
     except StoppedAtOnce:
         for copy in _running(begun):
-            copy.tell(STOP_AT_ONCE)
+            copy.stop_at_once()
         raise
     finally:
         for copy in _running(begun):
@@ -113,19 +120,23 @@ def _running(begun: Sequence[Copy | Trouble]) -> list[Copy]:
 
 
 def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> Report:
-    """Return one report for what the copies did; one without a report counts nothing.
+    """Return one report for what the copies did; one that died without a report counts nothing.
 
     Each copy may try a row that fails: it is one failed row, as long as all failures are kept.
     """
-    reports = [copy for copy in copies if isinstance(copy, Report)]
+    own = [copy.report if isinstance(copy, Trouble) else copy for copy in copies]
+    reports = [report for report in own if report is not None]
+    retried = sum(report.retried for report in reports)
     counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
     tried = sum(counts[count] for count in ("processed", "failed", "discarded", "snoozed"))
     failures = {str(failure.pk): failure for report in reports for failure in report.failures}
     if all(report.failed == len(report.failures) for report in reports):
         counts["failed"] = len(failures)
+        retried = sum(not failure.is_final for failure in failures.values())
     return Report(
         name=name,
         **counts,
+        retried=retried,
         passes=max((report.passes for report in reports), default=0),
         duration=max((report.duration for report in reports), default=0.0),
         stopped=_stopped(
@@ -172,8 +183,10 @@ def _collect(running: Sequence[Copy], stop: Event, on_row: OnRow) -> None:
 
 def check_copies(copies: int) -> None:
     """Raise ``InvalidOption`` unless so many processes can be started."""
-    if copies < 1:
-        raise InvalidOption(f"expected copies to be a number of processes from 1, got {copies!r}.")
+    if not 1 <= copies <= MOST_COPIES:
+        raise InvalidOption(
+            f"expected copies to be a number of processes from 1 to {MOST_COPIES}, got {copies!r}."
+        )
 
 
 def databases_for_others() -> dict[str, Any]:

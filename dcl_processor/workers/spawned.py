@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -21,11 +22,14 @@ from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
-from .diagnosis import describe, explain
+from .diagnosis import describe, explain, in_doubt
 from .stopping import SIGNALS, Stop, StoppedAtOnce
 from .telling import quiet_unless_configured, watched
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
+
+#: What a copy sends when it can be told to stop.
+READY = "ready"
 
 
 Send = Callable[[Any], None]
@@ -82,15 +86,22 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why there is no report."""
+    """Why a run did not come to its end; ``report``: what it did until then."""
 
     sentence: str
     traceback: str = ""
+    report: Report | None = None
+    #: Whether it would be the same with every further try.
+    is_final: bool = False
 
     @classmethod
     def of(cls, error: Exception, processor: BatchProcessor[Any], using: str | None) -> Trouble:
         """Explain the exception that is being handled."""
-        return cls(explain(error, processor, using), traceback.format_exc())
+        sentence, trace = explain(error, processor, using), traceback.format_exc()
+        report = getattr(error, "report", None)
+        if not isinstance(report, Report) or not report.did_something:
+            return cls(sentence, trace)
+        return cls(f"{sentence}{in_doubt(processor)}", trace, portable(report))
 
     @classmethod
     def of_resource(cls, error: BaseException) -> Trouble:
@@ -122,6 +133,8 @@ def main(work: Work, control: Connection, results: Connection) -> None:
     hurry = threading.Event()
     _install_handlers(stop, hurry)
     threading.Thread(target=_obey, args=(control, stop, hurry), daemon=True).start()
+    with suppress(OSError):
+        results.send(READY)
 
     def send(message: Any) -> None:
         try:
@@ -162,8 +175,9 @@ def _portable(error: BaseException) -> ErrorInCopy:
 def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
     """Leave it to the parent to count signals.
 
-    A terminal sends Ctrl-C to the whole process group, and a service manager its SIGTERM to every
-    process: a copy gets both that one and the parent's word, and must not take them for two.
+    A terminal sends Ctrl-C and SIGHUP to the whole process group, and a service manager its SIGTERM
+    to every process: a copy gets both that one and the parent's word, and must not take them for
+    two.
     """
 
     def handler(signum: int, _: FrameType | None) -> None:
@@ -171,7 +185,8 @@ def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
         if hurry.is_set():
             raise StoppedAtOnce(signum)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(each, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, handler)
     # Blocked by the parent until there was somebody to handle them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -1,5 +1,7 @@
 """The polite stop: the first signal ends the run after the row at hand, the second one at once.
 
+A terminal that is closed (SIGHUP), and SIGQUIT, ask for the same as SIGINT and SIGTERM.
+
 Only the command installs these handlers; ``run()`` takes the event.
 """
 
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 #: Seconds between two looks while a run waits for rows that others have locked.
 POLL = 0.05
@@ -61,7 +63,7 @@ class Stop(threading.Event):
 
 @contextmanager
 def polite_stop(on_first: Callable[[], None] = lambda: None) -> Iterator[Stop]:
-    """Install the handlers for SIGINT and SIGTERM, and put back what was there before.
+    """Install the handlers for ``SIGNALS``, and put back what was there before.
 
     ``on_first`` is called in the handler of the first signal. The second raises
     ``StoppedAtOnce``. Outside the main thread, where Python allows no handlers, the event is never

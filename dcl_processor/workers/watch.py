@@ -152,7 +152,10 @@ class Watch:
                     stop=self.stop,
                 )
         except Exception as error:  # noqa: BLE001  # the others, and the next try, are still to come
-            self._broke(turn, Trouble.of(error, processor, self.plan.using))
+            trouble = Trouble.of(error, processor, self.plan.using)
+            if trouble.report is not None:
+                self.tell(processor.name, trouble.report)
+            self._broke(turn, trouble)
             # A row may be to blame for one that stays pending, but no row mends an option.
             if isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending):
                 del self._turns[processor.name]

@@ -263,7 +263,7 @@ def test_a_database_that_is_down_is_one_sentence() -> None:
         (["run", "--all", "--limit", "3.5"], "expected a number of rows from 0, got '3.5'"),
         (["run", "--all", "--timeout", "-1"], "expected a number of seconds from 0, got '-1'"),
         (["run", "--all", "--timeout", "nan"], "expected a number of seconds from 0, got 'nan'"),
-        (["run", "--all", "--copies", "0"], "expected a number of processes from 1, got '0'"),
+        (["run", "--all", "--copies", "0"], "a number of processes from 1 to 256, got '0'"),
         (["run", "--all", "--concurrency", "0"], "expected a number of handlers from 1, got '0'"),
         (["run", "--all", "--using", "nowhere"], "nowhere"),
         (["walk"], "walk"),
@@ -284,7 +284,7 @@ def test_a_usage_error_ends_with_exit_code_2(
 def test_call_command_raises_what_the_command_line_would_print(installed: None) -> None:
     for wrong, words in (
         ({"limit": -1}, "expected limit to be a number of rows from 0, got -1"),
-        ({"copies": 0}, "expected copies to be a number of processes from 1, got 0"),
+        ({"copies": 0}, "expected copies to be a number of processes from 1 to 256, got 0"),
         ({"using": "nowhere"}, "expected using to be one of the databases"),
     ):
         err = StringIO()
@@ -402,7 +402,7 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     assert "      ?  faulty.haunt" in done.stdout
     assert "      1  warehouse.deliver" in done.stdout
     assert "faulty.haunt: expected the table faulty_ghost" in done.stderr
-    assert done.stderr.endswith("CommandError: 2 of 13 could not be counted.\n")
+    assert done.stderr.endswith("CommandError: 2 of 15 could not be counted.\n")
 
 
 def test_list_says_once_that_the_database_is_down() -> None:

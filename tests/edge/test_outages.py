@@ -1,33 +1,60 @@
-"""A trouble is told once, and once that it is over."""
+"""A trouble is told when it begins, when its cause changes, each hour, and once that it is over."""
 
 from __future__ import annotations
+
+import pytest
 
 from dcl_processor.workers.outages import Outages
 from dcl_processor.workers.spawned import Trouble
 
 REFUSED = Trouble("expected the database 'default' to answer, got: connection refused")
-STARTING = Trouble("expected the database 'default' to answer, got: starting up")
+PASSWORD = Trouble("expected the database 'default' to answer, got: wrong password")
 MISSING = Trouble("expected the table t, got none")
 
 
 def test_a_server_that_comes_back_is_told_of_once() -> None:
     outages = Outages()
-    told = [outages.is_news("a", trouble) for trouble in (REFUSED, REFUSED, STARTING)]
-    assert told == [True, False, False]
+    assert outages.say("a", REFUSED) == REFUSED.sentence
+    assert [outages.say("a", REFUSED) for _ in range(5)] == [None] * 5
     assert outages.end("a") is not None
     assert outages.end("a") is None
-    assert outages.is_news("a", REFUSED)
+    assert outages.say("a", REFUSED)
 
 
 def test_another_trouble_is_news() -> None:
     outages = Outages()
-    assert outages.is_news("a", REFUSED)
-    assert outages.is_news("a", MISSING)
+    assert outages.say("a", REFUSED)
+    assert outages.say("a", MISSING)
+
+
+def test_another_cause_of_the_same_trouble_is_news_and_the_outage_goes_on() -> None:
+    outages = Outages()
+    said = [outages.say("a", each) for each in (REFUSED, REFUSED, PASSWORD, PASSWORD, REFUSED)]
+    assert said == [REFUSED.sentence, None, PASSWORD.sentence, None, REFUSED.sentence]
+    assert outages.end("a") is not None
+
+
+def test_one_that_lasts_is_told_of_each_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    outages = Outages()
+    said = []
+    for _ in range(4 * 60):
+        said.append(outages.say("a", REFUSED))
+        outages.say("b", REFUSED)
+        now += 60
+    told = [each for each in said if each]
+    assert told == [
+        REFUSED.sentence,
+        f"still, after 61 tries in 1.0 hours: {REFUSED.sentence}",
+        f"still, after 121 tries in 2.0 hours: {REFUSED.sentence}",
+        f"still, after 181 tries in 3.0 hours: {REFUSED.sentence}",
+    ]
 
 
 def test_several_with_one_server_tell_of_it_once_and_the_last_that_it_is_over() -> None:
     outages = Outages()
-    assert outages.is_news("a", REFUSED)
-    assert not outages.is_news("b", STARTING)
+    assert outages.say("a", REFUSED)
+    assert not outages.say("b", REFUSED)
     assert outages.end("a") is None
     assert outages.end("b") is not None

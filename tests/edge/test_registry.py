@@ -69,24 +69,37 @@ def test_an_app_without_processors_has_none(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "error"),
+    ("line", "words"),
     [
-        ("import there_is_no_such_module", ModuleNotFoundError),
-        ("from post import there_is_no_such_name", ImportError),
-        ("1 / 0", ZeroDivisionError),
+        ("import there_is_no_such_module", "ModuleNotFoundError: No module named 'there_is_no_"),
+        ("from post import there_is_no_such_name", "ImportError: cannot import name"),
+        ("1 / 0", "ZeroDivisionError: division by zero ("),
+        ("raise SystemExit('no')", "SystemExit: no ("),
+        ("if:", "SyntaxError: invalid syntax"),
+        ("x = batch_processor(pending=Parcel.objects.all(), doen={})", "TypeError: "),
     ],
 )
-def test_an_error_in_somebodys_processors_is_not_swallowed(
-    install: Install, line: str, error: type[Exception]
+def test_a_module_that_raises_takes_out_its_own_app_alone(
+    install: Install, line: str, words: str
 ) -> None:
+    install("before", SEND)
     install("post", line)
-    with pytest.raises(error):
-        registry.processors()
+    install("after", SEND)
+    assert {"before.send", "after.send"} <= set(registry.processors())
+    assert [each.name for each in registry.get(["after.send"])] == ["after.send"]
+    [broken] = registry.broken()
+    said = str(broken)
+    assert said.startswith("expected post.processors to be imported, got ")
+    assert words in said
+    assert said.endswith("/post/processors.py, line 3); its processors are left out.")
+    with pytest.raises(UnknownProcessor, match=r"post\.processors to be imported"):
+        registry.get(["post.send"])
 
 
 def test_a_missing_module_called_like_ours_is_not_taken_for_none(install: Install) -> None:
     """processors.py exists, and what it imports does not: that is no app without processors."""
     install("post", "import post.processors.more")
+    assert [each.app for each in registry.broken()] == ["post"]
     with pytest.raises(ModuleNotFoundError, match=r"post\.processors"):
         registry.find([apps.get_app_config("post")])
 

@@ -172,7 +172,7 @@ def test_a_wrong_option_is_one_sentence(manage: Manage, arguments: list[str], wo
 @pytest.mark.parametrize("more", [{}, {"max_rows": 3}])
 def test_call_command_refuses_a_watch_without_a_copy(installed: None, more: dict[str, int]) -> None:
     """The command line has refused it already."""
-    words = "expected copies to be a number of processes from 1, got 0"
+    words = "expected copies to be a number of processes from 1 to 256, got 0"
     with pytest.raises(CommandError, match=words):
         call_command("processors", "run", DELIVER, watch=1.0, copies=0, **more)
 

@@ -146,8 +146,10 @@ def test_a_copy_that_is_killed_costs_the_others_nothing(
         (gate / "open").touch()
         out, err = process.communicate(timeout=30)
     assert process.returncode == 1
-    lost, summary = err.splitlines()
-    sentence = f"killed by {name}; what it had committed is done, and in no count"
+    # What it had at hand, as far as the other one looked for that in time.
+    *deaths, lost, summary = err.splitlines()
+    assert all(f"process {killed} died with row" in line for line in deaths)
+    sentence = f"killed by {name}; what it had committed stays, and is in no count"
     assert re.fullmatch(f"warehouse.deliver, copy [12]: {sentence}", lost)
     assert summary == "CommandError: warehouse.deliver did not run to the end."
     # The other one took over its row too, which the database had let go.

@@ -84,3 +84,26 @@ def test_a_database_url_that_cannot_be_read_is_not_repeated() -> None:
 
     assert "one that begins with 'postgers'" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://me:sec/ret@db.example.com/shop",
+        "mysql://me:sec/ret@db.example.com/shop",
+    ],
+)
+def test_a_password_with_a_slash_is_in_no_traceback(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"as %2F") as refused:
+        database_settings(given(DATABASE_URL=url))
+
+    assert "sec" not in str(refused.value)
+    assert (refused.value.__cause__, refused.value.__context__) == (None, None)
+
+
+def test_nor_is_that_of_the_mail_server() -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"as %2F") as refused:
+        mail_settings(given(EMAIL_URL="smtp://me:sec/ret@mail.example.com:25"))
+
+    assert "sec" not in str(refused.value)
+    assert (refused.value.__cause__, refused.value.__context__) == (None, None)

@@ -10,9 +10,10 @@ import threading
 import time
 from pathlib import Path
 
+from django.db import connection
 from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.workers.stopping import Stop
 from tests.models import Errand, Parcel
 
@@ -55,6 +56,10 @@ def end(how: str) -> None:
             os._exit(9)
         case "exit":
             sys.exit(0)  # as argparse does, and click
+        case "read only":
+            # As after a failover: from the next transaction on, this session may write nothing.
+            with connection.cursor() as cursor:
+                cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
 
 
 class Weigh(BatchProcessor[Parcel]):
@@ -85,6 +90,30 @@ four_at_once = asyncio.Barrier(4)
 async def gather(_: Errand) -> None:
     """Go on when four are there."""
     await asyncio.wait_for(four_at_once.wait(), PATIENCE / 6)
+
+
+@batch_processor(
+    pending=lambda: Errand.objects.filter(done=False, dead=False).exclude(result=""),
+    done={"done": True},
+    failed={"dead": True},
+    retry=Retry(max_attempts=2, backoff=0, jitter=0),
+)
+def try_twice(errand: Errand) -> None:
+    """Fail as the errand says."""
+    raise OSError(errand.result)
+
+
+@batch_processor(
+    pending=lambda: Errand.objects.filter(done=False, claimed=False, result=""),
+    done={"done": True},
+    claim={"claimed": True},
+    claimed_at="claimed_at",
+    delivery=Delivery.AT_MOST_ONCE,
+)
+def fetch(errand: Errand) -> None:
+    """Fetch, and wait at the gate if there is one."""
+    if "GATE" in os.environ:
+        wait_at_gate()
 
 
 def told_to_stop() -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.color import no_style
 from django.db import close_old_connections, connections
 
 from dcl_processor import registry
@@ -17,7 +19,8 @@ from dcl_processor.management import watching
 from dcl_processor.management.output import Output
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.workers import backlog, sharing
+from dcl_processor.workers import backlog, diagnosis, sharing
+from dcl_processor.workers.process import refuse_import
 from dcl_processor.workers.spawned import Trouble
 from dcl_processor.workers.stopping import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.workers.telling import quiet_unless_configured
@@ -75,29 +78,51 @@ class Command(BaseCommand):
             )
 
     def handle(self, *_: Any, action: str, **options: Any) -> None:
+        refuse_import()
         output = Output(
             self.stdout,
             self.stderr,
             as_json=options["json"],
             verbosity=options["verbosity"],
             tracebacks=options["traceback"] or options.get("tracebacks", False),
-            color=not options["no_color"],
+            color=self._has_color(options),
         )
-        if action == "list":
-            self.list_backlogs(output, options["using"])
-            return
+        try:
+            if action == "list":
+                self.list_backlogs(output, options["using"])
+            else:
+                self.run_chosen(output, options)
+        finally:
+            output.close()
+
+    def _has_color(self, options: dict[str, Any]) -> bool:
+        """Tell whether colours are wanted, and have Django write none where they are not."""
+        unwanted = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+        if unwanted and not options["force_color"]:
+            self.style = no_style()
+            self.stderr.style_func = None
+            return False
+        return not options["no_color"]
+
+    def run_chosen(self, output: Output, options: dict[str, Any]) -> None:
+        """Run what was asked for, until its end or a signal."""
         if options["watch"] is None:
             watching.refuse_without_watch(options)
         chosen = _choose(options["names"], run_all=options["all"])
+        left_out = registry.broken() if options["all"] else []
+        output.left_out(left_out)
         try:
             with quiet_unless_configured(), polite_stop(output.stopping) as stop:
                 if options["watch"] is None:
-                    self.run_each(chosen, output, stop, options)
+                    self.run_each(chosen, output, stop, options, left_out)
                 else:
                     watching.watch(chosen, output, stop, options)
+                    if left_out:
+                        raise CommandError(_summary(0, [each.app for each in left_out], lost=False))
         except StoppedAtOnce as stopped:
+            doubts = "".join(map(diagnosis.in_doubt, chosen))
             raise CommandError(
-                f"stopped at once by {stopped}; what was not committed is rolled back.",
+                f"stopped at once by {stopped}; what was not committed is rolled back{doubts}.",
                 returncode=128 + stopped.signum,
             ) from stopped
 
@@ -107,11 +132,12 @@ class Command(BaseCommand):
         output: Output,
         stop: Stop,
         options: dict[str, Any],
+        left_out: Sequence[registry.Broken] = (),
     ) -> None:
         """Run one after the other; what goes wrong with one costs the others nothing."""
         using, limit, timeout = options["using"], options["limit"], options["timeout"]
         end = None if timeout is None else time.monotonic() + timeout
-        failed, broken = 0, []
+        failed, broken = 0, [each.app for each in left_out]
         for processor in chosen:
             if stop.is_set():
                 break
@@ -129,16 +155,18 @@ class Command(BaseCommand):
                         on_row=on_row,
                     )
             except Exception as error:  # noqa: BLE001  # the next processor is still to be run
-                output.trouble(processor.name, Trouble.of(error, processor, using))
+                trouble = Trouble.of(error, processor, using)
+                output.broke(processor.name, trouble)
                 close_old_connections()
                 broken.append(processor.name)
+                failed += 0 if trouble.report is None else _failed(trouble.report)
                 continue
             output.report(report, copies)
-            failed += report.failed
+            failed += _failed(report)
             if report.error is not None or not all(isinstance(copy, Report) for copy in copies):
                 broken.append(processor.name)
-        if failed or broken:
-            raise CommandError(_summary(failed, broken))
+        if failed or broken or output.lost:
+            raise CommandError(_summary(failed, broken, lost=bool(output.lost)))
 
     def list_backlogs(self, output: Output, using: str | None) -> None:
         """Show every processor with its pending rows, and what is wrong with it."""
@@ -158,8 +186,12 @@ class Command(BaseCommand):
             names.setdefault(trouble.sentence, []).append(name)
         for sentence, trouble in {each.sentence: each for _, each in troubles}.items():
             output.trouble(", ".join(names[sentence]), trouble)
+        left_out = registry.broken()
+        output.left_out(left_out)
         if troubles:
             raise CommandError(f"{len(troubles)} of {len(found)} could not be counted.")
+        if left_out or output.lost:
+            raise CommandError(_summary(0, [each.app for each in left_out], lost=bool(output.lost)))
 
 
 def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]:
@@ -173,10 +205,12 @@ def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]
             )
         chosen = registry.get(names) if names else list(registry.processors().values())
     except UnknownProcessor as error:
-        raise CommandError(str(error), returncode=USAGE_ERROR) from error
+        # It may be one of those that are left out, and then the name is right.
+        code = 1 if registry.broken() else USAGE_ERROR
+        raise CommandError(str(error), returncode=code) from error
     except ProcessorError as error:
         raise CommandError(str(error)) from error
-    if not chosen:
+    if not chosen and not registry.broken():
         raise CommandError(
             "expected a processor in the processors.py of an app in INSTALLED_APPS, got none.",
             returncode=USAGE_ERROR,
@@ -184,10 +218,16 @@ def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]
     return chosen
 
 
-def _summary(failed: int, broken: Sequence[str]) -> str:
+def _failed(report: Report) -> int:
+    """Return how many rows failed for good; the others are tried again, which is no failure yet."""
+    return report.failed - report.retried
+
+
+def _summary(failed: int, broken: Sequence[str], *, lost: bool) -> str:
     rows = [f"{failed} row{'s' if failed > 1 else ''} failed"] if failed else []
     runs = [f"{' and '.join(broken)} did not run to the end"] if broken else []
-    return "; ".join(rows + runs) + "."
+    output = ["what was to be said could not be written"] if lost else []
+    return "; ".join(rows + runs + output) + "."
 
 
 def _base_options() -> CommandParser:
@@ -219,15 +259,16 @@ def _rows(text: str) -> int:
 
 
 def _processes(text: str) -> int:
-    return _whole(text, 1, "a number of processes from 1")
+    most = sharing.MOST_COPIES
+    return _whole(text, 1, f"a number of processes from 1 to {most}", most)
 
 
 def _handlers(text: str) -> int:
     return _whole(text, 1, "a number of handlers from 1")
 
 
-def _whole(text: str, least: int, words: str) -> int:
-    if not text.strip().isdecimal() or int(text) < least:
+def _whole(text: str, least: int, words: str, most: float = math.inf) -> int:
+    if not text.strip().isdecimal() or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"expected {words}, got {text!r}")
     return int(text)
 

@@ -1,0 +1,443 @@
+"""What an operator sees when something else than a row goes wrong, on the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcl_processor import batch_processor
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.runner import budget
+from tests.edge.manage import (
+    CHECKOUT,
+    Install,
+    Manage,
+    at_gate,
+    command,
+    environment,
+    processors,
+    started,
+)
+from tests.models import Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DELIVER = "warehouse.deliver"
+
+
+def parcels(*notes: str) -> list[int]:
+    return [Parcel.objects.create(note=note).pk for note in notes]
+
+
+def unsent() -> int:
+    return Parcel.objects.filter(sent=False).count()
+
+
+# --- a run that an error ends
+
+READ_ONLY = "expected a database 'default' that can be written"
+
+
+def test_a_run_that_an_error_ends_says_what_it_did_until_then() -> None:
+    parcels("", "", "read only", "", "")
+    done = processors("run", DELIVER)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"{DELIVER}: 3 processed in .* s; stopped by failures\n", done.stdout)
+    why, summary = done.stderr.splitlines()
+    assert why.startswith(f"{DELIVER}: {READ_ONLY}")
+    assert summary == f"CommandError: {DELIVER} did not run to the end."
+    assert unsent() == 2
+
+
+@pytest.mark.parametrize("copies", [[], ["--copies", "2"]], ids=" ".join)
+def test_in_json_it_is_one_object_with_both(copies: list[str]) -> None:
+    parcels("", *["read only"] * 3, "", "")
+    done = processors("run", DELIVER, "--json", *copies)
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert (document["name"], document["ok"]) == (DELIVER, False)
+    assert document["processed"] == 6 - unsent() > 0
+    errors = [each["error"] for each in document.get("copies", [document])]
+    assert all(error.startswith(READ_ONLY) for error in errors)
+
+
+def test_a_watch_tells_both() -> None:
+    parcels("", "read only", "")
+    done = processors("run", DELIVER, "--watch", "0.2", "--max-runtime", "3", "--json")
+    first, second, *_ = map(json.loads, done.stdout.splitlines())
+    assert (first["name"], first["processed"], first["ok"]) == (DELIVER, 2, False)
+    assert (second["name"], second["ok"]) == (DELIVER, False)
+    assert second["error"].startswith(READ_ONLY)
+
+
+def test_the_error_has_the_report_in_the_code_as_well() -> None:
+    parcels("", "", "")
+    calls: list[int] = []
+
+    def pending() -> Any:
+        if calls:
+            raise LookupError("the question went wrong")
+        return Parcel.objects.filter(sent=False)
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
+    report = raised.value.report  # type: ignore[attr-defined]
+    assert (report.processed, report.stopped, report.ok) == (1, "signal", True)
+    assert raised.value.__notes__ == [f"Until then: {report}"]
+
+
+def test_an_error_without_room_for_a_report_is_raised_all_the_same() -> None:
+    class Stuck(KeyboardInterrupt):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "report":
+                raise TypeError("read only")
+            super().__setattr__(name, value)
+
+    parcels("")
+
+    def handle(_: Parcel) -> None:
+        raise Stuck
+
+    with pytest.raises(Stuck):
+        batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
+
+
+def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> None:
+    Errand.objects.create()
+    with started("run", "warehouse.fetch", GATE=str(gate)) as process:
+        at_gate(gate)
+        process.terminate()
+        at_gate(gate, "stopping")
+        process.terminate()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert err.splitlines()[-1] == (
+        "CommandError: stopped at once by SIGTERM; what was not committed is rolled back; "
+        "warehouse.fetch: rows that were claimed and not settled stay claimed, in doubt."
+    )
+    assert Errand.objects.filter(claimed=True, done=False).count() == 1
+
+
+# --- output that cannot be written
+
+LOST = "stdout cannot be written to, and the runs go on: "
+
+
+def run_with(stdout: Any, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("run", *arguments),
+        env=environment(**variables),
+        cwd=CHECKOUT,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("way", [[], ["--json"], ["--copies", "2"]], ids=" ".join)
+def test_a_full_disk_ends_no_run(way: list[str]) -> None:
+    parcels("", "", "")
+    with Path("/dev/full").open("w") as full:
+        done = run_with(full, DELIVER, "warehouse.weigh", *way)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"{LOST}OSError: [Errno 28] No space left on device",
+        "CommandError: what was to be said could not be written.",
+    ]
+    assert unsent() == 0
+    assert not Parcel.objects.filter(weight=None).exists()
+
+
+def test_a_reader_that_has_gone_ends_no_run() -> None:
+    parcels("", "")
+    read, write = os.pipe()
+    os.close(read)
+    done = run_with(write, DELIVER, "warehouse.weigh")
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"{LOST}BrokenPipeError: [Errno 32] Broken pipe",
+        "CommandError: what was to be said could not be written.",
+    ]
+    assert unsent() == 0
+    assert not Parcel.objects.filter(weight=None).exists()
+
+
+def test_a_full_disk_ends_no_watch() -> None:
+    parcels("")
+    with Path("/dev/full").open("w") as full:
+        done = run_with(full, "--all", "--watch", "0.2", "--max-rows", "2")
+    assert "Traceback" not in done.stderr
+    assert unsent() == 0
+    assert not Parcel.objects.filter(weight=None).exists()
+
+
+# --- a run that cannot be made, in JSON
+
+
+@pytest.mark.parametrize("more", [[], ["--watch", "0.2", "--max-runtime", "1"]], ids=" ".join)
+def test_a_run_that_cannot_be_made_is_a_json_object(more: list[str]) -> None:
+    nowhere = "postgres://nobody@127.0.0.1:1/nowhere"
+    done = processors("run", DELIVER, "--json", *more, DATABASE_URL=nowhere)
+    documents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert documents
+    for document in documents:
+        assert (document["name"], document["ok"]) == (DELIVER, False)
+        assert document["error"].startswith("expected the database 'default' to answer, got: ")
+
+
+# --- a processors.py that cannot be imported
+
+
+def test_one_broken_module_takes_out_its_own_app_alone(manage: Manage, install: Install) -> None:
+    parcels("")
+    install("post", "1 / 0")
+    done = manage("run", "--all")
+    assert done.code == 1
+    assert unsent() == 0
+    said, summary = done.err.splitlines()
+    assert said.startswith("expected post.processors to be imported, got ZeroDivisionError: ")
+    assert said.endswith("/post/processors.py, line 3); its processors are left out.")
+    assert summary == "CommandError: post did not run to the end."
+    assert manage("run", DELIVER).code == 0
+    listed = manage("list")
+    assert (listed.code, DELIVER in listed.out) == (1, True)
+    assert "post.processors" in listed.err
+    wrong = manage("run", "post.send")
+    assert (wrong.code, "line 3" in wrong.err) == (1, True)
+
+
+# --- signals
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGQUIT], ids=lambda each: each.name)
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_a_closed_terminal_ends_a_run_as_sigterm_does(
+    gate: Path, signum: signal.Signals, copies: str
+) -> None:
+    """The whole process group gets it."""
+    parcels("gate", "gate", "")
+    with started("run", DELIVER, "--copies", copies, GATE=str(gate)) as process:
+        at_gate(gate, handlers=int(copies))
+        os.killpg(process.pid, signum)
+        at_gate(gate, "stopping", int(copies))
+        (gate / "open").touch()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert "stopped by signal" in out
+    # Of the last row a copy may have made something before it came to the gate.
+    assert int(out.split()[1]) in {int(copies), int(copies) + 1}
+    assert unsent() == 3 - int(out.split()[1])
+
+
+@pytest.mark.parametrize("watch", [[], ["--watch", "1"]], ids=" ".join)
+def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(watch: list[str]) -> None:
+    parcels(*[""] * 50)
+    for wait in (0.0, 0.1, 0.3):
+        with started("run", DELIVER, "--copies", "4", *watch) as process:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            deadline = time.monotonic() + 30
+            # The resource tracker is the first.
+            while len(children.read_text().split()) < 2 and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            time.sleep(wait)
+            process.terminate()
+            time.sleep(0.1)
+            process.terminate()
+            began = time.monotonic()
+            _, err = process.communicate(timeout=30)
+            took = time.monotonic() - began
+        # Those that had come to their rows may have been ready with all of them.
+        if process.returncode != 0:
+            assert process.returncode == 128 + signal.SIGTERM
+            assert err.splitlines() == [
+                "CommandError: stopped at once by SIGTERM; what was not committed is rolled back."
+            ]
+        assert "Traceback" not in err
+        assert took < 4
+
+
+UNGUARDED = """
+import os, sys
+from django.core.management import execute_from_command_line
+execute_from_command_line(sys.argv)
+"""
+
+
+@pytest.mark.parametrize("watch", [[], ["--watch", "1"]], ids=" ".join)
+def test_a_program_without_a_main_guard_is_told_in_one_sentence(
+    tmp_path: Path, watch: list[str]
+) -> None:
+    parcels(*[""] * 5)
+    program = tmp_path / "manage.py"
+    program.write_text(UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, str(program), "processors", "run", DELIVER, "--copies", "2", *watch],
+        env=environment(),
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    said = {line for line in done.stderr.splitlines() if "__main__" in line}
+    assert all("expected manage.py to run the command below" in line for line in said)
+    assert 1 <= len(said) <= 2
+    assert unsent() == 5
+
+
+# --- failures, once, and with what follows
+
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "loggers": {"dcl_processor": {"handlers": ["console"], "level": "INFO"}},
+}
+
+
+@pytest.mark.parametrize("copies", [[], ["--copies", "2"]], ids=" ".join)
+def test_what_is_logged_to_stderr_is_not_repeated_there(tmp_path: Path, copies: list[str]) -> None:
+    (tmp_path / "logging_settings.py").write_text(
+        f"from tests.warehouse.settings import *\nLOGGING = {LOGGING!r}\n"
+    )
+    broken, *_ = parcels("broken", "", "", "")
+    done = processors(
+        *("run", DELIVER, *copies),
+        DJANGO_SETTINGS_MODULE="logging_settings",
+        PYTHONPATH=f"{CHECKOUT}:{tmp_path}",
+    )
+    assert done.returncode == 1
+    # Of each copy that has tried it.
+    assert 1 <= done.stderr.count(f"row {broken} failed: ") == done.stderr.count("Traceback") <= 2
+    assert done.stderr.endswith("CommandError: 1 row failed.\n")
+
+
+def test_a_row_that_is_tried_again_is_no_failure_of_the_command_yet() -> None:
+    row = Errand.objects.create(result="no answer")
+    first = processors("run", "warehouse.try_twice")
+    assert (first.returncode, first.stderr) == (0, "")
+    failed, report = first.stdout.splitlines()
+    assert failed == (
+        f"warehouse.try_twice: row {row.pk} failed (attempt 1 of 2, again in 0 s): "
+        "OSError: no answer"
+    )
+    assert report.startswith("warehouse.try_twice: 1 failed in ")
+    second = processors("run", "warehouse.try_twice")
+    assert second.returncode == 1
+    assert second.stderr.splitlines() == [
+        f"warehouse.try_twice: row {row.pk} failed (attempt 2 of 2, given up): OSError: no answer",
+        "CommandError: 1 row failed.",
+    ]
+
+
+def test_json_says_which_attempt_it_was() -> None:
+    Errand.objects.create(result="no answer")
+    done = processors("run", "warehouse.try_twice", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert (document["ok"], document["failed"], document["retried"]) == (False, 1, 1)
+    [failure] = document["failures"]
+    assert (failure["attempt"], failure["max_attempts"], failure["again_in"]) == (1, 2, 0.0)
+
+
+FORGED = "no\nsend: row 1 failed\x1b[2J\x1b]0;title\x07\u202e\u2028end"
+
+
+@pytest.mark.parametrize("more", [[], ["-v", "2"]], ids=" ".join)
+def test_what_strangers_wrote_forges_no_line_and_commands_no_terminal(more: list[str]) -> None:
+    Errand.objects.create(result=FORGED)
+    processors("run", "warehouse.try_twice")
+    done = processors("run", "warehouse.try_twice", *more)
+    assert "no send: row 1 failed\\x1b[2J\\x1b]0;title\\x07\\u202e end" in done.stderr
+    assert not set("\x1b\x07\u202e\u2028") & set(done.stderr)
+    if not more:
+        assert len(done.stderr.splitlines()) == 2
+
+
+def test_in_the_log_it_is_one_line_too(caplog: pytest.LogCaptureFixture) -> None:
+    parcels("")
+
+    def handle(_: Parcel) -> None:
+        raise ValueError(FORGED)
+
+    batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
+    [record] = [each for each in caplog.records if "failed" in each.getMessage()]
+    assert record.getMessage().isprintable()
+
+
+# --- colours
+
+
+@pytest.mark.parametrize(
+    ("variables", "colored"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+    ids=str,
+)
+def test_colours_are_left_out_where_they_are_not_wanted(
+    variables: dict[str, str], colored: bool
+) -> None:
+    """On a pseudo-terminal, which a program takes for a person's."""
+    import pty
+
+    parcels("broken")
+    parent, child = pty.openpty()
+    wanted = {"TERM": "xterm-256color", **variables}
+    names = ("NO_COLOR", "FORCE_COLOR", "CI")
+    env = {k: v for k, v in environment(**wanted).items() if k not in names or k in variables}
+    with subprocess.Popen(
+        command("run", DELIVER), env=env, cwd=CHECKOUT, stdin=child, stdout=child, stderr=child
+    ) as process:
+        os.close(child)
+        text = b""
+        try:
+            while chunk := os.read(parent, 4096):
+                text += chunk
+        except OSError:
+            pass  # how a pseudo-terminal says that it is over
+        assert process.wait(30) == 1
+    os.close(parent)
+    failed = [line for line in text.decode().splitlines() if "no address" in line]
+    assert failed
+    assert bool(re.search(r"\x1b\[[\d;]*m", failed[-1])) is colored
+
+
+# --- ceilings
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"concurrency": 100_000}, {"concurrency": budget.MOST_THREADS + 1}, {"wait_for_locked": 1e12}],
+    ids=str,
+)
+def test_numbers_beyond_reason_are_refused(parameters: dict[str, Any]) -> None:
+    processor = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+    with pytest.raises(InvalidOption, match=r"expected (concurrency|wait_for_locked) to be"):
+        processor(lambda row: None)(**parameters)
+
+
+def test_copies_beyond_reason_are_a_usage_error(manage: Manage) -> None:
+    done = manage("run", DELIVER, "--copies", "257")
+    assert done.code == 2
+    assert "expected a number of processes from 1 to 256, got '257'" in done.err
