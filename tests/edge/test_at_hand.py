@@ -102,8 +102,8 @@ def test_a_watch_names_it_and_goes_on_with_the_others(folder: Path) -> None:
     """Its copy is started again, and comes to the row at the end of each run."""
     deadly = parcels("kill", "", "")[0]
     with watching(DELIVER, "--watch", "0.2", "--copies", "2") as watcher:
-        wait_for(lambda: bool(watcher.deaths), "a word of the death")
-        assert re.fullmatch(DIED.format(deadly, ".*"), watcher.deaths[0])
+        wait_for(lambda: bool(watcher.operations), "a word of the death")
+        assert re.fullmatch(DIED.format(deadly, ".*"), watcher.operations[0])
         wait_for(lambda: unsent() == [deadly], "the other rows")
         code, _, _ = watcher.end()
     assert code == 0

@@ -24,10 +24,10 @@ class Watcher:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        #: What was said of rows that were at hand when a process died, which comes from any copy.
-        self.deaths: list[str] = []
+        #: What is in no report, and comes from any copy at any time.
+        self.operations: list[str] = []
         self.out = _follow(process.stdout, [])
-        self.err = _follow(process.stderr, self.deaths)
+        self.err = _follow(process.stderr, self.operations)
 
     def says(self, start: str, *, err: bool = False) -> str:
         """Wait for the next line, which is to begin like this, and return it."""
@@ -55,15 +55,15 @@ def watching(*arguments: str, **variables: str) -> Iterator[Watcher]:
         yield Watcher(process)
 
 
-def _follow(stream: IO[str] | None, deaths: list[str]) -> Lines:
+def _follow(stream: IO[str] | None, operations: list[str]) -> Lines:
     lines: Lines = queue.Queue()
     assert stream is not None
     pipe = stream
 
     def follow() -> None:
         for line in pipe:
-            if re.search(r"process \d+ died with row", line):
-                deaths.append(line.rstrip("\n"))
+            if re.search(r"process \d+ died with row|wake\(\) is not heard", line):
+                operations.append(line.rstrip("\n"))
             else:
                 lines.put(line.rstrip("\n"))
         lines.put("")  # the end
