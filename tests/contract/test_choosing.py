@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from django.db import connection
+from django.db import connection, models
 from django.db.models import Count
+from django.test.utils import isolate_apps
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import windows
@@ -70,6 +73,55 @@ def test_keys_that_are_no_numbers_are_chosen_by_their_place() -> None:
     report = run(wait_for_locked=0)
     assert calls == expected
     assert (report.processed, report.skipped, report.passes) == (7, 0, 1)
+
+
+@pytest.mark.usefixtures("choosing")
+def test_a_question_that_was_reversed_is_chosen_from_in_its_order() -> None:
+    rows = parcels(6)
+    calls: list[int] = []
+    asked = UNSENT.order_by("-priority").reverse()
+    run = batch_processor(pending=asked, done={"sent": True})(lambda row: calls.append(row.pk))
+    report = run(wait_for_locked=0)
+    assert calls == [row.pk for row in rows]
+    assert (report.processed, report.skipped, report.passes) == (6, 0, 1)
+
+
+class Backwards(models.CharField):  # type: ignore[type-arg]  # no generic at run time
+    """Keeps its text backwards: the database has another order than Python."""
+
+    def get_prep_value(self, value: Any) -> Any:
+        return value and value[::-1]
+
+    def from_db_value(self, value: str | None, *_: Any) -> str | None:
+        return value and value[::-1]
+
+
+@pytest.mark.usefixtures("choosing")
+@isolate_apps("tests")
+def test_keys_that_the_database_puts_in_another_order_are_chosen_by_their_place() -> None:
+    class Word(models.Model):
+        text = Backwards(max_length=20, primary_key=True)
+        place = models.IntegerField()
+        sent = models.BooleanField(default=False)
+
+        class Meta:
+            app_label = "tests"
+
+    words = ["ad", "bc", "cb", "da"]
+    calls: list[str] = []
+    asked = Word._default_manager.filter(sent=False).order_by("place")
+    run = batch_processor(pending=asked, done={"sent": True})(lambda row: calls.append(row.pk))
+    with connection.schema_editor() as editor:
+        editor.create_model(Word)
+    try:
+        for place, text in enumerate(words):
+            Word._default_manager.create(text=text, place=place)
+        report = run(wait_for_locked=0)
+    finally:
+        with connection.schema_editor() as editor:
+            editor.delete_model(Word)
+    assert calls == words
+    assert (report.processed, report.skipped, report.passes) == (4, 0, 1)
 
 
 def test_a_copy_that_often_looks_again_still_visits_every_row(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import Q
+from django.db.models import Q, Value
+from django.db.models.functions import Repeat
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
@@ -189,6 +190,9 @@ def test_a_replaced_transaction_counts_one_attempt(replace: Callable[[], Any]) -
 ENDS_LATE: dict[str, dict[str, Any]] = {
     "a done function": {"done": lambda row, result: {"sent": True, "note": end_it()}},
     "a value's callable": {"done": lambda row, result: {"sent": True, "note": end_it}},
+    "an expression of one row": {
+        "done": lambda row, result: {"sent": True, "note": Repeat(Value(end_it()), 1)}
+    },
     "a plain done's callable": {"done": {"sent": True, "note": lambda: end_it()}},  # noqa: PLW0108  # late
 }
 ends_it: list[Callable[[], Any]] = []

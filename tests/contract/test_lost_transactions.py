@@ -147,7 +147,9 @@ if HAS_ROW_LOCKS:
             # Redone one by one, and this time its session lives: no row is to blame.
             assert (report.processed, report.failed) == (3, 0)
 
-    def test_an_attempt_is_not_counted_of_a_row_that_another_copy_has_finished_meanwhile() -> None:
+    def test_an_attempt_is_not_counted_of_a_row_that_another_copy_has_finished_meanwhile(
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
         """The lock was lost with the session; the row is asked again before it is written."""
         row = Errand.objects.create()
 
@@ -159,6 +161,7 @@ if HAS_ROW_LOCKS:
         assert errands(handle)().failed == 1
         row.refresh_from_db()
         assert (row.done, row.result, row.attempts, row.last_error) == (True, "theirs", 0, "")
+        assert "no attempt was counted" not in caplog.text
 
 
 def test_a_swallowed_raw_rollback_flips_nothing(caplog: pytest.LogCaptureFixture) -> None:

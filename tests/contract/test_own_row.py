@@ -51,7 +51,19 @@ def save_another_instance_late(row: Errand) -> None:
     mine.save()
 
 
-SAVES = [refresh_and_save_late, read_the_lease_and_save_late, save_another_instance_late]
+def save_an_old_lease_and_go_on(row: Errand) -> None:
+    mine = Errand.objects.get(pk=row.pk)
+    await_renewals(row, 2)
+    mine.save()
+    await_renewals(row, 1)
+
+
+SAVES = [
+    refresh_and_save_late,
+    read_the_lease_and_save_late,
+    save_another_instance_late,
+    save_an_old_lease_and_go_on,
+]
 
 
 @pytest.mark.parametrize("save", SAVES, ids=lambda save: save.__name__)

@@ -37,8 +37,10 @@ def test_the_rows_savepoint_is_not_one_that_on_commit_knows_of() -> None:
 
 def test_i7_set_rollback_takes_back_the_row_that_asked_for_it() -> None:
     parcels(3)
+    calls: list[int] = []
 
     def handle(row: Parcel) -> None:
+        calls.append(row.priority)
         note(row)
         if row.priority == 1:
             transaction.set_rollback(True)
@@ -47,6 +49,7 @@ def test_i7_set_rollback_takes_back_the_row_that_asked_for_it() -> None:
     assert (report.processed, report.failed) == (2, 1)
     assert sent() == worked() == [0, 2]
     assert "rolled back" in str(report.failures[0].error)
+    assert calls == [0, 1, 2]  # the others' work is kept, and not redone
 
 
 def test_i7_set_rollback_before_any_statement_takes_back_the_row_that_asked_for_it() -> None:

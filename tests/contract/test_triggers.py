@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -59,14 +60,20 @@ CASES: list[Any] = [
     pytest.param("claimed_at", the.at_most_once, {}, id="time of the claim"),
     pytest.param("leased_until", the.at_least_once, {}, id="lease"),
 ]
+#: Of a claim that was requeued, and of a lease that lapsed.
+EARLIER = {
+    "claimed_at": datetime(2026, 1, 1, tzinfo=UTC),
+    "leased_until": datetime(2026, 1, 1, tzinfo=UTC),
+}
 
 
+@pytest.mark.parametrize("before", [{}, EARLIER], ids=["at first", "again"])
 @pytest.mark.parametrize("size", [1, 6])
 @pytest.mark.parametrize(("kept", "make", "options"), CASES, indirect=["kept"])
 def test_a_row_whose_mark_is_not_kept_is_not_handled(
-    kept: str, make: Any, options: Any, size: int
+    kept: str, make: Any, options: Any, size: int, before: dict[str, Any]
 ) -> None:
-    rows = the.errands(9)
+    rows = the.errands(9, **before)
     handled: list[int] = []
     run = make(lambda row: handled.append(row.place), batch_size=size, **options)
     report = run()
