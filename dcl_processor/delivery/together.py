@@ -101,7 +101,7 @@ def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> 
 def _was_answered(error: Exception, using: str, *, since: Any) -> bool:
     """Tell whether the database said that nothing was written.
 
-    ``since``: the driver's connection as it was before the error. Django itself connects anew where
+    ``since``: the driver's connection as it was before the error. Django itself reconnects where
     the ROLLBACK after a COMMIT without an answer finds the session gone.
     """
     connection: Any = connections[using]

@@ -134,8 +134,8 @@ def judge(error: BaseException, *, kept: bool = False) -> Outcome:
 def as_exception(error: BaseException) -> Exception:
     """Return the error, or an ``Exception`` that stands for one that is none.
 
-    Whoever gets a failed row's error, from ``Retry(on=Exception)`` to the caller who raises it
-    again, would otherwise be ended by what ended the handler.
+    ``Retry(on=Exception)``, and a caller that raises the row's error again, expect an
+    ``Exception``. What ended the handler must not end them as well.
     """
     if isinstance(error, Exception):
         return error

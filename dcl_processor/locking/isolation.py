@@ -97,7 +97,7 @@ def is_connected(using: str) -> bool:
 
 
 def _has_news(driver: Any) -> bool:
-    """Tell whether the server sent something that nobody asked for, or the connection is closed."""
+    """Return whether there is something to read although no statement was sent, or it is closed."""
     if not hasattr(driver, "fileno"):
         return False  # SQLite has no session to lose
     try:

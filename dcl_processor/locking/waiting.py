@@ -1,7 +1,7 @@
-"""Locks that are waited for: those of rows that are to be written, whoever has them locked now.
+"""Locks that are waited for: those of rows that are to be written in any case.
 
-A claim passes by the rows that others have locked. A settlement, a renewal that is late, and what
-an operator asks for have to be written, and wait.
+A claim skips the rows that others have locked. A settlement, a renewal that is late and an
+operator's request wait for the lock.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Notes:
             with suppress(OSError):
                 death = _died(path)
                 if death is not None and path.suffix != REPORTED:
-                    # Whoever can rename it is the one run to report it.
+                    # Only one run can rename the file, and that run reports it.
                     path = path.rename(f"{path}{REPORTED}")  # noqa: PLW2901
                     news.append(death)
                 if death is not None:

@@ -128,7 +128,7 @@ def start(name: str, work: Work, take: Callable[[Copy | Trouble], None]) -> None
     """Start a process for the work, out of reach of signals until it can handle them.
 
     ``take`` gets it, or why there is none where the system has no room for one more, before a
-    signal can interrupt this one: a copy of which nobody knows would be waited for at the end.
+    signal can interrupt this one: the run would wait at its end for a copy that it does not know.
     """
     # Started first, since it would unblock the signals that are blocked below.
     resource_tracker.ensure_running()

@@ -39,7 +39,7 @@ def watched(processor: BatchProcessor[Any], on_row: OnRow | None) -> Iterator[No
 def quiet_unless_configured() -> Iterator[None]:
     """Keep the log of failed rows from the screen, where they are shown from the report.
 
-    Python prints errors, tracebacks and all, for a logger that nobody has configured. What is in
+    Python prints errors, tracebacks and all, for a logger that is not configured. What is in
     no report is shown on stderr in any case.
     """
     handlers: list[tuple[logging.Logger, logging.Handler]] = []

@@ -1,4 +1,4 @@
-"""Reads without a lock that SQLite refuses all the same, because somebody writes."""
+"""Reads without a lock that SQLite refuses all the same, because another connection writes."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_row_that_kills_its_process_costs_the_others_nothing(
     assert re.fullmatch(DIED.format(deadly, ", as 1 did before it"), third.stderr.splitlines()[0])
     handled = (tmp_path / "audit").read_text().splitlines()
     assert len(handled) == 199 + 3
-    # However often it dies, there is one note; and none when somebody has seen to the row.
+    # However often it dies, there is one note; and none once the row has been handled.
     assert len(list(folder.iterdir())) == 1
     Parcel.objects.filter(pk=deadly).update(note="")
     last = processors("run", DELIVER)

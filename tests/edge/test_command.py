@@ -79,7 +79,7 @@ def test_a_run_is_reported_in_one_line(manage: Manage) -> None:
 
 
 def test_rows_that_fail_go_to_stderr_in_one_line_each() -> None:
-    """No traceback, neither from the command nor from a log that nobody has configured."""
+    """No traceback, neither from the command nor from a log that is not configured."""
     _, broken, _ = parcels("", "broken", "")
     done = processors("run", "warehouse.deliver")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""A trouble is told when it begins, when its cause changes, each hour, and once that it is over."""
+"""An outage is reported when it begins, when its cause changes, each hour, and when it is over."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def end(how: str) -> None:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "crash":
-            ctypes.string_at(0)  # as an error in somebody's C code would
+            ctypes.string_at(0)  # as an error in a C extension does
         case "exit at once":
             os._exit(9)
         case "exit":
