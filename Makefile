@@ -35,9 +35,9 @@ bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= COPIE
 		$(if $(COPIES),--copies $(COPIES)) $(if $(FSYNC),--fsync $(FSYNC)) \
 		$(if $(JSON),--json "$(JSON)") $(if $(DOCS),--docs "$(DOCS)")
 
-chaos: .venv/dev.stamp ## eight workers and a monkey, at most ten minutes [SEED= ROWS= JSON=]
+chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS= MODEL= JSON=]
 	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
-		$(if $(JSON),--json "$(JSON)")
+		$(if $(MODEL),--model $(MODEL)) $(if $(JSON),--json "$(JSON)")
 
 clean: ## back to a fresh checkout, without the embedded PostgreSQL's data
 	@if [ -e .venv/sample.stamp -o -e .venv/dev.stamp ]; then $(python) -m sample_app.embedded remove; fi

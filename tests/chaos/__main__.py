@@ -20,7 +20,9 @@ from .blows import DECK
 from .ordeal import Ordeal, Plan, Stage, undergo
 
 FULL = Plan(rows=20_000, work=0.015, baseline=8, chaos=80, pause=1.2, calm=50)
-CUT = Plan(rows=500, work=0.04, baseline=3, chaos=5, pause=0.4, calm=25)
+#: Four workers, each with more time: a row of two tables takes twice as many statements.
+TWO_TABLES = replace(FULL, rows=10_000, copies=1, chaos=120, calm=120)
+CUT = Plan(rows=250, low=150, work=0.04, baseline=3, chaos=5, pause=0.4, calm=25)
 
 #: Faults that are told in full.
 MOST_TOLD = 10
@@ -29,12 +31,14 @@ MOST_TOLD = 10
 def main() -> int:
     options = _options()
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    plan = CUT if options.cut else FULL
+    whole = TWO_TABLES if options.model == "two-tables" else FULL
+    plan = CUT if options.cut else whole
     chosen = {name: getattr(options, name) for name in ("rows", "chaos", "calm", "blows")}
     given = {name: value for name, value in chosen.items() if value is not None}
     plan = replace(plan, broken=options.broken, **given)
-    # In the cut all deliveries undergo the same chaos; else each one has the workers for itself.
-    names = options.only or list(table.DELIVERIES)
+    # In the cut all processors undergo the same chaos; else each one has the workers for itself.
+    every = table.PROCESSORS if options.cut else ()
+    names = options.only or list(every or table.MODELS[options.model])
     rounds = [names] if options.cut else [[name] for name in names]
     print(f"Chaos with seed {seed}: {plan}", flush=True)
     ordeals = _undergo(rounds, plan, seed)
@@ -85,8 +89,9 @@ def _result(seed: int, ordeals: list[Ordeal]) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, help="Deal the blows of an earlier run again.")
-    parser.add_argument("--cut", action="store_true", help="The short one: all deliveries at once.")
-    parser.add_argument("--only", nargs="+", choices=table.DELIVERIES, help="These alone.")
+    parser.add_argument("--cut", action="store_true", help="The short one: all processors at once.")
+    parser.add_argument("--model", choices=table.MODELS, default="one-table")
+    parser.add_argument("--only", nargs="+", choices=table.PROCESSORS, help="These alone.")
     parser.add_argument("--rows", type=int, help="Rows of each delivery.")
     parser.add_argument("--chaos", type=float, help="Seconds of chaos, for each round.")
     parser.add_argument("--calm", type=float, help="Seconds for the rest, for each round.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,23 +17,26 @@ import psutil
 from .routes import Routes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-COPIES = 2  # on each route
 STOP_WITHIN = 30.0  # seconds, after which what is left is killed
+MOST_SAID = 6_000  # characters of a log that tell what a worker was at
 
 
 class Watcher:
     """One ``manage.py processors run --watch`` after the other, on one route."""
 
-    def __init__(self, route: str, names: Sequence[str], variables: dict[str, str], log: Path):
+    def __init__(
+        self, route: str, names: Sequence[str], copies: int, variables: dict[str, str], log: Path
+    ):
         self.route = route
         self._command = [
             *(sys.executable, "-m", "django", "processors", "run", *names),
-            *("--watch", "0.2", "--copies", str(COPIES)),
+            *("--watch", "0.2", "--copies", str(copies)),
             # Several processors take turns, and short ones.
             *(("--limit", "10") if len(names) > 1 else ()),
         ]
         self._variables = {**os.environ, **variables}
         self._log = log
+        self._is_worker = copies == 1
         self._seen: dict[int, psutil.Process] = {}
         self.start()
 
@@ -44,7 +48,9 @@ class Watcher:
         self.parent = psutil.Process(self._process.pid)
 
     def copies(self) -> list[psutil.Process]:
-        """Return the workers that live now."""
+        """Return the workers that live now; one alone is the watcher itself."""
+        if self._is_worker:
+            self._seen = {self.parent.pid: self.parent}
         with suppress(psutil.Error):
             for child in self.parent.children():
                 if any("spawn_main" in word for word in child.cmdline()):
@@ -62,36 +68,48 @@ class Watcher:
         if self._process.poll() is None:
             self._process.terminate()
 
-    def end(self, deadline: float) -> int:
-        """Wait until all have ended, or end them; return how many had to be killed."""
+    def end(self, deadline: float) -> list[str]:
+        """Wait until all have ended, or end them; return what had to be killed."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.1, deadline - time.monotonic()))
         left = [copy for copy in self.copies() if copy.status() != psutil.STATUS_ZOMBIE]
         _, left = psutil.wait_procs(left, timeout=max(0.1, deadline - time.monotonic()))
         if self._process.poll() is None:
             left.append(self.parent)
+        stuck = []
         for process in left:
             with suppress(psutil.Error):
-                process.kill()  # by its number and the time of its start: nobody else's
+                age = time.time() - process.create_time()
+                stuck.append(f"{process.pid} on {self.route}, {age:.0f} s old")
+                # By its number and the time of its start: nobody else's. It writes its threads'
+                # tracebacks into the log.
+                process.send_signal(signal.SIGABRT)
+        for process in psutil.wait_procs(left, timeout=3)[1]:
+            with suppress(psutil.Error):
+                process.kill()
         self._process.wait()
-        return len(left)
+        if stuck:
+            stuck.append(self._log.read_text(errors="replace")[-MOST_SAID:])
+        return stuck
 
 
 @contextmanager
 def at_work(
-    routes: Routes, names: Sequence[str], folder: Path, **variables: str
+    routes: Routes, names: Sequence[str], copies: int, folder: Path, **variables: str
 ) -> Iterator[list[Watcher]]:
     """Start the watchers; stop them politely, and make sure that none is left."""
     watchers = [
         Watcher(
             route,
             names,
+            copies,
             {
                 **variables,
                 "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
                 "PYTHONPATH": str(CHECKOUT),
                 "CHAOS_DATABASE": json.dumps(database),
                 "CHAOS_ROUTE": route,
+                "PYTHONFAULTHANDLER": "1",
             },
             folder / f"{names[0]}-{route}.log",
         )
@@ -103,6 +121,8 @@ def at_work(
         for watcher in watchers:
             watcher.ask_to_stop()
         deadline = time.monotonic() + STOP_WITHIN
-        stuck = sum(watcher.end(deadline) for watcher in watchers)
+        stuck = [what for watcher in watchers for what in watcher.end(deadline)]
     if stuck:
-        raise TimeoutError(f"{stuck} workers did not end within {STOP_WITHIN:g} s of being asked")
+        raise TimeoutError(
+            f"workers did not end within {STOP_WITHIN:g} s of being asked: {'; '.join(stuck)}"
+        )

@@ -21,6 +21,8 @@ class Row:
     done: bool = False
     claimed: bool = False
     dead: bool = False
+    #: Whether a lease, or a note of a failed attempt, is beside it.
+    noted: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Verdict:
 
 
 def judge(delivery: str, records: Records) -> Verdict:
-    """Hold a delivery to its promise; ``delivery``: the name of its processor."""
+    """Hold a delivery to its promise."""
     calls: dict[int, list[Call]] = defaultdict(list)
     for call in records.calls:
         calls[call.pk].append(call)
@@ -73,6 +75,10 @@ def _flipped_once(row: Row, calls: Sequence[Call], records: Records) -> Iterable
         yield f"is done, and was settled {settled} times"
     if not row.done and settled:
         yield f"is not done, and was settled {settled} times"
+    if row.done and row.noted:
+        yield "is half settled: it is done, and its lease or attempts are still there"
+    if row.done and row.dead:
+        yield "is done, and was given up on"
     if not (row.done or row.dead or row.claimed):
         yield "is left: it is still pending at the end"
 
@@ -129,11 +135,12 @@ def find_unexplained(records: Records) -> set[int]:
 def _hits(blow: Blow, call: Call, over: float) -> bool:
     if blow.began > over or blow.ended + LATE < call.began:
         return False
-    if blow.kind == "kill_worker":
+    # A watcher without copies is a worker itself.
+    if blow.kind in {"kill_worker", "kill_watcher"}:
         return call.pid in blow.pids
     # A session of which no handler said the number may be any of those that were ended.
     by_session = bool(blow.backends) and (call.backend is None or call.backend in blow.backends)
-    return by_session or (blow.kind != "kill_watcher" and call.route in blow.routes)
+    return by_session or call.route in blow.routes
 
 
 def _count(

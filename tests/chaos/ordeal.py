@@ -11,13 +11,10 @@ from typing import Any
 
 from . import audit, figures, judgement, table
 from .blows import Blow, Reach
-from .crew import COPIES, Watcher, at_work
+from .crew import Watcher, at_work
 from .monkey import Monkey
 from .routes import ROUTES, Routes
 from .server import Server, wait_until
-
-#: Rows at least that wait while the monkey is about, until it has dealt everything it has.
-LOW = 300
 
 #: Seconds for all workers to start.
 START_WITHIN = 120.0
@@ -31,6 +28,10 @@ class Plan:
     """How much of everything; times are in seconds."""
 
     rows: int
+    #: Workers on each route.
+    copies: int = 2
+    #: Rows at least that wait while the monkey is about, until it has dealt everything it has.
+    low: int = 300
     #: The average time that a handler takes.
     work: float
     baseline: float
@@ -79,8 +80,8 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
         "CHAOS_BROKEN": "yes" if plan.broken else "no",
     }
     processors = [f"chaos.{name}" for name in names]
-    with at_work(stage.routes, processors, stage.folder, **variables) as watchers:
-        everybody = len(ROUTES) * COPIES
+    with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
+        everybody = len(ROUTES) * plan.copies
         wait_until(
             lambda: len({call.pid for call in audit.read(lines)}) >= everybody,
             f"{everybody} workers to begin",
@@ -100,7 +101,7 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     ordeal = Ordeal(blows=monkey.blows, cut_short=monkey.cut_short)
     for name in names:
         records = table.records(stage.server, name, lines, monkey.blows)
-        verdict = judgement.judge(name, records)
+        verdict = judgement.judge(name.removeprefix("two_tables_"), records)
         ordeal.faults += [f"{name}: {fault}" for fault in verdict.faults]
         ordeal.deliveries[name] = {
             **verdict.counts,
@@ -119,11 +120,11 @@ def _chaos(
         monkey.strike()
         for watcher in watchers:
             watcher.mend()
-        short = [name for name in names if table.left(stage.server, name) < LOW]
+        short = [name for name in names if table.left(stage.server, name) < plan.low]
         if monkey.decks and (short or time.monotonic() > deadline):
             break
         for name in short:
-            table.fill(stage.server, name, LOW)
+            table.fill(stage.server, name, plan.low)
     monkey.end()
     return time.monotonic()
 
@@ -138,8 +139,8 @@ def _drain(
     """
     if _is_drained(stage, names, watchers, plan.calm):
         return {}
-    begun = sorted({call.pk for call in audit.read(lines)})
-    withdrawn = {name: table.withdraw(stage.server, name, begun) for name in names}
+    calls = audit.read(lines)
+    withdrawn = {name: table.withdraw(stage.server, name, calls) for name in names}
     _is_drained(stage, names, watchers, LAST)
     return withdrawn
 

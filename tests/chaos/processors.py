@@ -11,7 +11,8 @@ from django.db import connection
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
 from tests.chaos import audit, broken
-from tests.models import Errand
+from tests.chaos.table import MODELS, PROCESSORS
+from tests.models import Errand, Express
 
 #: Seconds; a handler takes from none to twice as long.
 WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
@@ -19,65 +20,85 @@ WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
 #: Seconds for which nobody takes over a row whose worker was killed.
 LEASE = 4.0
 
-TRANSACTIONAL, AT_MOST_ONCE, AT_LEAST_ONCE = range(3)  # what ``place`` says in a row
+
+def pending(name: str) -> Any:
+    place = PROCESSORS.index(name)
+    waits = {"done": False, "claimed": False, "dead": False}
+    if name in MODELS["two-tables"]:
+        return lambda: Express.objects.filter(result=str(place), **waits)
+    return lambda: Errand.objects.filter(place=place, **waits)
 
 
-def pending(place: int) -> Any:
-    return lambda: Errand.objects.filter(place=place, done=False, claimed=False, dead=False)
+ONCE_CLAIMED: dict[str, Any] = {
+    "delivery": Delivery.AT_MOST_ONCE,
+    "claim": {"claimed": True},
+    "claimed_at": "claimed_at",
+    "done": {"done": True},
+}
+LEASED: dict[str, Any] = {
+    "delivery": Delivery.AT_LEAST_ONCE,
+    "lease": Lease(LEASE),
+    "retry": Retry(max_attempts=20, backoff=0.1),
+    "done": {"done": True},
+    "failed": {"dead": True},
+}
 
 
-@batch_processor(pending=pending(TRANSACTIONAL), done={"done": True})
+@batch_processor(pending=pending("transactional"), done={"done": True})
 def transactional(row: Errand) -> None:
-    handle(row, in_database=True)
+    handle(row.place, row.pk, in_database=True)
 
 
-@batch_processor(
-    pending=pending(AT_MOST_ONCE),
-    delivery=Delivery.AT_MOST_ONCE,
-    claim={"claimed": True},
-    claimed_at="claimed_at",
-    done={"done": True},
-)
+@batch_processor(pending=pending("at_most_once"), **ONCE_CLAIMED)
 def at_most_once(row: Errand) -> None:
-    handle(row)
+    handle(row.place, row.pk)
 
 
-@batch_processor(
-    pending=pending(AT_LEAST_ONCE),
-    delivery=Delivery.AT_LEAST_ONCE,
-    lease=Lease(LEASE),
-    retry=Retry(max_attempts=20, backoff=0.1),
-    done={"done": True},
-    failed={"dead": True},
-)
+@batch_processor(pending=pending("at_least_once"), **LEASED)
 def at_least_once(row: Errand) -> None:
-    handle(row)
+    handle(row.place, row.pk)
 
 
-def handle(row: Errand, *, in_database: bool = False) -> None:
-    audit.note("begin", row.place, row.pk)
+# The flags are the parent's; the lease, the attempts and the time of the claim are the child's.
+@batch_processor(pending=pending("two_tables_transactional"), done={"done": True})
+def two_tables_transactional(row: Express) -> None:
+    handle(int(row.result), row.pk, in_database=True)
+
+
+@batch_processor(pending=pending("two_tables_at_most_once"), **ONCE_CLAIMED)
+def two_tables_at_most_once(row: Express) -> None:
+    handle(int(row.result), row.pk)
+
+
+@batch_processor(pending=pending("two_tables_at_least_once"), **LEASED)
+def two_tables_at_least_once(row: Express) -> None:
+    handle(int(row.result), row.pk)
+
+
+def handle(place: int, pk: int, *, in_database: bool = False) -> None:
+    audit.note("begin", place, pk)
     try:
         pause()
         if in_database:
-            audit.note("worked", row.place, row.pk, work(row.pk))
+            audit.note("worked", place, pk, work(place, pk))
         pause()
     except Exception as error:
-        audit.note("raised", row.place, row.pk, type(error).__name__)
+        audit.note("raised", place, pk, type(error).__name__)
         raise
-    audit.note("end", row.place, row.pk)
+    audit.note("end", place, pk)
 
 
 def pause() -> None:
     time.sleep(random.uniform(0, WORK))  # noqa: S311  # no secret
 
 
-def work(pk: int) -> int:
+def work(place: int, pk: int) -> int:
     """Do the row's work in its own database; return the process at the other end that did it."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO chaos_work (row_id, backend) VALUES (%s, pg_backend_pid()) "
+            "INSERT INTO chaos_work (place, row_id, backend) VALUES (%s, %s, pg_backend_pid()) "
             "RETURNING backend",
-            [pk],
+            [place, pk],
         )
         backend: int = cursor.fetchone()[0]
     return backend

@@ -11,8 +11,9 @@ from tests.chaos import audit, figures
 from tests.chaos.audit import Call
 from tests.chaos.blows import Blow
 from tests.chaos.judgement import Records, Row, judge
-from tests.chaos.table import DELIVERIES
+from tests.chaos.table import MODELS
 
+DELIVERIES = MODELS["one-table"]
 KILL = Blow("kill_worker", began=10.5, ended=10.6, pids={71})
 CALL = Call(place=0, pk=1, pid=71, route="direct", began=10.0, ended=10.1)
 GOOD = Records(
@@ -42,6 +43,14 @@ def test_what_is_right_has_no_faults(delivery: str) -> None:
 def test_a_loss_is_found(delivery: str) -> None:
     assert faults(delivery, replace(GOOD, calls=[])) == [
         "row 1 is lost: it is done, and no handler was called"
+    ]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_row_that_is_settled_in_one_table_is_found(delivery: str) -> None:
+    half = replace(GOOD, rows=[Row(1, done=True, noted=True)])
+    assert faults(delivery, half) == [
+        "row 1 is half settled: it is done, and its lease or attempts are still there"
     ]
 
 
@@ -80,7 +89,7 @@ def test_a_repeat_is_explained_by_a_kill_of_its_process_and_by_nothing_else() ->
         replace(KILL, pids={73}),
         replace(KILL, began=11.5, ended=11.6),
         replace(KILL, began=1.0, ended=1.1),
-        replace(KILL, kind="kill_watcher"),
+        replace(KILL, kind="kill_watcher", pids={70}, routes=("direct",)),
     ):
         unexplained = replace(repeated, blows=[blow])
         assert faults("transactional", unexplained) == ["row 1 was handled again for no reason"]
