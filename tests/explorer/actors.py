@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,6 +29,10 @@ SET_UP = (
     "SET synchronous_commit = off; SET jit = off; SET search_path = explorer, pg_catalog, public"
     + ONE_PLAN
 )
+
+
+#: Added to a row's key where what is meant is its second stage.
+STAGE = 100
 
 
 def _always() -> bool:
@@ -52,6 +57,10 @@ class Actor:
         self.rows: frozenset[int] = frozenset()
         self.every_statement = False
         self.gates = True
+        #: How often it beats in a run, if it is a heart.
+        self.beats = 1
+        #: Whether it is in a part of the library that waits for locks.
+        self.may_wait = False
         #: The number of the copy whose heart this is.
         self.of = number if of is None else of
         self.memory = f"memory of {self.of}"
@@ -111,9 +120,9 @@ class Actor:
         is_heart = self.of != self.number
         return replace(step, writes=step.writes | {self.memory}) if is_heart else step
 
-    def handle(self, row: int) -> None:
-        """Be called as the handler of a row."""
-        self.point(replace(HANDLER, rows=frozenset([row])))
+    def handle(self, row: int, stage: int = 0) -> None:
+        """Be called as the handler of a row, in the second stage perhaps."""
+        self.point(replace(HANDLER, rows=frozenset([row, row + stage * STAGE])))
 
     def _serve(self) -> None:
         _here.actor = self
@@ -144,6 +153,9 @@ class Actor:
         if not self.watched:
             return execute(sql, params, *rest)
         inside = connection.in_atomic_block
+        if sql.startswith("COMMIT"):
+            # The handler's own, which Django takes for any other statement.
+            return self._ending(partial(execute, sql, params, *rest), COMMIT)()
         step = describe(
             sql,
             params,
@@ -152,6 +164,8 @@ class Actor:
             transaction=inside,
             savepoint=bool(connection.savepoint_ids),
         )
+        if step.gate is not None and self.may_wait:
+            step = replace(step, gate=replace(step.gate, may_wait=True))
         self.point(step if self.gates else step.whole())
         if step.gate is not None and inside:
             self._locked |= lockable(sql, step.rows)
@@ -169,13 +183,14 @@ class Actor:
         self._gate, self.step, self.ready = int(visit), self._its(self._next), _always
         self._came.put(self)
 
-    def _ending(self, end: Callable[[], None], step: Step) -> Callable[[], None]:
-        def ended() -> None:
+    def _ending(self, end: Callable[[], Any], step: Step) -> Callable[[], Any]:
+        def ended() -> Any:
             # One that has locked nothing changes nothing.
             rows = frozenset(row for _, row in self._locked)
             self.point(replace(step, rows=rows, is_shared=bool(rows)))
-            end()
+            result = end()
             self._locked.clear()
+            return result
 
         return ended
 

@@ -6,7 +6,7 @@ The explorer is worth something only if it finds each of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -14,14 +14,16 @@ from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates import pending
 from dcl_processor.candidates.pending import Question
+from dcl_processor.definition.definition import Definition
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery import inside, marking, one_statement, orders, settling
+from dcl_processor.delivery import guard, inside, marking, one_statement, orders, settling
 from dcl_processor.delivery.batch import Batch, Steps
 from dcl_processor.delivery.keeper import Keeper
 from dcl_processor.locking import claiming
 from dcl_processor.locking.claiming import Claimed
 from dcl_processor.locking.fence import Fence
 from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.runner import run
 
 
@@ -29,7 +31,7 @@ from dcl_processor.runner import run
 def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, value in changes:
-            patch.setattr(owner, name, value, raising=name != "doubtful")
+            patch.setattr(owner, name, value, raising=name not in {"doubtful", "transaction_id"})
         yield
 
 
@@ -105,3 +107,40 @@ def heartbeat_during_settle() -> Any:
             return {self._lease.field: self._tokens.get(pk, [token])[-1:]}
 
     return _patched((Keeper, "let_go", let_go))
+
+
+def settle_table_by_table() -> Any:
+    """Settle a row of several tables by a statement for each, without lock and transaction."""
+    return _patched((guard, "settling", lambda *_: nullcontext()))
+
+
+def settle_without_the_locks() -> Any:
+    """Settle a row of several tables in one transaction, and let others take it meanwhile."""
+
+    def settling(question: Question[Any], *_: Any) -> AbstractContextManager[None]:
+        return settlement_transaction(question.using)
+
+    return _patched((guard, "settling", settling))
+
+
+def lease_on_the_instance() -> Any:
+    """Load the lease with the handler's row, so that its ``save()`` writes it back."""
+    return _patched((Definition, "_renewed_columns", lambda self: []))
+
+
+def first_and_last_lease() -> Any:
+    """Know a row by the lease that it was claimed with, and by the newest one."""
+
+    def let_go(self: Keeper, pk: Any, token: Any) -> Any:
+        with self._lock:
+            self._alive_until.pop(pk, None)
+            tokens = self._tokens.pop(pk, [token])
+            return {self._lease.field: [tokens[0], tokens[-1]]}
+
+    return _patched((Keeper, "let_go", let_go))
+
+
+def any_transaction() -> Any:
+    """Flip in whatever transaction is open by then."""
+    nothing = property(lambda self: None, lambda self, number: None)
+    return _patched((Fence, "transaction_id", nothing))

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from .stage import Count, Stage, staged
-from .subjects import CHOOSING, SUBJECTS
+from .subjects import BEATING, CHOOSING, EDITED, LAPSING, MORE, SUBJECTS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(0)]
 
 WRITTEN = os.environ.get("EXPLORE", "")
 SECONDS = float(os.environ.get("SECONDS") or 300)
-ALL = [] if WRITTEN else [*SUBJECTS]
+EVERY = {**SUBJECTS, **MORE, **CHOOSING}
+ALL = [] if WRITTEN else [*SUBJECTS, *MORE]
 TWO_ROWS = [(name, 2) for name in ([] if WRITTEN else CHOOSING)]
 
 
@@ -32,7 +33,16 @@ def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
     return shown
 
 
-LEASES = [each for each in ALL if each.startswith("lease")]
+LEASES = [each for each in SUBJECTS if each.startswith("lease")]
+LAPSE, HEART = {"lapse": True}, {"hearts": 1}
+ONE: dict[str, Any] = {"copies": 1}
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *((name, how) for how in (LAPSE, {**ONE, **HEART}) for name in LEASES),
+    *((name, how) for how in (HEART, {**LAPSE, **HEART}) for name in LEASES),
+    *((name, LAPSE) for name in LAPSING),
+    *((name, {**ONE, **HEART, "beats": 2}) for name in BEATING),
+    *((each.name, {**how, "edited": True}) for how in (ONE, {}) for each in EDITED),
+]
 
 
 def whole(stage: Stage) -> Count:
@@ -43,34 +53,32 @@ def whole(stage: Stage) -> Count:
     ("name", "rows"), [*((name, rows) for name in ALL for rows in (1, 2)), *TWO_ROWS]
 )
 def test_every_schedule_of_two_copies(name: str, rows: int, show: Callable[[str], None]) -> None:
-    with staged({**SUBJECTS, **CHOOSING}[name], rows=rows) as stage:
+    with staged(EVERY[name], rows=rows) as stage:
         show(f"2 copies, {rows} rows: {whole(stage)}")
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [{"lapse": True}, {"copies": 1, "hearts": 1}, {"hearts": 1}, {"lapse": True, "hearts": 1}],
-    ids=str,
-)
-@pytest.mark.parametrize("name", LEASES)
-def test_every_schedule_of_leases(
+@pytest.mark.parametrize(("name", "setting"), [] if WRITTEN else SETTINGS, ids=str)
+def test_every_schedule_of_leases_and_edits(
     name: str, setting: dict[str, Any], show: Callable[[str], None]
 ) -> None:
-    with staged(SUBJECTS[name], **setting) as stage:
+    with staged(EVERY[name], **setting) as stage:
         show(f"{setting}: {whole(stage)}")
 
 
 @pytest.mark.parametrize(("copies", "rows"), [(3, 1), (2, 3), (3, 3)])
 @pytest.mark.parametrize("name", ALL)
 def test_random_schedules(name: str, copies: int, rows: int, show: Callable[[str], None]) -> None:
-    with staged(SUBJECTS[name], copies=copies, rows=rows, every_statement=True) as stage:
+    with staged(EVERY[name], copies=copies, rows=rows, every_statement=True) as stage:
         show(f"{copies} copies, {rows} rows, random: {stage.sample(10**9, seconds=SECONDS / 10)}")
 
 
 @pytest.mark.skipif(not WRITTEN, reason="EXPLORE names no schedule")
 def test_the_schedule_that_was_written_down(show: Callable[[str], None]) -> None:
     name, size, *every, digits = WRITTEN.split(":")
+    size, _, others = size.partition("+")
     copies, rows = map(int, size.split("x"))
-    subject = {**SUBJECTS, **CHOOSING}[name]
-    with staged(subject, copies=copies, rows=rows, every_statement=bool(every)) as stage:
+    setting: dict[str, Any] = {"lapse": "t" in others, "edited": "e" in others}
+    setting |= {"hearts": others.lower().count("h"), "beats": 1 + ("H" in others)}
+    setting |= {"every_statement": bool(every)}
+    with staged(EVERY[name], copies=copies, rows=rows, **setting) as stage:
         show(f"{name}\n\n{stage.replay(digits)}\n")

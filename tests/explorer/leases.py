@@ -2,7 +2,8 @@
 
 The database's clock is put forward by a function of its name that stands before it in the search
 path of the actors' sessions, and the processes' clock by as much. A heartbeat comes when it is
-told to, and once in a run; its thread belongs to the stage, which keeps its connection.
+told to, as often in a run as its actor ``beats``; its thread belongs to the stage, which keeps its
+connection.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def in_the_hands_of(
         def is_alive(self) -> bool:
             return self._heart is not None and here().watched
 
-        def join(self) -> None:
+        def join(self, _: float | None = None) -> None:
             heart = self._heart
             here().point(_of_keeper(_ENDS), ready=lambda: heart is None or heart.has_ended)
 
@@ -92,9 +93,13 @@ def in_the_hands_of(
 
 
 def _beat(self: Keeper) -> None:
-    here().point(_BEAT)
-    if not self._stop.is_set():
-        self._renew()
+    # As its thread does, but for the errors, which are the scheduler's to judge here.
+    for _ in range(here().beats):
+        here().point(_BEAT)
+        if not self._stop.is_set():
+            question, locked = self._renew()
+            if question is not None and locked:
+                self._wait_for(question, locked)
 
 
 def _pausing(step: Step, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -13,6 +13,8 @@ import pytest
 
 from dcl_processor import Report
 from dcl_processor.candidates import windows
+from dcl_processor.delivery import keeper
+from dcl_processor.locking import waiting
 from dcl_processor.runner.patience import Patience
 
 from .actors import Actor, cast_of, here
@@ -21,9 +23,10 @@ from .control import CLOCK_SET_BACK, Control
 from .leases import Clock, in_the_hands_of
 from .schedule import Schedule, Told, Violation
 from .search import Chooser, Dice, Pruned, Search, Written
-from .subjects import FIRST, Subject
+from .subjects import EDITOR, FIRST, Subject, edit
 
 TIME = "time"
+TABLES = "tests_errand, tests_parcel, tests_receipt, tests_express, tests_freight"
 #: Schedules between two sweeps of the rows' old versions, which would make each later one slower.
 SWEEP = 500
 
@@ -105,7 +108,8 @@ class Stage:
         audit = Audit(self.subject, self.rows, self._control)
         schedule = Schedule(self._actors, self._came, self._control, chooser, audit.after)
         self._schedule = schedule
-        jobs = [self.clock.lapse if each.name == TIME else self.subject.run for each in self._begin]
+        others = {TIME: self.clock.lapse, EDITOR: edit}
+        jobs = [others.get(each.name, self.subject.run) for each in self._begin]
         try:
             told = schedule.run(jobs)
             reports = self._reports()
@@ -152,7 +156,7 @@ class Stage:
     def _set_back(self) -> None:
         runs = self.count.schedules + self.count.pruned
         if runs % SWEEP == SWEEP - 1:
-            self._control.ask("VACUUM tests_errand, tests_parcel, tests_receipt")
+            self._control.ask(f"VACUUM {TABLES}")
         self._control.ask(f"{self.subject.set_back}; {CLOCK_SET_BACK}")
         self.clock.set_back()
 
@@ -169,7 +173,8 @@ class Stage:
     def _how_to_replay(self, told: Told) -> str:
         every = ":every" if self._copies[0].every_statement else ""
         size = f"{len(self._copies)}x{len(self.rows)}{every}"
-        more = "".join(each.name[0] for each in self._actors[len(self._copies) :])
+        others = self._actors[len(self._copies) :]
+        more = "".join(each.name[0] if each.beats < 2 else "H" for each in others)
         return (
             f"Again: EXPLORE={self.subject}:{size}{more and f'+{more}'}:{told.digits} make explore"
         )
@@ -182,23 +187,29 @@ def staged(
     copies: int = 2,
     rows: int = 1,
     lapse: bool = False,
+    edited: bool = False,
     hearts: int = 0,
+    beats: int = 1,
     every_statement: bool = False,
     gates: bool = True,
 ) -> Iterator[Stage]:
     """Have a stage.
 
-    ``lapse``: there is an actor who lets every lease lapse, once; ``hearts``: so many copies have
-    one; ``every_statement``: even those are steps whose place nobody else can tell; ``gates``: the
+    ``lapse``: there is an actor who lets every lease lapse, once; ``edited``: one who makes the
+    first row pending again, once; ``hearts``: so many copies have one, which beats so often;
+    ``every_statement``: even those are steps whose place nobody else can tell; ``gates``: the
     points inside a statement are steps, too.
     """
-    names = [*(f"copy {letter}" for letter in "ABCD"[:copies]), *([TIME] if lapse else [])]
+    names = [f"copy {letter}" for letter in "ABCD"[:copies]]
+    names += [*([TIME] if lapse else []), *([EDITOR] if edited else [])]
     with (
         Control() as control,
         cast_of(names, control, range(hearts)) as (actors, came),
         _deterministic(chooses=subject.chooses),
     ):
         stage = Stage(subject, copies, actors, came, control)
+        for heart in actors[len(names) :]:
+            heart.beats = beats
         with in_the_hands_of(actors[len(names) :], stage.clock, stage.join_in):
             stage.have(rows, every_statement=every_statement, gates=gates)
             yield stage
@@ -211,7 +222,22 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
         if chooses:
             patch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
         patch.setattr(windows, "secrets", SimpleNamespace(randbelow=_randbelow))
+        # A claim waits for no lock; what has to be written does.
+        for module in (waiting, keeper):
+            patch.setattr(module, "lock_rows", _waiting(waiting.lock_rows))
         yield
+
+
+def _waiting(lock: Callable[..., None]) -> Callable[..., None]:
+    def locked(*args: Any) -> None:
+        actor = here()
+        actor.may_wait = True
+        try:
+            lock(*args)
+        finally:
+            actor.may_wait = False
+
+    return locked
 
 
 def _randbelow(sides: int) -> int:

@@ -11,17 +11,21 @@ import pytest
 from . import broken
 from .schedule import Violation
 from .stage import staged
-from .subjects import CHOOSING, SUBJECTS
+from .subjects import CHOOSING, MORE, SUBJECTS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SETTLED_TWICE = r"2 rows were reported as processed"
+SETTLED_THRICE = r"3 rows were reported as processed"
+BOTH_PROCESSED = r"two handlers of row \{1\}, 2 processed"
+LOST_EDIT = r"rows \{7000001\} are left after a last run|are pending, and no copy"
 LOST = r"a copy failed: .* 1 lease_lost"
 WAITS = r"waits for another one's lock at: lock"
 DOUBLE = r"two handlers of row|was handled after its flip was committed"
 
-ALL = {**SUBJECTS, **CHOOSING}
+ALL = {**SUBJECTS, **MORE, **CHOOSING}
 NO_SETTING: dict[str, Any] = {}
+EDITED: dict[str, Any] = {"copies": 1, "edited": True}
 CAUGHT = [
     (broken.no_second_check, "transactional", NO_SETTING, DOUBLE),
     (broken.no_second_check, "claim", NO_SETTING, DOUBLE),
@@ -47,6 +51,18 @@ CAUGHT = [
     (broken.settle_without_guard, "lease_rehearsed", {"lapse": True}, SETTLED_TWICE),
     (broken.heartbeat_during_settle, "lease", {"copies": 1, "hearts": 1}, LOST),
     (broken.heartbeat_during_settle, "lease_rehearsed", {"copies": 1, "hearts": 1}, LOST),
+    (broken.settle_table_by_table, "lease_two_tables", {"lapse": True}, DOUBLE),
+    (broken.settle_without_the_locks, "lease_two_tables", {"lapse": True}, SETTLED_TWICE),
+    (broken.lease_on_the_instance, "lease_saving", {"lapse": True}, SETTLED_TWICE),
+    (
+        broken.first_and_last_lease,
+        "lease_saving_another",
+        {"copies": 1, "hearts": 1, "beats": 2},
+        LOST,
+    ),
+    (broken.settle_without_guard, "lease_pipeline", {"lapse": True}, SETTLED_THRICE),
+    (broken.flip_outside_the_transaction, "transactional_edited", EDITED, LOST_EDIT),
+    (broken.any_transaction, "transactional_ending", NO_SETTING, BOTH_PROCESSED),
 ]
 
 

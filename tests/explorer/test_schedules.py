@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .stage import staged
-from .subjects import CHOOSING, SUBJECTS
+from .subjects import BEATING, CHOOSING, LAPSING, MORE, SUBJECTS
 
 #: What one search may take; the whole of it is ``make explore``'s.
 SECONDS = 5.0
@@ -64,3 +64,34 @@ def test_i2_a_heartbeat_at_any_step_costs_nothing(name: str) -> None:
         count = stage.explore()
     assert count.whole
     assert len(count.outcomes) == 1
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_i2_of_rows_in_two_tables_and_of_rows_that_are_touched_meanwhile(name: str) -> None:
+    """The whole of each is ``make explore``'s, as far as it takes longer than a few seconds."""
+    edited = name.endswith("edited")
+    with staged(MORE[name], edited=edited) as stage:
+        assert stage.explore(seconds=SECONDS).schedules >= 5
+    with staged(MORE[name], rows=2, edited=edited, every_statement=True) as stage:
+        assert stage.sample(20).schedules == 20
+
+
+@pytest.mark.parametrize("name", LAPSING)
+def test_i2_such_a_row_may_be_taken_over_and_is_settled_once(name: str) -> None:
+    with staged(MORE[name], lapse=True) as stage:
+        count = stage.sample(100, seconds=2 * SECONDS)
+    assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
+
+
+@pytest.mark.parametrize("name", BEATING)
+def test_i2_two_heartbeats_at_any_step_cost_such_a_row_nothing(name: str) -> None:
+    with staged(MORE[name], copies=1, hearts=1, beats=2) as stage:
+        assert len(stage.explore(seconds=SECONDS).outcomes) == 1
+
+
+@pytest.mark.parametrize("name", ["transactional_edited", "claim_edited", "lease_edited"])
+def test_i2_an_edit_at_any_step_of_a_copy_is_handled(name: str) -> None:
+    with staged(MORE[name], copies=1, edited=True) as stage:
+        count = stage.explore()
+    assert count.whole
+    assert count.schedules >= 5
