@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
 from tests.crash import trace
 from tests.crash.audit import effect
-from tests.models import Depot, Errand, Parcel
+from tests.models import Depot, Errand, Express, Parcel
 from tests.warehouse.processors import wait_at_gate
 
 # What an errand's place makes its handler do.
-PLAIN, FAILS, KILLS, WAITS, HANGS = range(5)
+PLAIN, FAILS, KILLS, WAITS, HANGS, EXITS, QUITS = range(7)
+QUIT = 70  # exit code of a process that a handler ends
 HANGS_FOR = 60.0  # seconds; it is killed long before
 
 # At once again, so that the next copy shows what the one before has left.
@@ -32,23 +35,33 @@ def spanning() -> QuerySet[Errand]:
     return pending().filter(Q(place__in=Depot.objects.filter(open=True).values("parcels__weight")))
 
 
-def act(row: Errand) -> None:
+def two_tables() -> QuerySet[Express]:
+    """Ask for flags in the parent's table; the lease and the attempts are in the row's own."""
+    return Express.objects.filter(done=False, dead=False, claimed=False)
+
+
+def act(row: Errand | Express) -> None:
     """Do what cannot be taken back, and then what the row's place says."""
+    place = row.place if isinstance(row, Errand) else int(row.result or PLAIN)
     trace.note("before the effect", row.pk)
     effect(row.pk)
     trace.note("after the effect", row.pk)
-    if row.place == KILLS:
+    if place == KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
-    if row.place == WAITS:
+    if place == QUITS:
+        os._exit(QUIT)
+    if place == EXITS:
+        sys.exit(QUIT)
+    if place == WAITS:
         wait_at_gate()
-    if row.place == HANGS:
+    if place == HANGS:
         time.sleep(HANGS_FOR)
         raise TimeoutError("nobody killed it")
-    if row.place == FAILS:
+    if place == FAILS:
         raise ValueError("nobody at home")
 
 
-def act_here_too(row: Errand) -> None:
+def act_here_too(row: Errand | Express) -> None:
     """Do work in the database as well: in the transaction of the row, if it has one."""
     Parcel(note=str(row.pk)).save(using=row._state.db)
     act(row)
@@ -147,3 +160,49 @@ def lease_batch(row: Errand) -> None:
 @batch_processor(**{**leased, "lease": Lease(1)})
 def short_lease(row: Errand) -> None:
     act(row)
+
+
+@batch_processor(**{**plain, "pending": two_tables})
+def transactional_two_tables(row: Express) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**{**plain, **again, "pending": two_tables})
+def transactional_two_tables_retry(row: Express) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**{**claimed, "pending": two_tables})
+def claim_two_tables(row: Express) -> None:
+    act(row)
+
+
+@batch_processor(**{**claimed, **again, "pending": two_tables})
+def claim_two_tables_retry(row: Express) -> None:
+    act(row)
+
+
+@batch_processor(**{**leased, "pending": two_tables})
+def lease_two_tables(row: Express) -> None:
+    act(row)
+
+
+@batch_processor(**leased)
+def lease_saving(row: Errand) -> None:
+    row.result = "saved"
+    row.save()
+    act(row)
+
+
+@batch_processor(**leased)
+def lease_locking(row: Errand) -> None:
+    with transaction.atomic(using=row._state.db):
+        [_] = Errand.objects.using(row._state.db).filter(pk=row.pk).select_for_update()
+        act(row)
+
+
+@batch_processor(**claimed)
+def claim_locking(row: Errand) -> None:
+    with transaction.atomic(using=row._state.db):
+        [_] = Errand.objects.using(row._state.db).filter(pk=row.pk).select_for_update()
+        act(row)

@@ -11,34 +11,58 @@ from typing import Any
 
 from django.db import transaction
 
-from dcl_processor import Report
+from dcl_processor import BatchProcessor, Report
 from dcl_processor.clock import DatabaseNow
 from tests.crash.processors import FAILS, PLAIN
-from tests.models import Depot, Errand, Parcel
+from tests.models import Depot, Errand, Express, Parcel
 
 # Numbers that nothing else in a statement has.
 FIRST, SECOND, THIRD = ROWS = (7_000_001, 7_000_002, 7_000_003)
 
 
 @transaction.atomic
-def fresh(*pks: int, fails: int | None = None) -> None:
-    """Have these errands, and none that were there before, nor a note of them."""
+def fresh(*pks: int, fails: int | None = None, of: BatchProcessor[Any] | None = None) -> None:
+    """Have these errands, and none that were there before, nor a note of them.
+
+    ``of``: the processor whose rows they are, if these are no errands.
+    """
     for note in Path(tempfile.gettempdir()).glob("dcl_processor-*/*"):
         note.unlink()
-    Errand.objects.all().delete()
+    for table in (Errand, Express):
+        table.objects.all().delete()
     Parcel.objects.all().delete()
     Depot.objects.all().delete()
     # What the spanning questions ask for.
     depot = Depot.objects.create()
     Parcel.objects.bulk_create(Parcel(depot=depot, weight=place) for place in (PLAIN, FAILS))
-    Errand.objects.bulk_create(Errand(pk=pk, place=FAILS if pk == fails else PLAIN) for pk in pks)
+    places = {pk: FAILS if pk == fails else PLAIN for pk in pks}
+    if of is None or of.pending().model is Errand:
+        Errand.objects.bulk_create(Errand(pk=pk, place=place) for pk, place in places.items())
+        return
+    for pk, place in places.items():
+        Express.objects.create(pk=pk, result=place)
 
 
-def rows() -> dict[int, Errand]:
-    return Errand.objects.in_bulk()
+def rows() -> dict[int, Any]:
+    """Return errands, or expresses: there are those of one table, or of the two of a family."""
+    return {**Errand.objects.in_bulk(), **Express.objects.in_bulk()}
 
 
-def those(condition: Callable[[Errand], Any]) -> set[int]:
+def state(row: Any) -> str:
+    """Name the state that the row is in, by the table of crashes."""
+    states = {
+        "pending": (False, False, False, False),
+        "done": (True, False, False, False),
+        "in doubt": (False, True, True, False),
+        "leased": (False, False, False, True),
+    }
+    columns = (row.done, row.claimed, row.claimed_at is not None, row.leased_until is not None)
+    [name] = [name for name, expected in states.items() if expected == columns] or [""]
+    assert name, f"row {row.pk} is neither pending nor done nor in doubt nor leased: {columns}"
+    return name
+
+
+def those(condition: Callable[[Any], Any]) -> set[int]:
     return {pk for pk, row in rows().items() if condition(row)}
 
 
@@ -60,5 +84,6 @@ def work() -> Counter[int]:
 
 def time_passes() -> None:
     """Put every lease back by more than it lasts."""
-    leased = Errand.objects.filter(leased_until__isnull=False)
-    leased.update(leased_until=DatabaseNow() - timedelta(seconds=1))
+    for table in (Errand, Express):
+        leased = table.objects.filter(leased_until__isnull=False)
+        leased.update(leased_until=DatabaseNow() - timedelta(seconds=1))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
+from django.db.models import QuerySet
 
+from dcl_processor import BatchProcessor
 from tests.crash import processors, victims
 from tests.crash.audit import effects
-from tests.crash.processors import HANGS, KILLS, PLAIN
+from tests.crash.processors import EXITS, FAILS, HANGS, KILLS, PLAIN, QUIT, QUITS
 from tests.crash.rows import (
     FIRST,
     ROWS,
@@ -20,10 +23,12 @@ from tests.crash.rows import (
     figures,
     fresh,
     rows,
+    state,
     those,
     time_passes,
+    work,
 )
-from tests.models import Errand
+from tests.models import Errand, Express
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,6 +39,13 @@ PAUSE = 0.05  # seconds between two starts
 
 def set_place(pk: int, place: int) -> None:
     Errand.objects.filter(pk=pk).update(place=place)
+    Express.objects.filter(pk=pk).update(result=place)
+
+
+def table_of(processor: BatchProcessor[Any]) -> QuerySet[Any]:
+    """Return all rows; a handler may have saved over what its row says."""
+    table: QuerySet[Any] = processor.pending().model.objects.all()
+    return table
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +71,101 @@ def test_at_least_once_it_is_given_up_on_and_all_others_get_done(audit: str) -> 
     assert figures(processors.short_lease()) == {}
 
 
-def test_transactional_it_kills_every_run_after_the_others_are_done(audit: str) -> None:
+FATAL = pytest.mark.parametrize(
+    ("place", "ended"), [(KILLS, KILLED), (QUITS, QUIT)], ids=["killed", "os._exit"]
+)
+POISONED = ["transactional_retry", "transactional_retry_batch", "transactional_two_tables_retry"]
+
+
+@FATAL
+@pytest.mark.parametrize("name", POISONED)
+def test_transactional_it_kills_every_run_after_the_others_are_done(
+    audit: str, name: str, place: int, ended: int
+) -> None:
     """Nothing can count a kill that is rolled back; the note of the row puts it last."""
-    set_place(SECOND, KILLS)
-    for done in ({FIRST}, {FIRST, THIRD}, {FIRST, THIRD}):
-        code, *_ = victims.run("transactional_retry", audit)
-        assert code == KILLED
+    processor = getattr(processors, name)
+    fresh(*ROWS, of=processor)
+    set_place(SECOND, place)
+    # A batch is rolled back as a whole, and it is not known which of its rows were handled.
+    first = set() if "batch" in name else {FIRST}
+    for done in (first, {FIRST, THIRD}, {FIRST, THIRD}):
+        code, *_ = victims.run(name, audit)
+        assert code == ended
         assert those(lambda row: row.done) == done
     assert those(lambda row: row.attempts) == set()
-    assert effects() == Counter({FIRST: 1, SECOND: 3, THIRD: 1})
+    assert work() == Counter([FIRST, THIRD])
+    assert effects() == Counter({FIRST: 2 - len(first), SECOND: 3, THIRD: 1})
+
+    set_place(SECOND, PLAIN)
+    code, _, report = victims.run(name, audit)
+    assert (code, report and figures(report)) == (0, counts(processed=1))
+    assert those(lambda row: row.done) == set(ROWS)
+    assert work() == Counter(ROWS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("transactional_retry", "transactional_retry_batch", "transactional_two_tables_retry"),
+        *("claim_retry", "claim_two_tables_retry", "lease", "lease_batch", "lease_two_tables"),
+    ],
+)
+def test_a_handler_that_exits_fails_its_row_and_ends_nothing(audit: str, name: str) -> None:
+    processor = getattr(processors, name)
+    fresh(*ROWS, of=processor)
+    set_place(FIRST, EXITS)
+    code, _, report = victims.run(name, audit)
+    assert (code, report and figures(report)) == (0, counts(processed=2, failed=1))
+    assert those(lambda row: row.done) == {SECOND, THIRD}
+    assert {pk: state(row) for pk, row in rows().items()} == {
+        **dict.fromkeys((SECOND, THIRD), "done"),
+        FIRST: "pending",
+    }
+    assert rows()[FIRST].attempts == 1
+    assert f"SystemExit({QUIT})" in rows()[FIRST].last_error
+    assert effects() == Counter(ROWS)
+
+
+LIVES = 4  # more than a row has attempts
+
+
+@pytest.mark.parametrize("name", ["lease", "lease_two_tables", "lease_saving"])
+def test_a_row_that_is_pending_again_has_all_its_attempts_again(audit: str, name: str) -> None:
+    """In each of its lives one process dies of it, and the next one handles it."""
+    processor = getattr(processors, name)
+    fresh(FIRST, of=processor)
+    for life in range(1, LIVES + 1):
+        set_place(FIRST, KILLS)
+        assert victims.run(name, audit)[0] == KILLED
+        assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("leased", 1)
+        time_passes()
+        set_place(FIRST, PLAIN)
+        assert figures(processor()) == counts(processed=1)
+        assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("done", 0)
+        assert effects() == Counter({FIRST: 2 * life})
+        table_of(processor).update(done=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["transactional_retry", "claim_retry", "lease", "lease_two_tables"]
+)
+def test_a_row_that_is_pending_again_forgets_the_failures_of_its_last_life(
+    audit: str, name: str
+) -> None:
+    processor = getattr(processors, name)
+    fresh(FIRST, of=processor)
+    for life in range(1, LIVES + 1):
+        set_place(FIRST, FAILS)
+        for attempt in (1, 2):
+            assert figures(processor()) == counts(failed=1)
+            assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("pending", attempt)
+        set_place(FIRST, PLAIN)
+        code, _, report = victims.run(name, audit)
+        assert (code, report and figures(report)) == (0, counts(processed=1))
+        row = rows()[FIRST]
+        assert (state(row), row.attempts, row.last_error) == ("done", 0, "")
+        assert effects() == Counter({FIRST: 3 * life})
+        table_of(processor).update(done=False)
 
 
 def test_at_most_once_it_kills_one_run_and_is_in_doubt(audit: str) -> None:

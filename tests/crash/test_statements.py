@@ -11,10 +11,11 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dcl_processor import BatchProcessor
+from dcl_processor import BatchProcessor, Delivery
 from tests.crash import processors, tally, victims
 from tests.crash.audit import effects
 from tests.crash.left import KEPT, Left, rows_of
@@ -24,19 +25,19 @@ from tests.crash.rows import (
     figures,
     fresh,
     rows,
+    state,
     those,
     time_passes,
     work,
 )
 from tests.crash.trace import Boundary
-from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Boundary]:
     """Run undisturbed, and return what is passed."""
-    fresh(*rows_of(name), fails=fails)
+    fresh(*rows_of(name), fails=fails, of=getattr(processors, name))
     Path(audit).write_text("")
     code, boundaries, report = victims.run(name, audit, rows_of(name))
     assert code == 0
@@ -47,10 +48,22 @@ def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Bound
     return boundaries
 
 
+#: The states that a row may be left in.
+ALLOWED = {
+    Delivery.TRANSACTIONAL: {"pending", "done"},
+    Delivery.AT_MOST_ONCE: {"pending", "done", "in doubt"},
+    Delivery.AT_LEAST_ONCE: {"pending", "done", "leased"},
+}
+
+
+def states() -> set[str]:
+    return set(map(state, rows().values()))
+
+
 def kill_at_each(
     name: str,
     audit: str,
-    check: Callable[[BatchProcessor[Errand], Left], None],
+    check: Callable[[BatchProcessor[Any], Left], None],
     fails: int | None = None,
 ) -> None:
     """Kill the named processor at each of its boundaries, and check what is left."""
@@ -58,7 +71,7 @@ def kill_at_each(
     for number, boundary in enumerate(boundaries):
         if number and boundary.name.startswith("before") and boundary.name not in KEPT:
             continue
-        fresh(*rows_of(name), fails=fails)
+        fresh(*rows_of(name), fails=fails, of=getattr(processors, name))
         Path(audit).write_text("")
         code, *_ = victims.run(name, audit, rows_of(name), (number, boundary.name))
         tally.processes_killed += 1
@@ -66,6 +79,7 @@ def kill_at_each(
             assert code == -signal.SIGKILL
             left = Left.behind(rows_of(name), boundaries[: number + 1])
             assert effects() == left.effects
+            assert states() <= ALLOWED[getattr(processors, name).delivery]
             check(getattr(processors, name), left)
         except AssertionError as error:
             error.add_note(f"killed at {number} of {len(boundaries)}: {boundary.name}")
@@ -98,7 +112,14 @@ def test_the_boundaries_of_the_table_are_among_those_that_are_tried(
 # --- TRANSACTIONAL
 
 
-TRANSACTIONAL = ["transactional", "transactional_spanning", "transactional_batch"]
+TRANSACTIONAL = [
+    *("transactional", "transactional_spanning", "transactional_batch"),
+    "transactional_two_tables",
+]
+RETRYING = [
+    *("transactional_retry", "transactional_retry_batch"),
+    "transactional_two_tables_retry",
+]
 
 
 @pytest.mark.parametrize("name", TRANSACTIONAL)
@@ -107,7 +128,7 @@ def test_i9_transactional_work_in_the_database_happens_exactly_once(
 ) -> None:
     """An effect outside it is repeated if the process died between it and the commit."""
 
-    def check(processor: BatchProcessor[Errand], left: Left) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
         assert those(lambda row: row.done) == left.settled
         assert work() == Counter(left.settled)
         rest = left.rows - left.settled
@@ -119,11 +140,11 @@ def test_i9_transactional_work_in_the_database_happens_exactly_once(
     kill_at_each(name, audit, check)
 
 
-@pytest.mark.parametrize("name", ["transactional_retry", "transactional_retry_batch"])
+@pytest.mark.parametrize("name", RETRYING)
 def test_i9_transactional_a_kill_is_no_attempt_and_a_failure_is_one(
     nursery: None, audit: str, name: str
 ) -> None:
-    def check(processor: BatchProcessor[Errand], left: Left) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
         attempts = 1 if FIRST in left.settled else 0
         good = left.rows - {FIRST}
         assert those(lambda row: row.done) == left.settled & good
@@ -148,7 +169,7 @@ def test_i9_transactional_a_kill_is_no_attempt_and_a_failure_is_one(
 def test_i9_at_most_once_without_claim_what_was_flipped_is_never_handled_again(
     nursery: None, audit: str, name: str
 ) -> None:
-    def check(processor: BatchProcessor[Errand], left: Left) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
         assert those(lambda row: row.done) == left.claimed
         rest = left.rows - left.claimed
         assert figures(processor()) == counts(processed=len(rest))
@@ -159,7 +180,7 @@ def test_i9_at_most_once_without_claim_what_was_flipped_is_never_handled_again(
     kill_at_each(name, audit, check)
 
 
-def check_doubt(processor: BatchProcessor[Errand], left: Left) -> set[int]:
+def check_doubt(processor: BatchProcessor[Any], left: Left) -> set[int]:
     """Check that what is claimed and not settled is in doubt, and all that is; return it."""
     doubtful = left.claimed - left.settled
     assert those(lambda row: row.claimed) == doubtful
@@ -169,11 +190,14 @@ def check_doubt(processor: BatchProcessor[Errand], left: Left) -> set[int]:
     return doubtful
 
 
-@pytest.mark.parametrize("name", ["claim", "claim_spanning", "claim_batch"])
+CLAIMING = ["claim", "claim_spanning", "claim_batch", "claim_two_tables", "claim_locking"]
+
+
+@pytest.mark.parametrize("name", CLAIMING)
 def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
     nursery: None, audit: str, name: str
 ) -> None:
-    def check(processor: BatchProcessor[Errand], left: Left) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
         assert those(lambda row: row.done) == left.settled
         doubtful = check_doubt(processor, left)
         rest = left.rows - left.claimed
@@ -184,7 +208,8 @@ def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
 
         # A person who knows what has happened: each row is done once, and none is left.
         happened = doubtful & left.effects.keys()
-        assert processor.mark_done(Errand.objects.filter(pk__in=happened)) == len(happened)
+        table = processor.pending().model.objects
+        assert processor.mark_done(table.filter(pk__in=happened)) == len(happened)
         assert processor.requeue(processor.in_doubt(older_than=0)) == len(doubtful - happened)
         assert figures(processor()) == counts(processed=len(doubtful - happened))
         assert those(lambda row: row.done and not row.claimed) == left.rows
@@ -193,10 +218,11 @@ def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
     kill_at_each(name, audit, check)
 
 
+@pytest.mark.parametrize("name", ["claim_retry", "claim_two_tables_retry"])
 def test_i9_at_most_once_only_a_failure_that_is_known_is_tried_again(
-    nursery: None, audit: str
+    nursery: None, audit: str, name: str
 ) -> None:
-    def check(processor: BatchProcessor[Errand], left: Left) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
         doubtful = check_doubt(processor, left)
         known = {FIRST} & left.settled
         assert those(lambda row: row.attempts) == known
@@ -208,17 +234,23 @@ def test_i9_at_most_once_only_a_failure_that_is_known_is_tried_again(
         assert effects() == left.effects + Counter(rest | tried)
         assert rows()[FIRST].attempts == len(known) + len(tried)
 
-    kill_at_each("claim_retry", audit, check, fails=FIRST)
+    kill_at_each(name, audit, check, fails=FIRST)
 
 
 # --- AT_LEAST_ONCE
 
 
-@pytest.mark.parametrize("name", ["lease", "lease_spanning", "lease_batch"])
+LEASING = [
+    *("lease", "lease_spanning", "lease_batch"),
+    *("lease_two_tables", "lease_saving", "lease_locking"),
+]
+
+
+@pytest.mark.parametrize("name", LEASING)
 def test_i9_at_least_once_another_copy_takes_over_when_the_lease_has_lapsed(
     nursery: None, audit: str, name: str
 ) -> None:
-    def check(processor: BatchProcessor[Errand], left: Left) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
         held = left.claimed - left.settled
         assert those(lambda row: row.done) == left.settled
         assert those(lambda row: row.leased_until) == held
@@ -238,10 +270,11 @@ def test_i9_at_least_once_another_copy_takes_over_when_the_lease_has_lapsed(
     kill_at_each(name, audit, check)
 
 
+@pytest.mark.parametrize("name", ["lease", "lease_two_tables"])
 def test_i9_at_least_once_a_kill_is_an_attempt_and_so_is_a_failure(
-    nursery: None, audit: str
+    nursery: None, audit: str, name: str
 ) -> None:
-    def check(processor: BatchProcessor[Errand], left: Left) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
         held = left.claimed - left.settled
         assert those(lambda row: row.attempts == 1) == held | (left.claimed & {FIRST})
         assert those(lambda row: row.leased_until) == held
@@ -256,4 +289,4 @@ def test_i9_at_least_once_a_kill_is_an_attempt_and_so_is_a_failure(
         assert (failed.dead, failed.leased_until) == (False, None)
         assert failed.last_error == "ValueError: nobody at home"
 
-    kill_at_each("lease", audit, check, fails=FIRST)
+    kill_at_each(name, audit, check, fails=FIRST)

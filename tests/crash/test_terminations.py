@@ -32,7 +32,7 @@ HANDLERS_OWN = "after INSERT INTO tests_parcel"
 
 def run(name: str, audit: str, at: tuple[int, str] | None = None) -> tuple[Trace, Report]:
     """Run on the alias "other", whose session ends at this boundary."""
-    fresh(*rows_of(name))
+    fresh(*rows_of(name), of=getattr(processors, name))
     Path(audit).write_text("")
     connections["other"].close()
     trace.current = Trace(rows_of(name), at, end=lambda: end_session_of("other"), using="other")
@@ -81,7 +81,13 @@ def endings(name: str, audit: str) -> Iterator[Ended]:
             raise
 
 
-@pytest.mark.parametrize("name", ["transactional", "transactional_spanning", "transactional_batch"])
+TRANSACTIONAL = [
+    *("transactional", "transactional_spanning", "transactional_batch"),
+    "transactional_two_tables",
+]
+
+
+@pytest.mark.parametrize("name", TRANSACTIONAL)
 def test_i9_transactional_only_what_was_not_committed_is_done_again(audit: str, name: str) -> None:
     for ended in endings(name, audit):
         left = ended.left
@@ -96,6 +102,7 @@ def test_i9_transactional_only_what_was_not_committed_is_done_again(audit: str, 
 OUTSIDE = [
     *("at_most_once", "at_most_once_batch", "claim", "claim_spanning", "claim_batch"),
     *("lease", "lease_spanning", "lease_batch"),
+    *("claim_two_tables", "lease_two_tables", "lease_saving"),
 ]
 
 
