@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
 from django.db.models import F
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -202,3 +202,43 @@ def test_an_unhashable_callable_is_called_for_each_row() -> None:
     report = in_batches(lambda row: None, done={"sent": True, "note": Stamp(7)}, batch_size=2)()
     assert (report.processed, report.failed) == (4, 0)
     assert set(Parcel.objects.values_list("note", flat=True)) == {"stamp 7"}
+
+
+# A trigger that drops the flip of one row without an error. MariaDB's cannot.
+DROPS: dict[str, tuple[list[str], list[str]]] = {
+    "postgresql": (
+        [
+            """CREATE FUNCTION tests_drop() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN IF OLD.priority = 1 THEN RETURN NULL; END IF; RETURN NEW; END $$""",
+            """CREATE TRIGGER tests_drop BEFORE UPDATE ON tests_parcel
+            FOR EACH ROW EXECUTE FUNCTION tests_drop()""",
+        ],
+        ["DROP TRIGGER tests_drop ON tests_parcel", "DROP FUNCTION tests_drop"],
+    ),
+    "sqlite": (
+        [
+            """CREATE TRIGGER tests_drop BEFORE UPDATE ON tests_parcel WHEN OLD.priority = 1
+            BEGIN SELECT RAISE(IGNORE); END""",
+        ],
+        ["DROP TRIGGER tests_drop"],
+    ),
+}
+
+if connection.vendor in DROPS:
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    def test_a_flip_that_a_trigger_drops_fails_its_row(batch_size: int) -> None:
+        parcels(3)
+        makes, removes = DROPS[connection.vendor]
+        with connection.cursor() as cursor:
+            for sql in makes:
+                cursor.execute(sql)
+        try:
+            report = in_batches(lambda row: None, batch_size=batch_size)()
+        finally:
+            with connection.cursor() as cursor:
+                for sql in removes:
+                    cursor.execute(sql)
+        assert (report.processed, report.failed) == (2, 1)
+        assert "look for a trigger" in str(report.failures[0].error)
+        assert sent() == [0, 2]
