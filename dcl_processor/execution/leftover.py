@@ -68,6 +68,9 @@ class Leftover:
         try:
             connection.connection.rollback()
             connection.set_autocommit(True)
+            if in_transaction(connection):
+                # psycopg2 rolls back what it has begun itself, and nothing else.
+                connection.close()
         except (Error, connection.Database.Error):
             connection.close()
         return True

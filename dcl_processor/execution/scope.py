@@ -42,16 +42,19 @@ class RowScope:
     def __enter__(self) -> Self:
         if not self._shared:
             return self
-        self._sending = Sending(self._connection, self._before_sending)
-        self._changes = changes(self._connection)
-        if not self._sending.is_seen and self._connection.vendor != "sqlite":
-            self._begin()
-        else:
+        connection = self._connection
+        self._sending = Sending(connection, self._before_sending)
+        if self._sending.is_seen:
             self._sending.start()
-            # Where cursors are made: cursor.copy() and the like go past the wrappers. And where
-            # statements are executed: a cursor may be older than the row.
-            self._connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
-            self._connection.execute_wrappers.append(self._first_statement)
+        elif connection.vendor == "sqlite":
+            self._changes = changes(connection)
+            # A cursor may be older than the row.
+            connection.execute_wrappers.append(self._first_statement)
+        else:
+            self._begin()
+            return self
+        # Where cursors are made, so that the savepoint is among Django's statements if it can be.
+        connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
         return self
 
     def __exit__(
@@ -82,7 +85,7 @@ class RowScope:
         if not self._shared:
             self._connection.set_rollback(True)
             return
-        if not self._open and changes(self._connection) != self._changes:
+        if not self._open and self._changes != changes(self._connection):
             raise UnseenWork
         # Whoever asked for a rollback gets it: of the row.
         self._connection.set_rollback(False)

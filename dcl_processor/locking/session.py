@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 _IDLE = 0  # libpq's PQTRANS_IDLE
@@ -36,10 +37,13 @@ class Sending:
     place through which everything goes.
     """
 
+    __slots__ = ("_call", "_driver", "_name", "is_seen")
+
     def __init__(self, connection: Any, call: Callable[[], None]) -> None:
         self._driver = connection.connection
         self._call = call
-        self._name = _place(connection.vendor, self._driver)
+        kind: Any = type(self._driver)
+        self._name = _place(connection.vendor, kind)
         self.is_seen = self._name is not None
 
     def start(self) -> None:
@@ -60,10 +64,11 @@ class Sending:
         return getattr(self._driver, self._name)(*args, **kwargs)
 
 
-def _place(vendor: str, driver: Any) -> str | None:
+@cache
+def _place(vendor: str, driver: type) -> str | None:
     """Return the method through which a driver sends everything, if it is written in Python."""
     name = {"postgresql": "wait", "mysql": "query"}.get(vendor)
-    return name if name and hasattr(driver, "__dict__") and hasattr(driver, name) else None
+    return name if name and driver.__dictoffset__ and hasattr(driver, name) else None
 
 
 def changes(connection: Any) -> int:

@@ -23,6 +23,7 @@ def execute(sql: str) -> None:
 
 
 def begin_past_django() -> None:
+    connection.ensure_connection()
     connection.connection.cursor().execute("BEGIN")
 
 
