@@ -70,7 +70,7 @@ def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Val
         if not processor._has_fixed_flip:
             raise InvalidOption(
                 f"{processor.name}: expected mark_done(rows, values={{…}}) to say what is written "
-                "to rows whose done=… depends on the handler's result, got no values."
+                "where done=… is no plain mapping, got no values."
             )
         return processor.done or {}
     if not isinstance(values, Mapping) or not values:
