@@ -24,6 +24,7 @@ from tests.models import (
     Trailer,
     Truck,
     Vehicle,
+    Visit,
     Watched,
     WatchedChild,
 )
@@ -57,6 +58,14 @@ def test_the_lock_statement_of_a_spanning_question_reads_one_table_and_keys_alon
     assert all("JOIN" not in sql and "inspected" not in sql and "FOR " in sql for sql in locks)
     assert "JOIN" in question
     assert "FOR NO KEY" not in question
+
+
+def test_the_models_own_order_is_no_part_of_the_lock() -> None:
+    """It joins a table here, whose rows MariaDB would lock as well."""
+    row = Visit.objects.create(depot=Depot.objects.create())
+    lock, question = statements(Visit.objects.filter(depot__open=True), row.pk)
+    assert "JOIN" not in lock
+    assert "JOIN" in question
 
 
 def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:

@@ -96,6 +96,8 @@ def test_an_expression_has_a_statement_of_its_own() -> None:
     write(question, row, tries=F("tries") + 10, sent_at=sent, note="")
     assert row.tries == 13
     assert len(kept(question)) == 2
+    write(question, row, tries=F("tries") - 10, sent_at=sent, note="")
+    assert row.tries == 3
 
 
 def test_usual_flips_share_a_statement_although_each_is_made_for_its_row() -> None:
@@ -142,11 +144,12 @@ def results(number: int, **options: Any) -> list[str]:
     return list(Errand.objects.order_by("place").values_list("result", flat=True))
 
 
+@pytest.mark.parametrize("value", [Numbered(), Coalesce(Numbered(), Value(""))], ids=repr)
 @each_delivery
 def test_parameters_are_made_for_each_row_that_are_made_when_compiled(
-    options: dict[str, Any],
+    options: dict[str, Any], value: Any
 ) -> None:
-    written = results(6, done={"done": True, "result": Numbered()}, **options)
+    written = results(6, done={"done": True, "result": value}, **options)
     assert len(set(written)) == 6
 
 

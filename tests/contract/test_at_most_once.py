@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Discard, Report, Snooze
-from dcl_processor.exceptions import StillPending
+from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract import errands as the
 from tests.contract.gate import HAS_GATE, other_than, run_and_meanwhile
 from tests.contract.heartbeat import until
@@ -348,6 +348,16 @@ def test_a_flip_that_takes_the_claim_back_is_found_before_any_handler() -> None:
     assert calls == []
     assert the.untouched(row)
     assert Errand.objects.get().place == 0
+
+
+def test_a_reset_that_does_not_put_the_row_back_is_found_before_any_handler() -> None:
+    [row] = the.errands(1)
+    calls: list[int] = []
+    run = the.at_most_once(lambda row: calls.append(row.pk), reset={"result": ""})
+    with pytest.raises(InvalidDone, match=f"back into pending, got row {row.pk} not pending after"):
+        run()
+    assert calls == []
+    assert the.untouched(row)
 
 
 def test_a_row_that_its_handler_deletes_is_processed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -42,17 +43,22 @@ def test_one_flip_statement_is_sent_for_each_set_of_values() -> None:
     assert list(rows.values_list("weight", flat=True)) == [0, *[1, 2, 0] * 3]
 
 
-def test_values_that_python_calls_equal_and_the_column_does_not_are_told_apart() -> None:
+@pytest.mark.parametrize(
+    ("one", "other"), [(True, 1), (0.0, -0.0), (Decimal("1.0"), Decimal("1.00"))]
+)
+def test_values_that_python_calls_equal_and_the_column_does_not_are_told_apart(
+    one: Any, other: Any
+) -> None:
     parcels(3)
-    values = ["alone", True, 1]
+    values = ["alone", one, other]
 
     def done(row: Parcel, result: Any) -> dict[str, Any]:
         return {"sent": True, "note": values[row.priority]}
 
     assert in_batches(lambda row: None, done=done)().processed == 3
     notes = Parcel.objects.order_by("priority").values_list("note", flat=True)
-    assert notes[2] == "1"
-    assert notes[1] in {"True", "true", "1"}
+    assert notes[2] == str(other)
+    assert notes[1] in {str(one), "true", "1"}
 
 
 def test_a_callable_gives_each_row_a_value_of_its_own_and_a_clock_one_to_all() -> None:

@@ -160,6 +160,7 @@ def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
     parcels(8)
 
     def handle(row: Parcel) -> None:
+        assert Parcel.objects.count() < 100
         Parcel.objects.create(priority=row.priority + 100)
         Parcel.objects.create(priority=row.priority + 200)
 

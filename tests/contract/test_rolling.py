@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -226,3 +227,24 @@ def test_a_worn_resource_is_closed_when_nobody_has_it_any_more(make: Make) -> No
     assert given == {0: "shop 1", 1: "shop 1", **dict.fromkeys(range(2, 12), "shop 2")}
     assert sorted(shop.closed) == ["shop 1", "shop 2"]
     assert shop.in_use_when_closed == [0, 0]
+
+
+class Result:
+    """What a handler returned, which can be seen to be forgotten."""
+
+
+@each_delivery
+def test_i8_what_a_handler_returned_is_forgotten_once_its_row_is_settled(make: Make) -> None:
+    the.errands(40)
+    kept: weakref.WeakSet[Result] = weakref.WeakSet()
+    most: list[int] = []
+
+    async def handle(row: Errand) -> Result:
+        most.append(len(kept))
+        result = Result()
+        kept.add(result)
+        return result
+
+    report = make(handle, batch_size=2).run(concurrency=2)
+    assert (report.processed, report.failed) == (40, 0)
+    assert max(most) <= 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from tests.contract.batches import (
     in_batches,
@@ -99,3 +99,47 @@ def test_failures_in_a_row_are_counted_across_batches_and_a_success_ends_the_cou
 
     report = in_batches(handle, max_consecutive_failures=4, batch_size=2)()
     assert (report.processed, report.failed, report.stopped) == (3, 8, "failures")
+
+
+class Releasing(threading.Event):
+    """Lets go of what others have locked when the run waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        connections["other"].rollback()
+        return False
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        assert self.asked < 1000, "expected the run to end, and it asks on"
+        return super().is_set()
+
+
+if connection.features.has_select_for_update:
+
+    @pytest.mark.parametrize("limit", [None, 1])
+    def test_what_ends_a_later_pass_leaves_the_rows_behind_as_they_were(limit: int | None) -> None:
+        parcels(3)
+        stop = Releasing()
+        calls: list[int] = []
+
+        def handle(row: Parcel) -> None:
+            calls.append(row.priority)
+            if limit is None:
+                stop.set()
+
+        connections["other"].set_autocommit(False)
+        try:
+            rows = Parcel.objects.using("other").select_for_update()
+            for row in Parcel.objects.order_by("pk"):
+                rows.get(pk=row.pk)  # one by one: a range would lock what is between on MariaDB
+            report = in_batches(handle, batch_size=1)(stop=stop, limit=limit)
+        finally:
+            connections["other"].rollback()
+            connections["other"].set_autocommit(True)
+        assert (report.processed, report.skipped, report.passes) == (1, 2, 2)
+        assert report.stopped == ("signal" if limit is None else "limit")
+        assert calls == sent() == [0]

@@ -268,3 +268,29 @@ def test_each_result_of_its_own_is_asked_for_once(make: Make) -> None:
     assert sorted(asked) == [row.pk for row in rows]
     said = [the.state(row)["result"] for row in rows]
     assert said == ["first 0", "together 1", "together 2", "together 3"]
+
+
+def test_rows_that_were_flipped_before_the_work_are_not_written_to_after_it() -> None:
+    number = 20
+    the.errands(number)
+    all_begun = asyncio.Event()
+    begun: list[int] = []
+    written: list[str] = []
+
+    async def handle(row: Errand) -> None:
+        begun.append(row.place)
+        if len(begun) == number:
+            all_begun.set()
+        async with asyncio.timeout(the.PATIENCE):
+            await all_begun.wait()
+
+    def watch(execute: Any, sql: str, *args: Any) -> Any:
+        if begun and sql.startswith("UPDATE"):
+            written.append(sql)
+        return execute(sql, *args)
+
+    process = the.at_most_once(handle, claim=None, claimed_at=None, batch_size=number)
+    with connection.execute_wrapper(watch):
+        report = process(concurrency=number)
+    assert (report.processed, report.failed) == (number, 0)
+    assert written == []
