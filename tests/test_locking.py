@@ -177,6 +177,18 @@ def test_deferral_select_related_and_annotations_are_the_querysets() -> None:
     assert not queries
 
 
+def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
+    rows = [Parcel.objects.create() for _ in range(3)]
+    scans = [Scan.objects.create(parcel=row) for row in rows]
+    asked = pending.ask(Parcel.objects.filter(sent=False).prefetch_related("scans"), label="test")
+    for row, scan in zip(rows, scans, strict=True):
+        with transaction.atomic():
+            [got] = claim(asked, [row.pk]).rows.values()
+        with CaptureQueriesContext(connection) as queries:
+            assert list(got.scans.all()) == [scan]
+        assert not queries
+
+
 def test_a_filtered_relation_may_annotate_the_row() -> None:
     row = Parcel.objects.create()
     Scan.objects.create(parcel=row, ok=False)

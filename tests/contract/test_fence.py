@@ -10,6 +10,7 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.models import Q, Value
 from django.db.models.functions import Repeat
+from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
@@ -222,6 +223,15 @@ def test_a_flip_whose_values_end_the_transaction_is_not_written(
     assert (report.processed, report.failed) == (2, 1)
     assert isinstance(report.failures[0].error, TransactionLost)
     assert list(Parcel.objects.filter(sent=False).values_list("priority", flat=True)) == [1]
+
+
+def test_a_transaction_that_has_an_id_needs_no_savepoint() -> None:
+    Parcel.objects.bulk_create([Parcel(), Parcel()])
+    with CaptureQueriesContext(connection) as queries:
+        assert run(work).processed == 2
+    fenced = any("dcl_fence" in query["sql"] for query in queries)
+    # To SQLite it is sent past Django's cursors.
+    assert fenced is (connection.vendor == "mysql")
 
 
 def test_the_handlers_row_shows_nothing_of_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import windows
 from dcl_processor.locking.choosing import OFFERED
+from dcl_processor.runner import passes
 from dcl_processor.runner.patience import FIRST_PATIENCE
 from tests.models import Parcel
 
@@ -159,18 +161,25 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
         real(walk, ask, tried)
         remembered.append(tried)
 
+    def spy_on_run(passes_of_run: Any) -> None:
+        under_way.append(passes_of_run._under_way)
+        real_first(passes_of_run)
+
     remembered: list[set[Any]] = []
+    under_way: list[set[Any]] = []
+    real_first = passes.Passes.first
     monkeypatch.setattr(windows.Walk, "__init__", spy)
+    monkeypatch.setattr(passes.Passes, "first", spy_on_run)
     pks = list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
 
     def handle(row: Parcel) -> None:
-        sizes.append(len(remembered[0]))
+        sizes.append(len(remembered[0]) + len(under_way[0]))
         if len(sizes) == 1 and connection.features.has_select_for_update:
             finish(pks[1])
 
     report = processor(handle)()
     assert report.processed >= 199
-    assert max(sizes) <= 3 * windows.WIDE_WINDOW
+    assert max(sizes) <= 4 * windows.WIDE_WINDOW
 
 
 if connection.features.has_select_for_update:
@@ -189,6 +198,35 @@ if connection.features.has_select_for_update:
                 report = processor(lambda row: None)(wait_for_locked=0)
         assert (report.processed, report.skipped) == (6, 24)
         assert sum("LIMIT 6" in query["sql"] for query in queries) < 24 / 2
+
+
+if connection.features.has_select_for_update:
+
+    def test_rows_that_are_under_way_are_not_looked_at_again_and_again() -> None:
+        """Other threads have them; the run's own has nothing left to hand out."""
+        pks = parcels(8)
+        looks: list[str] = []
+        calls: list[int] = []
+        many_looks = threading.Event()
+
+        def look(execute: Any, sql: str, *args: Any) -> Any:
+            if "LIMIT 6" in sql:
+                looks.append(sql)
+                if len(looks) > 30:
+                    many_looks.set()
+            return execute(sql, *args)
+
+        def handle(row: Parcel) -> None:
+            calls.append(row.pk)
+            if len(calls) == 1:
+                finish(pks[1])
+            elif len(calls) > 5:
+                many_looks.wait(1)
+
+        with connection.execute_wrapper(look):
+            report = processor(handle)(concurrency=2, wait_for_locked=0)
+        assert len(calls) == len(set(calls)) == report.processed == 7
+        assert 0 < len(looks) <= 10
 
 
 def test_a_copy_that_slept_over_its_window_soon_looks_again(
