@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from django.db.models import Q
 
 from dcl_processor import Delivery
 from dcl_processor.candidates import pending
-from dcl_processor.delivery import marking
+from dcl_processor.definition.definition import Definition
+from dcl_processor.delivery import guard, marking
 from dcl_processor.runner.run import Run
 from dcl_processor.settlement import flip
 from tests.contract.gate import HAS_GATE
@@ -73,6 +75,21 @@ def unmarked_instance(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(marking, "show", lambda row, values: None)
 
 
+def attempts_that_stay(patch: pytest.MonkeyPatch) -> None:
+    """Leave the note of earlier failures in a row that succeeded."""
+    patch.setattr(flip, "with_cleared_retry", lambda processor, values: values)
+
+
+def unlocked_settlement(patch: pytest.MonkeyPatch) -> None:
+    """Settle a row of two tables as Django does: a SELECT, and an UPDATE for each table."""
+    patch.setattr(guard, "settling", lambda *_: nullcontext())
+
+
+def lease_that_is_saved(patch: pytest.MonkeyPatch) -> None:
+    """Hand out an instance that has the lease, for a ``save()`` to write back."""
+    patch.setattr(Definition, "_renewed_columns", lambda self: [])
+
+
 ALL = tuple(Delivery)
 OUTSIDE = (Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE)
 
@@ -82,9 +99,15 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], Sequence[Delivery]] = {
     flip_by_save: (Delivery.TRANSACTIONAL,),
     forgotten_filter: (Delivery.TRANSACTIONAL,),
     unmarked_instance: OUTSIDE,
+    attempts_that_stay: ALL,
+    lease_that_is_saved: (Delivery.AT_LEAST_ONCE,),
 }
 if HAS_GATE:
     # Elsewhere a locking statement reads the newest version of what is joined as well.
     BROKEN[one_statement] = ALL
     # Few questions have such rows, so that it takes long, and no database makes a difference.
     BROKEN[one_row_for_all] = (Delivery.AT_MOST_ONCE,)
+    BROKEN[unlocked_settlement] = (Delivery.AT_LEAST_ONCE,)
+
+#: Found where handlers do more than succeed, or where a lease comes with an attempt that it counts.
+IN_TROUBLE = {attempts_that_stay, unlocked_settlement, lease_that_is_saved, unmarked_instance}

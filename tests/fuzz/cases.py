@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import QuerySet
 from hypothesis import strategies as st
 
-from dcl_processor import Delivery, Lease
+from dcl_processor import Delivery, Lease, Retry
 from tests.fuzz.flips import claim, flip, possible
-from tests.fuzz.questions import question
-from tests.fuzz.words import meaning
-from tests.fuzz.worlds import WORLDS, World
+from tests.fuzz.questions import heart, link, question
+from tests.fuzz.troubles import Touch, Trouble, troubles
+from tests.fuzz.words import meaning, mostly
+from tests.fuzz.worlds import WORKERS, WORLDS, World
 
 #: How two copies meet: side by side from a barrier on, or one wholly between the other's read and
 #: its claim, or a stranger there who changes what is beside the rows.
@@ -43,6 +44,10 @@ class Case:
     #: Which of the lock statements the meeting is at.
     at: int
     options: Mapping[str, Any]
+    #: What handlers do beside succeeding, and the texts of ``failed`` and ``reset``, if there are.
+    trouble: Trouble | None = None
+    failed: str | None = None
+    reset: str | None = None
 
     @property
     def world(self) -> World:
@@ -62,7 +67,18 @@ class Case:
         if self.claim is not None:
             options["claim"] = meaning(self.claim)
             options["claimed_at"] = CLOCK if self.timed else None
-        return options
+        return {**options, **self._troubled()}
+
+    def _troubled(self) -> dict[str, Any]:
+        if self.trouble is None:
+            return {}
+        return {
+            "failed": None if self.failed is None else meaning(self.failed),
+            "reset": None if self.reset is None else meaning(self.reset),
+            "retry": Retry(2, backoff=0) if self.trouble.retry else None,
+            # Rows that are claimed together may be settled together.
+            **({"batch_size": 3} if self.trouble.is_async else {}),
+        }
 
     def mark(self) -> dict[str, Any] | None:
         """Return what is written to a row before its handler is called; ``None``: nothing is."""
@@ -73,12 +89,16 @@ class Case:
 
     def make_rows(self) -> None:
         wanted = {self.column: meaning(self.value)}
+        if self.trouble is not None and self.world in WORKERS:
+            wanted.update(claimed=False, dead=False)
         for number, seed in enumerate(self.seeds):
             self.world.make(number, seed, wanted if seed % 4 else {})
 
     @property
     def spare(self) -> str | None:
         """A text column that neither asks nor is written: the handler may write it itself."""
+        if self.trouble is not None and self.trouble.touch == Touch.SAVE:
+            return None  # which writes back what the instance says
         for name in ("note", "plate"):
             asked = f"{self.question} {self.flip} {self.claim}"
             if name in self.world.own and name not in asked and self.column != name:
@@ -90,8 +110,73 @@ class Case:
         return QuerySet(self.world.model, using=using)
 
 
+def cases(delivery: Delivery) -> st.SearchStrategy[Case]:
+    """Return examples; in every second one the handlers do more than succeed."""
+    plain, working = plain_cases(delivery), working_cases(delivery)
+    troubled = troubled_cases(plain, delivery)
+    kinds = (plain, plain, plain, working, working, troubled)
+    return st.sampled_from(range(len(kinds))).flatmap(lambda place: kinds[place])
+
+
 @st.composite
-def cases(draw: st.DrawFn, delivery: Delivery) -> Case:
+def troubled_cases(draw: st.DrawFn, plain: st.SearchStrategy[Case], delivery: Delivery) -> Case:
+    """Return examples over any model; what is given up on is flipped like what is done."""
+    case = draw(plain)
+    # A manager that hides rows hides them from save() and refresh_from_db(), too.
+    touched = case.world.name != "Crate"
+    trouble = draw(troubles(delivery, retry=False, touched=touched))
+    failed = draw(st.sampled_from((case.flip, None)))
+    met = _met(case, trouble)
+    return replace(case, trouble=trouble, failed=failed, meeting=met, seeds=_few(case))
+
+
+@st.composite
+def working_cases(draw: st.DrawFn, delivery: Delivery) -> Case:
+    """Return examples over the models that have every column that a delivery may write."""
+    world = draw(st.sampled_from(WORKERS))
+    case = draw(plain_cases(delivery))
+    trouble = draw(troubles(delivery, retry=True, touched=True))
+    waits = ".filter(claimed=False, dead=False)"
+    asked = draw(heart(world, "done", "False")) + draw(mostly(st.just(""), link(world)))
+    marks = delivery == Delivery.AT_MOST_ONCE and (trouble.retry or draw(st.booleans()))
+    put_back = trouble.retry or draw(st.booleans())
+    return replace(
+        case,
+        source=world.source,
+        seeds=_few(case),
+        question=f"{world.source}{waits}{asked}",
+        flip=draw(st.sampled_from(DONE)),
+        column="done",
+        value="False",
+        claim="{'claimed': True}" if marks else None,
+        meeting=_met(case, trouble),
+        at=0,
+        trouble=trouble,
+        failed="{'dead': True}" if trouble.retry or draw(st.booleans()) else None,
+        reset="{'claimed': False}" if marks and put_back else None,
+    )
+
+
+#: Rows whose handlers do more than succeed, since several runs come to them.
+MOST = 4
+
+#: Flips of a row whose other flags say that it waits.
+DONE = ("{'done': True}",) * 3 + ("{'done': lambda: True}", "{'done': True, 'result': 'a'}")
+
+
+def _few(case: Case) -> Sequence[int]:
+    """Return the seeds of a few rows, all of which have the value that is asked for."""
+    return [seed if seed % 4 else seed + 1 for seed in case.seeds[:MOST]]
+
+
+def _met(case: Case, trouble: Trouble) -> str:
+    """Return how the copies meet: the gate is in one session, and no stranger comes."""
+    return RACE if trouble.is_async or case.meeting == STRANGER else case.meeting
+
+
+@st.composite
+def plain_cases(draw: st.DrawFn, delivery: Delivery) -> Case:
+    """Return examples in which every handler succeeds."""
     world = draw(st.sampled_from(WORLDS))
     column = draw(st.sampled_from([*world.own, *[next(iter(world.own))] * 3]))
     value = draw(st.sampled_from(possible(world.own[column])))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
@@ -27,14 +28,23 @@ def stale_facts(case: Case, row: Any, before: Columns | None) -> list[str]:
     # It is marked, and so not pending any more: asked as it was when it was claimed.
     marked = _marked(case)
     computed = {field.attname for field in row._meta.concrete_fields if field.generated}
-    with transaction.atomic(using=using):
-        # SQLite's lock for writing, before anything is read: one that has read is not let wait for
-        # it, and Django reads keys before it writes to the table of a parent.
-        tables.Tag.objects.using(using).filter(pk=-1).update(name="")
+    with writing(using):
         case.rows(using).filter(pk=row.pk).update(**{name: before[name] for name in marked})
         stale = _unlike_the_answer(case, row, marked | computed)
         transaction.set_rollback(True, using=using)
     return [*stale, *_unlike_the_row(case, row)]
+
+
+@contextmanager
+def writing(using: str) -> Iterator[None]:
+    """Open a transaction that is to write.
+
+    SQLite's lock for writing comes first: a transaction that has read may not wait for it, and
+    Django reads keys before it writes to the table of a parent.
+    """
+    with transaction.atomic(using=using):
+        tables.Tag.objects.using(using).filter(pk=-1).update(name="")
+        yield
 
 
 def _unlike_the_answer(case: Case, row: Any, marked: Collection[str]) -> list[str]:

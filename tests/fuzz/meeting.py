@@ -14,6 +14,7 @@ from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import ProcessorError
 from tests import models as tables
 from tests.contract.gate import PATIENCE, other_than, run_and_meanwhile
+from tests.fuzz.acting import Actor, Log, in_thread
 from tests.fuzz.cases import RACE, STRANGER, Case
 from tests.fuzz.fresh import stale_facts
 from tests.fuzz.oracle import Columns
@@ -35,12 +36,16 @@ class Met:
     wrong: list[Any] = field(default_factory=list)
     #: Whether the other copy or the stranger has come, and the rows handled before that.
     came: bool = False
+    #: The calls of handlers that do more than succeed.
+    log: Log = field(default_factory=lambda: Log({}))
+    #: The reports of copies that came when a lease had lapsed.
+    takeovers: list[Report] = field(default_factory=list)
     early: set[Any] = field(default_factory=set)
 
 
 def meet(case: Case, before: Mapping[Any, Columns]) -> Met:
     """Let two copies handle the rows of an example; ``before``: what these say, by key."""
-    met = Met(before=before)
+    met = Met(before=before, log=Log({pk: n for n, pk in enumerate(before)}))
     if case.meeting == RACE:
         _race(case, met)
         return met
@@ -104,14 +109,31 @@ def _race(case: Case, met: Met) -> None:
 
 def _copy(case: Case, met: Met, using: str | None) -> None:
     try:
-        met.reports.append(processor(case, met).run(using=using, wait_for_locked=PATIENCE))
+        met.reports.append(run(case, met, using))
     except ProcessorError as error:
         met.refusals.append(error)
     except Exception as error:  # noqa: BLE001  # judged with all else
         met.wrong.append(error)
 
 
-def processor(case: Case, met: Met) -> BatchProcessor[Any]:
+def run(case: Case, met: Met, using: str | None, *, patience: float = PATIENCE) -> Report:
+    """Let one copy run."""
+    if case.trouble is None:
+        return processor(case, met).run(using=using, wait_for_locked=patience)
+    actor = Actor(case, met.log, lambda: in_thread(lambda: take_over(case, met)))
+    several = 3 if case.trouble.is_async else 1
+    with actor.watched(using or case.queryset()._db or "default"):
+        return processor(case, met, actor).run(
+            using=using, wait_for_locked=patience, concurrency=several
+        )
+
+
+def take_over(case: Case, met: Met) -> None:
+    """Let another copy take the rows whose leases have lapsed; others may have rows locked."""
+    met.takeovers.append(run(case, met, None, patience=1))
+
+
+def processor(case: Case, met: Met, actor: Actor | None = None) -> BatchProcessor[Any]:
     """Return the processor, whose handler looks whether what it was given is so."""
 
     def handle(row: Any) -> None:
@@ -125,13 +147,19 @@ def processor(case: Case, met: Met) -> BatchProcessor[Any]:
             raise
         if case.spare:
             case.rows(row._state.db).filter(pk=row.pk).update(**{case.spare: MARK})
+        if actor is not None:
+            actor.act(row)
+
+    async def handle_on_loop(row: Any) -> None:
+        assert actor is not None
+        await actor.act_on_loop(handle, row)
 
     make: Callable[..., Any] = batch_processor(
         pending=case.queryset,
         done=case.done(),
         name="fuzz",
-        **case.options,
-        **case.delivered(),
+        **{**case.options, **case.delivered()},
     )
-    made: BatchProcessor[Any] = make(handle)
+    is_async = case.trouble is not None and case.trouble.is_async and actor is not None
+    made: BatchProcessor[Any] = make(handle_on_loop if is_async else handle)
     return made

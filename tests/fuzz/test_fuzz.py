@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 from django.db import connection
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as st
 
 from dcl_processor import Delivery
 from tests.fuzz.cases import STRANGER, Case, cases
-from tests.fuzz.verdict import ACCEPTED, REFUSED, judge, narrow_windows
+from tests.fuzz.verdict import ACCEPTED, REFUSED, TROUBLED, judge, narrow_windows
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -24,7 +25,7 @@ RACED = "raced"
 
 
 def search(
-    delivery: Delivery, examples: int, *, derandomize: bool, shrink: bool = True
+    examples_of: st.SearchStrategy[Case], examples: int, *, derandomize: bool, shrink: bool = True
 ) -> Counter[str]:
     """Judge so many examples; return how many came to what."""
     came_to: Counter[str] = Counter()
@@ -39,14 +40,15 @@ def search(
         print_blob=False,
         report_multiple_bugs=False,
     )
-    @given(case=cases(delivery))
+    @given(case=examples_of)
     def each(case: Case) -> None:
         note(f"pending: {case.question}")
         note(f"done: {case.flip}")
-        note(f"claim: {case.claim}")
+        note(f"claim: {case.claim}, failed: {case.failed}, reset: {case.reset}")
         came = judge(case)
         came_to[came] += 1
-        came_to[RACED] += came == ACCEPTED and case.meeting != STRANGER
+        handled = came in {ACCEPTED, TROUBLED}
+        came_to[RACED] += handled and case.meeting != STRANGER
 
     if not derandomize and (given_seed := os.environ.get("FUZZ_SEED")):
         each = seed(int(given_seed))(each)
@@ -62,8 +64,9 @@ def test_a_generated_pair_is_refused_by_name_or_goes_right(
     """I1 to I6 and I11."""
     caplog.set_level("CRITICAL", "dcl_processor")  # a failed row says so, and many do
     narrow_windows(monkeypatch)
-    came_to = search(delivery, EXAMPLES, derandomize=not FUZZ)
+    came_to = search(cases(delivery), EXAMPLES, derandomize=not FUZZ)
     pairs = sum(came_to.values()) - came_to[RACED]
     print(f"\n{connection.vendor}, {delivery}: {pairs} pairs: {dict(came_to)}")
-    assert came_to[ACCEPTED] > EXAMPLES / 4
+    assert came_to[ACCEPTED] + came_to[TROUBLED] > EXAMPLES / 5
+    assert came_to[TROUBLED]
     assert came_to[REFUSED]

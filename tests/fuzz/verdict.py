@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import connections, transaction
@@ -14,14 +14,16 @@ from dcl_processor import Delivery
 from dcl_processor.candidates import windows
 from dcl_processor.exceptions import ProcessorError, StillPending
 from dcl_processor.report import COUNTS
-from tests.fuzz import oracle
+from tests.fuzz import oracle, troubled
 from tests.fuzz.cases import CLOCK, RACE, STRANGER, Case
 from tests.fuzz.meeting import MARK, Met, change_what_is_beside, meet, processor
 from tests.fuzz.oracle import Flipped
 from tests.fuzz.worlds import empty
 
-#: What an example came to: not a queryset at all, refused by name, nothing pending, or handled.
-NO_QUESTION, REFUSED, NOTHING, ACCEPTED = "no question", "refused", "nothing pending", "accepted"
+#: What an example came to: not a queryset at all, refused by name, nothing pending, handled, or
+#: handled in spite of failures.
+NO_QUESTION, REFUSED, NOTHING = "no question", "refused", "nothing pending"
+ACCEPTED, TROUBLED = "accepted", "accepted in trouble"
 
 
 def judge(case: Case) -> str:
@@ -35,6 +37,10 @@ def judge(case: Case) -> str:
         return NO_QUESTION
     if not worlds.first and case.meeting != RACE:
         return NOTHING
+    if case.trouble is not None:
+        if troubled.fits(case, worlds.first):
+            return _judge_troubled(case, before, worlds)
+        case = replace(case, trouble=None)
     met = meet(case, before)
     assert not met.wrong, met.wrong
     after = oracle.everything(case)
@@ -48,6 +54,16 @@ def judge(case: Case) -> str:
     if case.meeting != STRANGER and all(each.leaves for each in worlds.first.values()):
         _check_empty(case)
     return ACCEPTED if worlds.first else NOTHING
+
+
+def _judge_troubled(case: Case, before: Mapping[Any, Any], worlds: Worlds) -> str:
+    met = troubled.play(case, before, worlds.first)
+    assert not met.wrong, met.wrong
+    if met.refusals:
+        _check_refusal(met)
+        return REFUSED
+    _check_empty(case)
+    return TROUBLED if worlds.first else NOTHING
 
 
 @dataclass(frozen=True)

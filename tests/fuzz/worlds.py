@@ -110,12 +110,19 @@ AROUND_PARCEL: dict[str, Any] = {
     ),
     "around": _around_parcel,
 }
+WORKER: dict[str, str] = {"done": "bool", "claimed": "bool", "dead": "bool", "result": "text"}
 VEHICLE: dict[str, str] = {"inspected": "bool", "plate": "text"}
 DEPOT: dict[str, Any] = {
     "across": {"depot__open": "bool", "depot__name": "text"},
     "one": ("depot",),
     "around": _around_visit,
 }
+
+#: Models with all the columns that a delivery may write: in one table, and in two.
+WORKERS = (
+    World("Errand.objects", {**WORKER, "place": "int"}),
+    World("Express.objects", WORKER),
+)
 
 WORLDS = (
     World("Parcel.objects", PARCEL, **AROUND_PARCEL),
@@ -132,10 +139,7 @@ WORLDS = (
     World("Crate.visible", {"sent": "bool", "hidden": "bool"}),
     World("Priced.objects", {"sent": "bool", "net": "int"}),
     World("Message.objects", {"data": "json"}),
-    World(
-        "Errand.objects",
-        {"done": "bool", "claimed": "bool", "dead": "bool", "place": "int", "result": "text"},
-    ),
+    *WORKERS,
     World(
         "Badge.objects",
         {"printed": "bool", "size": "int"},
@@ -188,6 +192,8 @@ EMPTIED: tuple[type[Model], ...] = (
     tables.Priced,
     tables.Message,
     tables.Errand,
+    tables.Express,
+    tables.Freight,
     tables.WatchedChild,
     tables.Watched,
 )
