@@ -22,8 +22,6 @@ if HAS_ROW_LOCKS:
     collect_ignore += ["test_busy_reads.py"]  # a read never waits
 else:
     collect_ignore += ["test_shapes_race.py"]  # copies take turns there
-if connection.vendor == "mysql":
-    collect_ignore += ["test_swallowed_flips.py"]  # a trigger drops an update by an error alone
 
 OPEN_PARCELS = """
     CREATE OR REPLACE VIEW tests_openparcel AS SELECT id, depot_id, sent, note FROM tests_parcel

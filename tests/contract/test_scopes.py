@@ -105,9 +105,11 @@ def test_i7_a_nested_atomic_block_is_rolled_back_alone() -> None:
 
 def test_i7_a_cursor_that_is_older_than_the_row_opens_the_savepoint_too() -> None:
     parcels(3)
+    calls: list[int] = []
     cursor = connection.cursor()
 
     def handle(row: Parcel) -> None:
+        calls.append(row.priority)
         cursor.execute("UPDATE tests_parcel SET note = 'worked' WHERE id = %s", [row.pk])
         if row.priority == 1:
             raise ValueError
@@ -116,6 +118,7 @@ def test_i7_a_cursor_that_is_older_than_the_row_opens_the_savepoint_too() -> Non
     cursor.close()
     assert (report.processed, report.failed) == (2, 1)
     assert sent() == worked() == [0, 2]
+    assert calls == [0, 1, 2]  # no row is redone
 
 
 def test_i7_an_iterator_in_chunks_opens_the_savepoint_too() -> None:
