@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 
@@ -50,6 +51,20 @@ ABOUT_THE_REST = (
     "tests/test_strict.py",
     "tests/test_suite.py",
 )
+#: What knows the driver: transactions, their ends and levels, and sessions that are lost.
+ABOUT_THE_DRIVER = tuple(
+    f"tests/contract/test_{name}.py"
+    for name in (
+        "at_least_once",
+        "at_most_once",
+        "doubt",
+        "fence",
+        "leases",
+        "leftovers",
+        "lost_transactions",
+        "run",
+    )
+)
 MARIADB_PACKAGES = ("mariadb-server", "libmariadb-dev", "pkg-config", "gcc", "python3-dev")
 
 
@@ -60,6 +75,7 @@ LEAST = {
     "postgresql": 3400,
     "mariadb": 2000,
     "sqlite": 1300,
+    "psycopg2": 300,
     "django5.2": 3000,
     "django6.0": 2000,
     "django6.1": 3000,
@@ -115,6 +131,12 @@ def sqlite() -> None:
     run("pytest", *CONTRACT, *expected("sqlite", "sqlite"), DATABASE_URL=url)
 
 
+def psycopg2() -> None:
+    """Run what knows the driver with the older one, which Django takes if it has to."""
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.settings_psycopg2"}
+    run("pytest", *ABOUT_THE_DRIVER, *expected("psycopg2"), **settings)
+
+
 def faults() -> None:
     """Put ten faults of the list into a copy of the tree, and see that a test finds each."""
     if not mariadb_is_installed() or not has_driver():
@@ -155,6 +177,7 @@ def stages() -> Mapping[str, Stage]:
         "postgresql": (f"everything on PostgreSQL with Django {own}", postgresql),
         "mariadb": ("the contract on MariaDB", mariadb),
         "sqlite": ("the contract on SQLite", sqlite),
+        "psycopg2": ("what knows the driver, with psycopg2", psycopg2),
         "mutants": ("ten faults that a test has to find", faults),
         **{each.name: (str(each), partial(other_django, each)) for each in others},
         "speed": ("speeds side by side", speed),
@@ -271,6 +294,10 @@ def everything() -> int:
     """Run all stages; those that take longest begin."""
     # Before there are several at once, which would wait for each other's apt-get, and fail.
     install_servers()
+    if not (mariadb_is_installed() and has_driver()):
+        # The stages that need it say themselves what is missing.
+        with suppress(LeftOutError):
+            install_mariadb()
     names = [name for name in stages() if name not in ALONE]
     names.sort(key=lambda name: name not in {"postgresql", "django6.1"})
     commands = {name: (sys.executable, "-m", "tests.suite", name) for name in names}

@@ -88,6 +88,7 @@ RUN = {
     "postgresql": ["pytest --expect-database=postgresql"],
     "mariadb": [f"{ON_MARIADB} {CONTRACT} tests/test_servers.py --expect-database=mysql"],
     "sqlite": [f"pytest {CONTRACT} --expect-database=sqlite"],
+    "psycopg2": [f"pytest {' '.join(suite.ABOUT_THE_DRIVER)} --expect-database=postgresql"],
     "mutants": ["tests.mutants --sample=10 --jobs=1"],
     "django5.2": ["pytest OTHER --expect-database=postgresql --expect-django=5.2"],
     "django6.0": ["pytest tests/contract OTHER --expect-database=postgresql --expect-django=6.0"],
