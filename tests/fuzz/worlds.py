@@ -139,7 +139,7 @@ WORLDS = (
     World("Crate.visible", {"sent": "bool", "hidden": "bool"}),
     World("Priced.objects", {"sent": "bool", "net": "int"}),
     World("Message.objects", {"data": "json"}),
-    *WORKERS,
+    WORKERS[0],
     World(
         "Badge.objects",
         {"printed": "bool", "size": "int"},
@@ -168,6 +168,7 @@ WORLDS = (
         },
         **DEPOT,
     ),
+    WORKERS[1],
 )
 
 #: In the order in which rows may be deleted.
