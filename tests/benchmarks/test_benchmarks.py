@@ -133,11 +133,13 @@ def sent_by_us(tmp_path: Path, delivery: str, batch_size: int = 1) -> set[str]:
 
 
 def _plain(statement: str) -> str:
-    plain = " ".join(statement.replace('"', "").replace("dcl_taken", "taken").split())
+    plain = " ".join(statement.replace('"', "").replace("dcl_", "").split())
     plain = re.sub(r"(?<!_)\b\d+\b|%s|\$\d+", "?", plain)
     plain = plain.replace("'?'", "?")
     plain = re.sub(r"ANY\('\{[?,]+\}'::int\d\[\]\)", "ANY(?)", plain)
-    for addition, without in (("= (?)", "= ?"), (" AS pk", ""), (" AS done", ""), (TABLE, "")):
+    for name in ("pk", "done", "before_0"):
+        plain = plain.replace(f" AS {name}", "")
+    for addition, without in (("= (?)", "= ?"), (TABLE, "")):
         plain = plain.replace(addition, without)
     plain = re.sub(r"\(NOT done AND id (= \?|= ANY\(\?\))\)", r"NOT done AND id \1", plain)
     return plain.replace("( ", "(").replace(" )", ")")

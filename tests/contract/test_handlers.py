@@ -9,7 +9,7 @@ import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.exceptions import InsideTransaction, StillPending
+from dcl_processor.exceptions import StillPending, Unsupported
 from tests.models import Depot, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -338,7 +338,7 @@ def test_a_handler_that_calls_its_own_processor_is_refused_and_fails() -> None:
     again = processor(handle)
     report = again()
     assert (report.processed, report.failed, len(runs)) == (0, 1, 1)
-    assert isinstance(report.failures[0].error, InsideTransaction)
+    assert isinstance(report.failures[0].error, Unsupported)
     assert sent() == []
 
 

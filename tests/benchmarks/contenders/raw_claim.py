@@ -13,7 +13,8 @@ __all__ = ["drain", "left", "prepare"]
 CLAIM = f"""WITH taken (taken, before_0) AS MATERIALIZED (
     SELECT id, done FROM {TABLE} WHERE NOT done AND id {{these}} FOR NO KEY UPDATE SKIP LOCKED
 ) UPDATE {TABLE} SET done = true FROM taken WHERE {TABLE}.id = taken.taken
-RETURNING {TABLE}.id, taken.before_0, {", ".join(f"{TABLE}.{column}" for column in COLUMNS)}"""
+RETURNING {", ".join(f"{TABLE}.{column}" for column in COLUMNS)},
+{TABLE}.id, taken.before_0, {TABLE}.done"""
 
 
 def drain(copies: int, *, batch_size: int, prepared: bool = False) -> Drained:
