@@ -128,7 +128,8 @@ def _check_rows(processor: Definition[Any], rows: Any, method: str) -> Question[
             f"{processor.name}: expected {method}() to take a queryset of {model._meta.label} "
             f"without a slice, got {got}; for one row write …objects.filter(pk=…)."
         )
-    return replace(question, using=rows._db or question.using)
+    chosen: Any = rows  # the stubs do not know the alias that using() chose
+    return replace(question, using=chosen._db or question.using)
 
 
 def _kind(rows: Any) -> str:

@@ -25,6 +25,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,8 @@ from django.db import connections
 
 from dcl_processor.errors import printable
 
-try:
-    import fcntl
-except ImportError:  # Windows, where a process that died cannot be told from one that lives
-    fcntl = None  # type: ignore[assignment]
+# Windows has none: there a process that died looks like one that lives.
+fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 
 #: Bytes of a file, and of the number that it begins with.
 SIZE, FIRST = 16_384, 8
