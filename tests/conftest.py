@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -14,6 +15,22 @@ collect_ignore = [] if "mysql" in os.environ.get("DATABASE_URL", "") else ["test
 
 #: What migrations put into the test database, the same for every test.
 KEPT = {"django_content_type", "auth_permission"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_as_in_a_terminal() -> Generator[None]:
+    """Let the commands that tests start get the signals that ``nohup`` and ``&`` leave ignored."""
+    ignored = [
+        each
+        for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+        if signal.getsignal(each) is signal.SIG_IGN
+    ]
+    for each in ignored:
+        python = signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL
+        signal.signal(each, python)
+    yield
+    for each in ignored:
+        signal.signal(each, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True, scope="session")
