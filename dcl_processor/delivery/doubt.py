@@ -67,12 +67,12 @@ def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
 def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
     """Return what a person says takes a claimed row out of pending."""
     if values is None:
-        if not processor._has_fixed_flip:
+        if processor.done is None:
             raise InvalidOption(
                 f"{processor.name}: expected mark_done(rows, values={{…}}) to say what is written "
                 "where done=… is no plain mapping, got no values."
             )
-        return processor.done or {}
+        return processor.done
     if not isinstance(values, Mapping) or not values:
         raise InvalidOption(
             f"{processor.name}: expected mark_done()'s values to be a mapping of column names to "

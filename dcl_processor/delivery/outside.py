@@ -72,9 +72,9 @@ def _work(batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]]) -> None:
     run, processor = batch.run, batch.processor
     for pk, row in rows:
         arguments = run.resource.arguments()
-        # At the last moment: what was started cannot be put back at most once.
-        batch.started.add(pk)
         with Leftover(batch.question.using) as leftover:
+            # At the last moment: what was started cannot be put back at most once.
+            batch.started.add(pk)
             outcome = execute(processor, row, arguments)
         outcome = leftover.judge(outcome)
         if isinstance(outcome, Failed):

@@ -233,8 +233,8 @@ def test_an_exit_by_the_processs_own_signal_handler_ends_the_run(
         hit("done", row)
         return {"sent": True}
 
-    def from_db(cls: Any, *values: Any) -> Any:
-        row = super(Parcel, cls).from_db(*values)
+    def from_db(cls: Any, *values: Any, **more: Any) -> Any:
+        row = super(Parcel, cls).from_db(*values, **more)
         hit("claim", row)
         return row
 
