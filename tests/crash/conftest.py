@@ -19,9 +19,11 @@ collect_ignore = {
 }.get(connection.vendor, ["test_gate.py", "test_terminations.py"])
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _notes() -> Iterator[None]:
+@pytest.fixture(scope="package", autouse=True)
+def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have the notes of the rows at hand in a folder of these tests alone."""
+    # Folders that outlive these tests, wherever they are asked for first.
+    tmp_path_factory.getbasetemp()
     util.get_temp_dir()  # multiprocessing's own, which it removes at the very end
     with (
         tempfile.TemporaryDirectory(prefix="dcl-crash-") as folder,
@@ -32,7 +34,7 @@ def _notes() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nursery(django_db_setup: None, _notes: None) -> None:
     """Have the process ready from which victims are forked."""
     victims.get_ready()
