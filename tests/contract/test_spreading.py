@@ -207,7 +207,7 @@ if connection.features.has_select_for_update:
         pks = parcels(8)
         looks: list[str] = []
         calls: list[int] = []
-        many_looks = threading.Event()
+        many_looks, finished = threading.Event(), threading.Event()
 
         def look(execute: Any, sql: str, *args: Any) -> Any:
             if "LIMIT 6" in sql:
@@ -218,9 +218,11 @@ if connection.features.has_select_for_update:
 
         def handle(row: Parcel) -> None:
             calls.append(row.pk)
-            if len(calls) == 1:
-                finish(pks[1])
-            elif len(calls) > 5:
+            if row.pk == pks[0]:
+                finish(pks[2])  # which neither thread has come to yet
+                finished.set()
+            assert finished.wait(30)
+            if len(calls) > 5:
                 many_looks.wait(1)
 
         with connection.execute_wrapper(look):
