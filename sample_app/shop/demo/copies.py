@@ -44,7 +44,8 @@ class Share:
     @property
     def came_to_the_end(self) -> bool:
         """True if it ended by itself, and complained at most of rows that failed."""
-        return self.exit_code == (1 if self.failed else 0)
+        # Rows that are tried again are no failure of the command, and rows given up on are.
+        return self.exit_code in ({0, 1} if self.failed else {0})
 
 
 def run_copies(
