@@ -154,7 +154,7 @@ def test_ci_runs_all_stages_and_leaves_nothing_out() -> None:
     ci = (CHECKOUT / ".ci" / "run").read_text()
     assert ci.splitlines()[-1] == "CI=true exec make test"
     make = subprocess.run(
-        ["make", "--dry-run", "test"],  # noqa: S607  # where everybody has it
+        ["make", "--no-print-directory", "--dry-run", "test"],  # noqa: S607  # where everybody has it
         cwd=CHECKOUT,
         capture_output=True,
         text=True,

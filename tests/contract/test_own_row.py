@@ -127,7 +127,7 @@ if HAS_ROW_LOCKS:
         ),
     }
 
-    def somebody_waits_for_a_lock() -> bool:
+    def a_session_waits_for_a_lock() -> bool:
         with connections["other"].cursor() as cursor:
             cursor.execute(WAITING[connection.vendor])
             return int(cursor.fetchone()[0]) > 0
@@ -164,7 +164,7 @@ if HAS_ROW_LOCKS:
         def keep_it_locked(row: Parcel) -> None:
             until(lambda: leased_until(row) < leased_until(other))
             until(lambda: leased_until(other) > leased_until(row) + timedelta(seconds=1.2))
-            until(somebody_waits_for_a_lock)
+            until(a_session_waits_for_a_lock)
 
         def lock_elsewhere(row: Parcel) -> None:
             with transaction.atomic():

@@ -158,16 +158,17 @@ def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_s
     room, refused = [nullcontext()], threading.Event()
 
     def resource() -> Any:
-        if not room:
+        try:
+            return room.pop()  # in one step, whichever thread comes first
+        except IndexError:
             refused.set()
-            raise OSError("one connection at a time")
-        return room.pop()
+            raise OSError("one connection at a time") from None
 
     @batch_processor(
         pending=Parcel.objects.filter(sent=False), done={"sent": True}, resource=resource
     )
     def send(row: Parcel, _: object) -> None:
-        assert refused.wait(10)
+        assert refused.wait(60)
 
     report = send(concurrency=3)  # room for one more: the run waits for the last ones at its end
     assert (report.processed, report.failed, report.stopped) == (1, 0, "failures")

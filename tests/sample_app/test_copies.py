@@ -31,7 +31,7 @@ def test_a_copy_that_cannot_start_says_why(
         (0, 0, True, False),
         (1, 3, True, False),
         (1, 0, False, False),
-        (0, 3, False, False),
+        (0, 3, True, False),
         (2, 0, False, False),
         (-9, 0, False, True),
         (-15, 0, False, False),
