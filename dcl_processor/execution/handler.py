@@ -149,9 +149,9 @@ def execute_together(
 ) -> list[Outcome]:
     """Call ``process_batch()``; what it raises is for the caller, who knows how to go on.
 
-    An exception among its results is the outcome of the row in that place. What was written for
-    that row cannot be told from the other rows' work, and redoing it alone would repeat for all
-    what cannot be rolled back, such as a call of a service: so everything that was written stays.
+    An exception among its results is the outcome of the row in that place. Everything that
+    was written stays: nobody can say which of it belongs to that row. Doing the others again
+    without it would repeat what cannot be rolled back, such as a call of a service.
     """
     results = processor.process_batch(rows, *arguments)
     if results is None:

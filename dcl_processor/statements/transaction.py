@@ -1,4 +1,4 @@
-"""The id of a transaction, by which another one on the same connection is told from it.
+"""The id of a transaction, which shows that a connection is in the same one as before.
 
 PostgreSQL gives a transaction an id with its first row lock. Asked for by the statement that
 locks, the id costs nothing; compared by the statement that flips, it costs nothing either.

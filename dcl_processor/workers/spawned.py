@@ -28,7 +28,7 @@ from .telling import quiet_unless_configured, watched
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 
-#: What a copy sends when it can be told to stop.
+#: What a copy sends when it is ready to be stopped.
 READY = "ready"
 
 

@@ -81,8 +81,8 @@ class Watcher:
             with suppress(psutil.Error):
                 age = time.time() - process.create_time()
                 stuck.append(f"{process.pid} on {self.route}, {age:.0f} s old")
-                # By its number and the time of its start: nobody else's. It writes its threads'
-                # tracebacks into the log.
+                # psutil compares the time of its start: a new process of that number is left alone.
+                # This one writes its threads' tracebacks into the log.
                 process.send_signal(signal.SIGABRT)
         for process in psutil.wait_procs(left, timeout=3)[1]:
             with suppress(psutil.Error):

@@ -45,7 +45,7 @@ def deadlock() -> Iterator[Callable[[], None]]:
     def run_into_it() -> None:
         Depot.objects.filter(pk=ours.pk).update(name="default")
         go.set()
-        _wait_until_somebody_waits()
+        _wait_until_a_session_waits()
         Depot.objects.filter(pk=theirs.pk).update(name="default")
 
     thread.start()
@@ -66,7 +66,7 @@ def _let_the_other_wait() -> None:
             cursor.execute("SET LOCAL deadlock_timeout = '60s'")
 
 
-def _wait_until_somebody_waits() -> None:
+def _wait_until_a_session_waits() -> None:
     end = time.monotonic() + PATIENCE
     with connections["other"].cursor() as cursor:
         while True:

@@ -109,7 +109,7 @@ def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies
         watcher.says("warehouse.deliver: 1 processed in ")
         server.stop(how)
         said = [watcher.says(GONE, err=True)]
-        time.sleep(1.5)  # in which it is tried again, and each cause is told of once
+        time.sleep(1.5)  # it tries several times, and tells of each cause once
         server.start()
         server.parcel()
         while (line := watcher.says("warehouse.deliver: ", err=True)).startswith(GONE):

@@ -197,7 +197,7 @@ def staged(
 
     ``lapse``: there is an actor who lets every lease lapse, once; ``edited``: one who makes the
     first row pending again, once; ``hearts``: so many copies have one, which beats so often;
-    ``every_statement``: even those are steps whose place nobody else can tell; ``gates``: the
+    ``every_statement``: also statements that no other copy can see are steps; ``gates``: the
     points inside a statement are steps, too.
     """
     names = [f"copy {letter}" for letter in "ABCD"[:copies]]
