@@ -115,9 +115,10 @@ def recognisable(value: Any, using: str) -> Any:
     With ``USE_TZ=False`` Django makes local time of what a column with a time zone keeps. Sent back
     as it is, a time of the hour that comes twice would be taken for the other one.
     """
+    if settings.USE_TZ or not isinstance(value, datetime) or value.tzinfo is not None:
+        return value
     connection: Any = connections[using]
-    has_zone = connection.features.supports_timezones and not settings.USE_TZ
-    if not has_zone or not isinstance(value, datetime) or value.tzinfo is not None:
+    if not connection.features.supports_timezones:
         return value
     # The zone by which the driver made the local time, which says by its fold which one it is.
     return value.replace(tzinfo=connection.connection.info.timezone).astimezone(UTC)

@@ -33,9 +33,15 @@ class _DefaultName:
             return owner.__name__
         # Before the apps are loaded nobody knows them; the module still tells where it is.
         module = processor.__module__
-        config = apps.get_containing_app_config(module) if apps.apps_ready else None
-        label = config.label if config else module
+        label = _app_label(module) if apps.apps_ready else module
         return f"{label}.{processor.__name__}"
+
+
+@functools.cache
+def _app_label(module: str) -> str:
+    """Return the label of the app that a module is in, or the module's name if it is in none."""
+    config = apps.get_containing_app_config(module)
+    return config.label if config else module
 
 
 class Definition(Generic[M]):
@@ -137,7 +143,7 @@ class Definition(Generic[M]):
         """
         return self.done or {}
 
-    @property
+    @functools.cached_property
     def _has_fixed_flip(self) -> bool:
         """Whether the flip is ``done``, whatever the handler returns."""
         rewritten = getattr(self.get_done, "__func__", None) is not Definition.get_done

@@ -47,7 +47,8 @@ def work(batch: Batch[M], fence: Fence) -> None:
         if not run.may_start(batch.outcomes):
             break
         batch.started.add(pk)
-        run.at_hand.narrow(place, pk)
+        if len(batch.rows) > 1:
+            run.at_hand.narrow(place, pk)
         with RowScope(connection, shared=shared) as scope:
             outcome = execute(processor, row, run.resource.arguments())
         # Noted before it is known whether it can be kept: an error from here on is the row's.

@@ -28,7 +28,7 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
         # that may have to be taken back.
         doubtful = not run.rehearsed or mark.leaves_by in run.doubtful
         at_once = not doubtful and one_statement.suits(question)
-        marked = one_statement.claim_and_mark(batch, mark.values) if at_once else None
+        marked = one_statement.claim_and_mark(batch, mark) if at_once else None
         if marked is not None:
             _carried(batch, mark, *marked)
         else:

@@ -6,7 +6,7 @@ row still carries the mark: somebody else may have taken it over, or cleared it 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from datetime import timedelta
 from functools import cache
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from django.db.models.functions import Coalesce
 from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.lease import Lease
 from dcl_processor.settlement.writing import resolve
+from dcl_processor.statements.kept import names
 
 from .batch import Batch
 from .guard import Guard
@@ -31,8 +32,9 @@ class Mark(Protocol):
 
     #: Whether the handler's row may be put back after it was started.
     may_repeat: bool
-    #: What the claim writes, expressions included.
+    #: What the claim writes, expressions included, and by what the statement is known.
     values: Values
+    name: Hashable
     #: The columns among them that take the database's time.
     times: Collection[str]
     #: What takes the mark off a row that was settled.
@@ -84,6 +86,7 @@ class ClaimMark:
         time_of_it: dict[str, Any] = {at: _NOW} if at else {}
         written = {**resolve(processor.claim or processor.done or {}), **time_of_it}
         self.values: Values = _by_attname(batch, written)
+        self.name = names(self.values)
         self.times: Collection[str] = time_of_it.keys()
         self.removed: Values = {at: None} if at else {}
         reset = processor.reset
@@ -135,7 +138,7 @@ class LeaseMark:
         self._tokens: dict[Any, Any] = {}
         self._guards: dict[Any, Guard] = {}
         self._count = processor.retry.attempts if processor.retry else None
-        self.values: Values = _leased(processor.lease, self._count)
+        self.values, self.name = _leased(processor.lease, self._count)
         self.times: Collection[str] = (self._field,)
         self.removed: Values = {self._field: None}
         self.undone: Values | None = {**self.removed, **_uncounted(self._count)}
@@ -171,11 +174,12 @@ class LeaseMark:
         return self.undone or {}
 
 
-# One expression for all batches: a compiled statement is known by those that it contains.
+# Once for all batches: to look through the expressions takes as long as to look through a row.
 @cache
-def _leased(lease: Lease, count: str | None) -> Values:
+def _leased(lease: Lease, count: str | None) -> tuple[Values, Hashable]:
     counted = {} if count is None else {count: Coalesce(F(count), Value(0)) + 1}
-    return {lease.field: _NOW + timedelta(seconds=lease.seconds), **counted}
+    values = {lease.field: _NOW + timedelta(seconds=lease.seconds), **counted}
+    return values, names(values)
 
 
 @cache

@@ -20,7 +20,6 @@ from dcl_processor.candidates.pending import Question, listed
 from dcl_processor.clock import recognisable
 from dcl_processor.locking.choosing import Choice
 from dcl_processor.locking.claiming import Claimed, Miss
-from dcl_processor.statements.kept import names
 from dcl_processor.statements.keys import Keys, Rows
 from dcl_processor.statements.places import Open, Template, open_values, prepared_values, written
 from dcl_processor.statements.selection import Evaluation
@@ -28,7 +27,7 @@ from dcl_processor.statements.update import compiled
 
 if TYPE_CHECKING:
     from .batch import Batch
-    from .marks import Values
+    from .marks import Mark, Values
 
 #: Tables, by alias and model, for which the database refuses such a statement: a rule makes several
 #: of it. Only a statement that was sent can tell.
@@ -49,7 +48,7 @@ def suits(question: Question[Any]) -> bool:
 
 
 def claim_and_mark(
-    batch: Batch[Any], values: Values
+    batch: Batch[Any], mark: Mark
 ) -> tuple[dict[Any, Values], dict[Any, Values]] | None:
     """Claim the batch's rows and mark them; each statement commits itself.
 
@@ -62,7 +61,7 @@ def claim_and_mark(
     inside = connections[question.using].in_atomic_block
     try:
         with transaction.atomic(using=question.using) if inside else nullcontext():
-            statement, answers = _asked(question, values, batch.pks, choice)
+            statement, answers = _asked(question, mark, batch.pks, choice)
     except NotSupportedError:
         refused.add((question.using, question.model))
         return None
@@ -80,12 +79,12 @@ def claim_and_mark(
 
 
 def _asked(
-    question: Question[Any], values: Values, pks: Sequence[Any], choice: Choice | None
+    question: Question[Any], mark: Mark, pks: Sequence[Any], choice: Choice | None
 ) -> tuple[_Statement, Sequence[Any]]:
     """Execute the statement that fits; return it, and its answers."""
-    many = len(pks) > 1
+    values, many = mark.values, len(pks) > 1
     make = partial(_Statement, question, values, many=many, choice=choice)
-    statement = question.statements.get(("claim and mark", many, choice, names(values)), make)
+    statement = question.statements.get(("claim and mark", many, choice, mark.name), make)
     answers = statement.ask(pks, values) if statement is not None else None
     if statement is None or answers is None:
         statement = _Statement(question, values, rows=listed(pks), choice=choice)
@@ -109,7 +108,7 @@ class _Statement:
         many: bool = False,
         choice: Choice | None = None,
     ) -> None:
-        self._using = question.using
+        self._connection: Any = connections[question.using]
         self._values = values
         self._keys: Keys | None = None
         self._open: dict[str, Open] = {}
@@ -136,7 +135,7 @@ class _Statement:
 
         ``None``: nothing was sent, since a field makes SQL of its value.
         """
-        connection = connections[self._using]
+        connection = self._connection
         filled = prepared_values(self._open, values, connection)
         if any(hasattr(value, "as_sql") for value in filled.values()):
             return None
@@ -152,7 +151,9 @@ class _Statement:
         before: dict[Any, Values] = {}
         after: dict[Any, Values] = {}
         behind = [answer[self._selected :] for answer in answers]
-        for pk, *columns in self._compiler.apply_converters(behind, self._converters):
+        if self._converters:
+            behind = self._compiler.apply_converters(behind, self._converters)
+        for pk, *columns in behind:
             before[pk] = dict(zip(self._values, columns, strict=False))
             after[pk] = dict(zip(self._values, columns[len(self._values) :], strict=True))
         return before, after
@@ -232,8 +233,8 @@ def _put_back(
     after: Mapping[Any, Values],
     pks: Collection[Any],
 ) -> None:
-    table = question.table
     for pk in pks:
+        table = question.table
         ours, back = _recognisable(question, after[pk]), _recognisable(question, before[pk])
         table.filter(Q(**ours), pk=pk).update(**back)
 

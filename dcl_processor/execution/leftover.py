@@ -59,7 +59,7 @@ class Leftover:
     def end(self) -> bool:
         """Roll back the transaction that is open, if one is, and tell so."""
         connection = self._connection
-        if any(map(from_test_case, connection.atomic_blocks[:1])) or not self._is_left():
+        if not self._is_left() or any(map(from_test_case, connection.atomic_blocks[:1])):
             return False
         # As connect() does it: the blocks were never left, and never will be.
         connection.in_atomic_block = connection.needs_rollback = False

@@ -131,6 +131,8 @@ class RowScope:
     def _watch_no_more(self) -> None:
         if self._sending is not None:
             self._sending.stop()
+            # It knows this scope: a circle would wait for the garbage collector, row by row.
+            self._sending = None
         vars(self._connection).pop("_cursor", None)
         wrappers = self._connection.execute_wrappers
         # Wherever it is: a handler may have left a wrapper of its own on top.

@@ -23,11 +23,15 @@ class Evaluation(Generic[R]):
 
     def __init__(self, queryset: QuerySet[Any, R], using: str) -> None:
         self._queryset: Any = queryset
-        self.compiler: Any = self._queryset.query.get_compiler(using)
+        self._query: Any = queryset.query
+        self.compiler: Any = self._query.get_compiler(using)
         self.statement, self.params = self.compiler.as_sql()
-        selected = self.compiler.select[: self.compiler.col_count]
-        converters = self.compiler.get_converters([expression for expression, *_ in selected])
+        selected = [each for each, *_ in self.compiler.select[: self.compiler.col_count]]
+        converters = self.compiler.get_converters(selected)
+        composite = self.compiler.has_composite_fields(selected)
+        # What is the same for all answers.
         vars(self.compiler)["get_converters"] = lambda *_: converters
+        vars(self.compiler)["has_composite_fields"] = lambda *_: composite
 
     def of(self, answers: Sequence[Sequence[Any]]) -> list[R]:
         """Return the rows; an answer may have further columns, which are not looked at."""
@@ -35,11 +39,11 @@ class Evaluation(Generic[R]):
         vars(compiler)["execute_sql"] = lambda *_, **__: [answers]
         # Nobody shares the queryset, nor its query. For the moment only: the compiler knows the
         # query, and a circle of the two would wait for the garbage collector.
-        vars(queryset.query)["get_compiler"] = lambda *_, **__: compiler
+        vars(self._query)["get_compiler"] = lambda *_, **__: compiler
         try:
             return list(queryset)
         finally:
-            del vars(queryset.query)["get_compiler"]
+            del vars(self._query)["get_compiler"]
             del vars(compiler)["execute_sql"]
             # As if it had never been evaluated.
             queryset._result_cache, queryset._prefetch_done = None, False  # noqa: SLF001  # no public name
@@ -51,7 +55,7 @@ class Selection(Generic[R]):
     def __init__(
         self, model: type[Model], using: str, ask: Callable[[Rows], QuerySet[Any, R]], *, many: bool
     ) -> None:
-        self._using = using
+        self._connection = connections[using]
         self._keys = Keys(model, using, many=many)
         self._evaluation = Evaluation(ask(self._keys.rows), using)
         statement, params = self._evaluation.statement, self._evaluation.params
@@ -59,7 +63,7 @@ class Selection(Generic[R]):
 
     def of(self, pks: Sequence[Any]) -> list[R]:
         """Execute it for these rows."""
-        with connections[self._using].cursor() as cursor:
+        with self._connection.cursor() as cursor:
             cursor.execute(self._template.sql, self._template.filled(self._keys.filled(pks)))
             answers = cursor.fetchall()
         return self._evaluation.of(answers)

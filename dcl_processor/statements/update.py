@@ -43,6 +43,7 @@ class Update:
         fenced: bool = False,
     ) -> None:
         self._using = using
+        self._connection = connections[using]
         self._keys = Keys(model, using, many=many)
         self._values = values
         self._open = open_values(model, values)
@@ -71,7 +72,7 @@ class Update:
 
         ``None``: nothing was sent, since a field makes SQL of its value.
         """
-        connection = connections[self._using]
+        connection = self._connection
         filled = prepared_values(self._open, values, connection)
         if any(hasattr(value, "as_sql") for value in filled.values()):
             return None
