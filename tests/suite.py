@@ -2,8 +2,8 @@
 
 A stage for which this machine lacks something is left out, with one line that says what; with
 CI=true that is a failure. ``python -m tests.suite STAGE…`` runs only the stages named, one after
-the other. Without a name all are run, as many side by side as there are processors, and each
-prints what it has to say when it has ended.
+the other. Without a name all are run, as many side by side as there are processors: each tells
+how far it is, and what one that failed has printed comes last.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 
 from tests.environments import ENVIRONMENTS, Environment, EnvironmentBrokenError
+from tests.progress import side_by_side, verdict
 from tests.servers.mariadb import is_installed as mariadb_is_installed
 from tests.servers.pgbouncer import is_installed as pgbouncer_is_installed
 from tests.servers.redis import is_installed as redis_is_installed
@@ -258,36 +258,8 @@ def main(names: Sequence[str]) -> int:
             print(f"Left out: {name}, because {reason}.", flush=True)
     if left_out and os.environ.get("CI") == "true":
         failed += [f"{name} (left out)" for name in left_out]
-    return judge(failed, left_out)
-
-
-def judge(failed: Sequence[str], left_out: Sequence[str]) -> int:
-    """Print the verdict, and return the exit code."""
-    verdict = f"failed: {', '.join(failed)}" if failed else "all is well"
-    if left_out and not failed:
-        verdict += f", without {', '.join(left_out)}"
-    print(f"\n=== {verdict}", flush=True)
+    print(f"\n=== {verdict(failed, left_out)}", flush=True)
     return 1 if failed else 0
-
-
-def side_by_side(commands: Mapping[str, Sequence[str]], most: int) -> int:
-    """Run a command for each stage, so many at once; return 1 if one failed."""
-    failed: list[str] = []
-    left_out: list[str] = []
-
-    def run_stage(name: str) -> None:
-        ended = subprocess.run(
-            commands[name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        if ended.returncode:
-            failed.append(name)
-        elif b"\nLeft out: " in ended.stdout:
-            left_out.append(name)
-        print(ended.stdout.decode(errors="replace"), flush=True)
-
-    with ThreadPoolExecutor(most) as pool:
-        list(pool.map(run_stage, commands))
-    return judge(failed, left_out)
 
 
 def everything() -> int:

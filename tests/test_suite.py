@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from tests import suite
 from tests.environments import CHECKOUT, ENVIRONMENTS, Environment
+from tests.progress import side_by_side
 from tests.suite import LeftOutError, StageFailedError, everything, stages
 
 
@@ -59,16 +61,49 @@ def test_a_stage_that_fails_does_not_hide_what_comes_after_it(
     assert lines[-1] == "=== failed: sun"
 
 
+def said_by(**codes: str) -> dict[str, tuple[str, str, str]]:
+    return {name: (sys.executable, "-c", code) for name, code in codes.items()}
+
+
 def test_stages_side_by_side_fail_and_are_left_out_by_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = {"earth": "pass", "sun": "raise SystemExit(1)", "moon": "print('\\nLeft out: moon')"}
-    commands = {name: (sys.executable, "-c", code) for name, code in said.items()}
-    assert suite.side_by_side(commands, most=2) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "=== failed: sun"
+    commands = said_by(
+        earth="print('= 7 passed in 3 s =')",
+        sun="print('too hot'); raise SystemExit(1)",
+        moon="print('\\nLeft out: moon')",
+    )
+    assert side_by_side(commands, most=2) == 1
+    out = capsys.readouterr().out
+    assert "  earth  7 passed in 3 s\n" in out
+    assert "  moon   left out\n" in out
+    assert re.search("  sun    FAILED\\s*\\n", out)
+    assert out.endswith("\n=== output of sun\ntoo hot\n\n\n=== failed: sun\n")
     del commands["sun"]
-    assert suite.side_by_side(commands, most=2) == 0
+    assert side_by_side(commands, most=2) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "=== all is well, without moon"
+
+
+def test_how_far_a_stage_is_can_be_read_while_it_runs(tmp_path: Path) -> None:
+    """Through a pipe, and each line before the stage goes on."""
+    go_on = tmp_path / "go on"
+    stage = f"""
+import pathlib, time
+print('tests/a.py ... [  9%]'); print('tests/b.py ... [ 13%]'); print('tests/c.py . [ 19%]')
+while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)
+print('tests/d.py .. [100%]')
+"""
+    code = (
+        f"from tests.progress import side_by_side; side_by_side({said_by(earth=stage)!r}, most=1)"
+    )
+    command = [sys.executable, "-u", "-c", code]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        go_on.touch()
+        lines += process.stdout.read().splitlines()
+    said = [line.strip().partition("  ")[2] for line in lines]
+    assert said == ["earth  started", "earth  13 %", "earth  passed", "", ""]
 
 
 def test_an_unknown_stage_is_answered_with_the_known_ones(
@@ -138,13 +173,14 @@ def test_without_a_name_all_stages_are_run(
 ) -> None:
     started: list[str] = []
 
-    def ends(command: Sequence[str], **_: Any) -> Any:
-        started.append(command[-1])
-        return subprocess.CompletedProcess(command, int(fails and command[-1] == "sun"), b"")
+    def ends(commands: Mapping[str, Sequence[str]], most: int) -> int:
+        assert [command[-1] for command in commands.values()] == [*commands]
+        started.extend(commands)
+        return int(fails)
 
     monkeypatch.setattr(suite, "install_servers", lambda: None)
     monkeypatch.setattr(suite, "ALONE", ("earth",))
-    monkeypatch.setattr(subprocess, "run", ends)
+    monkeypatch.setattr(suite, "side_by_side", ends)
     assert everything() == int(fails)
     assert sorted(started) == ["moon", "sun"]
     assert ("\n=== earth: " in capsys.readouterr().out) is not fails  # alone, after the others

@@ -155,12 +155,13 @@ def test_a_server_that_goes_down_within_a_batch_keeps_what_was_done_and_charges_
 
 def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_so() -> None:
     parcels(2)
-    room, refused = [nullcontext()], threading.Event()
+    room, started, refused = [nullcontext()], threading.Event(), threading.Event()
 
     def resource() -> Any:
         try:
             return room.pop()  # in one step, whichever thread comes first
         except IndexError:
+            assert started.wait(60)  # or the first row is left, too
             refused.set()
             raise OSError("one connection at a time") from None
 
@@ -168,6 +169,7 @@ def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_s
         pending=Parcel.objects.filter(sent=False), done={"sent": True}, resource=resource
     )
     def send(row: Parcel, _: object) -> None:
+        started.set()
         assert refused.wait(60)
 
     report = send(concurrency=3)  # room for one more: the run waits for the last ones at its end
