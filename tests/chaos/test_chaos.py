@@ -50,12 +50,20 @@ def test_workers_that_are_wrong_are_found(tmp_path: Path) -> None:
     deliveries = ("transactional", "at_most_once")
     # Kills are enough to find what is wrong, and soon over.
     kills = ("--blows", "kill_worker", "--calm", "5")
-    code, said, result = chaos(tmp_path, "--only", *deliveries, "--broken", *kills)
-    assert code == 1, said
-    for name in deliveries:
-        assert result["deliveries"][name]["faults"] > 0, said
-    # Killed between the flip and the work: the row is done, and the work is not.
-    assert "transactional: " in said
-    assert "was worked on 0 times in the database" in said
-    # Killed between the work and its commit.
-    assert result["deliveries"]["at_most_once"]["called_2+"] > 0, said
+    found: set[str] = set()
+    # On a busy machine all kills of one delivery may come while its workers start.
+    for _ in range(5):
+        code, said, result = chaos(tmp_path, "--only", *deliveries, "--broken", *kills)
+        counts = result["deliveries"]
+        assert code == any(counts[name]["faults"] for name in deliveries), said
+        # Killed between the flip and the work: the row is done, and the work is not.
+        if counts["transactional"]["faults"]:
+            assert "was worked on 0 times in the database" in said
+            found.add("transactional")
+        # Killed between the work and its commit.
+        if counts["at_most_once"]["faults"]:
+            assert counts["at_most_once"]["called_2+"] > 0, said
+            found.add("at_most_once")
+        if found == {*deliveries}:
+            break
+    assert found == {*deliveries}, said

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from multiprocessing import util
 from pathlib import Path
 from textwrap import dedent
 
@@ -19,6 +21,21 @@ from tests.edge.manage import Install, Manage, Ran
 HEAD = (
     "from dcl_processor import BatchProcessor, batch_processor\nfrom tests.models import Parcel\n"
 )
+
+
+@pytest.fixture(autouse=True)
+def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have the notes of the rows at hand in a folder of the test's own: the next one finds none."""
+    # Folders that outlive the test, wherever they are asked for first.
+    tmp_path_factory.getbasetemp()
+    util.get_temp_dir()  # multiprocessing's own, which it removes at the very end
+    with (
+        tempfile.TemporaryDirectory(prefix="dcl-edge-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        patch.setattr("tempfile.tempdir", None)
+        yield
 
 
 @pytest.fixture
