@@ -83,6 +83,19 @@ def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
     assert set(Vehicle.objects.values_list("pk", flat=True)) - free == {row.vehicle_id}
 
 
+@pytest.mark.parametrize("rows", [{"sent": False}, {"depot__open": True}])
+def test_a_row_that_is_joined_stays_free_for_others(rows: dict[str, Any]) -> None:
+    depot = Depot.objects.create()
+    row = Parcel.objects.create(depot=depot)
+    with transaction.atomic():
+        asked = Parcel.objects.filter(**rows).select_related("depot")
+        assert row.pk in claim(pending.ask(asked, label="test"), [row.pk]).rows
+        with transaction.atomic(using="other"):
+            others = Depot.objects.using("other")
+            assert list(others.select_for_update(skip_locked=True)) == [depot]
+            others.update(name="written meanwhile")
+
+
 def test_a_parent_that_another_session_holds_makes_the_row_absent() -> None:
     truck = Truck.objects.create()
     with transaction.atomic(using="other"):

@@ -71,8 +71,8 @@ class Walk(Generic[M]):
         pks, full = _read(_keys(question), WINDOW)
         if not pks:
             return
-        # Rows that arrive while the run goes on get higher keys; without an upper end a table
-        # that fills as fast as it is drained would keep one run going for ever.
+        # Race: endless run. Rows that arrive while the run goes on get higher keys; without an
+        # upper end a table that fills as fast as it is drained would keep one run going for ever.
         highest = _highest(question) if full else None
         self._last = pks[-1] if highest is None else highest
         start = Q(pk__gte=pks[0])

@@ -170,6 +170,7 @@ class Batch(Generic[M]):
             # It would do so again, alone: its handler is not to be called once more for that.
             ours.remove(self.to_blame)
             outcomes[self.to_blame] = self._failed(self.to_blame, error)
+        # Race: poison row. Each row is alone now: one of them fails, and the others are done.
         for pk in ours:
             if not self.run.may_start(outcomes):
                 break
@@ -251,7 +252,7 @@ class Batch(Generic[M]):
         again: Batch[M] = Batch(self.run, self.question, [pk])
         try:
             with row_transaction(self.question.using):
-                # Second check: the lock is gone, and somebody else may have finished the row.
+                # Race: double claim. Without the lock another worker may have finished the row.
                 again.claimed(claim(self.question, [pk]))
                 if again.rows:
                     failed, values = again.notes(pk, failed)

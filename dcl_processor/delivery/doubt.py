@@ -101,7 +101,7 @@ def _write(
             some = keys[at : at + WINDOW]
             for table in (question.model, *others):
                 lock_rows(question, table, some)
-            # Second check: a worker or another person may have written to a row since it was read.
+            # Race: double claim. A worker or a person may have written to a row since it was read.
             still = set(meant.filter(pk__in=some).values_list("pk", flat=True))
             count += question.table.filter(pk__in=still).update(**written)
     return count

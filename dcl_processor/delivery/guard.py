@@ -19,6 +19,7 @@ Guard = Mapping[str, Sequence[Any]]
 
 def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, Any]) -> int:
     """Write a row if it is ours; return how many were written, 0 or 1."""
+    # Race: lost lease that writes. The row of a worker that took it over is not matched.
     only = {column: known[0] for column, known in guard.items() if len(known) == 1}
     # NULL is compared in a way of its own.
     if len(only) == len(guard) and None not in only.values():

@@ -90,8 +90,8 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     for pk in [pk for pk in batch.outcomes if pk not in handled]:
         batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
         notes.append((writing.resolve(values), [pk]))
-    # Second check of another kind: no flip without the transaction that has the lock and the work.
-    # The user's own code has made the values by now, and none of it runs between this and them.
+    # Race: flip without work. A transaction that ended took the lock and the work with it, and the
+    # flip would be alone in the next one. None of the user's code runs between this and the flip.
     fence.close()
     if fence.transaction_id is not None and not any(values for values, _ in writes + notes):
         writing.refuse_another(question.using, fence.transaction_id)

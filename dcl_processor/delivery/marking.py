@@ -32,6 +32,8 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
         if marked is not None:
             _carried(batch, mark, *marked)
         else:
+            # Race: double claim. Committed before any handler is called, the mark hides the row
+            # from other workers when the lock is gone.
             with row_transaction(question.using):
                 batch.claimed(claim(question, batch.pks, batch.most))
                 run.rehearse(question, batch.rows)

@@ -206,7 +206,7 @@ def _taken(
     columns = [str(meta.get_field(name).column) for name in values]
     stored = dict(zip(_before(values), map(_Stored, columns), strict=True))
     connection = connections[question.using]
-    # Second check: another copy may have finished a row since its key was read.
+    # Race: double claim. Another worker may have finished a row since its key was read.
     found = asked.annotate(**stored).values_list("pk", *stored)
     select, params = found.query.get_compiler(question.using).as_sql()
     lock = connection.ops.for_update_sql(skip_locked=True, no_key=True)

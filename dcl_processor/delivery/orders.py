@@ -34,6 +34,7 @@ def transactional(
     """Lock and ask again → work → flip → commit."""
     batch = Batch(run, question, pks, most)
     try:
+        # Race: work without flip. Both are in one transaction: both are committed, or none is.
         with row_transaction(question.using):
             batch.claimed(claim(question, pks, most))
             # A question with no answer may not have been sent at all, and nothing is open then.

@@ -34,8 +34,9 @@ Values = Mapping[str, Any]
 
 logger = logging.getLogger("dcl_processor")
 
-#: Seconds between the attempts to write a settlement: the work is done, and must not be for
-#: nothing because a lock was in the way or a connection had been idle for too long.
+#: Seconds between the attempts to write a settlement.
+# Race: work without flip. The work is done; a lock in the way or a connection that was idle for too
+# long is no reason to lose the flip.
 PAUSES = (0.0, 0.1, 0.5, 2.0)
 
 

@@ -91,7 +91,7 @@ def _alike(batch: Batch[M], mark: Mark) -> list[tuple[Values, Guard, list[Any]]]
 def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> None:
     question, processor = batch.question, batch.processor
     with settlement_transaction(question.using):
-        # Race: lost lease that writes. A row that another worker has taken over is not matched.
+        # Race: lost lease that writes. The row of a worker that took it over is not matched.
         if write_all(question, pks, guard, values) != len(pks):
             raise NotAllOursError
         if "done" in batch.run.doubtful:

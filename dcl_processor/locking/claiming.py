@@ -69,8 +69,9 @@ def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) ->
         return _claim_database(question, pks)
     choice = Choice.among(pks, most)
     if question.own_table:
-        # Second check: another copy may have finished a row since its key was read. Lock and
-        # check are one statement, and the database checks the locked row's newest version.
+        # Race: double claim. Another worker may have finished a row since its key was read. Lock
+        # and second check are one statement, and the database checks the locked row's newest
+        # version.
         def asked(rows: Rows) -> QuerySet[Any, M]:
             locking = _locking(question.narrowed(rows.condition), question.using)
             locking = identified(locking, question.using)
@@ -95,14 +96,14 @@ def _claim_spanning(question: Question[M], pks: Sequence[Any], choice: Choice | 
     pks = choice.reached(pks, locked.pks) if choice else pks
     for table in parents:
         locked = _lock(question, table, locked.pks)
-    # Second check: the lock statement's snapshot is older than the lock, and what is joined would
-    # be read from that snapshot. A statement of its own sees what was committed until now.
+    # Race: stale second check. The lock statement's snapshot is older than the lock, and what is
+    # joined would be read from that snapshot. A statement of its own sees what was committed.
     return _claimed(pks, _answers(question, locked.pks), locked)
 
 
 def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     lock_database(question)
-    # Second check: until the lock was got, another copy may have finished a row.
+    # Race: double claim. Until the lock was got, another worker may have finished a row.
     return _claimed(pks, _answers(question, pks), _Locked(list(pks)))
 
 
@@ -204,7 +205,7 @@ def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
     return queryset.select_for_update(
         skip_locked=skip_locked,
         nowait=not skip_locked and features.has_select_for_update_nowait,
-        # Rows that are joined belong to others.
+        # Race: lock on joined rows. They belong to others, who would wait for them.
         of=("self",) if joins and features.has_select_for_update_of else (),
         # The lock that an UPDATE of plain columns takes: it lets others insert child rows.
         no_key=features.has_select_for_no_key_update,

@@ -66,6 +66,7 @@ class Budget:
 
     def waits(self) -> Iterator[bool]:
         """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over."""
+        # Race: endless run. Rows that others keep locked are waited for until then.
         end = time.monotonic() + self._wait
         if self._deadline is not None:
             end = min(end, self._deadline)

@@ -183,7 +183,8 @@ class Passes:
             size = min(size, max(0, 1 - self._run.crew.rows_under_way))
         if size:
             batch = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
-            # Now, and not when it ends: the next window may be read before that.
+            # Race: poison row. A row that fails stays pending, and is not read again in this run.
+            # Noted now, and not when it ends: the next window may be read before that.
             self._tried.update(batch)
             self._under_way.update(batch)
             self._run.crew.begin(question, batch, size)

@@ -37,6 +37,7 @@ class Suspects:
         if not known or (before is waiting and keys == len(known)):
             return []
         self._looked_through = waiting, len(known)
+        # Race: poison row. What killed a process may kill this one: the others come first.
         found = {str(pk): pk for pk in waiting if str(pk) in known}
         self._aside.update(found)
         return list(found.values())

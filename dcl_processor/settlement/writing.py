@@ -55,7 +55,7 @@ def write(
     try:
         written = _update(question, pks, resolved, transaction_id)
         if written is None:
-            # Race: a transaction that replaced the one with the locks.
+            # Race: flip without work. Another transaction may have replaced the one with the locks.
             rows = _rows(question, pks)
             fenced = rows if transaction_id is None else rows.filter(within(transaction_id))
             written = fenced.update(**resolved)
@@ -118,7 +118,7 @@ def _update(
     many, fenced = len(pks) > 1, transaction_id is not None
     make = partial(Update, question.model, question.using, values, many=many, fenced=fenced)
     update = question.statements.get(("update", many, fenced, names(values)), make)
-    # Race: a transaction that replaced the one with the locks.
+    # Race: flip without work. As above.
     return None if update is None else update.write(pks, values, transaction_id=transaction_id)
 
 
