@@ -2,7 +2,7 @@
 
 A stage for which this machine lacks something is left out, with one line that says what; with
 CI=true that is a failure. ``python -m tests.suite STAGE…`` runs only the stages named, one after
-the other. Without a name all are run, as many side by side as there are processors: each tells
+the other. Without a name all are run, a few side by side: each tells
 how far it is, and what one that failed has printed comes last.
 """
 
@@ -26,6 +26,23 @@ from tests.servers.redis import is_installed as redis_is_installed
 Stage = tuple[str, Callable[[], None]]
 
 CONTRACT = ("tests/contract", "tests/crash", "tests/fuzz")
+#: Tests that start processes and servers.
+PROGRAMS = (
+    "tests/benchmarks",
+    "tests/chaos",
+    "tests/cluster",
+    "tests/crash",
+    "tests/docs",
+    "tests/edge",
+    "tests/production",
+    "tests/race",
+    "tests/sample_app",
+    "tests/test_embedded.py",
+    "tests/test_mutants.py",
+    "tests/test_pools.py",
+    "tests/test_strict.py",
+    "tests/typing",
+)
 # Schedules, processes, servers and other packages are the same under each Django: once is enough.
 # What Django makes of a question, and what becomes of it in a race, is in the contract.
 ABOUT_THE_REST = (
@@ -33,9 +50,12 @@ ABOUT_THE_REST = (
     "tests/chaos",
     "tests/cluster",
     "tests/crash",
+    "tests/docs",
+    "tests/edge/test_at_hand.py",
     "tests/edge/test_idle.py",
     "tests/edge/test_keeping.py",
     "tests/edge/test_listening.py",
+    "tests/edge/test_operation.py",
     "tests/edge/test_outages.py",
     "tests/edge/test_pace.py",
     "tests/edge/test_restarts.py",
@@ -46,7 +66,10 @@ ABOUT_THE_REST = (
     "tests/production",
     "tests/race",
     "tests/sample_app/test_demo.py",
+    "tests/sample_app/test_payments.py",
+    "tests/sample_app/test_warehouse.py",
     "tests/test_embedded.py",
+    "tests/test_mutants.py",
     "tests/test_packaging.py",
     "tests/test_strict.py",
     "tests/test_suite.py",
@@ -68,17 +91,20 @@ ABOUT_THE_DRIVER = tuple(
 MARIADB_PACKAGES = ("mariadb-server", "libmariadb-dev", "pkg-config", "gcc", "python3-dev")
 
 
+#: Stages that take longest, in this order.
+FIRST = ("programs", "postgresql", "django6.1", "mariadb", "sqlite", "django6.0")
 #: Stages that need the machine for themselves.
 ALONE = ("speed",)
 #: Tests that have to pass in a stage, at least: so few mean that some were not collected.
 LEAST = {
-    "postgresql": 3400,
+    "postgresql": 3100,
+    "programs": 1000,
     "mariadb": 2000,
     "sqlite": 1300,
     "psycopg2": 300,
-    "django5.2": 3000,
+    "django5.2": 2900,
     "django6.0": 2000,
-    "django6.1": 3000,
+    "django6.1": 2900,
     "speed": 1,
 }
 
@@ -111,9 +137,14 @@ def docs() -> None:
 
 
 def postgresql() -> None:
-    """Run the full suite on PostgreSQL."""
+    """Run on PostgreSQL all that needs no process but its own."""
+    run("pytest", *without(PROGRAMS), *expected("postgresql"))
+
+
+def programs() -> None:
+    """Run on PostgreSQL what starts processes and servers."""
     install_servers()
-    run("pytest", *expected("postgresql"))
+    run("pytest", *PROGRAMS, *expected("programs"))
 
 
 def mariadb() -> None:
@@ -157,9 +188,14 @@ def other_django(environment: Environment) -> None:
             f"Python {environment.python} with its venv module was not found "
             f"(name it with {environment.variable}=…)"
         )
-    arguments = [*environment.pytest_arguments, *(f"--ignore={each}" for each in ABOUT_THE_REST)]
+    arguments = [*environment.pytest_arguments, *without(ABOUT_THE_REST)]
     arguments += [*expected(environment.name), f"--expect-django={environment.django}"]
     run("pytest", *arguments, python=environment.make(python))
+
+
+def without(tests: Sequence[str]) -> tuple[str, ...]:
+    """Return the options that leave tests to another stage."""
+    return tuple(f"--ignore={each}" for each in tests)
 
 
 def expected(stage: str, database: str = "postgresql") -> tuple[str, ...]:
@@ -174,7 +210,8 @@ def stages() -> Mapping[str, Stage]:
     return {
         "lint": ("style, format and types", lint),
         "docs": ("the documentation", docs),
-        "postgresql": (f"everything on PostgreSQL with Django {own}", postgresql),
+        "postgresql": (f"the contract and the schedules on PostgreSQL, Django {own}", postgresql),
+        "programs": (f"processes and servers, on PostgreSQL with Django {own}", programs),
         "mariadb": ("the contract on MariaDB", mariadb),
         "sqlite": ("the contract on SQLite", sqlite),
         "psycopg2": ("what knows the driver, with psycopg2", psycopg2),
@@ -271,10 +308,11 @@ def everything() -> int:
         with suppress(LeftOutError):
             install_mariadb()
     names = [name for name in stages() if name not in ALONE]
-    names.sort(key=lambda name: name not in {"postgresql", "django6.1"})
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     commands = {name: (sys.executable, "-m", "tests.suite", name) for name in names}
     print(f"Running {', '.join(names)}, side by side", flush=True)
-    return side_by_side(commands, most=os.cpu_count() or 1) or main(ALONE)
+    # One more than there are processors: tests of processes wait a good part of their time.
+    return side_by_side(commands, most=1 + (os.cpu_count() or 1)) or main(ALONE)
 
 
 if __name__ == "__main__":

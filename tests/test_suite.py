@@ -120,7 +120,8 @@ ON_MARIADB = f"tests.servers.mariadb -- {sys.executable} -m pytest"
 RUN = {
     "lint": ["ruff check .", "ruff format --check .", "mypy", "pyright"],
     "docs": ["sphinx -W --keep-going --quiet docs docs/_build/html"],
-    "postgresql": ["pytest --expect-database=postgresql"],
+    "postgresql": ["pytest PROGRAMS --expect-database=postgresql"],
+    "programs": [f"pytest {' '.join(suite.PROGRAMS)} --expect-database=postgresql"],
     "mariadb": [f"{ON_MARIADB} {CONTRACT} tests/test_servers.py --expect-database=mysql"],
     "sqlite": [f"pytest {CONTRACT} --expect-database=sqlite"],
     "psycopg2": [f"pytest {' '.join(suite.ABOUT_THE_DRIVER)} --expect-database=postgresql"],
@@ -149,11 +150,11 @@ def test_each_stage_runs_all_that_it_is_to_run(monkeypatch: pytest.MonkeyPatch) 
     for name in ("find_python", "make"):
         monkeypatch.setattr(Environment, name, lambda *_: "python")
     monkeypatch.setattr(suite, "apt_install", lambda *_: None)
-    other = " ".join(f"--ignore={folder}" for folder in suite.ABOUT_THE_REST)
+    other, programs = map(" ".join, map(suite.without, (suite.ABOUT_THE_REST, suite.PROGRAMS)))
     ran: dict[str, list[str]] = {}
     for name, (_, stage) in stages().items():
         stage()
-        ran[name] = [each.replace(other, "OTHER") for each in said]
+        ran[name] = [each.replace(other, "OTHER").replace(programs, "PROGRAMS") for each in said]
         said.clear()
     assert ran == RUN
     assert [url and url.partition(":")[0] for url in urls if url] == ["sqlite"] * 3

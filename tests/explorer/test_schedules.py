@@ -8,7 +8,7 @@ from .stage import staged
 from .subjects import BEATING, CHOOSING, LAPSING, MORE, SUBJECTS
 
 #: What one search may take; the whole of it is ``make explore``'s.
-SECONDS = 5.0
+SECONDS = 2.0
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

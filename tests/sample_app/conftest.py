@@ -83,7 +83,8 @@ def load_orders(write_orders: WriteOrders) -> LoadOrders:
     return load
 
 
-@pytest.fixture(params=[STAND_IN, REAL] if REAL_FILE.exists() else [STAND_IN])
+# The real one where it is there, and one that is like it in all figures elsewhere.
+@pytest.fixture(params=[REAL if REAL_FILE.exists() else STAND_IN])
 def order_file(request: pytest.FixtureRequest, write_orders: WriteOrders) -> Path:
     """Give a file of 830 orders of 89 customers, of which all but 21 have shipped."""
     if request.param == REAL:
