@@ -6,13 +6,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	done)
 python := .venv/bin/python
 
-.PHONY: demo test fuzz lint docs explore mutants bench chaos clean
+.PHONY: demo test quick fuzz lint docs explore mutants bench chaos clean
 
 demo: .venv/sample.stamp ## the shop's main job, by four copies at once [ORDERS=file.csv]
 	@$(python) sample_app/manage.py demo $(if $(ORDERS),--orders "$(ORDERS)")
 
 test: .venv/dev.stamp ## everything, on every database and Django that can be had here
 	@$(python) -m tests.suite
+
+quick: .venv/dev.stamp ## style, types and the fast part of the contract, in a minute or two
+	@$(python) -m tests.quick
 
 FUZZ ?= 1000
 fuzz: .venv/dev.stamp ## generated questions and flips, other ones each time [FUZZ=examples FUZZ_SEED=]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import suite
+from tests import quick, suite
 from tests.environments import CHECKOUT, ENVIRONMENTS, Environment
 from tests.progress import side_by_side
 from tests.suite import LeftOutError, StageFailedError, everything, stages
@@ -166,6 +166,12 @@ def test_this_django_is_tested_and_so_are_the_others(monkeypatch: pytest.MonkeyP
     for own in ENVIRONMENTS:
         monkeypatch.setattr(suite, "version", lambda name, own=own: f"{own.django}.1")
         assert set(RUN) - set(stages()) == {own.name}
+
+
+def test_the_quick_part_leaves_out_only_what_is_named() -> None:
+    contract = {each.name for each in (CHECKOUT / "tests" / "contract").glob("test_*.py")}
+    run = {Path(each).name for each in quick.fast_files() if each.startswith("tests/contract/")}
+    assert contract - run == quick.SLOW
 
 
 @pytest.mark.parametrize("fails", [False, True])
