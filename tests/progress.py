@@ -43,6 +43,9 @@ class Progress:
             self.left_out.append(name)
             last = "left out"
         self.line(name, f"FAILED  {last}" if code else last or "passed")
+        for line in lines if code else []:
+            if line.startswith(("FAILED ", "ERROR ")):
+                self.line(name, line.rstrip("\n"))
 
 
 def side_by_side(commands: Mapping[str, Sequence[str]], most: int) -> int:

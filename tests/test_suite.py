@@ -70,7 +70,7 @@ def test_stages_side_by_side_fail_and_are_left_out_by_name(
 ) -> None:
     commands = said_by(
         earth="print('= 7 passed in 3 s =')",
-        sun="print('too hot'); raise SystemExit(1)",
+        sun="print('FAILED tests/hot.py'); raise SystemExit(1)",
         moon="print('\\nLeft out: moon')",
     )
     assert side_by_side(commands, most=2) == 1
@@ -78,7 +78,8 @@ def test_stages_side_by_side_fail_and_are_left_out_by_name(
     assert "  earth  7 passed in 3 s\n" in out
     assert "  moon   left out\n" in out
     assert re.search("  sun    FAILED\\s*\\n", out)
-    assert out.endswith("\n=== output of sun\ntoo hot\n\n\n=== failed: sun\n")
+    assert "  sun    FAILED tests/hot.py\n" in out
+    assert out.endswith("\n=== output of sun\nFAILED tests/hot.py\n\n\n=== failed: sun\n")
     del commands["sun"]
     assert side_by_side(commands, most=2) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "=== all is well, without moon"
