@@ -109,6 +109,12 @@ def test_a_stale_entry_fails_the_run_and_is_not_tried(
     assert said.startswith("stale mutant, expected ")
 
 
+def test_no_entry_of_the_list_is_stale() -> None:
+    listed = list(mutants())
+    assert len(listed) >= 300
+    assert not [str(each) for each in listed if each.stale()]
+
+
 def test_a_sample_is_the_same_for_the_same_commit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from tests.edge.manage import PATIENCE, started, wait_for
@@ -61,11 +61,12 @@ def _follow(stream: IO[str] | None, operations: list[str]) -> Lines:
     pipe = stream
 
     def follow() -> None:
-        for line in pipe:
-            if re.search(r"process \d+ died with row|wake\(\) is not heard", line):
-                operations.append(line.rstrip("\n"))
-            else:
-                lines.put(line.rstrip("\n"))
+        with suppress(ValueError):  # closed, by a test that has ended before it was read
+            for line in pipe:
+                if re.search(r"process \d+ died with row|wake\(\) is not heard", line):
+                    operations.append(line.rstrip("\n"))
+                else:
+                    lines.put(line.rstrip("\n"))
         lines.put("")  # the end
 
     threading.Thread(target=follow, daemon=True).start()

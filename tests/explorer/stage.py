@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,17 +81,19 @@ class Stage:
             self._alone(copy)
             self._set_back()
 
-    def explore(self, *, reduced: bool = True, seconds: float = float("inf")) -> Count:
-        """Run every schedule, unless the time is over before; ``whole`` says which."""
+    def explore(
+        self, *, reduced: bool = True, seconds: float = math.inf, most: float = math.inf
+    ) -> Count:
+        """Run every schedule, unless the time or so many are over before; ``whole`` says which."""
         search, end = Search(reduced=reduced), time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and self.count.schedules + self.count.pruned < most:
             self._run(search)
             if not search.go_on():
                 self.count.whole = True
                 break
         return self.count
 
-    def sample(self, times: int, *, seconds: float = float("inf")) -> Count:
+    def sample(self, times: int, *, seconds: float = math.inf) -> Count:
         """Run random schedules, each by a seed of its own."""
         end = time.monotonic() + seconds
         for seed in range(times):
