@@ -1,4 +1,4 @@
-"""The rows that one claim takes, and what becomes of them."""
+"""The rows that one claim takes, and their outcomes."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Model)
 Outcomes = dict[Any, Outcome | Miss]
-#: A batch on its way. Where handlers have to end before it can go on, it yields the number of its
-#: rows that wait for a place to be handled in.
+#: A batch in progress. When it can only continue after handlers end, it yields the number of its
+#: rows that wait for a free handler slot.
 Steps = Generator[int, None, Outcomes]
 
 logger = logging.getLogger("dcl_processor")
 
 
 class AtHand(Protocol):
-    """A note of the rows at hand that outlives the process."""
+    """A record of the rows in flight that outlives the process."""
 
     def note(self, pks: Collection[Any]) -> None:
-        """Note that these rows are at hand, all of them."""
+        """Record that all these rows are in flight."""
         raise NotImplementedError
 
     def narrow(self, index: int, pk: Any) -> None:
-        """Note that of those rows the one in this place is at hand, from 0."""
+        """Record that only the row at this index of those rows, from 0, is in flight."""
         raise NotImplementedError
 
 
 class Run(Protocol):
-    """What a delivery needs of the run that it belongs to.
+    """The attributes of a run that its delivery needs.
 
-    ``doubtful``: the flips, by option, after which each row has to be asked about. ``kept``: what
-    the constants of a claim are read back as.
+    ``doubtful``: the options whose flips require a check of each row afterwards. ``kept``: the
+    values with which the constants of a claim are read back.
     """
 
     processor: Definition[Any]
@@ -64,12 +64,12 @@ class Run(Protocol):
     kept: Values
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
-        """Tell whether a row may start; ``so_far``: its batch's outcomes, not counted yet."""
+        """Return whether a row may start; ``so_far``: its batch's outcomes, not counted yet."""
         raise NotImplementedError
 
     @property
     def at_hand(self) -> AtHand:
-        """Return where rows are noted whose handler is about to be called."""
+        """Return the record of the rows whose handler is about to be called."""
         raise NotImplementedError
 
     def rehearse(self, question: Question[Any], rows: Mapping[Any, Any]) -> None:
@@ -78,16 +78,16 @@ class Run(Protocol):
 
 
 class Batch(Generic[M]):
-    """Some candidates on their way through the stages.
+    """Candidates that go through the stages together.
 
-    ``most``: how many of them are to be claimed, the first that can be had; none: all of them.
-    ``rows``: those that were claimed; ``attempts``: for each, the number of this attempt;
-    ``started``: those whose handler was called; ``outcomes``: of the rows that were handled.
-    ``ended``: of those whose handlers ended and that are not settled yet; ``flips``: what is known
-    already of what is to be written to them; ``unknown``: those that may have been written.
-    ``not_kept``: the column, by row, that does not contain what the claim wrote;
-    ``transaction_id``: of the transaction that has the rows' locks, where the database tells it;
-    ``to_blame``: the row for whose sake it is rolled back, if that is known.
+    ``most``: how many of them to claim, the first that are free; ``None``: all of them.
+    ``rows``: the claimed rows; ``attempts``: for each, the number of this attempt;
+    ``started``: the rows whose handler was called; ``outcomes``: those of the handled rows.
+    ``ended``: the outcomes of rows whose handlers ended and that are not settled yet; ``flips``:
+    their flips, where known already; ``unknown``: those of them that may have been written.
+    ``not_kept``: for each such row, the column that does not contain what the claim wrote;
+    ``transaction_id``: that of the transaction with the rows' locks, if the database reports it;
+    ``to_blame``: the row that makes the batch roll back, if it is known.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Batch(Generic[M]):
         self._session = connections[question.using].connection
 
     def claimed(self, claimed: Claimed[M]) -> None:
-        """Take the rows that were claimed, before a handler does anything to them."""
+        """Store the claimed rows, before a handler changes them."""
         self._claimed = claimed
         self.rows = claimed.rows
         self.transaction_id = claimed.transaction_id
@@ -123,20 +123,20 @@ class Batch(Generic[M]):
     def _counted(self, name: str) -> dict[Any, int]:
         if all(name in vars(row) for row in self.rows.values()):
             return {pk: getattr(row, name) for pk, row in self.rows.items()}
-        # Deferred by the user's queryset: asked once for all, and not by each instance.
+        # Deferred by the user's queryset: one query for all rows, instead of one per instance.
         table = self.question.table
         return dict(table.filter(these(self.rows)).values_list("pk", name))
 
     def notes(self, pk: Any, outcome: Outcome, **undone: Values | None) -> tuple[Outcome, Values]:
-        """Return what a row that was not handled is to say of it, and the outcome to report.
+        """Return the outcome to report for a row that was not handled, and the values to write.
 
-        ``undone``: as ``notes()`` has it.
+        ``undone``: as in ``notes()``.
         """
         attempt = self.attempts.get(pk, 0)
         return notes(self.processor, self.rows[pk], outcome, attempt=attempt, **undone)
 
     def all_outcomes(self) -> Outcomes:
-        """Return what became of the candidates, those that were not claimed included."""
+        """Return the outcomes of all candidates, including those that were not claimed."""
         misses = self._claimed.misses if self._claimed else {}
         return {**misses, **self.outcomes}
 
@@ -146,11 +146,11 @@ class Batch(Generic[M]):
         *,
         redo: Callable[[Run, Question[M], Sequence[Any]], Steps],
     ) -> Steps:
-        """Go on after an error that cost the transaction: nothing of it is written.
+        """Go on after an error that rolled back the transaction and all its writes.
 
-        The rows are redone one by one, so that the one to blame is alone with it. Raises what
-        ``ends_the_run()``, and what came before any handler and is nobody's failure: a rehearsal's
-        error, and a claim that the database refused for another reason than contention.
+        The rows are redone one by one, so that only the row to blame fails. Raises an error that
+        ``ends_the_run()``, and one that came before any handler and is no row's failure: that of a
+        rehearsal, or of a claim that the database refused for another reason than contention.
         """
         if ends_the_run(raised) or (isinstance(raised, ProcessorError) and not self.started):
             raise raised
@@ -160,17 +160,17 @@ class Batch(Generic[M]):
         # A claim may fail because of one row that cannot be loaded.
         ours = [*self.pks[: self.most]] if self._claimed is None else list(self.rows)
         outcomes: Outcomes = {} if self._claimed is None else dict(self._claimed.misses)
-        # Among several that were named it is not known which of them it was.
+        # With several candidates it is not known which one caused the error.
         if len(ours) == 1 and (self._claimed is not None or len(self.pks) == 1):
             outcomes[ours[0]] = self._failed(ours[0], error)
             return outcomes
         if isinstance(error, TransactionLost):
             self._tell_of_end(ours)
         if self.to_blame is not None:
-            # It would do so again, alone: its handler is not to be called once more for that.
+            # Alone, it would fail in the same way, so its handler is not called again.
             ours.remove(self.to_blame)
             outcomes[self.to_blame] = self._failed(self.to_blame, error)
-        # Race: poison row. Each row is alone now: one of them fails, and the others are done.
+        # Race: poison row. Each row is redone alone, so that one fails and the others are done.
         for pk in ours:
             if not self.run.may_start(outcomes):
                 break
@@ -178,7 +178,7 @@ class Batch(Generic[M]):
         return outcomes
 
     def _is_asked_again(self, error: Exception) -> bool:
-        """Tell whether the rows are for a later pass; raises what no row is to blame for."""
+        """Return whether to leave the rows to a later pass; raises errors that no row caused."""
         if not is_database_error(error):
             return False
         if (refused := self._refused(error)) is not None:
@@ -191,15 +191,15 @@ class Batch(Generic[M]):
         return passes
 
     def _refused(self, error: Exception) -> ProcessorError | None:
-        """Return the sentence about a database that takes no write from any row."""
+        """Return the error to raise if the database refuses to write any row."""
         using = self.question.using
-        # InnoDB gives locks although it is read-only: each row's handler would be called before
-        # its flip is refused. Elsewhere a handler can have made its own transaction so.
+        # A read-only InnoDB still grants locks, so each row's handler would be called before its
+        # flip is refused. Elsewhere a handler may have made its own transaction read-only.
         asked = self._wrote_nothing() or (self.outcomes and connections[using].vendor == "mysql")
         return unwritable(error, using) if asked else None
 
     def _tell_of_end(self, ours: Sequence[Any]) -> None:
-        """Log which rows are handled again: what was committed of their work stays."""
+        """Log which rows are handled again; the work that was committed for them stays."""
         again = [str(pk) for pk in ours if pk in self.started and pk != self.to_blame]
         if again:
             logger.warning(
@@ -212,15 +212,15 @@ class Batch(Generic[M]):
             )
 
     def _wrote_nothing(self) -> bool:
-        """Tell whether the error came in the claim, or in the rehearsal, and so before a COMMIT."""
+        """Return whether the error came in the claim or the rehearsal, so before any COMMIT."""
         return self._claimed is None or not (self.run.rehearsed or self.started)
 
     def _passes(self, error: Exception) -> bool:
-        """Tell whether to ask again later: also for what a session lost that has ended."""
+        """Return whether the error is transient: contention, or the loss of the session."""
         return is_contention(error) or reconnected(self.question.using, since=self._session)
 
     def _explained(self, error: Exception) -> Exception:
-        """Say of a statement that found its session gone what is the matter."""
+        """Return ``SessionLost`` instead of the error if the statement's session is gone."""
         if is_database_error(error) and reconnected(self.question.using, since=self._session):
             lost = SessionLost()
             lost.__cause__ = error
@@ -228,22 +228,22 @@ class Batch(Generic[M]):
         return error
 
     def _to_be_noted(self, failed: Failed) -> bool:
-        """Tell whether something is written about a row whose transaction is lost.
+        """Return whether to write values to a row whose transaction is lost.
 
-        Without ``retry`` a failure of the handler's own gives a row up, and nothing else does.
+        Without ``retry`` only a failure of the handler itself gives a row up.
         """
         if self.processor.retry is not None:
             return True
         return self.processor._notes_failures and not failed.handled
 
     def _failed(self, pk: Any, error: Exception) -> Outcome:
-        """Note a failure in a transaction of its own, the row's own being lost."""
+        """Record a failure in a new transaction, because the row's own is lost."""
         failed = self.outcomes.get(pk)
         if isinstance(error, RowRefused):
             # No handler was called, and no attempt is counted.
             return Failed(error.error, handled=True)
         if isinstance(failed, Failed):
-            # The handler's own error says more than what the lost transaction made of it.
+            # The handler's own error explains more than that of the lost transaction.
             add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
         elif failed is None or isinstance(failed, Handled):
             failed = Failed(self._explained(error), handled=True)

@@ -1,4 +1,4 @@
-"""What a person does about rows that are in doubt, or were given up on."""
+"""The operator's requests for rows that are in doubt, or were given up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Values = Mapping[str, Any]
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
-    """Return the rows that are claimed, and have been for longer than that."""
+    """Return the rows that have been claimed for longer than ``older_than``."""
     if processor.claim is None or processor.claimed_at is None:
         raise InvalidOption(
             f"{processor.name}: expected claim=… and claimed_at=… to tell since when a row is "
@@ -42,7 +42,7 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
 def mark_done(
     processor: Definition[Any], rows: QuerySet[Any, Any], values: Values | None = None
 ) -> int:
-    """Write the flip, or these values, to those of the rows that are claimed."""
+    """Write the flip, or ``values``, to those of the rows that are claimed."""
     if processor.claim is None:
         raise InvalidOption(
             f"{processor.name}: expected claim=… to tell which rows are claimed, got mark_done() "
@@ -65,7 +65,7 @@ def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
 
 
 def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
-    """Return what a person says takes a claimed row out of pending."""
+    """Return the operator's values that take a claimed row out of pending, or else ``done``."""
     if values is None:
         if processor.done is None:
             raise InvalidOption(
@@ -89,7 +89,7 @@ def _write(
     condition: Q,
     values: Values,
 ) -> int:
-    """Write to the rows that are meant, and meet the condition, under their locks."""
+    """Lock the rows, and write to those of them that still meet the condition."""
     resolved = writing.resolve(with_cleared_retry(processor, values))
     written = {**_unclaimed(processor), **resolved}
     others = [t for t in holders(question.model, written) if t is not question.model]
@@ -118,7 +118,7 @@ def _check_age(processor: Definition[Any], older_than: Any) -> None:
 
 
 def _check_rows(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
-    """Refuse what would write to other rows than the processor's, or could not be written."""
+    """Refuse rows that are not the processor's, or that could not be written."""
     question = pending.ask(processor.pending, label=processor.name, using=processor.using)
     model = question.model
     ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is model
@@ -155,6 +155,6 @@ def _claimed(processor: Definition[Any]) -> Q:
         for name, value in (processor.claim or {}).items()
         if not hasattr(value, "resolve_expression") and not callable(value)
     }
-    # A row that was settled may still say that it was claimed, but not since when.
+    # A settled row may still contain the claim's constants, but not the time of the claim.
     since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
     return Q(**constants, **since)

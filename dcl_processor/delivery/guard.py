@@ -1,4 +1,4 @@
-"""Compare-and-set: a row is written only if columns still have the values that we gave them."""
+"""Compare-and-set: a row is written only if columns still have the values this worker wrote."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dcl_processor.locking.waiting import settling
 from dcl_processor.statements.kept import names
 from dcl_processor.statements.update import Update
 
-#: Each column, and every value that it may have from us.
+#: Each column, with all values that this worker may have written to it.
 Guard = Mapping[str, Sequence[Any]]
 
 
 def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, Any]) -> int:
-    """Write a row if it is ours; return how many were written, 0 or 1."""
-    # Race: lost lease that writes. The row of a worker that took it over is not matched.
+    """Write a row if the guard matches; return how many rows were written, 0 or 1."""
+    # Race: lost lease that writes. A row that another worker has taken over does not match.
     only = {column: known[0] for column, known in guard.items() if len(known) == 1}
-    # NULL is compared in a way of its own.
+    # NULL needs a comparison of its own.
     if len(only) == len(guard) and None not in only.values():
         name = "settle", *only, names(values)
         make = partial(Update, question.model, question.using, values, guard=only)
@@ -35,14 +35,14 @@ def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, A
 def write_all(
     question: Question[Any], pks: Sequence[Any], guard: Guard, values: Mapping[str, Any]
 ) -> int:
-    """Write those of the rows that are ours, all alike; return how many were written."""
+    """Write the same values to the rows that match the guard; return how many were written."""
     table = question.table
     with settling(question, pks, {*guard, *values}):
         return table.filter(these(pks), condition(guard)).update(**values)
 
 
 def condition(guard: Guard) -> Q:
-    """Return what recognises a row as ours, as a condition."""
+    """Return the guard as a condition of a query."""
     ours = Q()
     for column, known in guard.items():
         ours &= Q(**{column: known[0]}) if len(known) == 1 else Q(**{f"{column}__in": known})

@@ -1,4 +1,4 @@
-"""Work, and settle, inside the transaction that holds the rows' locks."""
+"""Call the handler and settle the rows inside the transaction that holds their locks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=Model)
 
 
 def work(batch: Batch[M], fence: Fence) -> None:
-    """Handle the rows, each so that its failure costs the others nothing."""
+    """Handle the rows, so that the failure of one does not undo the others."""
     run, processor, connection = batch.run, batch.processor, connections[batch.question.using]
     if processor._handles_batches and len(batch.rows) > 1:
         with RowScope(connection, shared=False) as scope:
@@ -51,13 +51,13 @@ def work(batch: Batch[M], fence: Fence) -> None:
             run.at_hand.narrow(place, pk)
         with RowScope(connection, shared=shared) as scope:
             outcome = execute(processor, row, run.resource.arguments())
-        # Noted before it is known whether it can be kept: an error from here on is the row's.
+        # Recorded before its work is kept, because an error from here on is this row's failure.
         batch.outcomes[pk] = outcome
         try:
             fence.check()
             batch.outcomes[pk] = scope.close(outcome)
         except (TransactionLost, UnseenWork) as error:
-            # Looked for after each row, so that it is this one's.
+            # Checked after each row, so that this row is the one that ended the transaction.
             batch.to_blame = None if was_ended_by_server(error) else pk
             raise
         if isinstance(outcome, Failed):
@@ -71,13 +71,13 @@ def _work_together(batch: Batch[M]) -> list[Outcome]:
     try:
         return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
     except BaseException:
-        # The rows are about to be redone, and what is open may be what failed.
+        # The rows are about to be redone, and the open resource may have caused the failure.
         resource.worn()
         raise
 
 
 def settle(batch: Batch[M], fence: Fence) -> None:
-    """Flip the rows that were handled, and note what became of the others.
+    """Flip the handled rows, and write the outcomes of the others.
 
     Raises when that cannot be done; the transaction must then be rolled back.
     """
@@ -90,8 +90,8 @@ def settle(batch: Batch[M], fence: Fence) -> None:
     for pk in [pk for pk in batch.outcomes if pk not in handled]:
         batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
         notes.append((writing.resolve(values), [pk]))
-    # Race: flip without work. A transaction that ended took the lock and the work with it, and the
-    # flip would be alone in the next one. None of the user's code runs between this and the flip.
+    # Race: flip without work. If the transaction has ended, the lock and the work are lost, and the
+    # next transaction would contain the flip alone. No user code runs between this and the flip.
     fence.close()
     if fence.transaction_id is not None and not any(values for values, _ in writes + notes):
         writing.refuse_another(question.using, fence.transaction_id)
@@ -100,7 +100,8 @@ def settle(batch: Batch[M], fence: Fence) -> None:
             writing.write(question, pks, values, processor.name, fence.transaction_id)
     for values, pks in notes:
         writing.write(question, pks, values, processor.name, fence.transaction_id)
-    # It could not be rehearsed beforehand, or one row's rehearsal did not speak for all rows.
+    # The flip could not be rehearsed beforehand, or its rehearsal on one row proves nothing for
+    # the other rows.
     if handled and "done" in batch.run.doubtful:
         writing.refuse_pending(processor, question, list(handled))
     _keep_callbacks_apart(question.using)
@@ -109,8 +110,8 @@ def settle(batch: Batch[M], fence: Fence) -> None:
 def _keep_callbacks_apart(using: str) -> None:
     """Make the on_commit() callbacks robust, as ``on_commit(robust=True)`` does.
 
-    The rows are settled when they run. One that raises would make Django drop those behind it,
-    and look like a commit that failed; Django logs it instead.
+    The rows are settled when the callbacks run. A callback that raises would make Django drop the
+    later ones, and would look like a failed commit; a robust one makes Django log the error.
     """
     connection: Any = connections[using]  # the stubs know the callbacks as pairs
     connection.run_on_commit = [
@@ -119,7 +120,7 @@ def _keep_callbacks_apart(using: str) -> None:
 
 
 def _raising_exceptions(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Turn ``sys.exit()`` and the like into what Django logs: the rows are committed."""
+    """Turn ``sys.exit()`` and the like into an error that Django logs, as rows are committed."""
 
     @wraps(call)
     def calling() -> None:
@@ -130,6 +131,6 @@ def _raising_exceptions(call: Callable[[], Any]) -> Callable[[], Any]:
                 raise
             raise as_exception(error)  # noqa: B904  # which says itself where it comes from
 
-    # Django names the callback in its log, which may be an object without a name of its own.
+    # Django logs the callback's name, and a callable object may have none.
     calling.__qualname__ = getattr(call, "__qualname__", repr(call))
     return calling

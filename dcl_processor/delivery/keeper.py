@@ -1,4 +1,4 @@
-"""The heartbeat: what keeps the leases of one copy alive while its handlers run."""
+"""The heartbeat, which renews the leases of one worker while its handlers run."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from .guard import Guard, write_all
 
 logger = logging.getLogger("dcl_processor")
 
-#: Seconds that a renewal waits for a lock at a time, and so does the end of a run.
+#: Seconds that a renewal, and so the end of a run, waits for a lock at a time.
 LONGEST_WAIT = 5.0
 
-#: Seconds that the end of a run waits for the heartbeat. One that is not over by then waits for a
-#: connection of a pool, has nothing left to renew, and ends when it gets one or none.
+#: Seconds that the end of a run waits for the heartbeat. A heartbeat that is still running then
+#: waits for a pooled connection, has nothing left to renew, and ends when it gets one or none.
 CLOSING = 2 * LONGEST_WAIT
 
 
 class Keeper:
-    """Renews the leases of one copy, in a thread and on a connection of its own.
+    """Renews the leases of one worker, in a thread and on a connection of its own.
 
-    The lock guards what is kept in memory and is never held while the database is asked: a
-    settlement waits for no renewal. It need not, since a renewal is noted before it is sent, and
-    recognises the row by the lease: whichever of the two comes first, the other one fits.
+    The lock guards the data in memory and is never held during a query, so a settlement waits for
+    no renewal. The two may come in either order, because a renewal records its token before it is
+    sent, and recognises the row by the lease token.
     """
 
     def __init__(self, lease: Lease, label: str) -> None:
@@ -60,33 +60,33 @@ class Keeper:
             for pk, token in tokens.items():
                 self._tokens[pk] = [token]
                 self._alive_until[pk] = since + self._lease.seconds
-            # One for all threads of the copy. Inside Django's TestCase nothing is committed, and
-            # no other connection sees the rows.
+            # One heartbeat for all threads of the worker. Inside Django's TestCase nothing is
+            # committed, and no other connection sees the rows.
             if self._thread is None and not connections[question.using].in_atomic_block:
                 name = f"{self._label}: leases"
                 self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
                 self._thread.start()
 
     def is_ours(self, pk: Any) -> bool:
-        """Tell whether the lease lives, as far as is known here."""
+        """Return whether the lease is alive, as far as this process knows."""
         with self._lock:
             return time.monotonic() < self._alive_until.get(pk, 0.0)
 
     def let_go(self, pk: Any, token: datetime) -> Guard:
-        """Stop renewing a row's lease, and return what recognises it.
+        """Stop renewing a row's lease, and return the tokens that recognise it.
 
-        That is every value which the lease has had from us. A renewal may come between the end of
-        the handler and the settlement, and a handler that saves an instance of its own writes back
-        the value that it has read. ``token``: the claim's, if it was not held yet.
+        These are all tokens that this worker wrote. A renewal may come between the end of the
+        handler and the settlement, and a handler that saves an instance of its own writes back
+        the token that it has read. ``token``: the claim's, if the lease was not held yet.
         """
         with self._lock:
             self._alive_until.pop(pk, None)
             return {self._lease.field: self._tokens.pop(pk, [token])}
 
     def close(self) -> None:
-        """End the thread; leases that are still held lapse by themselves."""
+        """End the thread; leases that are still held lapse."""
         self._stop.set()
-        # One whose start was interrupted cannot be waited for, and ends by itself.
+        # A thread whose start was interrupted cannot be joined; the event ends it, too.
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(CLOSING)
 
@@ -94,13 +94,13 @@ class Keeper:
         pause = self._lease.seconds / 3
         try:
             while not self._stop.wait(pause):
-                # What was not renewed has time for several more beats before the lease lapses.
+                # After a failed beat there is time for several more before the lease lapses.
                 pause = self._lease.seconds / (3 if self._beat() else 12)
         finally:
             connections.close_all()
 
     def _beat(self) -> bool:
-        """Renew the leases; return whether all of them were."""
+        """Renew the leases; return whether all of them were renewed."""
         try:
             question, locked = self._renew()
             if question is not None and locked:
@@ -114,7 +114,7 @@ class Keeper:
         return True
 
     def _renew(self) -> tuple[Question[Any] | None, list[Any]]:
-        """Renew the leases of all rows but those that are locked, and return these."""
+        """Renew the leases of the rows that are not locked, and return the locked ones."""
         with self._lock:
             question, held = self._question, list(self._tokens)
         if question is None or not held:
@@ -128,8 +128,8 @@ class Keeper:
             self._note(held, self._prolong(question, held, token), began)
             return None, []
         with row_transaction(question.using):
-            # Never waits for a row that its own handler, or a person, has locked: the other
-            # leases would lapse meanwhile.
+            # Skips a row that its own handler, or a person, has locked, because the other leases
+            # would lapse during the wait.
             free = lock_free(question, held)
             kept = self._prolong(question, free, token)
         self._note(free, kept, began)
@@ -139,8 +139,8 @@ class Keeper:
     def _wait_for(self, question: Question[Any], locked: list[Any]) -> None:
         """Wait for the lock of the row whose lease ends first, and renew it.
 
-        Race: double claim. Other workers pass a locked row by. When its lock is released after
-        its lease has lapsed, the first to come has the row: a renewal that waits is the first.
+        Race: double claim. Other workers skip a locked row. When its lock is released after its
+        lease has lapsed, the first session in line gets the row, and a waiting renewal is first.
         """
         with self._lock:
             ours = [pk for pk in locked if pk in self._tokens]
@@ -152,7 +152,7 @@ class Keeper:
         try:
             with row_transaction(question.using), lock_timeout(question.using, seconds):
                 lock_rows(question, question.model, [pk])
-                # Read after the wait: the lease begins now.
+                # Read after the wait, because the lease begins now.
                 began = time.monotonic()
                 now = clock.read(question.table, [pk])
                 if now is None:
@@ -165,11 +165,11 @@ class Keeper:
             self._note([pk], kept, began)
 
     def _prolong(self, question: Question[Any], pks: list[Any], token: datetime) -> set[Any]:
-        """Write the token to those of the rows that are still ours; return these."""
+        """Write the token to the rows that this worker still holds; return those rows."""
         with self._lock:
             held = [pk for pk in pks if pk in self._tokens]
             known = {each for pk in held for each in self._tokens[pk]}
-            # Noted before it is written: if the answer is lost, it may be there all the same.
+            # Recorded before the write: if the answer is lost, the token may still be in the row.
             for pk in held:
                 self._tokens[pk].append(token)
         if not held:

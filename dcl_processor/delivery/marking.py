@@ -20,28 +20,28 @@ from .marks import Mark, Values
 
 
 def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
-    """Lock and ask again, mark the rows that are ours, commit."""
+    """Lock the rows, check them again, mark the claimed ones, and commit."""
     began = time.monotonic()
     question, run = batch.question, batch.run
     try:
-        # The first rows of a run are rehearsed with, which takes a transaction; and so does a mark
-        # that may have to be taken back.
+        # The rehearsal with the first rows of a run needs a transaction. So does a mark that may
+        # have to be rolled back.
         doubtful = not run.rehearsed or mark.leaves_by in run.doubtful
         at_once = not doubtful and one_statement.suits(question)
         marked = one_statement.claim_and_mark(batch, mark) if at_once else None
         if marked is not None:
             _carried(batch, mark, *marked)
         else:
-            # Race: double claim. Committed before any handler is called, the mark hides the row
-            # from other workers when the lock is gone.
+            # Race: double claim. The mark is committed before any handler is called, and hides the
+            # row from other workers after the lock is released.
             with row_transaction(question.using):
                 batch.claimed(claim(question, batch.pks, batch.most))
                 run.rehearse(question, batch.rows)
                 _write(batch, mark)
                 _refuse_pending(batch, mark)
     except BaseException as error:
-        # An interrupt may come before the commit or after it. Then the mark itself has to tell
-        # whether it is there, and not another copy's by now.
+        # An interrupt may come before or after the commit. A unique mark shows later whether it
+        # was committed, and whether it is still this worker's mark.
         if isinstance(error, Exception) or not mark.is_unique:
             mark.forget()
         raise
@@ -49,7 +49,7 @@ def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
 
 
 def _write(batch: Batch[Any], mark: Mark) -> None:
-    """Mark the rows, in the transaction that holds their locks, and the instances too."""
+    """Mark the rows in the transaction that holds their locks, and update the instances."""
     if not batch.rows:
         return
     question, names = batch.question, list(mark.values)
@@ -57,8 +57,8 @@ def _write(batch: Batch[Any], mark: Mark) -> None:
     marked = table.filter(these(batch.rows))
     before = _read(marked, names)
     marked.update(**mark.values)
-    # Read back: the time is the database's, a column may keep a value in its own way, and others
-    # may be computed from it.
+    # The values are read back, because the time is the database's, a column may store a value in
+    # its own form, and generated columns may depend on it.
     computed = [f.attname for f in question.model._meta.concrete_fields if f.generated]
     after = _read(marked, [*names, *computed])
     for pk, row in batch.rows.items():
@@ -69,10 +69,10 @@ def _write(batch: Batch[Any], mark: Mark) -> None:
 def _carried(
     batch: Batch[Any], mark: Mark, before: Mapping[Any, Values], after: Mapping[Any, Values]
 ) -> None:
-    """Note what the marked columns contained before and contain now.
+    """Record the old and the new values of the marked columns, and rows that lost the new ones.
 
-    A trigger may keep what was there before in some rows. Such a row is still pending, or not to
-    be recognised: its handler would be called in every run.
+    A trigger may keep the old value in some rows. Such a row is still pending, or cannot be
+    recognised, so that its handler would be called in every run.
     """
     mark.carried(before, after)
     constants = batch.run.kept
@@ -84,7 +84,7 @@ def _carried(
 
 
 def _refuse_pending(batch: Batch[Any], mark: Mark) -> None:
-    """Raise before a mark is committed that leaves its row pending, for another copy to claim."""
+    """Raise if a mark leaves its row pending, where another worker would claim it."""
     option = mark.leaves_by
     if option is not None and option in batch.run.doubtful:
         for pk in batch.question.still_pending(list(batch.rows)).values_list("pk", flat=True)[:1]:
@@ -97,9 +97,9 @@ def _read(rows: QuerySet[Any], names: list[str]) -> dict[Any, Values]:
 
 
 def show(row: Any, values: Values) -> None:
-    """Let the instance say what its row says, so that a ``save()`` by the handler changes nothing.
+    """Copy the row's values to the instance, so that the handler's ``save()`` keeps them.
 
-    What the user's queryset left out stays out.
+    Fields that the user's queryset deferred stay deferred.
     """
     deferred = row.get_deferred_fields()
     for name, value in values.items():

@@ -1,7 +1,7 @@
-"""What a claim leaves on a row that is handled outside the claim's transaction.
+"""The mark that a claim writes to a row that is handled outside the claim's transaction.
 
-A mark is committed before the handler is called. Whoever settles the row later writes only if the
-row still carries the mark: somebody else may have taken it over, or cleared it up.
+A mark is committed before the handler is called. A settlement writes only if the row still has the
+mark, because another worker may have taken the row over, or an operator may have settled it.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ _NOW = DatabaseNow()
 
 
 class Mark(Protocol):
-    """What the two kinds of marks have in common; columns go by their ``attname``."""
+    """The interface of the two kinds of marks; columns are named by their ``attname``."""
 
-    #: Whether the handler's row may be put back after it was started.
+    #: Whether a row may be put back after its handler was started.
     may_repeat: bool
-    #: What the claim writes, expressions included, and by what the statement is known.
+    #: The values that the claim writes, expressions included, and the name of its statement.
     values: Values
     name: Hashable
-    #: The columns among them that take the database's time.
+    #: Those of the columns that are set to the database's time.
     times: Collection[str]
-    #: What takes the mark off a row that was settled.
+    #: The values that remove the mark from a settled row.
     removed: Values
-    #: What puts a row back after its handler was called; ``None``: it cannot be put back.
+    #: The values that put a row back after its handler was called; ``None``: it stays claimed.
     undone: Values | None
-    #: Whether it holds a time, by which it is told from any other copy's.
+    #: Whether it contains a time, which distinguishes it from the mark of any other worker.
     is_unique: bool
     #: The option that has to take a marked row out of pending; ``None``: a lease hides it.
     leaves_by: str | None
 
     @property
     def rows(self) -> Collection[Any]:
-        """The rows that carry it, or may do."""
+        """The rows that have the mark, or may have it."""
         raise NotImplementedError
 
     def carried(self, before: Mapping[Any, Values], after: Mapping[Any, Values]) -> None:
-        """Be told what the claimed rows said before, and say now."""
+        """Record the marked columns of the claimed rows before and after the claim."""
 
     def forget(self) -> None:
-        """Be told that the marks were not committed, or that nobody knows."""
+        """Forget the marks, because they were not committed or it is not known."""
         raise NotImplementedError
 
     def hold(self, since: float) -> None:
-        """Be told that the marks are committed; the claim began at ``since`` (monotonic)."""
+        """Hold the marks, which are committed; the claim began at ``since`` (monotonic)."""
 
     def is_ours(self, pk: Any) -> bool:
-        """Tell whether the row's handler may still start."""
+        """Return whether the row's handler may still start."""
         raise NotImplementedError
 
     def let_go(self, pk: Any) -> Guard:
-        """Return what recognises the row as ours, for the last write to it."""
+        """Return the guard that recognises the row's mark, for the last write to the row."""
         raise NotImplementedError
 
     def before(self, pk: Any) -> Values:
-        """Return what puts back a row whose handler was not called."""
+        """Return the values that put back a row whose handler was not called."""
         raise NotImplementedError
 
 
@@ -108,13 +108,13 @@ class ClaimMark:
         self._after.clear()
 
     def hold(self, since: float) -> None:
-        """Do nothing: no time takes a claim away."""
+        """Do nothing, because a claim does not lapse."""
 
     def is_ours(self, pk: Any) -> bool:  # noqa: ARG002  # as above
         return True
 
     def let_go(self, pk: Any) -> Guard:
-        """Recognise the row by everything that the claim wrote, as the column gave it back."""
+        """Recognise the row by all values that the claim wrote, as they were read back."""
         return {name: [value] for name, value in self._after[pk].items()}
 
     def before(self, pk: Any) -> Values:
@@ -165,7 +165,7 @@ class LeaseMark:
         return self._keeper.is_ours(pk)
 
     def let_go(self, pk: Any) -> Guard:
-        """Recognise the row by every value that its lease may have had from us."""
+        """Recognise the row by every lease token that this worker may have written to it."""
         if pk not in self._guards:
             self._guards[pk] = self._keeper.let_go(pk, self._tokens[pk])
         return self._guards[pk]
@@ -174,7 +174,7 @@ class LeaseMark:
         return self.undone or {}
 
 
-# Once for all batches: to look through the expressions takes as long as to look through a row.
+# Cached for all batches, because examining the expressions takes as long as examining a row.
 @cache
 def _leased(lease: Lease, count: str | None) -> tuple[Values, Hashable]:
     counted = {} if count is None else {count: Coalesce(F(count), Value(0)) + 1}

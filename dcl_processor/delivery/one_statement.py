@@ -1,9 +1,9 @@
-"""Claim and mark in one statement and one round trip, where the database can.
+"""Claim and mark in one statement and one round trip, if the database supports it.
 
 PostgreSQL's ``UPDATE`` takes rows from a common table expression that locks them, and returns
-what it wrote. Only an own-table question may be asked this way: its second check is the lock's
-own look at the locked row's newest version. Whatever spans tables would be asked of the
-statement's old snapshot, and is locked, asked again and written in three statements instead.
+what it wrote. Only an own-table question allows this, because PostgreSQL checks it again on the
+newest version of each locked row. A question that spans tables would be checked on the statement's
+old snapshot, so three statements lock the rows, check them again and write them instead.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .marks import Mark, Values
 
-#: Tables, by alias and model, for which the database refuses such a statement: a rule makes several
-#: of it. Only a statement that was sent can tell.
+#: Tables, by alias and model, for which the database refuses such a statement because a rule turns
+#: it into several. Only sending a statement shows this.
 refused: set[tuple[str, type[Model]]] = set()
 
 #: The name of the common table expression.
@@ -38,11 +38,11 @@ _TAKEN = "dcl_taken"
 
 
 def suits(question: Question[Any]) -> bool:
-    """Tell whether the database can do it, and this question may be asked so."""
+    """Return whether the database supports such a statement, and the question allows it."""
     if (question.using, question.model) in refused:
         return False
     features = connections[question.using].features
-    # No database without NO KEY has an UPDATE … FROM a locking SELECT that returns its rows.
+    # Only a database with NO KEY has an UPDATE … FROM a locking SELECT that returns its rows.
     able = features.has_select_for_no_key_update and features.has_select_for_update_skip_locked
     return bool(able and question.own_table and len(question.model._meta.pk_fields) == 1)
 
@@ -50,14 +50,14 @@ def suits(question: Question[Any]) -> bool:
 def claim_and_mark(
     batch: Batch[Any], mark: Mark
 ) -> tuple[dict[Any, Values], dict[Any, Values]] | None:
-    """Claim the batch's rows and mark them; each statement commits itself.
+    """Claim the batch's rows and mark them, with one commit for each statement.
 
-    Returns what the marked columns of the claimed rows contained before, and contain now; ``None``
-    if nothing was done, since the table is one of the ``refused``.
+    Returns the old and the new values of the claimed rows' marked columns; ``None`` if nothing was
+    done because the table is in ``refused``.
     """
     question = batch.question
     choice = Choice.among(batch.pks, batch.most)
-    # A mistake must not cost the transaction that Django's TestCase has open.
+    # An error must not break the transaction that Django's TestCase keeps open.
     inside = connections[question.using].in_atomic_block
     try:
         with transaction.atomic(using=question.using) if inside else nullcontext():
@@ -70,7 +70,7 @@ def claim_and_mark(
     try:
         found = {row.pk: row for row in statement.instances(answers)}
     finally:
-        # Committed already: what cannot be handed to the handler is put back.
+        # The claim is committed, so rows that cannot be passed to the handler are put back.
         _put_back(question, before, after, after.keys() - found.keys())
     reached = choice.reached(batch.pks, found) if choice else batch.pks
     rows = {pk: found[pk] for pk in batch.pks if pk in found}
@@ -93,10 +93,10 @@ def _asked(
 
 
 class _Statement:
-    """The statement for the rows named, or with open keys and open values for any.
+    """The statement for the rows named, or for any rows if its keys and values are open.
 
-    Each answer has the columns that the user's queryset selects, and behind them the row's key,
-    what the marked columns contained before, and what they contain now.
+    Each answer has the columns that the user's queryset selects, followed by the row's key, the
+    old values of the marked columns, and their new values.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class _Statement:
         )
 
     def ask(self, pks: Sequence[Any], values: Values) -> Sequence[Any] | None:
-        """Execute it, and return its answers.
+        """Execute the statement, and return its answers.
 
-        ``None``: nothing was sent, since a field makes SQL of its value.
+        ``None``: nothing was sent, because a field turns its value into SQL.
         """
         connection = self._connection
         filled = prepared_values(self._open, values, connection)
@@ -147,7 +147,7 @@ class _Statement:
         return answers
 
     def marks(self, answers: Sequence[Any]) -> tuple[dict[Any, Values], dict[Any, Values]]:
-        """Return what the marked columns contained before and contain now, by the rows' keys."""
+        """Return the old and the new values of the marked columns, by the rows' keys."""
         before: dict[Any, Values] = {}
         after: dict[Any, Values] = {}
         behind = [answer[self._selected :] for answer in answers]
@@ -171,7 +171,7 @@ class _Statement:
         selected = [part for _, part, _ in self._evaluation.compiler.select]
         self._selected = len(selected)
         stored = [self._compiler.compile(column) for column in columns]
-        # The first is the key; what was there before comes from where it was locked.
+        # The first column is the key; old values come from the expression that locked the rows.
         stored[1 : 1 + len(marked)] = [(f"{_TAKEN}.{name}", ()) for name in _before(self._values)]
         behind = [
             column.select_format(self._compiler, statement, params)
@@ -183,7 +183,7 @@ class _Statement:
 
 
 class _Stored(Expression):
-    """A column of the own table as it is stored, whatever its field makes of it in a SELECT."""
+    """A column of the model's own table as it is stored, even if its field changes its SELECT."""
 
     def __init__(self, column: str) -> None:
         super().__init__(output_field=IntegerField())
@@ -201,7 +201,7 @@ def _before(names: Collection[str]) -> Iterator[str]:
 def _taken(
     question: Question[Any], asked: QuerySet[Any, Any], values: Values
 ) -> tuple[str, Sequence[Any]]:
-    """Return the common table expression that locks the rows, and keeps what it found in them."""
+    """Return the common table expression that locks the rows, and keeps their old values."""
     meta = question.model._meta
     columns = [str(meta.get_field(name).column) for name in values]
     stored = dict(zip(_before(values), map(_Stored, columns), strict=True))
@@ -210,7 +210,7 @@ def _taken(
     found = asked.annotate(**stored).values_list("pk", *stored)
     select, params = found.query.get_compiler(question.using).as_sql()
     lock = connection.ops.for_update_sql(skip_locked=True, no_key=True)
-    # Materialised, or the planner may lock one set of rows and update another.
+    # If it is not materialised, the planner may lock one set of rows and update another.
     return (
         f"WITH {_TAKEN} (taken, {', '.join(stored)}) AS MATERIALIZED ({select} {lock})",
         params,

@@ -1,10 +1,9 @@
-"""The orders in which lock, work, flip and commit can follow each other.
+"""The possible orders of lock, work, flip and commit.
 
-Each of the three functions is one row of the crash table; what a killed process leaves behind can
-be read off the place where its transaction ends. All of them take the keys of some candidates, and
-how many to claim of these, and return the outcomes of those that were reached. They are
-generators, and yield where handlers are waited for that run on an event loop; with plain handlers
-they never do.
+Each of the three functions is one row of the crash table: the place where its transaction ends
+shows what a killed process leaves behind. Each takes the keys of some candidates and the number to
+claim, and returns the outcomes of the candidates that were reached. The functions are generators
+that yield while they wait for handlers on an event loop; with plain handlers they never yield.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ M = TypeVar("M", bound=Model)
 def transactional(
     run: Run, question: Question[M], pks: Sequence[Any], most: int | None = None
 ) -> Steps:
-    """Lock and ask again → work → flip → commit."""
+    """Lock and check again → work → flip → commit."""
     batch = Batch(run, question, pks, most)
     try:
-        # Race: work without flip. Both are in one transaction: both are committed, or none is.
+        # Race: work without flip. Both are in one transaction, which commits both or neither.
         with row_transaction(question.using):
             batch.claimed(claim(question, pks, most))
-            # A question with no answer may not have been sent at all, and nothing is open then.
+            # A query without rows may not have been sent at all, and then no transaction is open.
             if batch.rows:
                 run.rehearse(question, batch.rows)
                 with Fence(question.using, batch.transaction_id) as fence:
@@ -51,7 +50,7 @@ def transactional(
 def at_most_once(
     run: Run, question: Question[M], pks: Sequence[Any], most: int | None = None
 ) -> Steps:
-    """Lock and ask again → claim, or flip → commit → work → settle, if the claim still stands."""
+    """Lock and check again → claim, or flip → commit → work → settle, if the claim still stands."""
     batch = Batch(run, question, pks, most)
     mark = ClaimMark(batch)
     with outside.cleared_up(batch, mark):
@@ -66,7 +65,7 @@ def at_most_once(
 def at_least_once(
     run: Run, question: Question[M], pks: Sequence[Any], most: int | None = None
 ) -> Steps:
-    """Lock and ask again → lease, attempt + 1 → commit → work → settle, if the lease is ours."""
+    """Lock and check again → lease, attempt + 1 → commit → work → settle, if still leased."""
     batch = Batch(run, question, pks, most)
     mark = LeaseMark(batch)
     with outside.cleared_up(batch, mark):

@@ -29,9 +29,9 @@ logger = logging.getLogger("dcl_processor")
 
 @contextmanager
 def cleared_up(batch: Batch[M], mark: Mark) -> Iterator[None]:
-    """Put back, however the block ends, the rows that were marked and not handled.
+    """Put back the rows that were marked and not handled, however the block ends.
 
-    The claim is in the block, too: an interrupt may come as soon as it is committed.
+    The block includes the claim, because an interrupt may come as soon as it is committed.
     """
     if Leftover(batch.question.using).end():
         name = batch.processor.name
@@ -73,7 +73,7 @@ def _work(batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]]) -> None:
     for pk, row in rows:
         arguments = run.resource.arguments()
         with Leftover(batch.question.using) as leftover:
-            # At the last moment: what was started cannot be put back at most once.
+            # As late as possible, because a started row cannot be put back at most once.
             batch.started.add(pk)
             outcome = execute(processor, row, arguments)
         outcome = leftover.judge(outcome)
@@ -86,7 +86,7 @@ def _work(batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]]) -> None:
 def _work_on_loop(
     batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]], loop: EventLoop
 ) -> Generator[int, None, None]:
-    """Yield where nothing can be done before a handler ends, of this batch or of another."""
+    """Handle the rows on the loop; yield to wait until a handler of any batch ends."""
     under_way: set[Any] = set()
     coming = True
     with batch.run.resource.lent() as lent:
@@ -102,7 +102,7 @@ def _work_on_loop(
                 if coming or under_way:
                     yield len(batch.rows) - len(batch.started) if coming else 0
         finally:
-            # Before what they use is closed, and before what is left is cleared up.
+            # Before the resource that they use is closed, and before the other rows are put back.
             if under_way:
                 batch.ended.update(loop.cancel(under_way))
 
@@ -111,7 +111,7 @@ def _take_ended(
     batch: Batch[M], mark: Mark, loop: EventLoop, under_way: set[Any], lent: Opened
 ) -> None:
     while ended := loop.ended(under_way):
-        # Noted here before it is forgotten there: an interrupt may come in between.
+        # Recorded here before the loop forgets them, because an interrupt may come in between.
         batch.ended.update(ended)
         loop.forget(ended)
         under_way.difference_update(ended)
@@ -122,13 +122,13 @@ def _take_ended(
 def _startable(
     batch: Batch[M], mark: Mark, refused: list[tuple[Any, Outcome]]
 ) -> Iterator[tuple[Any, M]]:
-    """Yield the rows whose handlers may start, each when it may; put the others aside."""
+    """Yield each row when its handler may start; add the rows that may not to ``refused``."""
     run, retry = batch.run, batch.processor.retry
     for pk, row in batch.rows.items():
         if pk in batch.not_kept:
             continue
-        # A handler may have lost the session. The next must not begin with a dead connection: what
-        # cannot start is put back.
+        # A handler may have lost the session. The next handler must not begin with a dead
+        # connection, and rows that cannot start are put back.
         if not run.may_start(batch.outcomes) or not is_connected(batch.question.using):
             return
         if retry and batch.attempts[pk] > retry.max_attempts:
@@ -140,7 +140,7 @@ def _startable(
 
 
 def _clear_up(batch: Batch[M], mark: Mark) -> None:
-    """Settle what ended while the run was interrupted, and put back what was not started."""
+    """Settle rows that ended during an interrupt, and put back rows that were not started."""
     settle_ended(batch, mark)
     left = [pk for pk in mark.rows if pk not in batch.outcomes]
     for pk in left:

@@ -1,4 +1,4 @@
-"""Write what became of a row, if the mark is still there: whoever lost the row writes nothing."""
+"""Write the outcome of a row, only if the row still has this worker's mark."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Values = Mapping[str, Any]
 logger = logging.getLogger("dcl_processor")
 
 #: Seconds between the attempts to write a settlement.
-# Race: work without flip. The work is done; a lock in the way or a connection that was idle for too
-# long is no reason to lose the flip.
+# Race: work without flip. The work is done, so a lock that another session holds or a connection
+# that was idle for too long must not lose the flip.
 PAUSES = (0.0, 0.1, 0.5, 2.0)
 
 
@@ -50,24 +50,24 @@ def settle_ended(batch: Batch[M], mark: Mark) -> None:
 
 
 def settle(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> None:
-    """Settle a row; what became of it may be another outcome than it had."""
+    """Settle a row; its final outcome may differ from ``outcome``."""
     batch.outcomes[pk] = outcome
     batch.ended.pop(pk, None)
     batch.outcomes[pk] = _settle(batch, mark, pk, outcome)
 
 
 def _settle(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> Outcome:
-    """Write the outcome if the row is still ours, and return what became of it."""
+    """Write the outcome if this worker still holds the row, and return the final outcome."""
     guard = mark.let_go(pk)
     if isinstance(outcome, Lost):
-        # Not started. If nobody has taken the row over yet, it costs no attempt.
+        # Not started. If no other worker has taken the row over yet, no attempt is counted.
         _write_surely(batch, pk, guard, mark.before(pk))
         return outcome
     try:
         return _note(batch, mark, pk, guard, outcome)
     except Exception as error:
         if ends_the_run(error):
-            # The work is done, and is not to be repeated because time was up while that was noted.
+            # The work is done. It must not be repeated because an interrupt came during this write.
             _note(batch, mark, pk, guard, outcome)
             raise
         return _unsettled(batch, mark, pk, guard, outcome, error)
@@ -82,7 +82,7 @@ def _write(batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outc
     if not values or _write_surely(batch, pk, guard, values, outcome):
         return outcome
     table = batch.question.table
-    # Looked up, not guessed: the handler may have deleted its row.
+    # A query is needed, because the handler may have deleted its row.
     if table.filter(pk=pk).exists():
         return Lost()
     if isinstance(outcome, Handled):
@@ -93,10 +93,10 @@ def _write(batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outc
 def _unsettled(  # noqa: PLR0917  # what is needed to try again
     batch: Batch[M], mark: Mark, pk: Any, guard: Guard, outcome: Outcome, error: Exception
 ) -> Outcome:
-    """Note that a flip was refused: the row is to be tried again, if it may be at all."""
+    """Record that the flip failed, so that the row is retried if its delivery allows that."""
     if not isinstance(outcome, Handled):
         logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, error)
-        # What the handler raised, if it did, says more than what kept it from being noted.
+        # The handler's own error, if any, explains more than the error of the settlement.
         return outcome if isinstance(outcome, Failed) else Failed(error)
     failed: Outcome = Failed(error, handled=True)
     if not mark.may_repeat or _passes(error, batch.question.using):
@@ -120,17 +120,17 @@ def _values(batch: Batch[M], mark: Mark, pk: Any, outcome: Outcome) -> tuple[Out
                 raise
             outcome = Failed(as_exception(error), handled=True)
     if isinstance(outcome, Failed) and outcome.handled and not mark.may_repeat:
-        return outcome, {}  # done, and nothing says so: it stays in doubt, and is not repeated
-    # Without retry a claimed row is known to have failed, and says so.
+        return outcome, {}  # done but not recorded: it stays in doubt, and is not repeated
+    # Without retry a claimed row that failed is recorded as failed, and is not put back.
     undone = mark.undone if mark.may_repeat or processor.retry or not _failed(outcome) else None
     outcome, noted = batch.notes(pk, outcome, undone=undone)
     if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
         assert processor.retry is not None
-        # The claim counted one more, for which no handler was called.
+        # The claim counted one more attempt, for which no handler was called.
         noted = {**noted, processor.retry.attempts: processor.retry.max_attempts}
     columns = set(processor.retry.columns) if processor.retry else set()
     if not mark.may_repeat and not noted.keys() - columns:
-        return outcome, noted  # still claimed, and still to be seen by in_doubt()
+        return outcome, noted  # still claimed, so in_doubt() still returns it
     return outcome, {**mark.removed, **noted}
 
 
@@ -141,7 +141,7 @@ def _failed(outcome: Outcome) -> bool:
 def _write_surely(
     batch: Batch[M], pk: Any, guard: Guard, values: Values, outcome: Outcome | None = None
 ) -> bool:
-    """Write; wait for what passes by itself, and connect anew. Tell whether the row was ours."""
+    """Write; retry transient errors and reconnect. Return whether this worker held the row."""
     using, unknown = batch.question.using, pk in batch.unknown
     for pause in PAUSES:
         session = connections[using].connection
@@ -150,7 +150,7 @@ def _write_surely(
         except Exception as error:
             if connections[using].in_atomic_block or not _passes(error, using, since=session):
                 raise
-            # Written twice it does no harm: the first removes the mark that the second looks for.
+            # A second write does no harm, because the first removes the mark that it requires.
             unknown = unknown or not is_contention(error)
             connections[using].close_if_unusable_or_obsolete()
             time.sleep(pause)
@@ -160,7 +160,7 @@ def _write_surely(
 
 
 def _is_there(batch: Batch[Any], pk: Any, values: Values) -> bool:
-    """Tell whether the row says it all: a write whose answer was lost may have been committed."""
+    """Return whether the row has all values; a write whose answer was lost may be committed."""
     constants = {
         name: value
         for name, value in values.items()
@@ -171,7 +171,7 @@ def _is_there(batch: Batch[Any], pk: Any, values: Values) -> bool:
 
 
 def _passes(error: Exception, using: str, *, since: Any = None) -> bool:
-    """Tell whether the same write may succeed a little later, or on a new connection.
+    """Return whether the same write may succeed a little later, or on a new connection.
 
     ``since``: the driver's connection as it was before the error.
     """
@@ -180,7 +180,7 @@ def _passes(error: Exception, using: str, *, since: Any = None) -> bool:
     connection: Any = connections[using]
     if is_contention(error) or connection.connection is None or not connection.is_usable():
         return True
-    # Django itself connects anew where the ROLLBACK of a transaction finds the session gone.
+    # Django itself reconnects if the ROLLBACK of a transaction finds that the session is gone.
     return since is not None and connection.connection is not since
 
 
@@ -201,7 +201,7 @@ def _written(
 
 
 def put_back(batch: Batch[M], mark: Mark, pk: Any) -> None:
-    """Take the mark off a row whose handler was not called, or not for good."""
+    """Remove the mark from a row whose handler was not called, or may be called again."""
     try:
         _write_surely(batch, pk, mark.let_go(pk), mark.before(pk))
     except Exception as error:  # noqa: BLE001  # the others are to be put back all the same

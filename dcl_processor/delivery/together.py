@@ -1,4 +1,4 @@
-"""Settle by one statement the rows whose asynchronous handlers ended together."""
+"""Settle the rows whose asynchronous handlers ended together by one statement."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ logger = logging.getLogger("dcl_processor")
 
 
 class NotAllOursError(Exception):
-    """A row is not ours any more, or gone: which one, each row is asked by itself."""
+    """A row was taken over, or is gone; settling each row alone finds out which one."""
 
 
 def settle(batch: Batch[M], mark: Mark) -> None:
-    """Flip those of the ended rows that are flipped alike; leave the others in ``batch.ended``.
+    """Flip the ended rows that have the same flip; leave the others in ``batch.ended``.
 
-    Whatever goes wrong is taken back for all, and for each row by itself to find out.
+    Any error rolls back all of them; settling each row alone then finds the one to blame.
     """
     for values, guard, pks in _alike(batch, mark):
-        # Noted before it is written: if the answer is lost, it may be there all the same.
+        # Recorded before the write: if the answer is lost, the rows may still have been written.
         batch.unknown.update(pks)
         session = connections[batch.question.using].connection
         try:
@@ -58,7 +58,7 @@ def settle(batch: Batch[M], mark: Mark) -> None:
 
 
 def flip(batch: Batch[M], mark: Mark, pk: Any, outcome: Handled) -> Values:
-    """Return what takes a handled row out of pending, and the mark off it."""
+    """Return the values that take a handled row out of pending, and remove its mark."""
     known = batch.flips.pop(pk, None)
     if known is not None:
         return known
@@ -76,10 +76,10 @@ def _alike(batch: Batch[M], mark: Mark) -> list[tuple[Values, Guard, list[Any]]]
             except BaseException as error:
                 if ends_the_run(error):
                     raise
-                # It is raised again, and is that row's failure, when it is settled by itself.
+                # Settling that row alone raises the error again, as the row's failure.
     alike: list[tuple[Values, Guard, list[Any]]] = []
     for values, pks in grouping.group(batch.flips):
-        # Its callables were called, for these rows and once.
+        # The callables were called for these rows, and must not be called again.
         batch.flips.update(dict.fromkeys(pks, values))
         if len(pks) > 1:
             guards = {pk: mark.let_go(pk) for pk in pks}
@@ -91,7 +91,7 @@ def _alike(batch: Batch[M], mark: Mark) -> list[tuple[Values, Guard, list[Any]]]
 def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> None:
     question, processor = batch.question, batch.processor
     with settlement_transaction(question.using):
-        # Race: lost lease that writes. The row of a worker that took it over is not matched.
+        # Race: lost lease that writes. A row that another worker has taken over does not match.
         if write_all(question, pks, guard, values) != len(pks):
             raise NotAllOursError
         if "done" in batch.run.doubtful:
@@ -99,10 +99,10 @@ def _flip(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> 
 
 
 def _was_answered(error: Exception, using: str, *, since: Any) -> bool:
-    """Tell whether the database said that nothing was written.
+    """Return whether the database reported that nothing was written.
 
-    ``since``: the driver's connection as it was before the error. Django itself reconnects where
-    the ROLLBACK after a COMMIT without an answer finds the session gone.
+    ``since``: the driver's connection as it was before the error. Django itself reconnects if the
+    ROLLBACK after a COMMIT without an answer finds that the session is gone.
     """
     connection: Any = connections[using]
     return is_contention(error) or (connection.connection is since and connection.is_usable())
