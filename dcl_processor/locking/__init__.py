@@ -1,1 +1,1 @@
-"""Stage 2: lock the rows, and ask again."""
+"""Stage 2: lock the rows, and check them again."""

@@ -1,8 +1,8 @@
-"""Which rows a claim takes that may choose: the first that can be had of those that come next.
+"""Which rows a claim takes if it may choose: the first free ones of those that come next.
 
-A copy among others would otherwise find out row by row, one statement each, what they have. Queues
-in a table take their next row so, from the head (``LIMIT`` with SKIP LOCKED); here the rows are
-named, and the keys that nobody could have any more are passed once.
+Otherwise a worker would find out row by row, with one statement each, which rows other workers
+have. Queues in a table take their next row from the head in this way (``LIMIT`` with SKIP LOCKED);
+here the statement names the rows, and passes once over keys that are no longer available.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dcl_processor.statements.keys import Rows
 
 R = TypeVar("R")
 
-#: Rows beside those wanted that a claim may choose among; fewer where each takes a whole question.
+#: Additional rows that a claim may choose among; fewer if each needs the whole question.
 OFFERED, OFFERED_SPANNING = 48, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How many of the rows named are to be taken: the first that are free, as they are named.
+    """How many of the named rows to take: the first free ones, in the order named.
 
-    ``by_key``: they are named in the order of their keys, which the database can do without
-    sorting. Not an order that the row itself tells: it may have changed since it was read.
+    ``by_key``: they are named in the order of their keys, which the database returns without
+    sorting. The order never depends on the row's values, which may have changed since the read.
     """
 
     most: int
@@ -37,20 +37,20 @@ class Choice:
 
     @classmethod
     def among(cls, pks: Sequence[Any], most: int | None) -> Choice | None:
-        """Return the choice, or none when all are wanted."""
+        """Return the choice, or ``None`` if all rows are wanted."""
         if most is None or most >= len(pks):
             return None
         return cls(most, by_key=_are_ascending(pks))
 
     def first(self, queryset: QuerySet[Any, R], rows: Rows) -> QuerySet[Any, R]:
-        """Leave it at the first so many rows."""
+        """Limit the queryset to the first ``most`` rows."""
         ordered = queryset.order_by("pk" if self.by_key else rows.order())
-        # A reverse() outlives order_by().
+        # order_by() does not undo a reverse().
         ordered.query.standard_ordering = True
         return ordered[: self.most]
 
     def reached(self, pks: Sequence[Any], got: Collection[Any]) -> Sequence[Any]:
-        """Return the rows that a claim has come to which got these: none behind the last."""
+        """Return the rows that a claim has reached: those up to the last one that it got."""
         if len(got) < self.most:
             return pks
         ours = set(got)
@@ -58,10 +58,10 @@ class Choice:
 
 
 def offered(question: Question[Any]) -> int:
-    """Return how many rows more than it is to take a claim may name.
+    """Return how many additional rows a claim may name.
 
-    None but where a statement locks nothing but what it returns, however many rows it passes:
-    InnoDB locks what it looks at.
+    0 unless a statement locks only the rows that it returns, however many it passes: InnoDB locks
+    all rows that it reads.
     """
     able = connections[question.using].features.has_select_for_no_key_update
     if not able or len(question.model._meta.pk_fields) > 1:
@@ -70,5 +70,5 @@ def offered(question: Question[Any]) -> int:
 
 
 def _are_ascending(pks: Sequence[Any]) -> bool:
-    # Of numbers alone it is known that the database has the same order.
+    # Only numbers are known to have the same order in the database.
     return all(type(pk) is int for pk in pks) and all(one < next_ for one, next_ in pairwise(pks))

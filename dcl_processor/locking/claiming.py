@@ -1,4 +1,4 @@
-"""Stage 2: lock the rows, and ask again."""
+"""Stage 2: lock the rows, and check them again."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ R = TypeVar("R")
 class Miss(Enum):
     """Why a candidate was not claimed."""
 
-    #: Not in the answer: locked by somebody, finished, or gone. A lock-free look tells which.
+    #: Not in the answer: locked by another session, finished, or gone. A lock-free read shows
+    #: which.
     ABSENT = "absent"
-    #: We had its lock, and it was not pending any more, or gone.
+    #: The claim locked it, and it was no longer pending, or gone.
     STALE = "stale"
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed(Generic[M]):
-    """The rows that are ours, by primary key in the order asked for, and why others are not.
+    """The claimed rows by primary key, in the order of the candidates, and why others are missing.
 
-    ``transaction_id``: of the transaction that has the locks, where the database tells it.
+    ``transaction_id``: of the transaction that has the locks, if the database reports it.
     """
 
     rows: dict[Any, M]
@@ -48,7 +49,7 @@ class Claimed(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class _Locked:
-    """The keys of the rows that were got, and the transaction that has their locks."""
+    """The keys of the locked rows, and the transaction that has their locks."""
 
     pks: list[Any]
     transaction_id: str | None = None
@@ -57,10 +58,10 @@ class _Locked:
 def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) -> Claimed[M]:
     """Lock rows, and return them as read under their locks.
 
-    ``most``: where it is less than their number, the first so many that can be had are taken, and
-    those behind them are in no answer. Only where so many may be ``offered()``.
+    ``most``: if it is less than their number, the claim takes the first ``most`` free rows, and
+    the result does not mention the rows behind them. Only for as many rows as ``offered()`` allows.
 
-    Never waits for a lock, where the database can do without. Runs inside the transaction that
+    Never waits for a lock, if the database supports that. Runs inside the transaction that
     the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
     answers for one row, and ``Unsupported`` when a table has no transactions.
     """
@@ -69,16 +70,15 @@ def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) ->
         return _claim_database(question, pks)
     choice = Choice.among(pks, most)
     if question.own_table:
-        # Race: double claim. Another worker may have finished a row since its key was read. Lock
-        # and second check are one statement, and the database checks the locked row's newest
-        # version.
+        # Race: double claim. Another worker may have finished a row since its key was read. The
+        # lock and the second check are one statement, which checks the locked row's newest version.
         def asked(rows: Rows) -> QuerySet[Any, M]:
             locking = _locking(question.narrowed(rows.condition), question.using)
             locking = identified(locking, question.using)
             return locking if choice is None else choice.first(locking, rows)
 
         found = {row.pk: row for row in _select(question, ("claim", choice), pks, asked)}
-        # No handler sees it: it is no column.
+        # Removed before a handler sees it, because it is not a column.
         ids = [vars(row).pop(NAME, None) for row in found.values()]
         reached = choice.reached(pks, found) if choice else pks
         return _claimed(reached, found, _Locked([], next(iter(ids), None)))
@@ -86,7 +86,7 @@ def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) ->
 
 
 def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
-    """Lock those of the rows that nobody has locked, and return their keys; asks nothing else."""
+    """Lock those of the rows that are not locked, and return their keys; checks nothing else."""
     return _lock(question, question.model, pks).pks
 
 
@@ -96,21 +96,21 @@ def _claim_spanning(question: Question[M], pks: Sequence[Any], choice: Choice | 
     pks = choice.reached(pks, locked.pks) if choice else pks
     for table in parents:
         locked = _lock(question, table, locked.pks)
-    # Race: stale second check. The lock statement's snapshot is older than the lock, and what is
-    # joined would be read from that snapshot. A statement of its own sees what was committed.
+    # Race: stale second check. The lock statement's snapshot is older than the lock, and joined
+    # rows would be read from that snapshot. A separate statement sees what was committed since.
     return _claimed(pks, _answers(question, locked.pks), locked)
 
 
 def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
     lock_database(question)
-    # Race: double claim. Until the lock was got, another worker may have finished a row.
+    # Race: double claim. Another worker may have finished a row before this lock was taken.
     return _claimed(pks, _answers(question, pks), _Locked(list(pks)))
 
 
 def lock_database(question: Question[Any]) -> None:
-    """Take the only lock of a database that has none for rows."""
-    # SQLite has one lock, for writing, and gives it at once only to a transaction that begins by
-    # writing: an update that matches no row. A read before it would make the write fail later.
+    """Take the only lock of a database without row locks."""
+    # SQLite has one lock, for writing, and grants it at once only to a transaction that begins with
+    # a write, here an update that matches no row. After a read, the later write could fail.
     connection = connections[question.using]
     table = connection.ops.quote_name(question.model._meta.db_table)
     key: Any = question.model._meta.pk_fields[0]
@@ -135,23 +135,23 @@ def _lock(
     pks: Sequence[Any],
     choice: Choice | None = None,
 ) -> _Locked:
-    """Lock the rows' parts in one table, their own or a parent's; return those that were got.
+    """Lock the rows' parts in one table, their own or a parent's; return the locked ones.
 
-    ``choice``: in the rows' own table.
+    ``choice``: only for the rows' own table.
     """
     if not pks:
         return _Locked([])
     keys = dict(zip(pks, pks, strict=True))
     if table is not question.model:
         keys = parent_keys(question, table, pks)
-    # By column: Django cannot say OF which table a composite key as a whole is.
+    # By column, because Django cannot resolve OF for a composite key as a whole.
     columns = [field.attname for field in table._meta.pk_fields]
 
     def parts(named: Rows) -> QuerySet[Any, Any]:
-        # Keys alone: an instance would run the model's own code, for a row that nobody is handed.
+        # Keys alone, because an instance would run the model's own code for a row that is not used.
         # Without the model's own order, which may join rows that MariaDB would lock as well.
-        # Where there is a choice, no check is made either, but a hint taken, like the read before
-        # it: the lock of a row that was finished before this statement would be got in vain.
+        # With a choice, the question is added as a hint, like the read before it, and not as the
+        # check: it avoids useless locks of rows that were finished before this statement.
         asked = named.condition
         if choice is not None:
             asked = Q(pk__in=question.narrowed(asked).values("pk"))
@@ -173,7 +173,7 @@ def _lock(
 def _spelled_otherwise(
     question: Question[Any], parent: type[Model], held: Collection[Any]
 ) -> set[Any]:
-    """Return the rows whose parts in a parent's table are these: a collation may ignore case."""
+    """Return the rows with these parts in a parent's table, for a collation that ignores case."""
     rows = QuerySet[Any](question.model, using=question.using)
     named = rows.filter(**{f"{_path_to(question.model, parent)}__in": held})
     return set(named.values_list("pk", flat=True))
@@ -188,38 +188,38 @@ def parent_keys(question: Question[Any], parent: type[Model], pks: Sequence[Any]
     steps = question.model._meta.get_path_to_parent(parent)
     if all(step.join_field.primary_key for step in steps):
         return dict(zip(pks, pks, strict=True))
-    # Asked by itself and not as a subquery, whose rows MariaDB would lock as well. The rows are
-    # locked, so that the answer stays.
+    # A separate query, because MariaDB would lock the rows of a subquery as well. The rows are
+    # locked, so that the answer stays valid.
     rows = QuerySet[Any](question.model, using=question.using).filter(these(pks))
     return dict(rows.values_list("pk", _path_to(question.model, parent)))
 
 
 def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
-    """Add the narrowest lock that the database has, and the way that waits least."""
+    """Add the narrowest lock that the database has, with the option that waits least."""
     features = connections[using].features
     skip_locked = features.has_select_for_update_skip_locked
-    # A lock of one table names none: PostgreSQL takes no table of another schema by its full name.
+    # With one table OF is left out, because PostgreSQL accepts no schema-qualified name in it.
     query = queryset.query
     several = sum(map(bool, query.alias_refcount.values())) > 1
     joins = several or query.extra_tables or query.select_related
     return queryset.select_for_update(
         skip_locked=skip_locked,
         nowait=not skip_locked and features.has_select_for_update_nowait,
-        # Race: lock on joined rows. They belong to others, who would wait for them.
+        # Race: lock on joined rows. Other sessions use them, and would wait for the lock.
         of=("self",) if joins and features.has_select_for_update_of else (),
-        # The lock that an UPDATE of plain columns takes: it lets others insert child rows.
+        # The lock that an UPDATE of plain columns takes: other sessions can insert child rows.
         no_key=features.has_select_for_no_key_update,
     )
 
 
 def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
-    """Ask the whole question of rows that are locked."""
+    """Check the locked rows against the whole question, and return those that match."""
     if not pks:
         return {}
     query = question.queryset.query
     added = [*query.annotation_select, *query.extra_select]
     answers: dict[Any, M] = {}
-    # A to-many join gives a row once per match: the same row, but for what is annotated.
+    # A to-many join returns a row once per match, and only its annotations can differ.
     most = None if added or len(pks) > 1 else 1
 
     def asked(rows: Rows) -> QuerySet[Any, M]:
@@ -237,7 +237,7 @@ def _select(
     pks: Sequence[Any],
     ask: Callable[[Rows], QuerySet[Any, R]],
 ) -> list[R]:
-    """Ask for rows by their keys, by a statement that is compiled once a window if it can be."""
+    """Select rows by their keys, by a statement that is compiled once per window if possible."""
     many = len(pks) > 1
     model = question.model if isinstance(name[0], str) else name[0]
     make = partial(Selection, model, question.using, ask, many=many)

@@ -1,4 +1,4 @@
-"""Database errors by SQLSTATE and errno: what they mean is decided here and nowhere else."""
+"""Database errors by SQLSTATE and errno; only this module decides what they mean."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from dcl_processor.exceptions import (
 _SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 
 # 1213 deadlock, 1205 lock wait timeout (NOWAIT too), 1020 record has changed since last read,
-# 3572 NOWAIT refused (MySQL): the errno is the first argument of the driver's error.
+# 3572 NOWAIT refused (MySQL). The errno is the first argument of the driver's error.
 _ERRNOS = frozenset({1213, 1205, 1020, 3572})
 
-# InnoDB answers a deadlock by rolling back the whole transaction, locks and all, and the next
-# statement silently opens a new one.
+# On a deadlock InnoDB rolls back the whole transaction and releases its locks, and the next
+# statement silently opens a new transaction.
 _DEADLOCK = 1213
 
-# 3B001 no such savepoint, 25P01 no transaction; 1305 no such savepoint. SQLite has but one code
-# for all that is wrong with a statement, and nothing else can be with one about a savepoint.
+# 3B001 no such savepoint, 25P01 no transaction; 1305 no such savepoint. SQLite has one code for
+# all errors of a statement, and a savepoint statement can have no other error.
 _NO_SAVEPOINT_STATES, _NO_SAVEPOINT, _SQLITE_ERROR = frozenset({"3B001", "25P01"}), 1305, 1
 
-# 25006 read_only_sql_transaction; 1290 and 1836 a server that is read_only, 1792 a transaction
-# that is; SQLITE_READONLY.
+# 25006 read_only_sql_transaction; 1290 and 1836 a read-only server, 1792 a read-only transaction;
+# SQLITE_READONLY.
 _READ_ONLY_STATES, _READ_ONLY = frozenset({"25006"}), frozenset({1290, 1836, 1792})
 
-# The binary log cannot take what a READ COMMITTED transaction writes.
+# The binary log cannot record the writes of a READ COMMITTED transaction.
 _NEEDS_ROW_LOG = 1665
 
 _SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY = 5, 6, 8
 
 
 def is_contention(error: Exception) -> bool:
-    """Tell whether a claim's error means "somebody else has it": ask again later."""
+    """Return whether a claim's error is transient: another session has the lock."""
     cause = error.__cause__
     if _sqlstate(cause) in _SQLSTATES or _errno(cause) in _ERRNOS:
         return True
@@ -46,12 +46,12 @@ def is_contention(error: Exception) -> bool:
 
 
 def ends_transaction(error: Exception) -> bool:
-    """Tell whether the server rolled back the whole transaction without being asked."""
+    """Return whether the server rolled back the whole transaction without a ROLLBACK."""
     return _errno(error.__cause__) == _DEADLOCK
 
 
 def was_ended_by_server(lost: ProcessorError) -> bool:
-    """Tell whether a transaction ended without a statement that asked for its end."""
+    """Return whether a transaction ended without a statement that ends it."""
     cause = lost.__cause__
     return isinstance(lost, SessionLost) or (
         isinstance(cause, Exception) and ends_transaction(cause)
@@ -59,7 +59,7 @@ def was_ended_by_server(lost: ProcessorError) -> bool:
 
 
 def unwritable(error: Exception, using: str) -> ProcessorError | None:
-    """Return the sentence about a database that refuses every write, if that is what it said."""
+    """Return the error to raise if the database refuses every write, else ``None``."""
     cause = error.__cause__
     if _errno(cause) == _NEEDS_ROW_LOG:
         return Unsupported(
@@ -71,7 +71,7 @@ def unwritable(error: Exception, using: str) -> ProcessorError | None:
 
 
 def savepoint_is_gone(error: Exception) -> bool:
-    """Tell whether a savepoint could not be released since its transaction is not there."""
+    """Return whether a savepoint could not be released because its transaction is gone."""
     cause = error.__cause__
     return (
         _sqlstate(cause) in _NO_SAVEPOINT_STATES
@@ -81,12 +81,12 @@ def savepoint_is_gone(error: Exception) -> bool:
 
 
 def is_database_error(error: BaseException) -> bool:
-    """Tell whether the error came from the database: ``InterfaceError`` is beside the family."""
+    """Return whether the error came from the database; ``InterfaceError`` is a separate class."""
     return isinstance(error, DatabaseError | InterfaceError)
 
 
 def _sqlstate(cause: BaseException | None) -> str | None:
-    # psycopg 3 says sqlstate, psycopg2 says pgcode.
+    # The attribute is sqlstate in psycopg 3, and pgcode in psycopg2.
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
 
 

@@ -1,7 +1,7 @@
-"""Tells whether the tables can be locked and rolled back, which on some servers is their engine's.
+"""Checks that the tables have row locks and rollback, which on some servers depends on the engine.
 
-MyISAM, MEMORY and Aria take every statement of a transaction, lock no row, and keep what is rolled
-back. A server may have both kinds beside each other, so each table is asked about, once per
+MyISAM, MEMORY and Aria accept every statement of a transaction, lock no row, and keep writes that
+are rolled back. A server may have tables of both kinds, so each table is checked once per
 connection.
 """
 
@@ -17,14 +17,14 @@ from django.db.models import Model
 from dcl_processor.candidates.pending import Question
 from dcl_processor.exceptions import Unsupported
 
-# One table at a time: both names are constants then, and the server opens no other table for it.
+# One table at a time, so that both names are constants and the server opens no other table.
 _WITHOUT_TRANSACTIONS = """
     SELECT ENGINE FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s
     AND ENGINE NOT IN (SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES')
 """
 
-# Keyed by the driver's connection, so that a reconnect asks again.
+# Keyed by the driver's connection, so that the tables are checked again after a reconnect.
 _trusted: WeakKeyDictionary[Any, set[type[Model]]] = WeakKeyDictionary()
 
 
@@ -38,7 +38,7 @@ def refuse_without_transactions(question: Question[Any]) -> None:
     if question.model in trusted:
         return
     for name in _tables(question.model):
-        # A table of another database goes by the name `database`.`table`.
+        # The name of a table in another database is `database`.`table`.
         schema, _, table = name.strip("`").rpartition("`.`")
         with connection.cursor() as cursor:
             cursor.execute(_WITHOUT_TRANSACTIONS, [schema or None, table])

@@ -1,8 +1,8 @@
-"""Tells whether the transaction that locked the rows is still the one that is open.
+"""Checks that the transaction that locked the rows is still open.
 
-A transaction can end behind Django's back: a swallowed deadlock on MariaDB, a raw COMMIT or
-ROLLBACK, DDL where it commits. The locks and the work are gone then, and a flip would be alone in
-a new transaction that the next statement opens by itself.
+A transaction can end without Django's knowledge: by a swallowed deadlock on MariaDB, a raw COMMIT
+or ROLLBACK, or DDL where it commits. The locks and the work are then gone, and the flip would be
+alone in a new transaction that the next statement opens implicitly.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SAVEPOINT = "dcl_fence"
 class Fence:
     """Watches the transaction from the first handler to the flip.
 
-    ``transaction_id``: of the transaction that has the locks; every flip is to ask for it.
+    ``transaction_id``: of the transaction that has the locks; every flip must check it.
     """
 
     def __init__(self, using: str, transaction_id: str | None = None) -> None:
         self._using = using
         self._connection: Any = connections[using]
         self._lost: Exception | None = None
-        # Without an id a savepoint tells: it is gone with the transaction that it was in, and its
-        # successor has none of that name.
+        # Without an id the fence uses a savepoint, which is gone when its transaction ends; the
+        # next transaction has no savepoint of that name.
         self._has_savepoint = not transaction.has_id(self._connection)
         self.transaction_id = transaction_id
 
@@ -41,7 +41,7 @@ class Fence:
         if self._has_savepoint:
             self._savepoint("savepoint_create_sql")
         elif self.transaction_id is None:
-            # The user's own iterable did not hand it on.
+            # The iterable class of the user's queryset did not pass it on.
             self.transaction_id = transaction.current(self._using)
         self._connection.execute_wrappers.append(self._watch)
         return self
@@ -52,18 +52,18 @@ class Fence:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # By identity, and wherever it is: a handler may have left a wrapper of its own on top.
+        # By identity and not by position: a handler may have left a wrapper of its own on top.
         wrappers = self._connection.execute_wrappers
         wrappers[:] = [each for each in wrappers if each != self._watch]
 
     def check(self) -> None:
-        """Raise ``TransactionLost`` if that is known; sends nothing."""
+        """Raise ``TransactionLost`` if the loss is known; sends nothing."""
         self._look()
         if self._lost is not None:
             raise TransactionLost from self._lost
 
     def close(self) -> None:
-        """Ask for the last time, just before the flip."""
+        """Check for the last time, just before the flip."""
         self.check()
         if self._has_savepoint and not self._connection.needs_rollback:
             try:
@@ -86,13 +86,13 @@ class Fence:
                 self._lost = error
             raise
         finally:
-            # A later statement may open a new transaction, and hide that this one ended it.
+            # If this statement ended the transaction, a later one may open a new one and hide that.
             self._look()
 
     def _savepoint(self, kind: str) -> None:
         sql = getattr(self._connection.ops, kind)(_SAVEPOINT)
         if self._connection.vendor == "sqlite":
-            # In the same process: Django's cursor takes longer than the statement.
+            # SQLite runs in this process, where Django's cursor takes longer than the statement.
             send(self._connection, sql)
             return
         with self._connection.cursor() as cursor:

@@ -1,9 +1,9 @@
 """The transaction that a row is claimed, handled and flipped in.
 
-The second check is worth something only if its statement has a snapshot of its own: READ
-COMMITTED. What a connection uses can be set in the settings, for a role, for a database, for the
-server, and by a handler. PostgreSQL takes the level with each BEGIN; of MariaDB and MySQL, which
-take it in a statement of its own, the server is asked once per connection.
+The second check works only if its statement has a snapshot of its own, as at READ COMMITTED. The
+level of a connection can be set in the settings, for a role, for a database, for the server, and
+by a handler. PostgreSQL accepts the level with each BEGIN. MariaDB and MySQL need a separate
+statement for it, so their level is read once per connection.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dcl_processor.exceptions import InsideTransaction, Unsupported
 _READ_COMMITTED = 2  # psycopg's IsolationLevel
 _SET = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
-# Keyed by the driver's connection, so that a reconnect asks again.
+# Keyed by the driver's connection, so that the level is read again after a reconnect.
 _levels: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def refuse_outer_transaction(using: str, label: str) -> None:
-    """Raise unless every row can be committed by itself; asks the database nothing."""
+    """Raise unless each row can be committed separately; sends nothing to the database."""
     connection = connections[using]
     _close_if_broken(connection)
     if connection.in_atomic_block:
@@ -46,9 +46,9 @@ def refuse_outer_transaction(using: str, label: str) -> None:
 
 
 def _close_if_broken(connection: BaseDatabaseWrapper) -> None:
-    """Let a process that lives long reconnect after the server was restarted between two runs.
+    """Let a long-lived process reconnect after the server was restarted between two runs.
 
-    Django does so between requests. Asks the server only after an error.
+    Django does so between requests. Sends a query only after an error.
     """
     broken = connection.errors_occurred and not connection.in_atomic_block
     if broken and connection.connection is not None and not connection.is_usable():
@@ -80,10 +80,10 @@ def row_transaction(using: str) -> Iterator[None]:
 
 
 def is_connected(using: str) -> bool:
-    """Tell whether a statement can be sent, on a new connection if the session was ended.
+    """Return whether a statement can be sent, on a new connection if the session was ended.
 
-    A server that ends a session tells the client, so there is something to read although nothing
-    was asked. Asks the server only then, and after an error.
+    A server that ends a session notifies the client, so there is something to read although nothing
+    was sent. Sends a query only in that case, and after an error.
     """
     connection: Any = connections[using]
     if connection.connection is None or connection.in_atomic_block:
@@ -109,17 +109,17 @@ def _has_news(driver: Any) -> bool:
 
 
 def reconnected(using: str, *, since: Any = None) -> bool:
-    """Replace the connection if it was lost; tell whether it was, and a new one is there.
+    """Replace the connection if it was lost; return whether there is a new one.
 
     ``since``: the driver's connection as it was before the error.
     """
     connection = connections[using]
     if connection.in_atomic_block:
         return False
-    # Not close_if_unusable_or_obsolete(): with CONN_MAX_AGE=0 any connection is obsolete, and any
-    # error at all would pass for a lost one.
+    # Not close_if_unusable_or_obsolete(): with CONN_MAX_AGE=0 every connection is obsolete, and
+    # every error would look like a lost connection.
     if connection.connection is not None and connection.is_usable():
-        # Django itself connects anew where the ROLLBACK of a transaction finds the session gone.
+        # Django itself reconnects if the ROLLBACK of a transaction finds that the session is gone.
         return since is not None and connection.connection is not since
     connection.close()
     try:
@@ -131,18 +131,18 @@ def reconnected(using: str, *, since: Any = None) -> bool:
 
 @contextmanager
 def _read_committed(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Let the next transaction be at READ COMMITTED, whatever the session's default is by now."""
+    """Start the next transaction at READ COMMITTED, whatever the session's current default is."""
     connection.ensure_connection()
     driver: Any = connection.connection
     if connection.vendor == "mysql":
-        # Taken before the transaction starts. InnoDB makes the snapshot of any level at the first
-        # plain read, which is the question itself: a default that a handler changes does no harm.
+        # Set before the transaction starts. At any level InnoDB takes the snapshot at the first
+        # plain read, which is the question itself, so a default that a handler changes is harmless.
         if driver not in _levels:
             _levels[driver] = _ask(connection) == "READ COMMITTED"
         if not _levels[driver]:
             _set_read_committed(connection)
     elif connection.vendor == "postgresql" and not _is_psycopg2(connection):
-        # Said with BEGIN, it costs no round trip.
+        # As a part of BEGIN, the level costs no round trip.
         before, driver.isolation_level = driver.isolation_level, _READ_COMMITTED
         try:
             yield
@@ -154,7 +154,7 @@ def _read_committed(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 
 def _is_psycopg2(connection: BaseDatabaseWrapper) -> bool:
-    # It would send the level by itself, whenever autocommit is switched.
+    # psycopg2 would send the level in a statement whenever autocommit is switched.
     return connection.vendor == "postgresql" and not hasattr(connection.connection, "pgconn")
 
 
@@ -175,6 +175,6 @@ def _ask(connection: BaseDatabaseWrapper) -> str:
 
 
 def from_test_case(block: Any) -> bool:
-    """Tell whether a block of ``atomic()`` is one that Django's ``TestCase`` opened."""
-    # The same mark by which atomic(durable=True) lets Django's TestCase pass.
+    """Return whether Django's ``TestCase`` opened this block of ``atomic()``."""
+    # The same attribute by which atomic(durable=True) accepts Django's TestCase.
     return getattr(block, "_from_testcase", False)

@@ -1,4 +1,4 @@
-"""The driver's side of a session: what it knows without asking the server, and what it sends."""
+"""The driver's side of a session: what it knows without a query, and what it sends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _IDLE = 0  # libpq's PQTRANS_IDLE
 
 
 def _postgresql(driver: Any) -> bool:
-    # psycopg2 has it in its info alone, where psycopg 3 makes an object for each look.
+    # psycopg2 has the status only in its info; psycopg 3 would create an info object for each read.
     status = getattr(driver, "pgconn", None) or driver.info
     return bool(status.transaction_status != _IDLE)
 
 
-#: MariaDB's driver is not told by its server.
+#: MariaDB's driver is missing, because its server does not report the status to it.
 _IN_TRANSACTION: dict[str, Callable[[Any], bool]] = {
     "postgresql": _postgresql,
     "sqlite": lambda driver: driver.in_transaction,
@@ -23,7 +23,7 @@ _IN_TRANSACTION: dict[str, Callable[[Any], bool]] = {
 
 
 def in_transaction(connection: Any) -> bool | None:
-    """Tell whether a transaction is open, however it was begun; ``None``: the driver cannot."""
+    """Return whether a transaction is open, however it began; ``None`` if the driver cannot."""
     known = _IN_TRANSACTION.get(connection.vendor)
     if connection.connection is None:
         return False
@@ -31,10 +31,10 @@ def in_transaction(connection: Any) -> bool | None:
 
 
 class Sending:
-    """Calls something before the driver sends anything else, whether Django asks it to or not.
+    """Calls a function before the driver sends anything, for Django or for other code.
 
-    Once, and from then on the driver is as it was. ``is_seen`` tells whether this driver has a
-    place through which everything goes.
+    It is called once, and then the driver is restored. ``is_seen``: whether this driver has a
+    method through which it sends everything.
     """
 
     __slots__ = ("_call", "_driver", "_name", "is_seen")
@@ -47,13 +47,13 @@ class Sending:
         self.is_seen = self._name is not None
 
     def start(self) -> None:
-        """Wait for the first thing to be sent."""
+        """Call the function before the next send."""
         if self._name is not None:
-            # On the object, which outlives cursors: one may be older than this.
+            # On the driver's connection, because a cursor may be older than this object.
             setattr(self._driver, self._name, self._first)
 
     def stop(self) -> None:
-        """Leave the driver as it was."""
+        """Restore the driver."""
         if self._name is not None:
             vars(self._driver).pop(self._name, None)
 
@@ -72,14 +72,14 @@ def _place(vendor: str, driver: type) -> str | None:
 
 
 def changes(connection: Any) -> int:
-    """Return how many rows the session has written so far, where the driver counts them."""
+    """Return how many rows the session has written so far, if the driver counts them."""
     return getattr(connection.connection, "total_changes", 0)
 
 
 def send(connection: Any, sql: str) -> None:
     """Send a statement without parameters and without an answer, past Django's cursors.
 
-    Needs no lock of the driver's, whose holder may be about to send what this is to precede.
+    Takes no lock of the driver, because its holder may be about to send what this must precede.
     """
     driver = connection.connection
     with connection.wrap_database_errors:

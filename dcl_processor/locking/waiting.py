@@ -1,6 +1,6 @@
-"""Locks that are waited for: those of rows that are to be written in any case.
+"""Locks that a writer waits for, because its rows must be written in any case.
 
-A claim skips the rows that others have locked. A settlement, a renewal that is late and an
+A claim skips the rows that other sessions have locked. A settlement, a late renewal and an
 operator's request wait for the lock.
 """
 
@@ -23,7 +23,7 @@ from .isolation import row_transaction
 def holders(model: type[Model], columns: Iterable[str]) -> list[type[Model]]:
     """Return the models whose tables hold these columns of a row: its own, or parents' tables.
 
-    In the order in which a claim locks them, so that the two never wait for each other.
+    They are in the order in which a claim locks them, so that there is no deadlock with a claim.
     """
     named = {*columns}
     fields = [f for f in model._meta.concrete_fields if {f.name, f.attname} & named]
@@ -35,16 +35,16 @@ def holders(model: type[Model], columns: Iterable[str]) -> list[type[Model]]:
 def settling(
     question: Question[Any], pks: Sequence[Any], columns: Collection[str]
 ) -> Iterator[None]:
-    """Make one write of what a statement for each table of a row would do.
+    """Make the statements for all tables of a row one atomic write.
 
-    Where the columns are in the model's own table this does nothing: one UPDATE checks and writes.
+    If the columns are in the model's own table this does nothing: one UPDATE checks and writes.
     """
     tables = holders(question.model, columns)
     if tables == [question.model]:
         yield
         return
     with settlement_transaction(question.using):
-        # Race: lost lease that writes. Django writes to several tables by a SELECT and an UPDATE
+        # Race: lost lease that writes. Django writes to several tables with a SELECT and an UPDATE
         # for each table. Without the lock another worker could take the row in between.
         for table in (question.model, *(each for each in tables if each is not question.model)):
             lock_rows(question, table, pks)
@@ -53,7 +53,7 @@ def settling(
 
 @contextmanager
 def settlement_transaction(using: str) -> Iterator[None]:
-    """Open a transaction, at READ COMMITTED; or a savepoint in the one that is open."""
+    """Open a transaction at READ COMMITTED, or a savepoint if a transaction is open."""
     inside = connections[using].in_atomic_block
     with transaction.atomic(using=using) if inside else row_transaction(using):
         yield
@@ -76,7 +76,7 @@ def lock_rows(question: Question[Any], table: type[Model], pks: Sequence[Any]) -
 
 @contextmanager
 def lock_timeout(using: str, seconds: float) -> Iterator[None]:
-    """Let the statements of a block, in a transaction, wait for locks no longer than that."""
+    """Limit the time that a block's statements, in a transaction, wait for locks."""
     connection: Any = connections[using]
     before, after = _limits(connection, seconds)
     with connection.cursor() as cursor:
@@ -96,7 +96,7 @@ def _limits(connection: Any, seconds: float) -> tuple[str, str]:
         return "", ""
     if connection.mysql_is_mariadb:
         return f"SET max_statement_time = {seconds:.3f}", "SET max_statement_time = DEFAULT"
-    # MySQL has nothing finer than seconds.
+    # MySQL's timeout has whole seconds only.
     return (
         f"SET innodb_lock_wait_timeout = {math.ceil(seconds)}",
         "SET innodb_lock_wait_timeout = DEFAULT",
