@@ -1,4 +1,4 @@
-"""What is written to a row that was handled."""
+"""The values that are written to a handled row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = Mapping[str, Any]
 
 
 def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
-    """Return what takes a handled row out of pending; ``InvalidDone`` if that is no flip."""
+    """Return the values that take a handled row out of pending, or raise ``InvalidDone``."""
     given = _given(processor, row, *([result] if processor._flip_needs_result else []))
     return with_cleared_retry(processor, given)
 
@@ -37,12 +37,12 @@ def flips(
 
 
 def foreseen(processor: Definition[Any], row: Model) -> Values | None:
-    """Return the flip of a row that is not handled yet, or ``None`` if the result decides it."""
+    """Return the flip of a row that is not handled yet, or ``None`` if it needs the result."""
     return None if processor._flip_needs_result else _given(processor, row)
 
 
 def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
-    """Add what the retry columns of a row that never failed contain.
+    """Add the values that the retry columns of a row without failures contain.
 
     A row may become pending again. Failures and claims from before its success would then use up
     its attempts. The user's own values for these columns win.
@@ -52,7 +52,7 @@ def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
 
 @contextmanager
 def refusing_values(processor: Definition[Any]) -> Iterator[None]:
-    """Raise ``InvalidDone`` for a flip that Django cannot make a statement of."""
+    """Raise ``InvalidDone`` for a flip from which Django cannot build a statement."""
     try:
         yield
     except (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError) as error:
@@ -81,5 +81,5 @@ def _given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
             f"{{'sent': True}}, got {values!r:.100}."
         )
     check_columns(values, type(row), label)
-    # As they are now: the function may use the mapping again for the next row, or a Value in it.
+    # A copy, because the function may reuse the mapping, or a Value in it, for the next row.
     return {name: copy(value) if type(value) is Value else value for name, value in values.items()}

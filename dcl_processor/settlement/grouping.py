@@ -1,4 +1,4 @@
-"""Which rows one flip statement can write: those whose values are the same."""
+"""Group the rows that one flip statement can write, because their values are the same."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from dcl_processor.statements import likeness
 
 Values = Mapping[str, Any]
 
-# Equal if they call the same; a callable object may compare as it likes, or not at all.
+# Equal if they call the same function; other callables may define any comparison, or none.
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 
 
 def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
     """Group rows by the values of their flips, whose callables are called.
 
-    A callable is called for each row, as it would be without a batch: what it gives may be a
-    token, which two rows must not share. The exception is a clock, which says when the statement
-    was made and would otherwise make a statement for every row.
+    A callable is called for each row, as it would be without a batch, because it may return a
+    token, which two rows must not share. The exception is a clock: it returns the time of the
+    statement, and a call for each row would make a statement for each row.
     """
     moments: dict[Any, date] = {}
     groups: dict[Hashable, tuple[Values, list[Any]]] = {}
     plain: dict[int, list[Any]] = {}
     for pk, values in flips.items():
-        # The processor's own ``done`` is one and the same for all rows.
+        # The processor's own ``done`` is the same object for all rows.
         if (known := plain.get(id(values))) is not None:
             known.append(pk)
             continue
         resolved = {name: _call(value, moments) for name, value in values.items()}
-        # The values are the user's: neither == nor hash() is sure to work, or to mean the same.
+        # With the user's values, == and hash() may fail, or have another meaning.
         alike = tuple((name, likeness.of_value(value)) for name, value in resolved.items())
         _, pks = groups.setdefault(alike, (resolved, []))
         pks.append(pk)

@@ -1,4 +1,4 @@
-"""What a row that was not handled is to say of it."""
+"""The values that are written to a row that was not handled."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def notes(
     attempt: int,
     undone: Values | None = MappingProxyType({}),
 ) -> tuple[Outcome, Values]:
-    """Return what a row that was not handled is to say of it, and the outcome to report.
+    """Return the outcome to report for a row that was not handled, and the values to write to it.
 
-    ``attempt``: its number, from 1. ``undone``: what puts the row back as it was before its claim;
-    ``None``: nothing can.
+    ``attempt``: its number, from 1. ``undone``: the values that restore the row as it was before
+    its claim; ``None``: it cannot be restored.
     """
     retry, model = processor.retry, type(row)
     match outcome:
@@ -52,14 +52,14 @@ def notes(
         case Snoozed():
             return _snoozed(processor, outcome, undone)
         case Failed(error) if retry is None:
-            # The first failure is the last. A flip that could not be written buries no row: that
-            # is mostly a mistake in ``done``, which concerns all rows.
+            # The first failure is the last. A flip that could not be written gives no row up: the
+            # cause is mostly a mistake in ``done``, which affects all rows.
             return outcome, {} if outcome.handled else _dead_letter(processor, row, error)
         case Failed(error):
             assert retry is not None
             if retry.gives_up(error, attempt):
                 dead_letter = _dead_letter(processor, row, error)
-                # Without one the row stays pending, and only its attempts say that it is over.
+                # Without one the row stays pending, and only its attempts show that it is given up.
                 last = attempt if dead_letter else max(attempt, retry.max_attempts)
                 tried = replace(outcome, attempt=last)
                 return tried, {**retry.given_up(error, last, model), **dead_letter}
@@ -71,10 +71,10 @@ def notes(
 
 
 def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Values:
-    """Return what ``failed`` gives for a row; nothing leaves the row as it is.
+    """Return the values that ``failed`` returns for a row; empty ones leave the row as it is.
 
-    The row's own error is to be reported and noted, whatever is wrong with the function: that is
-    said beside it.
+    An error in that function does not replace the row's own error: it is logged, and added to the
+    row's error as a note.
     """
     try:
         return _checked(processor, row, processor.get_failed(row, error))

@@ -1,4 +1,4 @@
-"""The flips, tried on one row and taken back, before any handler is called."""
+"""Try the flips on one row and roll them back, before any handler is called."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RowRefused(Exception):
-    """Carries why the flip of one row cannot be written; it says nothing of other rows' flips."""
+    """Contains why the flip of one row cannot be written; other rows' flips may be valid."""
 
     def __init__(self, error: ProcessorError) -> None:
         super().__init__(str(error))
@@ -36,10 +36,10 @@ class RowRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What one row tells about the others.
+    """What the rehearsal on one row proves for the other rows.
 
-    ``doubtful``: the flips, by option, of which this row's does not tell what another row's will
-    do. ``kept``: what a claim's constants are read back as, by ``attname``.
+    ``doubtful``: the options whose flip may leave another row pending, although this row left.
+    ``kept``: the values with which a claim's constants are read back, by ``attname``.
     """
 
     doubtful: Collection[str]
@@ -47,9 +47,9 @@ class Rehearsal:
 
 
 def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk: Any) -> Rehearsal:
-    """Flip, ask, roll back: raise ``StillPending`` before any handler ran, not after.
+    """Flip, check, roll back: raise ``StillPending`` before any handler runs, not after.
 
-    Raises ``RowRefused`` where the flip is a function of the row, which may fit the next one.
+    Raises ``RowRefused`` if the flip is a function of the row, which may work for the next row.
     """
     fixed = {option: getattr(processor, option) or {} for option in ("claim", "failed")}
     if processor._has_fixed_flip and not processor.repeats:
@@ -74,7 +74,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
 def _rehearse_function(
     processor: Definition[Any], question: Question[Any], row: Model, pk: Any
 ) -> None:
-    """Try a flip that is a function of the row alone; one of the result has to wait for it."""
+    """Try a flip that is a function of the row alone; a flip that needs the result has to wait."""
     try:
         values = flip.foreseen(processor, row)
         if values is None:
@@ -89,7 +89,7 @@ def _rehearse_function(
 
 
 def _written(processor: Definition[Any], option: str, values: Values) -> list[Values]:
-    """Return what is written to a row until it is settled; as one write where that is the same."""
+    """Return the writes to a row until it is settled, as one write if that is equivalent."""
     claim = {} if option == "claim" else processor.claim or {}
     if option == "done":
         values = flip.with_cleared_retry(processor, values)
@@ -110,9 +110,9 @@ def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -
 
 
 def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) -> Values:
-    """Return what a claim's constants are read back as.
+    """Return the values with which a claim's constants are read back.
 
-    Raises unless the columns give back what is written: a settlement looks for that.
+    Raises unless the columns return the values written, because a settlement compares them.
     """
     constants, times = _marks(processor, question, pk)
     if not constants and not times:
@@ -121,9 +121,9 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
     with transaction.atomic(using=question.using):
         writing.write(question, [pk], {**constants, **times}, processor.name)
         kept = table.filter(pk=pk).values(*constants, *times).get()
-        # As whoever settles the row will ask: what is equal is for the database to say.
+        # The same query as in a settlement, because the database decides which values are equal.
         lost = [n for n, v in constants.items() if not table.filter(pk=pk, **{n: v}).exists()]
-        # A field that cuts a time off on its way in would be equal, and the same for all copies.
+        # A field that truncates times would match in a query, and be the same for all workers.
         lost += [n for n, t in times.items() if clock.recognisable(kept[n], question.using) != t]
         transaction.set_rollback(True, using=question.using)
     for name in lost:
@@ -140,7 +140,7 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
 def _marks(
     processor: Definition[Any], question: Question[Any], pk: Any
 ) -> tuple[dict[str, Any], dict[str, datetime]]:
-    """Return what marks a claimed row: the constants, and the columns that take a time."""
+    """Return the mark of a claimed row: the constants, and the columns that contain a time."""
     constants: dict[str, Any] = {}
     if processor.delivery == Delivery.AT_MOST_ONCE:
         constants = {
@@ -151,17 +151,17 @@ def _marks(
     columns = [processor.claimed_at, processor.lease.field if processor.lease else None]
     if not any(columns):
         return constants, {}
-    # No digit is 0, whatever the time is.
+    # None of the six digits is 0, so that a column which cuts them is found at any time.
     now = clock.read(question.table, [pk])
-    assert now is not None  # the row is locked, so it is there
+    assert now is not None  # the row is locked, so it exists
     return constants, {name: now.replace(microsecond=654_321) for name in columns if name}
 
 
 class Left(Enum):
-    """Whether a row has left pending by a flip."""
+    """Whether a flip took a row out of pending."""
 
     NOT = "still pending"
-    #: Another row may stay all the same.
+    #: The flip may still leave another row pending.
     MAYBE_ALONE = "left"
     LIKE_ALL = "left, as every row does"
 
@@ -174,7 +174,7 @@ def _rehearsed(question: Question[Any], pk: Any, writes: Sequence[Values], label
     with transaction.atomic(using=question.using):
         for each in writes:
             writing.write(question, [pk], each, label)
-        # Most questions ask for the flip's columns first and foremost, and are answered by that.
+        # Most questions contain a condition on the flip's columns alone, and this check suffices.
         if alike is not None and not alike.filter(pk=pk).exists():
             left = Left.LIKE_ALL
         else:
@@ -184,14 +184,14 @@ def _rehearsed(question: Question[Any], pk: Any, writes: Sequence[Values], label
 
 
 def _is_constant(value: Any) -> bool:
-    """Tell whether a flip writes the same to every row; callables are taken to do so."""
+    """Return whether a flip writes the same to every row; callables are assumed to do so."""
     return not hasattr(value, "resolve_expression") or type(value) in {Value, Now, DatabaseNow}
 
 
 def still_pending(
     processor: Definition[Any], option: str, pk: Any, values: Values | None = None
 ) -> str:
-    """Return the sentence about a row that a flip leaves pending, found before its handler."""
+    """Return the message for a row that a flip leaves pending, found before its handler ran."""
     written = dict(getattr(processor, option) if values is None else values)
     repeats = ", or say repeats=True" if option == "done" else ""
     return (

@@ -22,7 +22,7 @@ Values = Mapping[str, Any]
 
 
 def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Sequence[Any]) -> None:
-    """Raise ``StillPending`` if one of the rows is."""
+    """Raise ``StillPending`` if one of the rows is still pending."""
     for pk in question.still_pending(pks).values_list("pk", flat=True)[:1]:
         raise StillPending(
             f"{processor.name}: expected row {pk} to leave pending once it was handled, got a row "
@@ -32,7 +32,7 @@ def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Seq
 
 
 def resolve(values: Values) -> dict[str, Any]:
-    """Call those of the values that are callables, as ``update_or_create()`` does."""
+    """Call the values that are callables, as ``update_or_create()`` does."""
     return {name: value() if callable(value) else value for name, value in values.items()}
 
 
@@ -45,9 +45,10 @@ def write(
 ) -> None:
     """Write these columns and nothing else, by primary key.
 
-    Never ``save()``, which would write back columns that somebody else has changed since. The
-    keys are those that were claimed: a handler that deletes or copies its row changes ``row.pk``.
-    ``transaction_id``: of the transaction that must still be open; raises ``TransactionLost``.
+    Never ``save()``, which would overwrite columns that another session has changed since. The
+    keys are those of the claim, because a handler that deletes or copies its row changes
+    ``row.pk``. ``transaction_id``: of the transaction that must still be open; raises
+    ``TransactionLost``.
     """
     if not values:
         return
@@ -68,11 +69,11 @@ def write(
 def refuse_moved(question: Question[Any], rows: Mapping[Any, Any], label: str) -> None:
     """Raise for a row that its handler moved to another key; ``rows``: by their keys.
 
-    It would count as done, being gone from its own, and be pending under the other one.
+    The row would count as done, because its old key is gone, and be pending under the new key.
     """
     for pk, row in rows.items():
         key = row.pk if isinstance(row.pk, tuple) else (row.pk,)
-        # A copy has another key, too, and leaves its original where it was.
+        # A copy of a row has another key, too, but the original row still exists.
         moved = row.pk != pk and None not in key and not _rows(question, [pk]).exists()
         if moved and _rows(question, [row.pk]).exists():
             raise ProcessorError(
@@ -82,7 +83,7 @@ def refuse_moved(question: Question[Any], rows: Mapping[Any, Any], label: str) -
 
 
 def refuse_another(using: str, transaction_id: str) -> None:
-    """Raise ``TransactionLost`` if another transaction is open than the one that has this id."""
+    """Raise ``TransactionLost`` unless the open transaction has this id."""
     if current(using) != transaction_id:
         raise TransactionLost
 
@@ -94,10 +95,10 @@ def _look_up(
     label: str,
     transaction_id: str | None,
 ) -> None:
-    """Raise unless the rows that were not written are gone."""
+    """Raise unless the rows that were not written are deleted."""
     if transaction_id is not None:
         refuse_another(question.using, transaction_id)
-    # Looked up, not guessed: rows that the handler deleted have left pending all right.
+    # A query is needed, because rows that the handler deleted have left pending, too.
     if _rows(question, pks).count() > written:
         raise ProcessorError(
             f"{label}: expected the flip to write {_named(pks)}, got {written} of {len(pks)} rows "
@@ -114,7 +115,7 @@ def _rows(question: Question[Any], pks: Sequence[Any]) -> QuerySet[Any]:
 def _update(
     question: Question[Any], pks: Sequence[Any], values: Values, transaction_id: str | None
 ) -> int | None:
-    """Write rows by a statement that is compiled once a window; ``None`` if there is none."""
+    """Write rows by a statement that is compiled once per window; ``None`` if there is none."""
     many, fenced = len(pks) > 1, transaction_id is not None
     make = partial(Update, question.model, question.using, values, many=many, fenced=fenced)
     update = question.statements.get(("update", many, fenced, names(values)), make)
