@@ -1,7 +1,7 @@
 """Statements that are compiled once, and executed for one row after another.
 
-To build a query and compile it takes Django longer than it takes the database to answer. The
-statements of a window differ in nothing but the row's key and the values that are written, so
-these are left open, and filled in for each row. What is sent, and what is made of the answer, is
-what Django would send and make of it, but for a pair of parentheses.
+Django takes longer to build and compile a query than the database takes to answer it. The
+statements of a window differ only in the row's key and the values that are written, so these are
+left open, and filled in for each row. The SQL that is sent is Django's, but for a pair of
+parentheses, and the answer is processed as Django processes it.
 """

@@ -1,4 +1,4 @@
-"""What was compiled for a window, by name."""
+"""The compiled statements of a window, by name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ S = TypeVar("S")
 
 
 class _Unknown:
-    """Stands in a name for what makes a statement fit one row alone."""
+    """The part of a name that marks a statement which fits one row alone."""
 
 
 UNKNOWN = _Unknown()
 
-#: Statements that are kept at once; a window has a handful.
+#: The most statements that are kept at once; a window has a handful.
 MOST_KEPT = 16
 
 
@@ -34,7 +34,7 @@ class Statements(threading.local):
         self._kept: dict[Hashable, Any] = {}
 
     def get(self, name: tuple[Hashable, ...], make: Callable[[], S]) -> S | None:
-        """Return the statement of that name; ``None`` if there is none that fits any row."""
+        """Return the statement of that name; ``None`` if no statement fits every row."""
         if UNKNOWN in name:
             return None
         if name in self._kept:
@@ -43,8 +43,8 @@ class Statements(threading.local):
             statement = _made(make)
             if len(self._kept) >= MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
-        # The last to be forgotten: a row with an expression of its own has a statement of its own,
-        # and must not push out those that every row needs.
+        # Moved to the end, to be dropped last: a row with an expression of its own has a statement
+        # of its own, which must not displace the statements that every row needs.
         self._kept[name] = statement
         return statement
 
@@ -57,9 +57,9 @@ def _made(make: Callable[[], S]) -> S | None:
 
 
 def names(values: Values) -> Hashable:
-    """Return by what the statement that writes such values is known.
+    """Return the name of the statement that writes such values.
 
-    ``UNKNOWN``: one of them may be something else each time it is compiled.
+    ``UNKNOWN``: one of the values may compile to something else each time.
     """
     kinds = [(name, _kind(value)) for name, value in values.items()]
     return UNKNOWN if any(kind is UNKNOWN for _, kind in kinds) else tuple(kinds)
@@ -69,7 +69,7 @@ def _kind(value: Any) -> Hashable:
     if type(value) is Later:
         return Later
     if hasattr(value, "prepare_database_save"):
-        return Model  # a related row, for whose key no place can be left open
+        return Model  # a related row, whose key cannot be an open place
     if not hasattr(value, "resolve_expression"):
         return None
     known = likeness.of_expression(value)

@@ -1,4 +1,4 @@
-"""Whose rows a statement is about, left open: one key, or a list of them."""
+"""The open keys of the rows that a statement is about: one key, or a list of keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db.models import BooleanField, F, Func, IntegerField, Model, Q
 
 from .places import NotOpenError, Open, prepared_key
 
-#: The types of which the database takes a list for one value, whose type needs no telling.
+#: The types of which the database accepts a list as one parameter without a type of its own.
 _LISTED = ("integer", "bigint", "smallint", "uuid", "varchar")
 
 
@@ -19,8 +19,8 @@ _LISTED = ("integer", "bigint", "smallint", "uuid", "varchar")
 class Rows:
     """The rows that a statement is about.
 
-    ``condition``: names them; ``order``: makes what puts them in the order in which they are named,
-    which few statements ask for.
+    ``condition``: names them; ``order``: returns the expression that sorts them in the order in
+    which they are named, which few statements need.
     """
 
     condition: Q
@@ -30,8 +30,8 @@ class Rows:
 class Keys:
     """An open primary key: of one row, or of ``many`` at once.
 
-    Many are one value where the database takes a list for one, so that a statement fits a batch of
-    any size, and is not parsed again key by key. Raises ``NotOpenError`` where that cannot be.
+    Many keys are one parameter if the database accepts a list, so that a statement fits a batch of
+    any size, and is not parsed again key by key. Raises ``NotOpenError`` if it does not.
     """
 
     def __init__(self, model: type[Model], using: str, *, many: bool) -> None:
@@ -57,7 +57,7 @@ class Keys:
         return Rows(Q(any_of), lambda: position)
 
     def filled(self, pks: Sequence[Any]) -> dict[Open, Any]:
-        """Return the keys as the database takes them, by their place."""
+        """Return the keys in the database's form, by their place."""
         keys = [prepared_key(self.place, pk, self._connection) for pk in pks]
         return {self.place: keys if self._many else keys[0]}
 

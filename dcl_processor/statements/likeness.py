@@ -1,9 +1,9 @@
-"""Which values come to the same in a statement, judged without running any code of the user's.
+"""Which values compile to the same SQL, decided without running any code of the user's.
 
-A statement that was compiled for one row serves another only if nothing in it was made while it was
-compiled: the parameters of an expression may be (``TruncDay`` takes the time zone that is active
-then), and the value of a ``Value`` may be another one by now. So an expression has a likeness only
-if all its parts are known, and it tells what they contain.
+A statement that was compiled for one row fits another only if the compilation itself produced none
+of its values. An expression's parameters may be produced then (``TruncDay`` uses the time zone that
+is active), and a ``Value`` may since contain another value. So an expression has a likeness only if
+all its parts are known, and the likeness includes their contents.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from django.db.models.functions import Coalesce, Greatest, Least, Lower, Now, Up
 
 from dcl_processor.clock import DatabaseNow
 
-# Exactly these: a subclass may compare as it likes.
+# Exactly these types, because a subclass may define another comparison.
 _EQUAL = frozenset({type(None), bool, int, str, bytes, date, timedelta, UUID})
-# 0.0 == -0.0 and a time is equal to that of another zone, but a text of the two is not.
+# Compared by repr(): 0.0 == -0.0, and a time is equal to that of another zone, but their texts
+# differ.
 _ALIKE = frozenset({float, Decimal, datetime, time})
 _ZONES = frozenset({type(None), timezone, ZoneInfo})
 
-# What they compile to depends on their sources alone.
+# The SQL of these functions depends on their sources alone.
 _FUNCTIONS = frozenset({Coalesce, Greatest, Least, Lower, Upper, Now, DatabaseNow})
 
 
 def of_constant(value: Any) -> Hashable | None:
-    """Return what is equal for constants that are the same; ``None`` for what may be none."""
+    """Return a key that is equal for equal constants; ``None`` if the value may be no constant."""
     kind = type(value)
     if kind in _EQUAL:
         return (kind, value)
@@ -43,10 +44,10 @@ def of_constant(value: Any) -> Hashable | None:
 
 
 def of_expression(expression: Any) -> Hashable | None:
-    """Return what is equal for expressions that compile alike; ``None`` if that is unknown."""
+    """Return a key that is equal for expressions that compile alike; ``None`` if unknown."""
     kind = type(expression)
     if kind is F:
-        # A transform may make parameters when it is compiled.
+        # A transform may create parameters when it is compiled.
         return None if LOOKUP_SEP in expression.name else (F, expression.name)
     if kind is not Value and kind is not CombinedExpression and kind not in _FUNCTIONS:
         return None
@@ -67,11 +68,11 @@ def _of_sources(itself: tuple[Any, ...], expression: Any) -> Hashable | None:
 
 
 def of_value(value: Any) -> Hashable:
-    """Return what is equal for values of a flip that are written alike; else each is itself."""
+    """Return a key that is equal for a flip's values that are written alike, else a unique key."""
     if type(value) in (list, tuple):
         return (type(value), *map(of_value, value))
     if type(value) is dict:
         return (dict, *((of_value(key), of_value(each)) for key, each in value.items()))
-    # A value that is in use has a place in memory of its own.
+    # The id() is unique, because the value is still in use.
     known = of_expression(value) if hasattr(value, "resolve_expression") else of_constant(value)
     return (id(value),) if known is None else known

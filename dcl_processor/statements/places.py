@@ -1,4 +1,4 @@
-"""The open places of a statement, and what fills them."""
+"""The open places of a statement, and the values that fill them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Open(Expression):
         return self
 
     def prepared(self, value: Any, connection: Any) -> Any:
-        """Return a value as the database takes it."""
+        """Return a value in the database's form."""
         return self.output_field.get_db_prep_save(value, connection)
 
-    # Each place is itself, whatever it is made of.
+    # Places are compared by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -55,7 +55,7 @@ class OpenDelay(Open):
 
 
 class NotOpenError(Exception):
-    """A field did not leave the place open, as Django's own do: fill it in beforehand."""
+    """A field, unlike Django's own, changed the open place: fill it in before compiling."""
 
 
 class Template:
@@ -73,7 +73,7 @@ class Template:
 
 
 def plain_field(model: type[Model], name: str) -> Any:
-    """Return a field that is compared as it is; raises ``NotOpenError`` for another one."""
+    """Return a field with a plain comparison; raises ``NotOpenError`` for another one."""
     field = model._meta.get_field(name)
     if field.is_relation or field.get_lookup("exact") is not Exact:
         raise NotOpenError
@@ -95,7 +95,7 @@ def open_values(model: type[Model], values: Values) -> dict[str, Open]:
 
 
 def _has_placeholder(field: Any) -> bool:
-    """Tell whether a field makes SQL around its value; from Django 6.1 by the second name."""
+    """Return whether a field adds SQL around its value; Django 6.1 uses the second name."""
     return hasattr(field, "get_placeholder") or hasattr(field, "get_placeholder_sql")
 
 
@@ -105,10 +105,10 @@ def written(opened: Mapping[str, Open]) -> dict[str, Any]:
 
 
 def prepared_values(opened: Mapping[str, Open], values: Values, connection: Any) -> dict[Open, Any]:
-    """Return values as the database takes them, by their places."""
+    """Return values in the database's form, by their places."""
     return {place: place.prepared(values[name], connection) for name, place in opened.items()}
 
 
 def prepared_key(place: Open, pk: Any, connection: Any) -> Any:
-    """Return a key, or what a column is compared with, as the database takes it."""
+    """Return a key, or a value that a column is compared with, in the database's form."""
     return place.output_field.get_db_prep_value(pk, connection)

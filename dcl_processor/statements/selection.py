@@ -15,10 +15,10 @@ R = TypeVar("R")
 
 
 class Evaluation(Generic[R]):
-    """A queryset that is evaluated again and again, from answers that are given to it.
+    """A queryset that is evaluated repeatedly, each time from given answers.
 
-    So the rows are what the user's own queryset makes of the answers, whatever its class, its
-    fields and its model do on the way. It serves the connection of one thread.
+    So the user's own queryset builds the rows from the answers, with all that its class, its
+    fields and its model do in the process. It serves the connection of one thread.
     """
 
     def __init__(self, queryset: QuerySet[Any, R], using: str) -> None:
@@ -29,16 +29,16 @@ class Evaluation(Generic[R]):
         selected = [each for each, *_ in self.compiler.select[: self.compiler.col_count]]
         converters = self.compiler.get_converters(selected)
         composite = self.compiler.has_composite_fields(selected)
-        # What is the same for all answers.
+        # These are the same for all answers.
         vars(self.compiler)["get_converters"] = lambda *_: converters
         vars(self.compiler)["has_composite_fields"] = lambda *_: composite
 
     def of(self, answers: Sequence[Sequence[Any]]) -> list[R]:
-        """Return the rows; an answer may have further columns, which are not looked at."""
+        """Return the rows; further columns of an answer are ignored."""
         queryset, compiler = self._queryset, self.compiler
         vars(compiler)["execute_sql"] = lambda *_, **__: [answers]
-        # Nobody shares the queryset, nor its query. For the moment only: the compiler knows the
-        # query, and a circle of the two would wait for the garbage collector.
+        # The queryset and its query are not shared. The compiler is set temporarily, because it
+        # refers to the query, and a reference cycle would wait for the garbage collector.
         vars(self._query)["get_compiler"] = lambda *_, **__: compiler
         try:
             return list(queryset)
@@ -62,7 +62,7 @@ class Selection(Generic[R]):
         self._template = Template(statement, params, [self._keys.place])
 
     def of(self, pks: Sequence[Any]) -> list[R]:
-        """Execute it for these rows."""
+        """Execute the statement for these rows."""
         with self._connection.cursor() as cursor:
             cursor.execute(self._template.sql, self._template.filled(self._keys.filled(pks)))
             answers = cursor.fetchall()

@@ -1,7 +1,7 @@
 """The id of a transaction, which shows that a connection is in the same one as before.
 
-PostgreSQL gives a transaction an id with its first row lock. Asked for by the statement that
-locks, the id costs nothing; compared by the statement that flips, it costs nothing either.
+PostgreSQL gives a transaction an id with its first row lock. The statement that locks returns the
+id, and the statement that flips compares it, both at no extra cost.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Func, QuerySet, TextField
 from django.db.models.lookups import Exact
 
-#: What a claim's rows call it, until it is taken off them.
+#: The attribute of a claim's rows that has the id, until it is removed from them.
 NAME = "dcl_transaction_id"
 
 
 class TransactionId(Func):
-    """The id of the transaction that a statement runs in, savepoints notwithstanding."""
+    """The id of the transaction that a statement runs in; a savepoint does not change it."""
 
     function = "pg_current_xact_id"
     template = "%(function)s()"
     arity = 0
 
     def __init__(self) -> None:
-        # An xid8, which the drivers hand on as text, and take as text.
+        # An xid8, which the drivers return and accept as text.
         super().__init__(output_field=TextField())
 
 
 def has_id(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether the database tells its transactions apart."""
+    """Return whether the database has transaction ids."""
     return connection.vendor == "postgresql"
 
 
 def identified(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
-    """Let the rows carry the transaction's id as their last column, where there is one."""
+    """Add the transaction's id as the last column of the rows, if the database has ids."""
     if not has_id(connections[using]):
         return queryset
     numbered: QuerySet[Any, Any] = queryset.annotate(**{NAME: TransactionId()})
@@ -48,7 +48,7 @@ def within(place: Any) -> Exact[Any]:
 
 
 def current(using: str) -> str:
-    """Ask for the id of the transaction that is open."""
+    """Return the id of the open transaction, by a query."""
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT pg_current_xact_id()")
         number: str = cursor.fetchone()[0]

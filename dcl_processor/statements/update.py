@@ -26,10 +26,10 @@ from .transaction import within
 
 
 class Update:
-    """An update, with open key and open values.
+    """An update with an open key and open values.
 
-    ``guard``: columns that must have the values named when it is executed. ``fenced``: it writes
-    in one transaction alone, whose id is named then.
+    ``guard``: columns that must have the values given at execution. ``fenced``: it writes only in
+    the transaction whose id is given at execution.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Update:
         guard: Values = MappingProxyType({}),
         transaction_id: str | None = None,
     ) -> int | None:
-        """Execute it for these rows; return how many were written.
+        """Execute the update for these rows; return how many were written.
 
-        ``None``: nothing was sent, since a field makes SQL of its value.
+        ``None``: nothing was sent, because a field turns its value into SQL.
         """
         connection = self._connection
         filled = prepared_values(self._open, values, connection)
@@ -88,10 +88,10 @@ class Update:
 
 
 def compiled(compiler: Any) -> tuple[str, Sequence[Any]]:
-    """Compile; raises ``NotOpenError`` where a user's field chokes on a place that is open."""
+    """Compile; raises ``NotOpenError`` if a user's field fails on an open place."""
     try:
         statement, params = compiler.as_sql()
     except (ValidationError, AttributeError, TypeError, ValueError) as error:
-        # A user's field choked on what stands for its value; with a value it is to say so itself.
+        # A user's field failed on the place for its value; with a value its own error is raised.
         raise NotOpenError from error
     return statement, params
