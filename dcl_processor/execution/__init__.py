@@ -1,1 +1,1 @@
-"""Stage 3: the handler, and what surrounds a call of it."""
+"""Stage 3: the handler, and the code around each call of it."""

@@ -44,16 +44,16 @@ class EventLoop:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._ended: SimpleQueue[tuple[Any, Outcome | BaseException]] = SimpleQueue()
-        # Of the run's thread alone: handlers under way by their rows' keys, and what became of
-        # those that ended, kept until it is told that they are noted.
+        # Used by the run's thread alone: running handlers by their rows' keys, and the outcomes of
+        # those that ended, kept until forget() is called.
         self._under_way: set[Any] = set()
         self._outcomes: dict[Any, Outcome | BaseException] = {}
-        # Of the loop's thread alone.
+        # Used by the loop's thread alone.
         self._handlers: dict[Any, asyncio.Task[Any]] = {}
         self._given_up: set[Any] = set()
-        # Not the caller's: an async view that waits for the run lends its only thread for
+        # Not the caller's context: an async view that waits for the run lends its only thread for
         # database calls to the run itself, and the handlers' own calls would wait for that thread
-        # for ever. In a context of their own they have a thread of their own.
+        # forever. In a separate context they have a separate thread.
         self._context = Context()
         self._context.run(running.set, running.get())
         self._scope: Any = ThreadSensitiveContext()  # which has no types
@@ -75,14 +75,14 @@ class EventLoop:
         self._begin(self._execute(processor, pk, row, arguments))
 
     def wait(self) -> None:
-        """Wait until a handler has ended whose end is not noted yet."""
+        """Wait until there is an outcome that is not forgotten yet."""
         if not self._outcomes:
             self._take(wait=True)
 
     def ended(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
-        """Return what became of those handlers that have ended, until they are forgotten.
+        """Return the outcomes of those handlers that have ended, until they are forgotten.
 
-        Raises what is no row's failure, and ends the run: when no other outcome is left to note.
+        When no outcome is left, raises an error that is no row's failure, and so ends the run.
         """
         self._take(wait=False)
         found = {pk: self._outcomes[pk] for pk in pks if pk in self._outcomes}
@@ -93,7 +93,7 @@ class EventLoop:
         return outcomes
 
     def forget(self, pks: Iterable[Any]) -> None:
-        """Be told that these outcomes are noted."""
+        """Forget these outcomes, which the caller has recorded."""
         for pk in pks:
             del self._outcomes[pk]
 
@@ -107,7 +107,7 @@ class EventLoop:
             self.call(all_of_them())
 
     def cancel(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
-        """Cancel these handlers, wait for them, and return what ended all the same."""
+        """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
         pks = list(pks)
         if self._loop is not None:
             self.call(self._cancel(pks))
@@ -177,8 +177,8 @@ class EventLoop:
         loop.run_until_complete(loop.create_task(enter, context=self._context))
         loop.call_soon(ready.set)
         while not self._closing.is_set():
-            # What asyncio sets a task's SystemExit on, it also raises out of the loop; and a
-            # handler may stop it. The other handlers are still to be seen to their end.
+            # asyncio also raises a task's SystemExit out of the loop, and a handler may stop the
+            # loop. The loop goes on, so that the other handlers can end.
             with suppress(BaseException):
                 loop.run_forever()
 
@@ -193,7 +193,7 @@ class EventLoop:
         await loop.shutdown_default_executor()
 
     async def _cancel(self, pks: Sequence[Any]) -> None:
-        # Whatever was started before this has come to its first step by now.
+        # All handlers that were started before this have reached their first step.
         handlers = [self._handlers[pk] for pk in pks if pk in self._handlers]
         self._cancel_once(pks)
         await _wait_for(handlers)
@@ -201,16 +201,16 @@ class EventLoop:
 
     def _cancel_once(self, pks: Iterable[Any]) -> None:
         for pk in pks:
-            # A second one would meet a handler that is tidying up after the first.
+            # A second cancellation would interrupt a handler that cleans up after the first.
             if pk in self._handlers and pk not in self._given_up:
                 self._given_up.add(pk)
                 self._handlers[pk].cancel()
 
 
 def _refuse_green_threads(label: str) -> None:
-    """Raise where threads are greenlets: the loop would share its thread with the run.
+    """Raise if threads are greenlets, because the loop would share its thread with the run.
 
-    The libraries are known by their names: only a process that has imported one can be patched.
+    The libraries are looked up by name, since only a process that imported one can be patched.
     """
     for module, asked, what in (
         ("gevent.monkey", "is_module_patched", "threading"),

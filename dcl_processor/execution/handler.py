@@ -26,9 +26,9 @@ class Handled:
 class Failed:
     """The row failed, and its work was rolled back unless it is ``kept``.
 
-    ``kept``: ``process_batch()`` returned the error, and what it wrote is of all its rows.
-    ``handled``: the handler is not to blame, but the flip or the commit: after its work, or before
-    it where the flip could be tried beforehand.
+    ``kept``: ``process_batch()`` returned the error, and its writes belong to all its rows.
+    ``handled``: not the handler failed, but the flip or the commit: after the handler's work, or
+    before it if the flip could be rehearsed.
     ``attempt``: with a ``retry``, its number; ``again_in``: seconds until the next one, if any.
     """
 
@@ -41,7 +41,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler said "not now"."""
+    """The handler raised ``Snooze``: not now."""
 
     delay: float | timedelta | None = None
     until: datetime | None = None
@@ -50,7 +50,7 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """The handler said "never"."""
+    """The handler raised ``Discard``: never."""
 
     error: Discard
     kept: bool = False
@@ -58,7 +58,7 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The row was not ours any more when it was to be settled, or before its handler was called."""
+    """The worker had lost the row at its settlement, or before its handler was called."""
 
     called: bool = True
 
@@ -67,10 +67,10 @@ Outcome = Handled | Failed | Snoozed | Discarded | Lost
 
 
 def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) -> Outcome:
-    """Call the handler; whatever it raises becomes an outcome here, but what ``ends_the_run()``.
+    """Call the handler; any error becomes an outcome, unless it ``ends_the_run()``.
 
-    A handler that calls ``sys.exit()``, or a library whose errors are no ``Exception``, would
-    otherwise end every run at the same row.
+    Otherwise a handler that calls ``sys.exit()``, or a library whose errors are no ``Exception``,
+    would end every run at the same row.
     """
     try:
         if processor._handles_batches:
@@ -86,16 +86,15 @@ def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) ->
 
 
 class Interruption(BaseException):
-    """Ends the run in whose handler it is raised, as Ctrl-C does: for those who watch handlers."""
+    """Ends the run in whose handler it is raised, as Ctrl-C does; for code that tests handlers."""
 
 
 def ends_the_run(error: BaseException) -> bool:
-    """Tell whether the error interrupts the worker, and so is no row's failure.
+    """Return whether the error interrupts the worker, and so is no row's failure.
 
-    That is Ctrl-C; ``sys.exit()`` in a signal handler, which is how many programs stop; and
-    Celery's soft time limit, an ``Exception`` that is raised wherever its signal finds the
-    process. The last is known by its name: Celery is imported where it is raised, and may not
-    even be installed elsewhere.
+    These are Ctrl-C; ``sys.exit()`` in a signal handler, by which many programs stop; and Celery's
+    soft time limit, an ``Exception`` that its signal raises at any point of the process. The last
+    is matched by class name, so that Celery need not be installed.
     """
     if isinstance(error, KeyboardInterrupt | Interruption):
         return True
@@ -110,9 +109,9 @@ def _was_raised_by_signal(error: BaseException) -> bool:
 
 
 def _handles_signal(frame: FrameType) -> bool:
-    """Recognise a signal handler: it is called with the frame that it interrupts, its caller's.
+    """Recognise a signal handler by its argument, the frame that it interrupts, its caller's.
 
-    Asking ``signal.getsignal()`` would not do: many handlers uninstall themselves first.
+    ``signal.getsignal()`` would not work, because many handlers uninstall themselves first.
     """
     for value in frame.f_locals.values():
         given = value if type(value) is tuple else (value,)
@@ -132,10 +131,10 @@ def judge(error: BaseException, *, kept: bool = False) -> Outcome:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return the error, or an ``Exception`` that stands for one that is none.
+    """Return the error, or an ``Exception`` in place of an error that is none.
 
     ``Retry(on=Exception)``, and a caller that raises the row's error again, expect an
-    ``Exception``. What ended the handler must not end them as well.
+    ``Exception``. The error that ended the handler must not end them as well.
     """
     if isinstance(error, Exception):
         return error
@@ -147,11 +146,11 @@ def as_exception(error: BaseException) -> Exception:
 def execute_together(
     processor: Definition[Any], rows: list[Any], arguments: tuple[Any, ...]
 ) -> list[Outcome]:
-    """Call ``process_batch()``; what it raises is for the caller, who knows how to go on.
+    """Call ``process_batch()``; the caller handles the errors that it raises.
 
-    An exception among its results is the outcome of the row in that place. Everything that
-    was written stays: nobody can say which of it belongs to that row. Doing the others again
-    without it would repeat what cannot be rolled back, such as a call of a service.
+    An exception among its results is the outcome of the row in that place. All writes stay, because
+    it is unknown which of them belong to that row. Redoing the other rows without it would repeat
+    effects that cannot be rolled back, such as a call of a service.
     """
     results = processor.process_batch(rows, *arguments)
     if results is None:

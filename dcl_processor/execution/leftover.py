@@ -1,7 +1,7 @@
-"""A transaction that a handler leaves open: what is settled after it would be settled in it.
+"""Find and end a transaction that a handler leaves open, before rows are settled inside it.
 
-Later claims and settlements would look committed, and go with that transaction when it ends. It is
-found by what Django and the driver know. MariaDB's driver knows nothing of it, so there the server
+Later claims and settlements would look committed, and be lost if that transaction is rolled back.
+Django and the driver know whether one is open. MariaDB's driver does not know, so there the server
 is asked, but only when a statement was sent that can begin a transaction without Django.
 """
 
@@ -20,7 +20,7 @@ from dcl_processor.locking.session import in_transaction
 from .handler import Failed, Handled, Outcome
 
 _SAVEPOINT = "dcl_left"
-# At the beginning of a statement, where large values are not.
+# Looked for at the beginning of a statement, because large values come later.
 _BEGINS = re.compile(
     rb"\b(begin|start|xa|autocommit|chain|completion_type|call|execute|immediate)\b", re.IGNORECASE
 )
@@ -51,17 +51,17 @@ class Leftover:
             vars(self._driver).pop("query", None)
 
     def judge(self, outcome: Outcome) -> Outcome:
-        """End what was left open; return what became of the row."""
+        """End the transaction that was left open; return the row's outcome."""
         if not self.end() or not isinstance(outcome, Handled):
             return outcome
         return Failed(TransactionLeftOpen(), handled=True)
 
     def end(self) -> bool:
-        """Roll back the transaction that is open, if one is, and tell so."""
+        """Roll back the open transaction, if there is one; return whether there was."""
         connection = self._connection
         if not self._is_left() or any(map(from_test_case, connection.atomic_blocks[:1])):
             return False
-        # As connect() does it: the blocks were never left, and never will be.
+        # As in connect(), because the blocks were not left, and never will be.
         connection.in_atomic_block = connection.needs_rollback = False
         connection.savepoint_ids, connection.atomic_blocks = [], []
         connection.run_on_commit = []
@@ -69,7 +69,7 @@ class Leftover:
             connection.connection.rollback()
             connection.set_autocommit(True)
             if in_transaction(connection):
-                # psycopg2 rolls back what it has begun itself, and nothing else.
+                # psycopg2 rolls back only a transaction that it began itself.
                 connection.close()
         except (Error, connection.Database.Error):
             connection.close()
@@ -86,7 +86,7 @@ class Leftover:
         return self._may_have_begun and self._asked() if known is None else known
 
     def _asked(self) -> bool:
-        """Ask the server: a savepoint outside any transaction is gone with its statement."""
+        """Ask the server: outside a transaction a savepoint ends with its statement."""
         operations = self._connection.ops
         try:
             with self._connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Log an error that user code raised, whatever it does when it is formatted."""
+"""Log an error that user code raised, even if formatting it fails."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger("dcl_processor")
 
 
 def log_error(error: BaseException, message: str, *arguments: Any) -> None:
-    """Log an error with its traceback; the last place in ``message`` is for its text.
+    """Log an error with its traceback; the last placeholder in ``message`` is for its text.
 
-    A formatter or handler may raise when it meets an error that cannot be formatted: the record is
-    then logged once more, as plain text.
+    A log formatter or handler may raise for an error that cannot be formatted. The record is then
+    logged once more, as plain text.
     """
     exc_info = None if formatted(error) is None else error
     try:

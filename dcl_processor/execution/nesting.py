@@ -12,13 +12,13 @@ from dcl_processor.exceptions import Unsupported
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
-#: The processors whose runs this code is part of; the threads of a run have its context.
+#: The processors in whose runs this code runs; the threads of a run have its context.
 running: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", default=())
 
 
 @contextmanager
 def entered(processor: Definition[Any]) -> Iterator[None]:
-    """Note that the processor runs; raise ``Unsupported`` where it does so already."""
+    """Record that the processor runs; raise ``Unsupported`` if it already does."""
     outer = running.get()
     if any(each is processor._identity for each in outer):
         raise Unsupported(

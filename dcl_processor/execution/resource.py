@@ -1,4 +1,4 @@
-"""What a handler needs open: opened late, kept, and opened anew after a failure."""
+"""The resource that a handler needs: opened late, kept open, and reopened after a failure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Broken:
-    """Why a resource could not be opened, once one could not: what all threads of a run share."""
+    """The error with which a resource could not be opened, shared by all threads of a run."""
 
     error: BaseException | None = None
 
 
 @dataclass
 class Opened:
-    """What was opened once; ``users``: the batches whose handlers have it."""
+    """An opened resource; ``users``: the number of batches whose handlers use it."""
 
     stack: ExitStack
     arguments: tuple[Any, ...]
@@ -39,7 +39,7 @@ class Opened:
 class Resource(threading.local):
     """The processor's ``resource()`` in one run; each thread, or event loop, has its own.
 
-    ``error``: why one could not be opened. No row is to blame for that, so none is charged.
+    ``error``: why it could not be opened. No row is to blame for that, so no attempt is counted.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Resource(threading.local):
         return self._broken.error
 
     def ready(self) -> bool:
-        """Open it unless it is open and sound; return whether a handler may be called."""
+        """Open it unless it is open and not worn; return whether a handler may be called."""
         if self._opened is not None and self._opened.is_worn:
             self._let_go()
         if self._opened is None and self.error is None:
@@ -77,17 +77,17 @@ class Resource(threading.local):
         return self.error is None
 
     def arguments(self) -> tuple[Any, ...]:
-        """Return what the handler gets beside its row: the resource, or nothing."""
+        """Return the handler's arguments after its row: the resource, or nothing."""
         return self._opened.arguments if self._opened else ()
 
     def worn(self) -> None:
-        """Be told that a row failed: the next ``ready()`` opens it anew."""
+        """Mark it as worn, because a row failed: the next ``ready()`` reopens it."""
         if self._opened is not None:
             self._opened.is_worn = True
 
     @contextmanager
     def lent(self) -> Iterator[Opened]:
-        """Lend it to a batch; one that is worn meanwhile is closed when nobody has it any more."""
+        """Lend it to a batch; if it is worn meanwhile, it is closed after its last user."""
         opened = self._opened or Opened(ExitStack(), ())
         opened.users += 1
         try:

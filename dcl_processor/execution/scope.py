@@ -1,10 +1,10 @@
-"""One row's work in a transaction: kept, or taken back without the other rows' work.
+"""One row's work in a transaction: kept, or rolled back without the other rows' work.
 
 A savepoint for every row of a batch costs several times what the batch saves. Most handlers that
-run in batches touch the database little or not at all, so the savepoint waits until the handler
-asks for a cursor, or has the driver itself send something. Of a driver that cannot be watched, one
-that counts what it wrote tells afterwards, and then the whole transaction is taken back; with
-another one each row begins with its savepoint.
+run in batches use the database little or not at all, so the savepoint is created only when the
+handler opens a cursor, or sends a statement through the driver itself. If the driver cannot be
+watched but counts its writes, the count is compared afterwards, and a difference rolls back the
+whole transaction. With any other driver each row begins with its savepoint.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SAVEPOINT = "dcl_row"
 
 
 class RowScope:
-    """Watches what a handler does to the transaction, and ends it for this row.
+    """Watches a handler's use of the transaction, and keeps or rolls back this row's work.
 
-    ``shared``: other rows' work, or a note about this row, is to survive its failure.
+    ``shared``: other rows' work, or a note about this row, must survive its failure.
     """
 
     def __init__(self, connection: Any, *, shared: bool) -> None:
@@ -53,7 +53,7 @@ class RowScope:
         else:
             self._begin()
             return self
-        # Where cursors are made, so that the savepoint is among Django's statements if it can be.
+        # Where cursors are created, so that Django sends the savepoint itself if possible.
         connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
         return self
 
@@ -67,9 +67,9 @@ class RowScope:
             self._watch_no_more()
 
     def close(self, outcome: Outcome) -> Outcome:
-        """Keep the row's work if it was handled, or take it back; return what became of it.
+        """Keep the row's work if it was handled, or roll it back; return the row's outcome.
 
-        Called before anything is written about the row: a savepoint around the flip would make
+        Called before the row is written, because a savepoint around the flip would make
         PostgreSQL keep a list of lockers for each row.
         """
         if isinstance(outcome, Handled) or (not isinstance(outcome, Lost) and outcome.kept):
@@ -87,7 +87,7 @@ class RowScope:
             return
         if not self._open and self._changes != changes(self._connection):
             raise UnseenWork
-        # Whoever asked for a rollback gets it: of the row.
+        # The handler called set_rollback(True): roll back this row only.
         self._connection.set_rollback(False)
         self._savepoint("savepoint_rollback_sql")
         self._savepoint("savepoint_commit_sql")
@@ -124,17 +124,18 @@ class RowScope:
     def _begin(self) -> None:
         self._watch_no_more()
         # Not connection.savepoint(): its ids are those of the handler's own atomic blocks, and
-        # on_commit() would tie the handler's callbacks to ours.
+        # on_commit() would tie the handler's callbacks to this savepoint.
         self._execute("savepoint_create_sql")
         self._open = True
 
     def _watch_no_more(self) -> None:
         if self._sending is not None:
             self._sending.stop()
-            # It knows this scope: a circle would wait for the garbage collector, row by row.
+            # It refers to this scope, and a reference cycle per row would wait for the garbage
+            # collector.
             self._sending = None
         vars(self._connection).pop("_cursor", None)
         wrappers = self._connection.execute_wrappers
-        # Wherever it is: a handler may have left a wrapper of its own on top.
+        # Wherever it is in the list, because a handler may have left a wrapper of its own on top.
         if self._first_statement in wrappers:
             wrappers.remove(self._first_statement)
