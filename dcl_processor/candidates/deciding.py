@@ -1,9 +1,9 @@
 """Which conditions of a question a flip decides for all rows alike.
 
-A flip that is tried on one row and takes it out of pending may leave another: ``sent=True`` does
-so for ``Q(sent=False) | Q(weight=5)``. What a row asks beside the flip's columns makes the
-difference. A condition that reads nothing but columns to which the flip writes constants has one
-answer after the flip, whatever row it is; if one such condition fails, no row stays pending.
+A flip that takes one row out of pending may leave another row pending: ``sent=True`` does so for
+``Q(sent=False) | Q(weight=5)``. The difference is in the conditions on columns that the flip does
+not write. A condition that reads only columns to which the flip writes constants has the same
+result for every row after the flip; if one such condition fails, no row stays pending.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from django.db.models.sql.where import AND, WhereNode
 
 from dcl_processor.clock import DatabaseNow
 
-#: Where Django's own lookups are, which read what they are given and nothing else.
+#: The modules of Django's own lookups, which read only their operands.
 _LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__, json.__name__})
 
 
 def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[Any, Any] | None:
-    """Return the rows that meet all conditions which read those columns alone, if there are any.
+    """Return the rows that meet all conditions on those columns alone; ``None`` without such ones.
 
-    ``columns``: the attnames of those that are written as constants. Every pending row is among
-    the rows returned, which are asked for without any other table, but for a parent's.
+    ``columns``: the attnames of the columns that are written as constants. The rows returned
+    include every pending row; the query uses no other table, except for a parent's.
     """
     query = queryset.query.chain()
     own = {alias for alias in query.alias_map if _is_own(query, alias)}
@@ -36,7 +36,7 @@ def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[
     if not some:
         return None
     rows: QuerySet[Any, Any] = QuerySet(queryset.model, using=queryset.db)
-    # Joined rows would demand something, too: that there are any.
+    # A join would be a condition, too, because the joined rows must exist.
     for name in ("alias_map", "alias_refcount", "table_map"):
         setattr(rows.query, name, getattr(query, name).copy())
     rows.query.alias_refcount.update(dict.fromkeys(query.alias_map.keys() - own, 0))
@@ -45,7 +45,7 @@ def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[
 
 
 def _demands(node: WhereNode) -> Iterator[Any]:
-    """Yield the conditions each of which every pending row meets."""
+    """Yield the conditions that every pending row must meet."""
     for child in node.children if node.connector == AND and not node.negated else [node]:
         if isinstance(child, WhereNode) and child is not node:
             yield from _demands(child)
@@ -54,7 +54,7 @@ def _demands(node: WhereNode) -> Iterator[Any]:
 
 
 def _is_own(query: Any, alias: str) -> bool:
-    """Tell whether it is the row's own table, or that of a parent's part of the row."""
+    """Return whether the alias is the row's own table, or a parent's table with part of the row."""
     table = query.alias_map[alias]
     if not isinstance(table, Join):
         return bool(alias == query.base_table)

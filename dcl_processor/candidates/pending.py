@@ -1,13 +1,13 @@
-"""What kind of question ``pending`` is, and how it is asked of one row.
+"""The kinds of a ``pending`` query, called a question, and how it is narrowed to one row.
 
 *Own-table*: every condition compares a column of the model's own table with a constant, a
 column of the same row, or the database's clock. Only then may the lock and the second check be
-one statement: PostgreSQL re-evaluates the WHERE clause of a row that changed before the lock was
-got, but only against the locked row's new version; whatever comes through a join, a subquery or a
-function is still the statement's old snapshot, and hands out rows that are done already.
+one statement. PostgreSQL re-evaluates the WHERE clause of a row that changed before the lock was
+taken, but only against the locked row's new version. A join, a subquery or a function still reads
+the statement's old snapshot, which would return rows that are done already.
 
-*Spanning*: everything else. The row is locked by primary key first, and the whole question is
-asked in a second statement, which has a snapshot of its own.
+*Spanning*: everything else. The row is locked by primary key first, and a second statement with a
+snapshot of its own checks the whole question.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dcl_processor.statements.keys import Rows
 
 M = TypeVar("M", bound=Model)
 
-# A lookup that a user registered may compile to any SQL at all, so Django's own are listed.
+# A lookup that a user registered may compile to any SQL, so Django's own are listed.
 _PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
 
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[M]):
-    """The pending question, asked afresh for one window of rows."""
+    """The pending question, built anew for one window of rows."""
 
     #: The user's queryset on the alias that is locked and written, narrowed by the run's filter
     #: to the rows that may be tried now.
@@ -51,36 +51,36 @@ class Question(Generic[M]):
     using: str
     read_using: str
     own_table: bool
-    #: What was compiled for this window.
+    #: The statements that were compiled for this window.
     statements: Statements = field(default_factory=Statements, compare=False)
 
     @property
     def table(self) -> QuerySet[M, M]:
-        """Every row of the model, those that a manager of the user's would hide included."""
+        """Every row of the model, including those that a manager of the user's would hide."""
         return QuerySet(self.model, using=self.using)
 
     def among(self, pks: Collection[Any]) -> QuerySet[M, M]:
-        """Ask about some rows, with everything that the handler's row is to carry."""
+        """Narrow the question to some rows, with everything that the handler's row needs."""
         return self.narrowed(these(pks))
 
     def narrowed(self, rows: Q) -> QuerySet[M, M]:
-        """Ask about the rows that the condition names."""
+        """Narrow the question to the rows that the condition names."""
         return self.queryset.filter(rows).order_by()
 
     def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
-        """Ask the user's question alone: a row may be pending, and not due or not in the filter."""
+        """Return those of the rows that are pending, even if they are not due or filtered out."""
         return self.unfiltered.filter(these(pks)).order_by()
 
 
 def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
-    """Return what a queryset is ordered by, which may be its model's own order."""
+    """Return the ordering of a queryset, which may be its model's own."""
     query = queryset.query
     default = query.get_meta().ordering if query.default_ordering else ()
     return query.order_by or default or ()
 
 
 def these(pks: Collection[Any]) -> Q:
-    """Name rows by their primary keys; one is compared and not searched in a list."""
+    """Name rows by their primary keys; a single key is compared, not looked up in a list."""
     [*some] = pks
     return Q(pk=some[0]) if len(some) == 1 else Q(pk__in=some)
 
@@ -108,21 +108,21 @@ def ask(
 ) -> Question[Any]:
     """Return the question for the next window.
 
-    ``source``: a queryset or a callable that gives one. ``due``: what the processor itself demands
-    of a row that may be tried now. ``flips``: the columns that the flip
-    writes, or ``None`` when that is not known beforehand. ``defer``: columns that the handler's
-    instance is not to have loaded. Raises ``InvalidPending`` for a
-    queryset whose rows cannot be locked and asked about one by one.
+    ``source``: a queryset or a callable that returns one. ``due``: the processor's own condition
+    for a row that may be tried now. ``flips``: the columns that the flip writes, or ``None`` when
+    they are not known beforehand. ``defer``: columns that are not loaded for the handler's
+    instance. Raises ``InvalidPending`` for a queryset whose rows cannot be locked and checked one
+    by one.
     """
     unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
     refuse(unfiltered, label)
-    # The hints tell a router by shards which instance a related manager belongs to.
+    # From the hints a sharding router learns which instance a related manager belongs to.
     hints = unfiltered._hints  # noqa: SLF001  # Django has no other name for them
     alias = using or unfiltered._db or router.db_for_write(unfiltered.model, **hints)
     unfiltered = unfiltered.using(alias)
-    # A related manager would give every row the one instance it was made of, however old it is.
+    # A related manager would set its one related instance on every row, however old that is.
     unfiltered._known_related_objects = {}  # noqa: SLF001  # as above
-    # The lock-free read must not lock, and the claim brings a lock of its own.
+    # The lock-free read must not lock, and the claim adds a lock of its own.
     unfiltered.query.select_for_update = False
     queryset = unfiltered
     for condition in (filter, due):
@@ -177,7 +177,7 @@ def _has_window(annotations: Iterable[Any]) -> bool:
 
 
 def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
-    """Tell whether lock and second check may be one statement: a whitelist, not a guess."""
+    """Return whether lock and second check may be one statement, by a list of what is allowed."""
     query = queryset.query
     concrete = queryset.model._meta.concrete_model
     assert concrete is not None
@@ -190,7 +190,7 @@ def is_own_table(queryset: QuerySet[Any, Any]) -> bool:
         or query.distinct
         or query.group_by
         or joined - {query.base_table}
-        # An unmanaged model may stand for a view, which joins and asks what it likes.
+        # An unmanaged model may be a view, which may contain any join or condition.
         or not concrete._meta.managed
         or any(field.model._meta.concrete_model is not concrete for field in _columns(concrete))
     )
@@ -224,8 +224,8 @@ def _is_column(expression: Any, table: str | None) -> bool:
 def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tuple[type[Model], ...]:
     """Return the models whose tables hold the row's own columns, the row's model first.
 
-    With multi-table inheritance a row has a part in each parent's table. A parent is named only
-    when it holds a column of the question or of the flip (``None``: of an unknown flip).
+    With multi-table inheritance a row has a part in each parent's table. A parent is included only
+    if its table has a column of the question or of the flip (``None``: an unknown flip).
     """
     model = queryset.model._meta.concrete_model
     assert model is not None
@@ -251,5 +251,5 @@ def _columns_in(expression: Any) -> Iterator[Col]:
         return
     for source in getattr(expression, "get_source_expressions", list)():
         yield from _columns_in(source)
-    # Those that a subquery takes from outside.
+    # The columns that a subquery takes from the outer query.
     yield from getattr(expression, "get_external_cols", list)()

@@ -1,13 +1,13 @@
 """Stage 1: lock-free windows of primary keys.
 
-What is read here is a hint. Rows are walked by primary key, each window starting after the last
-key of the one before: dead index entries are passed once, and a sort key that changes while the
-run goes on can make no row come twice.
+The keys that are read here are a hint. A run walks the rows by primary key, and each window starts
+after the last key of the previous one. So dead index entries are passed once, and no row comes
+twice because its sort key changes during the run.
 
-Copies that walk side by side would all try to claim the same rows. So a copy that finds a row
-taken knows that it is not alone, reads a larger window of what is pending now, and goes on from a
-random place in it, as every other copy does: from then on they rarely meet. Nobody has to know how
-many copies there are, and a lone copy keeps its order.
+Workers that walk side by side would all try to claim the same rows. So a worker that finds a row
+taken reads a larger window of the rows that are pending now, and goes on from a random place in it,
+as every other worker does. From then on they rarely meet. No worker needs to know how many workers
+there are, and a single worker keeps its order.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from .pending import Question, order_of
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
-#: The keys in their order; what is still there when the next window is asked for was not visited.
+#: The keys in their order; those left when the next window is requested were not visited.
 Window = tuple[Question[M], deque[Any]]
 
-#: Rows per window. Large enough to make the read cheap, small enough to stay a fresh hint.
+#: Rows per window: large enough to make the read cheap, small enough to stay a fresh hint.
 WINDOW = 500
 
 #: Places at which rows are probed.
 PLACES = 5
 
-#: Rows per window among other copies: room enough to be alone in.
+#: Rows per window among other workers: large enough that workers rarely meet.
 WIDE_WINDOW = 5_000
 
-#: Seconds that a read waits for others. It holds no lock and asks for none, but SQLite locks a
-#: table against reading where threads share a database in memory, and the file in EXCLUSIVE mode.
+#: Seconds that a read waits for other sessions. It holds and requests no lock, but SQLite locks a
+#: table against reads if threads share a database in memory, and the file in EXCLUSIVE mode.
 PATIENCE = 10.0
 
 
 class Walk(Generic[M]):
-    """Yields windows by primary key, up to the highest key there was when the walk began.
+    """Yields windows by primary key, up to the highest key that existed when the walk began.
 
-    ``tried``: keys that were tried in this walk and may still be pending; the caller adds them,
-    the walk forgets those that it cannot read again.
+    ``tried``: keys that were tried in this walk and may still be pending. The caller adds them,
+    and the walk removes those that it cannot read again.
     """
 
     def __init__(self, ask: Callable[[], Question[M]], tried: set[Any]) -> None:
@@ -63,7 +63,7 @@ class Walk(Generic[M]):
         self._left: int | None = None
 
     def met_another(self) -> None:
-        """Be told that a row was taken; the rest of the window is stale then, too."""
+        """Record that another worker took a row, so that the rest of the window is stale, too."""
         self.among_others = True
 
     def __iter__(self) -> Iterator[Window[M]]:
@@ -71,8 +71,8 @@ class Walk(Generic[M]):
         pks, full = _read(_keys(question), WINDOW)
         if not pks:
             return
-        # Race: endless run. Rows that arrive while the run goes on get higher keys; without an
-        # upper end a table that fills as fast as it is drained would keep one run going for ever.
+        # Race: endless run. Rows that arrive during the run get higher keys; without an upper end
+        # a table that fills as fast as it is drained would keep one run going forever.
         highest = _highest(question) if full else None
         self._last = pks[-1] if highest is None else highest
         start = Q(pk__gte=pks[0])
@@ -96,7 +96,7 @@ class Walk(Generic[M]):
                 forget_settled(question, self._tried)
             fresh = [pk for pk in pks if pk not in self._tried]
             if fresh:
-                # What lies before the first fresh row is not read again.
+                # Rows before the first fresh row are not read again.
                 start = Q(pk__gte=fresh[0])
                 self._tried.difference_update(pks[: pks.index(fresh[0])])
                 place = secrets.randbelow(len(fresh))
@@ -110,9 +110,9 @@ class Walk(Generic[M]):
     def _read_on(self, question: Question[M], start: Q, size: int = 0) -> tuple[list[Any], bool]:
         """Read the next window, while there are visits left."""
         keys = _keys(question).filter(start, pk__lte=self._last)
-        # A key says nothing of when a row came unless the database counts it up, nor whether it
-        # came back where a window is read again: there the end is a number as well. Counting is
-        # dear, and a short run never comes here.
+        # Only an increasing key shows when a row arrived, and no key shows whether a row came back
+        # to a window that is read again. In both cases a number of rows is a second end. Counting
+        # is slow, but a short run never comes here.
         needs_number = self.among_others or not _counts_up(question.model)
         if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
             self._left = _patiently(keys.count, keys.db)
@@ -130,9 +130,9 @@ class Walk(Generic[M]):
 def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Window[M]]:
     """Yield windows in the queryset's own order, each read from the head again.
 
-    ``tried``: keys that were tried and may still be pending; they stay at the head and are read
-    past. The upper end is a number here, as many rows as were pending after the first window:
-    keys say nothing about an order of the user's own.
+    ``tried``: keys that were tried and may still be pending; they stay at the head and are skipped.
+    The upper end is a number, that of the rows pending after the first window, because keys are
+    unrelated to an order of the user's own.
     """
     left: int | None = None
     while left != 0:
@@ -140,8 +140,8 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
         keys = _keys_in_order(question)
         if len(tried) > 2 * WINDOW:
             forget_settled(question, tried)
-        # Read past here and not in the query: the rows that failed may be many. And so may be the
-        # times that each comes, once for each match of a filter over a to-many relation.
+        # Skipped here and not in the query, because there may be many rows that failed. Each may
+        # come many times, too, once for each match of a filter over a to-many relation.
         size = WINDOW + len(tried)
         while True:
             pks, full = _read(keys, size)
@@ -159,7 +159,7 @@ def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[W
 
 
 def anywhere(question: Question[Any], number: int) -> list[Any]:
-    """Return about so many keys from random places; no place has more than its share of them."""
+    """Return about ``number`` keys from random places, at most an equal share from each."""
     keys = _keys(question)
     there = _patiently(keys.count, keys.db)
     places = min(PLACES, number)
@@ -172,7 +172,7 @@ def anywhere(question: Question[Any], number: int) -> list[Any]:
 
 
 def forget_settled(question: Question[Any], tried: set[Any]) -> None:
-    """Drop the keys of rows that are not pending any more, and so not read again."""
+    """Drop the keys of rows that are no longer pending, and so not read again."""
     keys = list(tried)
     for at in range(0, len(keys), WINDOW):
         some = keys[at : at + WINDOW]
@@ -189,7 +189,7 @@ def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
 
 def _keys(question: Question[M]) -> QuerySet[M, Any]:
     keys = question.queryset.using(question.read_using).order_by("pk")
-    # A reverse() outlives order_by(), and would turn the walk round.
+    # order_by() does not undo a reverse(), which would reverse the walk.
     keys.query.standard_ordering = True
     return _flat(keys)
 
@@ -199,7 +199,7 @@ def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
 
 
 def _down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
-    """Leave no two rows in an order that the database may change from one statement to another."""
+    """Order the rows completely, so that the order is the same in every statement."""
     if queryset.query.extra_order_by:
         return queryset
     return queryset.order_by(*order_of(queryset), "pk")
@@ -208,14 +208,14 @@ def _down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
 def _flat(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
     keys = queryset.values_list("pk", flat=True)
     if len(keys.model._meta.pk_fields) > 1:
-        # Django cuts such a key off after its first column when DISTINCT makes it select the
-        # order's columns as well. Nothing is lost: a key that comes twice is dropped here.
+        # Django truncates a composite key to its first column when DISTINCT makes it select the
+        # order's columns as well. DISTINCT is not needed, because _read() drops repeated keys.
         keys.query.distinct = False
     return keys
 
 
 def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
-    """Read one window; the second value tells whether there may be more behind it."""
+    """Read one window; the second value is whether there may be more keys behind it."""
     rows = _look(keys[:size])
     for pk in rows:
         if not _is_known_again(pk):
@@ -224,19 +224,19 @@ def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
                 f"a hash, got {pk!r:.100} of type {type(pk).__name__}; give its class __eq__ and "
                 "__hash__, or leave the row out of pending."
             )
-    # A filter over a to-many relation gives a row once per match.
+    # A filter over a to-many relation returns a row once per match.
     return list(dict.fromkeys(rows)), len(rows) == size
 
 
 def _is_known_again(pk: Any) -> bool:
-    """Tell whether the key is the same when it is read a second time."""
+    """Return whether the key is equal to itself when it is read a second time."""
     if isinstance(pk, tuple):
         return all(map(_is_known_again, pk))
     try:
         hash(pk)
     except TypeError:
         return False
-    # Without __eq__ of its own each object equals itself alone; and NaN not even itself.
+    # Without an __eq__ of its class, an object equals only itself; NaN does not equal itself.
     kind: Any = type(pk)
     return kind.__eq__ is not object.__eq__ and bool(pk == pk)  # noqa: PLR0124  # for NaN
 
@@ -246,9 +246,9 @@ def _look(keys: QuerySet[M, Any]) -> list[Any]:
 
 
 def _patiently(read: Callable[[], T], using: str) -> T:
-    """Read; wait for what locks a whole table, and connect again if the session had been ended.
+    """Read; wait for a lock on the whole table, and reconnect if the session was ended.
 
-    What is read is a hint and holds no lock, so nothing was lost with the session but the answer.
+    The read is a hint and holds no lock, so a lost session loses only the answer.
     """
     give_up = time.monotonic() + PATIENCE
     while True:
@@ -277,9 +277,9 @@ def _counts_up(model: type[Model]) -> bool:
 
 
 def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
-    """Put a window into the user's own order, which the walk by key does not follow."""
+    """Sort a window in the user's own order, which the walk by key does not follow."""
     if len(pks) < 2 or not question.queryset.ordered:
         return pks
     wanted = _down_to_the_key(question.queryset.filter(pk__in=pks).using(question.read_using))
-    # What is no longer pending goes to the end, where its claim finds out.
+    # Rows that are no longer pending go to the end, where their claim finds that out.
     return list(dict.fromkeys([*_look(_flat(wanted)), *pks]))
