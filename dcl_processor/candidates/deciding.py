@@ -1,4 +1,4 @@
-"""Which conditions of a question a flip decides for all rows alike.
+"""Find the conditions of a question that have the same result for all rows after a flip.
 
 A flip that takes one row out of pending may leave another row pending: ``sent=True`` does so for
 ``Q(sent=False) | Q(weight=5)``. The difference is in the conditions on columns that the flip does

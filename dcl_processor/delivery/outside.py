@@ -73,7 +73,7 @@ def _work(batch: Batch[M], mark: Mark, rows: Iterator[tuple[Any, M]]) -> None:
     for pk, row in rows:
         arguments = run.resource.arguments()
         with Leftover(batch.question.using) as leftover:
-            # As late as possible, because a started row cannot be put back at most once.
+            # As late as possible, because AT_MOST_ONCE does not put a started row back.
             batch.started.add(pk)
             outcome = execute(processor, row, arguments)
         outcome = leftover.judge(outcome)

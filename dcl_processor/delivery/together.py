@@ -1,4 +1,4 @@
-"""Settle the rows whose asynchronous handlers ended together by one statement."""
+"""Settle in one statement the rows whose asynchronous handlers ended together."""
 
 from __future__ import annotations
 
