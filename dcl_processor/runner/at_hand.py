@@ -1,12 +1,12 @@
-"""Which row is at hand, noted where it outlives the process: in a small file beside the database.
+"""Notes the row at hand (in flight) where the note outlives the process: in a small file.
 
 A row that kills its process, by ``os._exit()``, a crash in C or too much memory, leaves no trace in
 a transaction that is rolled back, and would be first again in every run. So each thread of a run
-notes the row before it calls the handler. Who finds a note without its process knows which row to
-handle last, so that it costs the others nothing. Supervisors of queues keep such a list, too; here
-it is a hint only, and a run without it does what it did before.
+notes the row before it calls the handler. A run that finds the note of a dead process knows which
+row to handle last, so that this row costs the others nothing. Supervisors of queues keep such a
+list, too. Here it is only a hint, which a run can do without.
 
-A file is locked with ``flock()`` for as long as its process lives, which the kernel sees to.
+The kernel keeps each file locked with ``flock()`` for as long as its process lives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from django.db import connections
 
 from dcl_processor.errors import printable
 
-# Windows has none: there a process that died looks like one that lives.
+# Windows has no fcntl: there a dead process looks like a live one.
 fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 
 #: Bytes of a file, and of the number that it begins with.
@@ -43,10 +43,10 @@ SIZE, FIRST = 16_384, 8
 _at = struct.Struct("<q")
 _NONE, _ALL = -1, -2
 
-#: Seconds for which a file without a note may be one that is being made.
+#: Seconds for which a file without a note may be one that its process is still creating.
 YOUNG = 60.0
 
-#: Rows that are named of one process.
+#: Rows of one process that the log line names.
 MOST_NAMED = 10
 
 #: Added to the name of a file whose note was reported.
@@ -55,7 +55,7 @@ REPORTED = ".reported"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What a process had at hand when it died; ``number``: as how many processes before it."""
+    """The rows in flight in a process that died; ``number``: how many processes died with them."""
 
     path: Path
     pid: int
@@ -76,21 +76,21 @@ class Death:
 
 @dataclass
 class Notes:
-    """The notes of one processor on one database, those of other runs included.
+    """The notes of one processor on one database, including those of other runs.
 
-    ``using``: unless that is set, nothing is noted and nothing found. ``known``: keys at hand of
-    processes that died, and how many did.
+    ``using``: unless it is set, no note is written and none is found. ``known``: the keys in flight
+    in processes that died, and how many processes died with each.
     """
 
     label: str
     using: str | None = None
     known: dict[str, int] = field(default_factory=dict)
     deaths: dict[Path, Death] = field(default_factory=dict)
-    #: Files of this run, of all its threads.
+    #: The files of all threads of this run.
     own: set[Path] = field(default_factory=set)
 
     def place(self) -> Path | None:
-        """Return the folder and the beginning of the files' names, if there is a safe place."""
+        """Return the folder and the start of the files' names, if there is a safe place."""
         identity = None if self.using is None or fcntl is None else _identity(self.using)
         folder = None if identity is None else _folder()
         if folder is None:
@@ -123,14 +123,14 @@ class Notes:
             self.known[key] = max(death.number, self.known.get(key, 0))
 
     def replace(self, keys: Collection[str]) -> None:
-        """Drop the notes that say no more than one that was just written."""
+        """Drop the notes whose keys are all in the note that was just written."""
         for path, death in list(self.deaths.items()):
             if set(death.keys) <= set(keys):
                 _drop(path)
                 del self.deaths[path]
 
     def close(self) -> None:
-        """Remove the files that are left, of threads that an interrupt has left at work."""
+        """Remove the remaining files, of threads that an interrupt has left at work."""
         for path in list(self.own):
             self.drop(path)
 
@@ -140,7 +140,7 @@ class Notes:
         self.own.discard(path)
 
     def settle(self, open_keys: Collection[str]) -> None:
-        """Drop the notes of rows that are over, and keep those that name one of these keys."""
+        """Drop the notes of finished rows, and keep those that contain one of these keys."""
         for path, death in list(self.deaths.items()):
             if not set(death.keys) & set(open_keys):
                 _drop(path)
@@ -150,9 +150,9 @@ class Notes:
 class AtHand(threading.local):
     """One thread's note; each thread that handles rows of a run has its own.
 
-    A note names the rows of a batch, behind a number: the place of the one that is at hand, or what
-    stands for all of them, or for none. The file is mapped into memory: what is stored there is the
-    kernel's at once, and outlives the process, for less than a system call costs.
+    A note is a number, followed by the rows of a batch. The number is the place of the row in
+    flight, or stands for all of the rows, or for none. The file is mapped into memory, so that the
+    kernel has each write at once: it outlives the process, and costs less than a system call.
     """
 
     def __init__(self, notes: Notes) -> None:
@@ -164,7 +164,7 @@ class AtHand(threading.local):
         self._named = 0
 
     def note(self, pks: Collection[Any]) -> None:
-        """Note that these rows are at hand, all of them."""
+        """Note that all of these rows are in flight."""
         if self._notes.using is None or self._is_useless:
             return
         try:
@@ -187,16 +187,16 @@ class AtHand(threading.local):
             self._notes.replace(keys)
 
     def narrow(self, index: int, pk: Any) -> None:
-        """Note that of those rows the one in this place is at hand, from 0."""
+        """Note that only the row at this place of the batch, counted from 0, is in flight."""
         at = self._map
         if at is not None:
             if index < self._named:
                 _at.pack_into(at, 0, index)
-            else:  # one that had no room
+            else:  # a row that had no room in the note
                 self.note([pk])
 
     def forget(self) -> None:
-        """Note that no row is at hand any more."""
+        """Note that no row is in flight any more."""
         if self._map is not None:
             _at.pack_into(self._map, 0, _NONE)
 
@@ -217,14 +217,14 @@ class AtHand(threading.local):
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._file = os.open(self._path, flags, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Written and not only made so long: a full disk says so here, and not as SIGBUS later.
+        # Written, not only extended, so that a full disk fails here and not with SIGBUS later.
         os.write(self._file, _at.pack(_NONE) + b" " * (SIZE - FIRST))
         self._map = mmap.mmap(self._file, SIZE)
         return self._map
 
 
 def _folder() -> Path | None:
-    """Return a folder of this user's alone, made if need be, or ``None`` where there is none."""
+    """Return a folder that is this user's alone, created if needed, or ``None``."""
     if not hasattr(os, "getuid"):
         return None
     folder = Path(tempfile.gettempdir()) / f"dcl_processor-{os.getuid()}"
@@ -234,13 +234,13 @@ def _folder() -> Path | None:
         found = folder.lstat()
     except OSError:
         return None
-    # Anybody may make a folder of this name in a shared one, or a link to somewhere else.
+    # In a shared folder, any user may create a folder of this name, or a link to another place.
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     return folder if ours and not found.st_mode & 0o077 else None
 
 
 def _identity(using: str) -> tuple[str, ...] | None:
-    """Return what tells one database from another, or ``None`` for one of this process."""
+    """Return what identifies the database, or ``None`` for one in this process's memory."""
     connection: Any = connections[using]
     settings = connection.settings_dict
     if connection.vendor == "sqlite" and connection.is_in_memory_db():
@@ -249,7 +249,7 @@ def _identity(using: str) -> tuple[str, ...] | None:
 
 
 def _died(path: Path) -> Death | None:
-    """Return what a file's process had at hand, if that has died."""
+    """Return the rows in flight in a file's process, if that process has died."""
     with _opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""How much a run may do: rows, seconds, and a stop from outside."""
+"""The limits of a run: rows, seconds, and a stop from outside."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from django.db.models import Q
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.report import Stopped
 
-# The first wait is about a short handler, the longest about a person's patience; half of each
-# is random, so that copies that met once do not meet again.
+# The first wait is about as long as a short handler, the longest about as long as a person waits.
+# Half of each wait is random, so that workers that collided once do not collide again.
 FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 
-#: Handlers in flight at once. A thread has a connection of its own, of which servers have hundreds.
+#: Handlers in flight at once. Each thread has its own connection; servers allow hundreds of them.
 MOST_THREADS, MOST_TASKS = 1_000, 10_000
 
-#: Seconds. A run that waits for longer only keeps a worker busy.
+#: Seconds. A run that waits longer only keeps a worker busy.
 LONGEST_WAIT_FOR_LOCKED = 86_400.0
 
 
 class Budget:
-    """Tells when a run may start no further row, and how long it may wait."""
+    """Decides when a run may start no further row, and how long it may wait."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Budget:
         self._stop = stop or Event()
 
     def exceeded(self, handled: int) -> Stopped | None:
-        """Say why no further row may start, if so."""
+        """Return why no further row may start, or ``None`` if one may."""
         if self._stop.is_set():
             return "signal"
         if self._limit is not None and handled >= self._limit:
@@ -61,12 +61,12 @@ class Budget:
         return None
 
     def clip(self, size: int, handled: int) -> int:
-        """Return how many of so many rows the limit leaves room for."""
+        """Return how many of ``size`` rows the limit leaves room for."""
         return size if self._limit is None else min(size, self._limit - handled)
 
     def waits(self) -> Iterator[bool]:
         """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over."""
-        # Race: endless run. Rows that others keep locked are waited for until then.
+        # Race: endless run. The run waits for rows that other workers keep locked until then.
         end = time.monotonic() + self._wait
         if self._deadline is not None:
             end = min(end, self._deadline)
@@ -78,7 +78,7 @@ class Budget:
 
 
 def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:
-    """Raise unless so many handlers may be in flight at once."""
+    """Raise unless this number of handlers may be in flight at once."""
     most = MOST_TASKS if is_async else MOST_THREADS
     if not _is_number(concurrency, int) or not 1 <= concurrency <= most:
         raise InvalidOption(
@@ -88,7 +88,7 @@ def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:
 
 
 def check_stop(stop: Any) -> None:
-    """Raise unless it can be asked, and waited for, as a ``threading.Event`` can."""
+    """Raise unless ``stop`` has ``is_set`` and ``wait``, as a ``threading.Event`` has."""
     if stop is not None and not (hasattr(stop, "is_set") and hasattr(stop, "wait")):
         raise InvalidOption(
             "expected stop to be a threading.Event, which ends the run when it is set, got "

@@ -1,9 +1,9 @@
-"""Who delivers a run's batches: the run's own thread, several threads beside it, or both.
+"""Delivers a run's batches in the run's own thread, in several threads beside it, or in both.
 
-The run's thread reads the candidates, hands out batches and counts what became of them; the
-threads claim, handle and settle, each on a database connection of its own. So a run has one report
-and one walk, whoever does the work. Where handlers are on an event loop, the run's own thread
-claims and settles for all of them.
+The run's thread reads the candidates, dispatches batches and counts their outcomes. The threads
+claim, handle and settle rows, each on its own database connection. So a run has one report and one
+walk, whichever threads do the work. If the handlers run on an event loop, the run's own thread
+claims and settles the rows of all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Deliver = Callable[[Question[Any], Pks, int], Steps]
 
 
 def at_once(steps: Steps) -> Outcomes:
-    """Take a batch through all its steps, where none waits for an event loop."""
+    """Run all steps of a batch whose handlers do not wait for an event loop."""
     try:
         next(steps)
     except StopIteration as end:
@@ -35,10 +35,10 @@ def at_once(steps: Steps) -> Outcomes:
 
 
 class Crew(Protocol):
-    """What all kinds have in common.
+    """The interface of every crew.
 
-    ``room``: rows that the next batch may have; ``may_choose``: whether more candidates may be
-    named to it; ``rows_under_way``: of batches that have not ended.
+    ``room``: rows that the next batch may have; ``may_choose``: whether a batch may get more
+    candidates than it claims; ``rows_under_way``: rows of batches in flight.
     """
 
     may_choose: bool
@@ -52,21 +52,21 @@ class Crew(Protocol):
         raise NotImplementedError
 
     def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
-        """Hand out a batch of so many of the candidates; there must be room for it."""
+        """Dispatch a batch of at most ``most`` of the candidates; there must be room for it."""
 
     def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
-        """Return what has ended; wait until there is room for a batch, or until all have ended."""
+        """Return ended batches; wait until there is room for a batch, or until all have ended."""
         raise NotImplementedError
 
     def look_again(self) -> None:
-        """Be told that there may be room now."""
+        """Make ``ended`` check again, because there may be room now."""
 
     def close(self) -> None:
-        """End whatever is under way, and let go of the run."""
+        """End everything in flight, and release the run."""
 
 
 class Alone:
-    """Delivers each batch at once, in the thread that hands it out."""
+    """Delivers each batch at once, in the thread that dispatches it."""
 
     may_choose = True
     rows_under_way = 0
@@ -85,19 +85,20 @@ class Alone:
         return iter(ended)
 
     def look_again(self) -> None:
-        """Do nothing: nobody else is at work."""
+        """Do nothing: only this thread delivers."""
 
     def close(self) -> None:
-        """Let go of the run, which would otherwise wait for the garbage collector."""
+        """Release the run, which would otherwise wait for the garbage collector."""
         del self._deliver
 
 
 class Threads:
     """Delivers batches in threads, one batch at a time in each.
 
-    ``may_share``: whether more than one may be under way; the first flips of a run are rehearsed
-    before any other handler starts. ``leave``: called by each thread when it ends. None may
-    choose: what one thread does not take would be kept from the others until its batch has ended.
+    ``may_share``: whether more than one batch may be in flight; the first flips of a run are
+    rehearsed before any other handler starts. ``leave``: called by each thread when it ends. No
+    thread may choose among more candidates: the other threads could not get the candidates that it
+    leaves until its batch has ended.
     """
 
     may_choose = False
@@ -125,7 +126,7 @@ class Threads:
         self.rows_under_way = 0
 
     def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
-        """Hand out a batch; there must be room for it."""
+        """Dispatch a batch; there must be room for it."""
         if len(self._threads) <= self._batches:
             self._start_one()
         self._batches += 1
@@ -133,9 +134,9 @@ class Threads:
         self._begun.put((question, pks, most))
 
     def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
-        """Yield what has ended; wait until there is room for a batch, or until all have ended.
+        """Yield ended batches; wait until there is room for a batch, or until all have ended.
 
-        Raises what a batch raised, when the others that are under way have ended, too.
+        Raises the error of a batch after the other batches in flight have ended, too.
         """
         error: BaseException | None = None
         while self._batches:
@@ -157,22 +158,22 @@ class Threads:
             raise error
 
     def look_again(self) -> None:
-        """Be told, by one of the threads, that there may be room now."""
+        """Make ``ended`` check again; called by a thread when there may be room now."""
         self._done.put(None)
 
     def close(self) -> None:
-        """End the threads; one that an interrupt left at work ends by itself, after its row."""
+        """End the threads; a thread that an interrupt left at work ends after its row."""
         for _ in self._threads:
             self._begun.put(None)
         if not self._batches:
             for thread in self._threads:
                 thread.join()
-            # As above.
+            # As in Alone.close().
             del self._deliver, self._may_share, self._leave
 
     def _start_one(self) -> None:
         number = len(self._threads) + 1
-        # What a log needs to know of the caller; Django's language and time zone stay behind.
+        # The caller's context, which a log needs; Django's language and time zone are not copied.
         context = copy_context()
         thread = threading.Thread(
             target=context.run, args=(self._serve,), name=f"{self._label}: {number}", daemon=True

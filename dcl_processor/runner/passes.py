@@ -1,4 +1,4 @@
-"""The passes of a run: each candidate is visited once, and come back to while others hold it."""
+"""The passes of a run: it visits each candidate once, and again while other workers hold it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_LOCKED = 10_000
 
 
 class Run(Protocol):
-    """What the passes need of the run that they belong to."""
+    """What the passes use of their run."""
 
     processor: Definition[Any]
     budget: Budget
@@ -37,21 +37,21 @@ class Run(Protocol):
     stopped: Stopped | None
 
     def ask(self) -> pending.Question[Any]:
-        """Ask the user's question afresh."""
+        """Return a new question for the user's ``pending``."""
         raise NotImplementedError
 
     @property
     def is_filtered(self) -> bool:
-        """Whether it asks for some of the pending rows only."""
+        """Whether the run asks for some of the pending rows only."""
         raise NotImplementedError
 
     def must_stop(self) -> bool:
-        """Ask, before each batch, whether it may start."""
+        """Return whether the run must stop; called before each batch."""
         raise NotImplementedError
 
 
 class Passes:
-    """Keeps the rows of one run apart: tried, under way, missed, and held by others."""
+    """Keeps track of a run's rows: tried, in flight, missed, and held by other workers."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -59,7 +59,7 @@ class Passes:
         self._absent: list[Any] = []
         self._tried: set[Any] = set()
         self._under_way: set[Any] = set()
-        # Rows tried while nothing had succeeded, and those that were tried out of their turn.
+        # Rows tried while nothing had succeeded, and rows tried out of order.
         self._failing: set[Any] = set()
         self._probed: set[Any] = set()
         self._suspects = Suspects(run.notes)
@@ -80,7 +80,7 @@ class Passes:
                 break
         left: deque[Any] = deque()
         self.take(self._run.crew.ended(everything=True), left)
-        # Only a run that is to stop leaves rows of a batch behind, though it be the last one.
+        # Only a run that is to stop leaves rows of a batch behind, even of the last batch.
         if left and not self._run.stopped:
             self._run.must_stop()
         if self._absent:
@@ -89,7 +89,7 @@ class Passes:
     def _grows_old(
         self, question: pending.Question[Any], waiting: deque[Any], patience: Patience
     ) -> bool:
-        """Visit a window's candidates; tell whether to read another one before its end."""
+        """Visit a window's candidates; return whether to read another window before its end."""
         self._leave_out_visited(waiting)
         while self._without_suspects(waiting) and not self._run.must_stop():
             if self._probes(question, waiting):
@@ -103,7 +103,7 @@ class Passes:
         return False
 
     def _probes(self, question: pending.Question[Any], waiting: deque[Any]) -> bool:
-        """Try rows at random places where the next rows seem to fail like those before."""
+        """Try rows at random places if the next rows are likely to fail like those before."""
         tally = self._run.tally
         if not tally.streak.to_probe or tally.probing:
             return False
@@ -112,7 +112,7 @@ class Passes:
         found = windows.anywhere(question, tally.streak.to_probe)
         probed = deque(pk for pk in found if pk not in self._tried | self._failing)
         if not self._without_suspects(probed):
-            return False  # there are no others: on it goes with those that come next
+            return False  # there are no others: go on with the next rows
         while probed and tally.streak.to_probe and not self._run.must_stop():
             self._visit(question, probed, more=0)
             self.take(self._run.crew.ended(everything=True), probed)
@@ -126,7 +126,7 @@ class Passes:
             waiting.remove(pk)
 
     def later(self) -> None:
-        """Come back to the rows that others had locked, and to no others."""
+        """Come back to the rows that other workers had locked, and only to those."""
         waits = self._run.budget.waits()
         while self._locked and not self._run.must_stop() and next(waits, False):
             self._run.tally.passes += 1
@@ -147,7 +147,7 @@ class Passes:
                     break
 
     def last(self) -> None:
-        """Handle alone, and after all others, what processes had at hand when they died."""
+        """Handle the rows that were in flight when their process died: one by one, and last."""
         for pk in self._suspects.in_turn():
             if self._run.must_stop():
                 break
@@ -158,7 +158,7 @@ class Passes:
         if self._locked:
             self._run.must_stop()
         self._run.tally.counts["skipped"] += len(self._locked)
-        # What was not met is not pending, unless the run has not come to it.
+        # A row that the run did not meet is not pending, unless the run ended before it.
         if self._run.stopped is None and not self._run.is_filtered:
             self._suspects.settle(self._locked)
 
@@ -171,38 +171,38 @@ class Passes:
     def _visit(
         self, question: pending.Question[Any], waiting: deque[Any], *, more: int
     ) -> tuple[int, int]:
-        """Hand out the next batch, and take those that have ended.
+        """Dispatch the next batch, and take those that have ended.
 
-        ``more``: so many rows more may be named to it, and others taken for those that are
-        missed. Returns how many rows were got, and how many were missed and could not be replaced.
+        ``more``: how many extra candidates the batch may get, to replace rows that it misses.
+        Returns how many rows were got, and how many were missed and could not be replaced.
         """
         tried = self._run.tally.handled + self._run.crew.rows_under_way
         size = min(self._run.budget.clip(self._run.crew.room, tried), len(waiting))
         if self._run.tally.is_to_be_careful:
-            # A flip that asks for the handler's result is known to be right when it was written.
+            # A flip that needs the handler's result is known to be right only once it is written.
             size = min(size, max(0, 1 - self._run.crew.rows_under_way))
         if size:
             batch = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
-            # Noted now, and not when it ends: the next window may be read before that.
+            # Noted now, not when the batch ends, because the next window may be read before that.
             self._tried.update(batch)
             self._under_way.update(batch)
             self._run.crew.begin(question, batch, size)
-        # Without room for a row the limit may be reached, or not, when those have ended.
+        # Without room for a row, only the end of the batches in flight shows if the limit is met.
         got, missed = self.take(self._run.crew.ended(everything=not size), waiting)
         return got, 0 if more and got == size else missed
 
     def take(
         self, ended: Iterable[tuple[Sequence[Any], Outcomes]], waiting: deque[Any] | None = None
     ) -> tuple[int, int]:
-        """Count the batches that have ended; what they did not reach waits again.
+        """Count the batches that have ended; the rows that they did not reach wait again.
 
         Returns how many rows were got, and how many were missed.
         """
         got = missed = 0
         for batch, outcomes in ended:
             self._under_way.difference_update(batch)
-            # Even what was handled: it may be pending again, or still be on a replica.
+            # Even handled rows: they may be pending again, or still pending on a replica.
             self._tried.update(outcomes)
             for pk, outcome in outcomes.items():
                 self._run.tally.count(pk, outcome)
@@ -227,10 +227,10 @@ class Passes:
             self._failing.add(pk)
 
     def _look_at_absent(self, question: pending.Question[Any]) -> None:
-        """Remember the rows that others have locked, and count those that are finished.
+        """Remember the rows that other workers have locked, and count those that are finished.
 
-        SKIP LOCKED gives neither of them, and only what is locked is worth coming back for: one
-        look per window, without a lock, tells them apart when there is something to tell.
+        SKIP LOCKED returns neither of them, and only locked rows are worth coming back to. If there
+        are any such rows, one query per window, without a lock, finds which of them are locked.
         """
         absent, self._absent = self._absent, []
         locked = windows.still_pending(question, absent)

@@ -1,18 +1,18 @@
-"""How long a copy goes on with a window in which it misses rows."""
+"""How long a worker goes on with a window in which it misses rows."""
 
 from __future__ import annotations
 
-#: Rows missed in a row before a copy looks for other candidates; twice as many each further time.
+#: Consecutive misses before a worker reads other candidates; twice as many each further time.
 FIRST_PATIENCE = 8
 
 
 class Patience:
-    """Decides when a copy among others reads a new window.
+    """Decides when a worker among others reads a new window.
 
-    A miss in a window of which something was got says that the window has grown old. Where nothing
-    was got yet, somebody may hold the rows in bulk, and they stay held, whatever is read anew; or
-    others have been through all of them while this copy slept. So it looks again after some misses
-    in a row, and then less and less often.
+    If this window already gave rows, a miss means that it is stale. If it gave none yet, another
+    worker may hold the rows in bulk, and a new window does not change that; or other workers have
+    been through all of them while this worker slept. So this worker reads a new window after some
+    consecutive misses, and then less and less often.
 
     ``endless``: it never does.
     """
@@ -25,22 +25,23 @@ class Patience:
         self._is_old = False
 
     def begin(self, *, alone: bool) -> None:
-        """Begin a window; a copy that took itself to be alone learns by its first miss."""
+        """Begin a window; to a worker that seems to be alone, the first miss shows another."""
         self._in_vain = 0
         self._is_old = alone
 
     def wants_choice(self, *, own_table: bool) -> bool:
-        """Tell whether the next claim is to choose among the rows that come next.
+        """Return whether the next claim is to choose among the rows that come next.
 
-        A lone copy never does. Where the lock asks nothing, a choice costs the server a look at all
-        of them: that is worth it only where the rows seem to be held, and will be met in any case.
+        A lone worker never does. Where the lock asks nothing, a choice makes the server look at all
+        of these rows. That is worth it only if other workers seem to hold them, and this worker
+        will meet them in any case.
         """
         if own_table or self._endless:
             return self._met_another
         return self._in_vain > 0
 
     def ends(self, got: int, missed: int) -> bool:
-        """Be told how many rows a claim got and missed; tell whether to read a new window."""
+        """Record how many rows a claim got and missed; return whether to read a new window."""
         if got:
             self._is_old, self._in_vain, self._most = True, 0, FIRST_PATIENCE
         else:

@@ -1,4 +1,4 @@
-"""Whether a connection pool has room for a run: a thread that gets no connection waits for one."""
+"""Checks that a connection pool has room for a run; a thread without a connection would wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcl_processor.exceptions import Unsupported
 def refuse_small_pool(using: str, label: str, *, threads: int, heartbeat: bool) -> None:
     """Raise ``Unsupported`` unless the alias's pool has a connection for each thread of a run.
 
-    ``threads``: those beside the run's own. Asks no database.
+    ``threads``: the threads besides the run's own. Sends no query.
     """
     connection: Any = connections[using]
     pool = getattr(connection, "pool", None)

@@ -1,8 +1,8 @@
-"""Who delivers batches whose handlers are on an event loop: claim after claim, without a gap.
+"""Delivers batches whose handlers run on an event loop: claim after claim, without a gap.
 
-Otherwise a batch would last as long as its slowest handler, and the others would have nothing to
-do meanwhile. So the run's thread claims again as soon as enough handlers have ended, of whichever
-batches, and settles the rows of each batch as they come.
+Otherwise a batch would last as long as its slowest handler, and the other handlers would have
+nothing to do meanwhile. So the run's thread claims again as soon as enough handlers have ended, in
+whichever batches, and settles the rows of each batch as they end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dcl_processor.execution.event_loop import EventLoop
 
 from .crew import Deliver, Pks
 
-#: The part of the handlers' places that must be free before more rows are claimed: claimed one by
-#: one they would cost a transaction each.
+#: The part of the handlers' places that must be free before more rows are claimed, because rows
+#: claimed one by one would cost a transaction each.
 WORTH_CLAIMING = 1 / 4
 
 
@@ -27,15 +27,15 @@ WORTH_CLAIMING = 1 / 4
 class _Live:
     pks: Pks
     steps: Steps
-    #: Rows that wait for a place to be handled in.
+    #: Rows that wait for a free handler's place.
     waiting: int = 0
 
 
 class Rolling:
-    """Delivers batches whose handlers share an event loop, in the thread that hands them out.
+    """Delivers batches whose handlers share an event loop, in the thread that dispatches them.
 
-    ``size``: rows that a claim takes, or more where more handlers than that may start. None may
-    choose, for the same reason as with threads.
+    ``size``: rows that a claim takes, or more if more handlers than that may start. No batch may
+    choose among more candidates, for the same reason as in ``Threads``.
     """
 
     may_choose = False
@@ -63,9 +63,9 @@ class Rolling:
         self._go_on(batch)
 
     def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
-        """Return what has ended; wait until a batch is worth claiming, or until all have ended.
+        """Return ended batches; wait until a batch is worth claiming, or until all have ended.
 
-        Raises what a batch raised; the others stay under way.
+        Raises the error of a batch; the other batches stay in flight.
         """
         enough = max(1, int(self._loop.concurrency * WORTH_CLAIMING))
         while True:
@@ -79,17 +79,17 @@ class Rolling:
         return iter(over)
 
     def look_again(self) -> None:
-        """Do nothing: whoever claims is who hands out."""
+        """Do nothing: claiming and dispatching happen in this thread."""
 
     def close(self) -> None:
-        """Cancel what an interrupt left under way, each batch settling what ended all the same."""
+        """Cancel the handlers that an interrupt left in flight; each batch settles ended rows."""
         with ExitStack() as stack:
             if self._live:
                 self._loop.give_up()
             for batch in self._live:
                 stack.callback(batch.steps.close)
             self._live = []
-            # As the others do.
+            # As in Alone.close().
             del self._deliver
 
     def _go_on(self, batch: _Live) -> None:

@@ -1,4 +1,4 @@
-"""The run: passes over the candidates until nothing is left that could be done now."""
+"""The run: passes over the candidates until no row is left that can be handled now."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Run(Generic[M]):
         budget.check_alias("using", using or processor.using)
         budget.check_alias("read_using", processor.read_using)
         budget.check_filter(filter)
-        # A run's own wins; inside Django's TestCase, the option alone does not ask for threads.
+        # The argument overrides the option. Inside TestCase, the option alone starts no threads.
         self.asks_concurrency = concurrency is not None
         concurrency = processor.concurrency if concurrency is None else concurrency
         budget.check_concurrency(concurrency, is_async=processor._is_async)
@@ -82,7 +82,7 @@ class Run(Generic[M]):
         self.stopped: Stopped | None = None
 
     def gather(self, concurrency: int) -> Crew:
-        """Return who delivers: more than one where handlers are plain functions, and asked for."""
+        """Return the crew: threads if the handler is a plain function and concurrency is over 1."""
         size = self.processor.batch_size
         if self.event_loop is not None:
             return Rolling(self.deliver, self.event_loop, size=size)
@@ -108,8 +108,8 @@ class Run(Generic[M]):
             self.crew = self.gather(1)
 
     def report(self) -> Report:
-        """Run, and return what became of it."""
-        # Without what the processor demands itself, whose columns are yet to be looked at.
+        """Do the run, and return its report."""
+        # Without the processor's own conditions, because their columns are not checked yet.
         question = self.ask(due=False)
         requirements.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
@@ -121,7 +121,7 @@ class Run(Generic[M]):
             threads=self.concurrency if isinstance(self.crew, Threads) else 0,
             heartbeat=self.keeper is not None,
         )
-        # A claim outlives its process in the other deliveries, and keeps the row from being first.
+        # In the other deliveries a claim outlives its process, so that the row is not first again.
         if self.processor.delivery is Delivery.TRANSACTIONAL:
             self.notes.using = question.using
         passes = Passes(self)
@@ -131,7 +131,7 @@ class Run(Generic[M]):
             passes.later()
             passes.last()
         except Exception as error:
-            # What other threads have begun is brought to its end, and counted.
+            # Batches that other threads have begun are completed and counted.
             with suppress(Exception):
                 passes.take(self.crew.ended(everything=True))
             self.stopped, ended_by = "failures", error
@@ -154,7 +154,7 @@ class Run(Generic[M]):
         return report
 
     def leave(self) -> None:
-        """Close what handlers had, and end the threads."""
+        """Close what the handlers used, and end the threads."""
         self.leave_thread()
         if self.event_loop is not None:
             self.event_loop.close()
@@ -163,12 +163,12 @@ class Run(Generic[M]):
         self.notes.close()
 
     def leave_thread(self) -> None:
-        """Close what the handlers of this thread had."""
+        """Close what the handlers of this thread used."""
         self.resource.close()
         self.at_hand.close()
 
     def deliver(self, question: pending.Question[M], pks: Sequence[Any], most: int) -> Steps:
-        """Claim and handle so many of the candidates; called by whoever is of the crew."""
+        """Claim and handle at most ``most`` of the candidates; called by the crew."""
         if not self.resource.ready():
             return {}
         outcomes = yield from DELIVERIES[self.processor.delivery](self, question, pks, most)
@@ -176,7 +176,7 @@ class Run(Generic[M]):
         return outcomes
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
-        """Tell a delivery whether a row may start.
+        """Return whether a delivery may start another row.
 
         ``so_far``: the outcomes of its batch, which are not counted yet.
         """
@@ -184,16 +184,16 @@ class Run(Generic[M]):
             return False
         if self.tally.would_be_in_vain(so_far):
             return False
-        # Handlers on the event loop share the resource, which is opened anew between batches.
+        # Handlers on the event loop share the resource, which is reopened between batches.
         return self.event_loop is not None or self.resource.ready()
 
     @property
     def is_filtered(self) -> bool:
-        """Whether it asks for some of the pending rows only."""
+        """Whether the run asks for some of the pending rows only."""
         return self.filter is not None
 
     def must_stop(self) -> bool:
-        """Ask, before each batch, whether it may start."""
+        """Return whether the run must stop; called before each batch."""
         if self.tally.fails_on or self.resource.error is not None:
             self.stopped = "failures"
         else:
@@ -210,7 +210,7 @@ class Run(Generic[M]):
             self.crew.look_again()
 
     def ask(self, *, due: bool = True) -> pending.Question[M]:
-        """Ask the user's question afresh."""
+        """Return a new question for the user's ``pending``."""
         processor = self.processor
         return pending.ask(
             processor.pending,

@@ -1,4 +1,4 @@
-"""Tells, from the outcomes in a row, whether the next row would fail like those before it."""
+"""Decides, from consecutive outcomes, whether the next row would fail like those before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Ou
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
-#: A run in which nothing succeeds ends after so many failures, unless the processor says otherwise.
+#: Failures that end a run in which nothing succeeds, unless the processor sets its own number.
 MOST_FROM_THE_START = 50
 
 
@@ -20,8 +20,8 @@ MOST_FROM_THE_START = 50
 class Streak:
     """The failures since a row was processed, and whether any row of the run succeeded.
 
-    Rows at the head that always fail must not keep the others from being tried, in every run.
-    Before a run in which nothing succeeded ends, some rows are probed at random places.
+    Rows at the head that always fail must not keep every run from trying the others. So a run in
+    which nothing succeeded probes some rows at random places before it ends.
     """
 
     processor: Definition[Any]
@@ -45,16 +45,16 @@ class Streak:
 
     @property
     def processor_is_wrong(self) -> bool:
-        """Whether no flip of the rows that were handled could be written: it is not the rows then.
+        """Whether the processor is at fault: no flip of the handled rows could be written.
 
-        One such row is its own failure; at the second the run has to end, since each further
-        handler call would be repeated by every run to come.
+        The first such row counts as a failure of that row. At the second one the run has to end,
+        because every later run would repeat each further handler call.
         """
         return self.wrong >= 2 and not self.succeeded
 
     @property
     def is_too_long(self) -> bool:
-        """Whether so many rows failed one after the other that the next would, too."""
+        """Whether so many consecutive rows failed that the next row would fail, too."""
         return self.failed >= self._most
 
     @property
@@ -76,5 +76,5 @@ class Streak:
 
 
 def _is_wrong(outcome: Failed) -> bool:
-    # Raised by the handler itself, it may be another processor's.
+    # If the handler itself raised the error, it may be another processor's error.
     return outcome.handled and isinstance(outcome.error, StillPending | InvalidDone)

@@ -1,4 +1,4 @@
-"""Rows that processes had at hand when they died, kept out of the way of all others."""
+"""Rows that were in flight when their process died; a run handles them after all others."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 from .at_hand import Notes
 
-#: What no report has room for. The command shows it, whatever is configured.
+#: Logs what no report contains. The command shows it, however logging is configured.
 logger = logging.getLogger("dcl_processor.operations")
 
-#: Seconds between two looks at the notes: other copies may die while this one is at work.
+#: Seconds between two looks at the notes, because other workers may die during this run.
 LOOK_EVERY = 0.1
 
 
 class Suspects:
-    """The rows of one run that are to be handled last, and why."""
+    """The rows that one run is to handle last, and why."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._look_at = 0.0
         self._aside: dict[str, Any] = {}
-        # The last candidates that were looked through, and for how many keys.
+        # The candidates that were searched last, and for how many keys.
         self._looked_through: tuple[Collection[Any], int] = (), 0
 
     def among(self, waiting: Collection[Any]) -> list[Any]:
-        """Return those of the candidates that are to wait for their turn."""
+        """Return those of the candidates that the run is to handle last."""
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
@@ -37,7 +37,7 @@ class Suspects:
         if not known or (before is waiting and keys == len(known)):
             return []
         self._looked_through = waiting, len(known)
-        # Race: poison row. What killed a process may kill this one: the others come first.
+        # Race: poison row. A row that killed a process may kill this one: the others come first.
         found = {str(pk): pk for pk in waiting if str(pk) in known}
         self._aside.update(found)
         return list(found.values())
@@ -51,10 +51,10 @@ class Suspects:
             )
 
     def in_turn(self) -> list[Any]:
-        """Return them: who was at hand of the fewest processes that died comes first."""
+        """Return the suspects; rows that were in flight in the fewest dead processes come first."""
         known = self._notes.known
         return [self._aside[key] for key in sorted(self._aside, key=lambda key: known[key])]
 
     def settle(self, locked: Collection[Any]) -> None:
-        """Forget what is over; rows that others have locked may be what they die of."""
+        """Forget finished rows; keep locked ones, which may kill the workers that hold them."""
         self._notes.settle({str(pk) for pk in locked})

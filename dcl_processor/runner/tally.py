@@ -1,4 +1,4 @@
-"""Counts outcomes while a run goes on, tells the log about them, and makes the report."""
+"""Counts and logs outcomes during a run, and makes its report."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dcl_processor")
 
-#: Failures kept in a report, and failed rows logged by one run.
+#: The most failures kept in a report, and the most failed rows logged by one run.
 MOST_FAILURES = 100
 
 
 @dataclass(slots=True)
 class Tally:
-    """The report in the making."""
+    """The counts and failures of a run in progress, for its report."""
 
     processor: Definition[Any]
     counts: Counter[str] = field(default_factory=Counter)
@@ -47,19 +47,19 @@ class Tally:
 
     @property
     def fails_on(self) -> bool:
-        """Whether the run is to end, since the next row would fail like those before."""
+        """Whether the run is to end, because the next row would fail like those before."""
         return self.streak.processor_is_wrong or self.streak.is_too_long
 
     @property
     def is_to_be_careful(self) -> bool:
-        """Whether the next row is to be alone, since its flip may turn out to be wrong."""
+        """Whether the next batch is to have one row, because its flip may turn out to be wrong."""
         seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
         return self.processor._flip_needs_result and (seems_wrong or not self.handled)
 
     def would_be_in_vain(self, so_far: dict[Any, Any]) -> bool:
-        """Tell whether, after these outcomes as well, the next row would fail like those before.
+        """Return whether, with these outcomes too, the next row would fail like those before.
 
-        ``so_far``: the outcomes of a batch in the order of its rows, which are counted later.
+        ``so_far``: the outcomes of a batch in the order of its rows; they are counted later.
         """
         if not isinstance(next(reversed(so_far.values()), None), Failed | Lost):
             return False
@@ -70,7 +70,7 @@ class Tally:
         return to_be_another or after.processor_is_wrong or after.is_too_long
 
     def count(self, pk: Any, outcome: Outcome | Miss) -> None:
-        """Put an outcome into the report; of a row that was missed it is not known yet."""
+        """Add an outcome to the report; the outcome of a missed row is not known yet."""
         if not isinstance(outcome, Miss):
             self.streak.note(outcome)
         match outcome:
@@ -94,12 +94,12 @@ class Tally:
         self._tell(pk, "processed")
 
     def snoozed(self, pk: Any) -> None:
-        """Count a row whose handler said "not now"."""
+        """Count a row whose handler raised ``Snooze``."""
         self.counts["snoozed"] += 1
         self._tell(pk, "snoozed")
 
     def discarded(self, pk: Any, outcome: Discarded) -> None:
-        """Count a row whose handler said "never", and say so in the log."""
+        """Count and log a row whose handler raised ``Discard``."""
         self.counts["discarded"] += 1
         why = printable(describe(outcome.error))
         logger.warning("%s: row %s discarded: %s", self.processor.name, printable(str(pk)), why)
@@ -149,7 +149,7 @@ class Tally:
 
 
 def carry(error: BaseException | None, report: Report) -> None:
-    """Let the error that ended a run carry what the run did until then, which is done."""
+    """Attach the report to the error that ended the run; what the run did until then stays done."""
     if error is not None:
         with suppress(Exception):  # a class without room for it
             error.report = report  # type: ignore[attr-defined]  # as documented at run()
