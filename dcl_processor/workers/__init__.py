@@ -1,1 +1,1 @@
-"""Who runs a run: copies in processes of their own, the signals that stop them, and the watch."""
+"""Worker processes (copies), the signals that stop them, and the watch."""

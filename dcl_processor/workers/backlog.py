@@ -1,4 +1,4 @@
-"""How many rows are pending: a number for people, which may be old when it is read."""
+"""How many rows are pending: a number for people, which may be out of date when it is read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dcl_processor.candidates import pending
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import budget
 
-#: Rows that are counted at most; the backlog of a table that was forgotten takes minutes.
+#: The most rows that are counted; to count the backlog of a forgotten table takes minutes.
 MOST = 10_000
 
 
 def count(processor: BatchProcessor[Any], *, using: str | None = None, most: int = MOST) -> int:
-    """Return the number of pending rows without a lock; ``most`` + 1 says that there are more."""
+    """Return the number of pending rows without a lock; ``most`` + 1 means that there are more."""
     budget.check_alias("using", using or processor.using)
     budget.check_alias("read_using", processor.read_using)
     question = pending.ask(

@@ -1,4 +1,4 @@
-"""Why a run could not be made, in one sentence for the person who started it."""
+"""Explains, in one sentence for the person who started it, why a run could not be made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dcl_processor.processor import BatchProcessor
 
 
 def explain(error: BaseException, processor: BatchProcessor[Any], using: str | None = None) -> str:
-    """Return what was expected, what came, and how to mend it; asks the database if that failed."""
+    """Return what was expected, what came, and how to fix it; queries a database that failed."""
     if isinstance(error, ProcessorError):
         return str(error).removeprefix(f"{processor.name}: ")
     if is_database_error(error):
@@ -25,7 +25,7 @@ def explain(error: BaseException, processor: BatchProcessor[Any], using: str | N
 
 
 def in_doubt(processor: BatchProcessor[Any]) -> str:
-    """Say what else is left of an interrupted run where a claim is committed before the work."""
+    """Return what an interrupted run leaves behind if its claims are committed before the work."""
     if processor.delivery is not Delivery.AT_MOST_ONCE:
         return ""
     if processor.claim is None:
@@ -40,7 +40,7 @@ def describe(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the error's text without its line breaks, which drivers like."""
+    """Return the error's text without line breaks, which drivers often add."""
     return errors.printable(errors.text(error))
 
 
@@ -84,7 +84,7 @@ def _unmigrated(connection: BaseDatabaseWrapper, models: tuple[Any, ...]) -> str
                         missing = f"the column {field.column} in the table {options.db_table}"
                         return _migrate(connection.alias, missing)
     except DatabaseError:
-        return None  # such as a transaction of the caller's that the error has broken
+        return None  # for example because the error has broken the caller's transaction
     return None
 
 

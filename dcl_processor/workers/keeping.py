@@ -1,7 +1,7 @@
-"""Keeps copies of a watch alive: one that dies is started again, and costs the others nothing.
+"""Keeps the workers of a watch alive: restarts one that dies, at no cost to the others.
 
-The pattern is the supervisor's of Erlang/OTP, and of every service manager: let it crash, start it
-again, and later each time, so that a row which kills whoever takes it keeps nobody busy.
+The pattern is the supervisor of Erlang/OTP, and of every service manager: let a worker crash, and
+restart it with a growing delay, so that a poison row, which kills its worker, keeps no worker busy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .spawned import STOP, Send, Trouble, portable
 from .stopping import POLL_IDLE, Stop, StoppedAtOnce
 from .watch import GoesOn, Plan, Watch
 
-#: A copy that has lived for so many seconds is started again as if it had never died.
+#: A worker that has lived for this many seconds is restarted as if it had never died before.
 LIVED_LONG = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A copy has died, or did not start; another takes its place in ``wait`` seconds, or none."""
+    """A worker has died, or did not start; ``wait``: seconds until its restart, ``None``: none."""
 
     how: Trouble
     wait: float | None
@@ -41,25 +41,25 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """A copy has nothing left to run."""
+    """A worker has nothing left to run."""
 
 
 News = Report | Trouble | GoesOn | Died
 
-#: Takes a copy's number, the processor's name (none: the copy itself), and what has become of it.
+#: Takes a worker's number, the processor's name (``None``: the worker itself), and the news of it.
 TellOfCopy = Callable[[int, str | None, News], None]
 
 
 @dataclass(frozen=True, slots=True)
 class WatchWork:
-    """What one copy of a watch is to do."""
+    """The work of one worker of a watch."""
 
     names: Sequence[str]
     plan: Plan
     databases: Mapping[str, Any]
 
     def run(self, stop: Stop, send: Send) -> None:
-        """Watch; send what happens, and each row where rows are counted."""
+        """Watch; send each event, and each row if rows are counted."""
 
         def tell(name: str, news: Report | Trouble | GoesOn) -> None:
             send((name, portable(news) if isinstance(news, Report) else news))
@@ -77,7 +77,7 @@ class WatchWork:
 
 
 class _Place:
-    """One copy after the other, under one number."""
+    """One worker after the other, under one number."""
 
     def __init__(self, number: int, work: WatchWork, tell: TellOfCopy) -> None:
         self._number = number
@@ -91,7 +91,7 @@ class _Place:
         self._deaths = 0
 
     def fill(self) -> None:
-        """Start a copy, if there is none and it is time."""
+        """Start a worker, if there is none and it is time."""
         if self.copy is not None or self.is_over:
             return
         now, deadline = time.monotonic(), self._work.plan.deadline
@@ -107,20 +107,20 @@ class _Place:
             self.copy = begun
 
     def hear(self) -> None:
-        """Take one message of the copy's."""
+        """Take one message from the worker."""
         assert self.copy is not None
         if not self.copy.hear(self._take):
             return
         copy, self.copy = self.copy, None
         copy.end()
-        # An error that nobody expected ends a copy like a signal, and may be gone with it.
+        # An unexpected error ends a worker like a signal does, and may not occur in the next one.
         if isinstance(copy.outcome, Trouble):
             self._bury(copy.outcome)
         else:
             self.is_over = True
 
     def stop(self) -> None:
-        """Let the copy finish its row, and start no other; may be called again and again."""
+        """Let the worker finish its row, and start no other; may be called repeatedly."""
         if self.copy is None:
             self.is_over = True
         elif not self._stopping:
@@ -134,7 +134,7 @@ class _Place:
         if isinstance(message, tuple):
             self._tell(self._number, *message)
             return
-        # A row was tried: whoever comes after this copy has one less to try.
+        # A row was tried: the worker after this one has one row less to try.
         plan = self._work.plan
         assert plan.max_rows is not None
         self._work = replace(self._work, plan=replace(plan, max_rows=plan.max_rows - 1))
@@ -142,7 +142,7 @@ class _Place:
     def _bury(self, how: Trouble) -> None:
         lived = time.monotonic() - self._started
         self._deaths = 1 if lived >= LIVED_LONG else self._deaths + 1
-        # What is wrong with the program is wrong with the next copy, too.
+        # A fault of the program would end the next worker, too.
         self.is_over = self.gave_up = self.gave_up or how.is_final
         wait = None if self._stopping or self.is_over else retry_after(self._deaths)
         self._start_at = time.monotonic() + (wait or 0)
@@ -150,10 +150,10 @@ class _Place:
 
 
 def keep(names: Sequence[str], copies: int, plan: Plan, *, stop: Event, tell: TellOfCopy) -> bool:
-    """Watch in so many processes; return whether they had something to run until the end.
+    """Watch in ``copies`` processes; return whether one had a processor to run until the end.
 
-    ``max_rows`` of the plan is for all of them together. Raises ``InvalidOption`` for less than
-    one, and ``Unsupported`` where other processes could not see the rows.
+    ``max_rows`` of the plan is for all processes together. Raises ``InvalidOption`` for less than
+    one process, and ``Unsupported`` where other processes could not see the rows.
     """
     check_copies(copies)
     databases = databases_for_others()

@@ -1,7 +1,7 @@
-"""Hears the notifications that ``wake()`` sends, on a connection of its own.
+"""Receives the notifications that ``wake()`` sends, on its own connection.
 
-LISTEN belongs to a session: PgBouncer in transaction mode gives that to somebody else after each
-statement. The connection that handles rows may be closed while nothing is to do; this one stays.
+LISTEN belongs to a session, which PgBouncer in transaction mode gives to another client after each
+statement. The connection that handles rows may be closed while it is idle; this one stays open.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Listener:
         return self._wrapper is not None
 
     def fileno(self) -> int:
-        """Return what to wait on until there is something to hear."""
+        """Return the file descriptor to wait on until there is a notification."""
         return int(self._wrapper.connection.fileno())
 
     def heard(self) -> set[str]:
-        """Return the processors to look after, in a burst each once.
+        """Return the processors to run now, each once in a burst.
 
-        All of them when the connection is new: nobody knows what was missed before it. None, and
-        a word in the log, when there is no connection to be had: watchers poll as well.
+        All of them if the connection is new, because notifications may have been missed before it.
+        None, with a warning in the log, while no connection can be opened: watchers poll as well.
         """
         try:
             if not self.is_open:
@@ -59,7 +59,7 @@ class Listener:
                 self.close()
                 return self._open()
             return {self.names[each.channel] for each in self._driver().notifies(timeout=0)}
-        # The driver's own errors too: reading notifications goes past Django's cursor.
+        # The driver's own errors too, because notifications are not read by Django's cursor.
         except (Error, self._database().Error) as error:
             return self._lost(error)
 
@@ -71,7 +71,7 @@ class Listener:
 
     def _open(self) -> set[str]:
         wrapper = connections[self.using].copy()
-        # A pool's connections are for those who give them back.
+        # Without the pool, which expects its connections back.
         wrapper.settings_dict["OPTIONS"].pop("pool", None)
         try:
             with wrapper.cursor() as cursor:
@@ -108,9 +108,9 @@ class Listener:
 
 
 def aliases(processors: Iterable[BatchProcessor[Any]], using: str | None) -> dict[str, str]:
-    """Return the aliases on which they are woken, by their names.
+    """Return the alias on which each processor is woken, by the processor's name.
 
-    Without those whose question cannot be asked: the run will say why.
+    Leaves out processors whose question cannot be asked: the run will report why.
     """
     found: dict[str, str] = {}
     for processor in processors:
@@ -120,7 +120,7 @@ def aliases(processors: Iterable[BatchProcessor[Any]], using: str | None) -> dic
 
 
 def refuse_the_deaf(using: str) -> None:
-    """Raise ``Unsupported`` where nobody can listen; asks the database nothing."""
+    """Raise ``Unsupported`` if the alias does not support LISTEN; sends no query."""
     wrapper: Any = connections[using]
     connection_class = getattr(wrapper.Database, "Connection", None)
     if wrapper.vendor != "postgresql" or not hasattr(connection_class, "notifies"):

@@ -1,4 +1,4 @@
-"""Says what is wrong when it begins, changes or lasts, and once that it is over."""
+"""Reports a trouble when it begins, changes or lasts, and its end once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from .spawned import Trouble
 
-#: Seconds after which a trouble that lasts is reported again.
+#: Seconds after which a lasting trouble is reported again.
 REMIND_EVERY = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Outage:
-    """One trouble; ``lacking`` is the same for a server that is gone and for one that starts."""
+    """One trouble; ``lacking`` is the same for a server that is gone and one that is starting."""
 
     lacking: str
     sentence: str
@@ -24,15 +24,16 @@ class _Outage:
 
 
 class Outages:
-    """Who is in trouble, why, and since when."""
+    """The processors and workers that are in trouble, why, and since when."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, _Outage] = {}
 
     def say(self, who: Hashable, trouble: Trouble) -> str | None:
-        """Note the trouble; return what is to be said of it, if anything.
+        """Note the trouble; return the line to report, if any.
 
-        One that lasts, or that another one has as well, is no news until its cause changes.
+        A trouble that lasts, or that another processor has as well, is reported again only if its
+        cause changes, or after ``REMIND_EVERY``.
         """
         now, sentence = time.monotonic(), trouble.sentence
         lacking = _lacking(sentence)
@@ -51,9 +52,9 @@ class Outages:
         return said
 
     def end(self, who: Hashable) -> float | None:
-        """Note that there is none any more.
+        """Note that the trouble is over.
 
-        Returns how many seconds it has lasted, if this is the last that lacked the same.
+        Returns how many seconds it lasted, if no other open trouble lacks the same.
         """
         outage = self._open.pop(who, None)
         if outage is None or any(outage.lacking == each.lacking for each in self._open.values()):

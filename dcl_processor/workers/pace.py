@@ -1,7 +1,7 @@
 """When a watched processor runs next: at once after work, seldom when idle or broken.
 
 Times are those of the monotonic clock, waits are in seconds. A part of each wait is random, so that
-copies which were started together, or which lost their server together, do not come back together.
+workers that started together, or lost their server together, do not come back together.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from dataclasses import dataclass, field
 
 from dcl_processor.report import Report
 
-#: Intervals that a wait grows to while nothing is found, a quarter longer with each look.
+#: Intervals that a wait grows to while no rows are found, a quarter longer with each look.
 MOST_INTERVALS = 3
 _SLOWER = 1.25
 
-#: Seconds until a run that could not be made is tried again: doubled each time, up to the last.
+#: Seconds until a run that could not start is tried again: doubled each time, up to the last.
 FIRST_RETRY, LAST_RETRY = 1.0, 60.0
 
-#: Seconds at least between two runs of which the second would try the same failing rows.
+#: The fewest seconds between two runs if the second one would try the same failing rows.
 _NO_SOONER = 1.0
 
 
 def retry_after(troubles: int) -> float:
-    """Return how long to wait after so many troubles in a row, which is half of it random."""
+    """Return how long to wait after this many consecutive troubles; half of it is random."""
     longest: float = min(FIRST_RETRY * 2.0 ** min(troubles - 1, 16), LAST_RETRY)
     return longest * random.uniform(0.5, 1)  # noqa: S311  # no secret
 
 
 def did_something(report: Report) -> bool:
-    """Tell whether any row was tried: one that others have locked is theirs to tell of."""
+    """Return whether any row was tried; other workers report the rows that they have locked."""
     outcomes = (report.processed, report.failed, report.discarded, report.snoozed)
     return any(outcomes) or report.lease_lost > 0
 
 
 @dataclass(slots=True)
 class Pace:
-    """The next run of one processor; ``due`` says when."""
+    """The next run of one processor; ``due`` is its time."""
 
     interval: float
-    #: Whether a row that fails, or is snoozed, can be told to wait: by a column of its own.
+    #: Whether a row that fails, or is snoozed, can wait, because a column keeps its next time.
     rows_wait: bool
-    #: Whether rows may be pending for ever: then a run that handled some says nothing of the next.
+    #: Whether rows may be pending forever: then handled rows predict nothing about the next run.
     repeats: bool
     due: float = field(default_factory=time.monotonic)
     _no_sooner: float = 0.0
@@ -51,7 +51,7 @@ class Pace:
     _troubles: int = 0
 
     def ran(self, report: Report, started: float) -> None:
-        """Go on at once after a run that got on, as long as it would not try the same rows."""
+        """Run again at once after a run that made progress, unless it would try the same rows."""
         now = time.monotonic()
         self._troubles = 0
         got_on = report.processed + report.discarded > 0
@@ -61,7 +61,7 @@ class Pace:
         if got_on and report.stopped in {"limit", "timeout"} and not self.repeats:
             self.due = now
         elif got_on and report.stopped == "drained" and not same_rows:
-            # Here the end of a burst is waited for, and one look finds all of it.
+            # Wait for the end of a burst here: one look then finds all of it.
             self.due = max(now, self._look_again)
         else:
             self.due = now + self._wait()
@@ -69,14 +69,14 @@ class Pace:
                 self.due = max(self._look_again, self._no_sooner)
 
     def broke(self) -> float:
-        """Put the next try off after a run that could not be made; return by how much."""
+        """Postpone the next try after a run that could not start; return by how many seconds."""
         self._troubles += 1
         wait = retry_after(self._troubles)
         self.due = self._no_sooner = time.monotonic() + wait
         return wait
 
     def wake(self, burst: float) -> None:
-        """Run now, and again when the burst of calls is over that notify only once."""
+        """Run now, and again at the end of the burst, because its calls notify only once."""
         now = time.monotonic()
         self._look_again = now + burst
         self._idle = 0

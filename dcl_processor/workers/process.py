@@ -1,6 +1,6 @@
-"""The parent's view of one copy: a process that does its share of the work.
+"""The parent's view of one worker (copy): a process that does its share of the work.
 
-It is spawned, since a forked child would share the parent's database connections, and its
+It is spawned, because a forked child would share the parent's database connections, and its
 threads' locks in whatever state they were.
 """
 
@@ -21,17 +21,17 @@ from dcl_processor.report import Report
 from .spawned import READY, STOP_AT_ONCE, LastWord, Send, Trouble, Work, main, said
 from .stopping import SIGNALS
 
-#: Seconds for a copy that has said its last word to end by itself.
+#: Seconds that a worker has to exit after its last message.
 EXIT_WITHIN = 10.0
 
-#: The exit code of a copy whose program runs the command when it is imported: EX_CONFIG.
+#: The exit code of a worker whose program runs the command when it is imported: EX_CONFIG.
 UNGUARDED = 78
 
 _processes = multiprocessing.get_context("spawn")
 
 
 class Copy:
-    """The parent's view of one copy; ``outcome`` is what it said at its end, if anything."""
+    """The parent's view of one worker; ``outcome`` is from its last message, if there was one."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.outcome: Report | Trouble | None = None
@@ -40,7 +40,7 @@ class Copy:
         self.results, telling = _processes.Pipe(duplex=False)
         self._process = _processes.Process(target=main, args=(work, word, telling), name=name)
         self._process.start()
-        # Only the child may hold these ends, or its death would not be seen.
+        # Only the child may hold these ends; otherwise the parent would not notice its death.
         word.close()
         telling.close()
 
@@ -49,7 +49,7 @@ class Copy:
         return self._process.pid
 
     def tell(self, word: str) -> None:
-        # One that has ended needs no telling.
+        # A worker that has ended needs no message.
         with suppress(OSError):
             self._control.send(word)
 
@@ -70,7 +70,7 @@ class Copy:
         return False
 
     def stop_at_once(self) -> None:
-        """Interrupt the handler; one that is still being started has none, and is ended."""
+        """Interrupt the handler; kill a worker that is still starting, as it has no handler."""
         if self._is_ready or self.results.poll():
             self.tell(STOP_AT_ONCE)
         else:
@@ -78,7 +78,7 @@ class Copy:
 
     def end(self) -> None:
         """Let the process end, or end it; to be called once, whatever happened."""
-        self._control.close()  # which says stop to one that is still running
+        self._control.close()  # which stops a worker that is still running
         self._process.join(EXIT_WITHIN)
         if self._process.is_alive():
             self._process.kill()
@@ -106,17 +106,17 @@ def _name(signum: int) -> str:
 
 
 def refuse_import() -> None:
-    """End this process if it is a copy that imports the program which has started it.
+    """End this process if it is a worker that imports the program that has started it.
 
-    A spawned process imports the main module. Where that runs the command without asking whether it
-    is the main program, each copy would start copies of its own.
+    A spawned process imports the main module. If that module runs the command without a check that
+    it is the main program, each worker would start workers of its own.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(UNGUARDED)
 
 
 def unguarded() -> str:
-    """Say what a program lacks that runs the command when it is imported."""
+    """Return what is missing from a program that runs the command when it is imported."""
     program = Path(sys.argv[0]).name
     return (
         f"expected {program} to run the command below \"if __name__ == '__main__':\", got a call "
@@ -125,15 +125,16 @@ def unguarded() -> str:
 
 
 def start(name: str, work: Work, take: Callable[[Copy | Trouble], None]) -> None:
-    """Start a process for the work, out of reach of signals until it can handle them.
+    """Start a process for the work, with signals blocked until it can handle them.
 
-    ``take`` gets it, or why there is none where the system has no room for one more, before a
-    signal can interrupt this one: the run would wait at its end for a copy that it does not know.
+    ``take`` gets the process, or the reason if the system cannot start one more. This happens
+    before a signal can interrupt this process: otherwise the run would wait at its end for a worker
+    that it does not know.
     """
-    # Started first, since it would unblock the signals that are blocked below.
+    # Started first, because it would unblock the signals that are blocked below.
     resource_tracker.ensure_running()
-    # A signal that comes before the child has its handlers would kill it, or print a traceback;
-    # it inherits the blocking, and ends it when it is ready.
+    # A signal that comes before the child has its handlers would kill it, or print a traceback. The
+    # child inherits the blocked signals, and unblocks them when it is ready.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         take(Copy(name, work))

@@ -1,7 +1,7 @@
-"""Closes connections that have grown old, between the runs of a process that lives long.
+"""Closes old connections between the runs of a long-lived process.
 
-A session that is never ended keeps what it has cached of every table, and stays with the server it
-once found: after a failover, or behind a proxy, that is the wrong one.
+A session that never ends keeps its cache of every table, and stays on the server that it first
+connected to: after a failover, or behind a proxy, that is the wrong server.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 
 from django.db import connections
 
-#: Seconds after which a connection is closed, whatever CONN_MAX_AGE says.
+#: Seconds after which a connection is closed, whatever CONN_MAX_AGE is.
 OLDEST = 600.0
 
 
 class Recycler:
-    """Knows since when each connection of this thread is open."""
+    """Records since when each connection of this thread is open."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[Any, float]] = {}
 
     def between_runs(self) -> None:
-        """Close what is too old."""
+        """Close connections that are too old."""
         now = time.monotonic()
         for wrapper in connections.all(initialized_only=True):
             if wrapper.connection is None or wrapper.in_atomic_block:
@@ -34,7 +34,7 @@ class Recycler:
                 self._close(wrapper)
 
     def before_waiting(self) -> None:
-        """Close what Django would at the end of a request: the broken, and CONN_MAX_AGE's."""
+        """Close, as Django after a request, broken connections and those over CONN_MAX_AGE."""
         for wrapper in connections.all(initialized_only=True):
             if not wrapper.in_atomic_block:
                 wrapper.close_if_unusable_or_obsolete()

@@ -1,4 +1,4 @@
-"""Several copies of one run on this machine, which share the rows among themselves."""
+"""Several workers (copies) on this machine, which share the rows of one run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .spawned import STOP, Share, Trouble
 from .stopping import POLL, StoppedAtOnce
 from .telling import OnRow, watched
 
-#: Processes that one command may start: far more than a machine has use for.
+#: Processes that one command may start: far more than a machine can use.
 MOST_COPIES = 256
 
 
@@ -39,15 +39,15 @@ def run(
     stop: Event,
     on_row: OnRow | None = None,
 ) -> tuple[Report, list[Report | Trouble]]:
-    """Run the processor in so many copies; return the report, and what became of each copy.
+    """Run the processor in ``copies`` workers; return the report, and each worker's outcome.
 
-    The parameters are those of ``BatchProcessor.run()``; ``limit`` is for all copies together,
-    ``concurrency`` for each, and ``on_row`` is called with each row's outcome. One copy is this
-    process.
+    The parameters are those of ``BatchProcessor.run()``; ``limit`` is for all workers together,
+    ``concurrency`` for each, and ``on_row`` is called with each row's outcome. With one worker, the
+    run is in this process.
     """
     check_copies(copies)
     if copies > 1:
-        # Nothing pending starts nothing: there is no copy without a row for it.
+        # No worker is started without a pending row for it.
         needed = min(copies, backlog.count(processor, using=using, most=copies - 1))
         if needed > 1:
             outcomes = run_copies(
@@ -79,11 +79,11 @@ def run_copies(
     stop: Event,
     on_row: OnRow | None = None,
 ) -> list[Report | Trouble]:
-    """Run the processor in that many processes, and return what became of each.
+    """Run the processor in ``copies`` processes, and return the outcome of each.
 
-    ``limit`` is for all copies together: it is shared out before they start. ``timeout`` counts
-    from now for each. ``on_row`` is called with each row's outcome. Raises ``Unsupported`` where
-    other processes could not see the rows. One that dies, or cannot be started, costs the others
+    ``limit`` is for all workers together: it is divided before they start. ``timeout`` counts from
+    now for each. ``on_row`` is called with each row's outcome. Raises ``Unsupported`` where other
+    processes could not see the rows. A worker that dies, or cannot be started, costs the others
     nothing.
     """
     names = databases_for_others()
@@ -120,9 +120,9 @@ def _running(begun: Sequence[Copy | Trouble]) -> list[Copy]:
 
 
 def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> Report:
-    """Return one report for what the copies did; one that died without a report counts nothing.
+    """Return one report of all workers; a worker that died without a report counts nothing.
 
-    Each copy may try a row that fails: it is one failed row, as long as all failures are kept.
+    Several workers may try a row that fails. It counts once, as long as all failures are kept.
     """
     own = [copy.report if isinstance(copy, Trouble) else copy for copy in copies]
     reports = [report for report in own if report is not None]
@@ -149,8 +149,8 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
 
 
 def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
-    # A copy that came to the end of its share while another found nothing left has not kept the
-    # run from draining.
+    # If one worker reached its share of the limit while another worker found no more rows, the run
+    # was drained all the same.
     order: tuple[Stopped, ...] = ("failures", "signal", "timeout")
     for reason in order:
         if reason in reasons:
@@ -159,7 +159,7 @@ def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
 
 
 def shares(limit: int | None, copies: int) -> list[int | None]:
-    """Share a limit out as evenly as it goes; a copy that could handle no row is left out."""
+    """Divide a limit as evenly as possible; leave out workers that could handle no row."""
     if limit is None:
         return [None] * copies
     each, rest = divmod(limit, copies)
@@ -182,7 +182,7 @@ def _collect(running: Sequence[Copy], stop: Event, on_row: OnRow) -> None:
 
 
 def check_copies(copies: int) -> None:
-    """Raise ``InvalidOption`` unless so many processes can be started."""
+    """Raise ``InvalidOption`` unless this number of processes can be started."""
     if not 1 <= copies <= MOST_COPIES:
         raise InvalidOption(
             f"expected copies to be a number of processes from 1 to {MOST_COPIES}, got {copies!r}."
@@ -190,7 +190,7 @@ def check_copies(copies: int) -> None:
 
 
 def databases_for_others() -> dict[str, Any]:
-    """Return the databases' names by alias, and close ours until the copies have ended.
+    """Return the databases' names by alias; close own connections until the workers have ended.
 
     Raises ``Unsupported`` where other processes could not see the rows.
     """

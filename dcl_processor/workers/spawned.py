@@ -1,4 +1,4 @@
-"""One copy, in a process of its own; ``process`` is the parent's side."""
+"""One worker (copy), in its own process; the module ``process`` is the parent's side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .telling import quiet_unless_configured, watched
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 
-#: What a copy sends when it is ready to be stopped.
+#: What a worker sends when it is ready to be stopped.
 READY = "ready"
 
 
@@ -36,27 +36,27 @@ Send = Callable[[Any], None]
 
 
 class Work(Protocol):
-    """What a copy is to do; it travels to the copy."""
+    """The work of one worker; it is pickled and sent to the worker."""
 
     @property
     def databases(self) -> Mapping[str, Any]:
-        """Return databases' names by alias: a test runner has other ones than the settings."""
+        """Return databases' names by alias: a test runner's names differ from the settings."""
         ...
 
     def run(self, stop: Stop, send: Send) -> Report | Trouble | None:
-        """Do it, in a process that has been set up; what is sent reaches the parent."""
+        """Do the work, in a process with Django set up; ``send`` sends to the parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastWord:
-    """What a copy says at its end."""
+    """The last message of a worker."""
 
     outcome: Report | Trouble | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A share of one run. ``deadline`` is of the monotonic clock, which processes share."""
+    """A share of one run. ``deadline`` is by the monotonic clock, which processes share."""
 
     name: str
     databases: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Share:
     tells_rows: bool
 
     def run(self, stop: Stop, send: Send) -> Report | Trouble:
-        """Make the run; send the outcome of each row, if wanted."""
+        """Do the run; send the outcome of each row, if wanted."""
         (processor,) = registry.get([self.name])
         left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
         try:
@@ -86,12 +86,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a run did not come to its end; ``report``: what it did until then."""
+    """Why a run did not complete; ``report``: what it did until then."""
 
     sentence: str
     traceback: str = ""
     report: Report | None = None
-    #: Whether it would be the same with every further try.
+    #: Whether every further try would fail in the same way.
     is_final: bool = False
 
     @classmethod
@@ -105,12 +105,12 @@ class Trouble:
 
     @classmethod
     def of_resource(cls, error: BaseException) -> Trouble:
-        """Say why no handler could be called; the traceback is in the log."""
+        """Return why no handler could be called; the traceback is in the log."""
         return cls(f"expected its resource to open, got {said(error)}.")
 
 
 class ErrorInCopy(ProcessorError):
-    """Stands for a row's error in another process, whose own class may not travel."""
+    """Stands for a row's error in another process, whose own class may not be picklable."""
 
     def __init__(self, text: str, representation: str) -> None:
         super().__init__(text, representation)
@@ -128,7 +128,7 @@ def said(error: BaseException) -> str:
 
 
 def main(work: Work, control: Connection, results: Connection) -> None:
-    """Do the work, and at last send what came of it."""
+    """Do the work, and send its outcome at the end."""
     stop = Stop()
     hurry = threading.Event()
     _install_handlers(stop, hurry)
@@ -140,7 +140,7 @@ def main(work: Work, control: Connection, results: Connection) -> None:
         try:
             results.send(message)
         except OSError:
-            stop.set()  # the parent has gone, and took whoever wanted to know with it
+            stop.set()  # the parent has gone, and no process reads the messages
 
     try:
         last = _run(work, stop, send)
@@ -162,7 +162,7 @@ def _run(work: Work, stop: Stop, send: Send) -> Report | Trouble | None:
 
 
 def portable(report: Report) -> Report:
-    """Return the report without errors whose classes may not travel."""
+    """Return the report without errors whose classes may not be picklable."""
     failures = tuple(replace(each, error=_portable(each.error)) for each in report.failures)
     error = None if report.error is None else _portable(report.error)
     return replace(report, failures=failures, error=error)
@@ -175,9 +175,9 @@ def _portable(error: BaseException) -> ErrorInCopy:
 def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
     """Leave it to the parent to count signals.
 
-    A terminal sends Ctrl-C and SIGHUP to the whole process group, and a service manager its SIGTERM
-    to every process: a copy gets both that one and the parent's word, and must not take them for
-    two.
+    A terminal sends Ctrl-C and SIGHUP to the whole process group, and a service manager sends
+    SIGTERM to every process. A worker gets both this signal and the parent's message, and must not
+    count them as two.
     """
 
     def handler(signum: int, _: FrameType | None) -> None:
@@ -188,12 +188,12 @@ def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
     for each in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(each, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, handler)
-    # Blocked by the parent until there was somebody to handle them.
+    # The parent blocked these signals until this process had handlers for them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _obey(control: Connection, stop: Stop, hurry: threading.Event) -> None:
-    """Do what the parent says, in a thread; the end of the parent says stop."""
+    """Follow the parent's messages, in a thread; the end of the parent means stop."""
     main_thread = threading.main_thread().ident
     try:
         while control.recv() == STOP:
@@ -203,5 +203,5 @@ def _obey(control: Connection, stop: Stop, hurry: threading.Event) -> None:
         return
     hurry.set()
     if main_thread is not None:
-        # To that thread, since a signal that another one gets ends no wait of the handler's.
+        # Sent to the main thread: a signal to another thread would not end a wait of the handler.
         signal.pthread_kill(main_thread, signal.SIGTERM)

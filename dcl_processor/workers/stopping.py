@@ -1,6 +1,6 @@
-"""The polite stop: the first signal ends the run after the row at hand, the second one at once.
+"""The polite stop: the first signal ends the run after the row in flight, the second one at once.
 
-A terminal that is closed (SIGHUP), and SIGQUIT, ask for the same as SIGINT and SIGTERM.
+SIGHUP (a closed terminal) and SIGQUIT have the same effect as SIGINT and SIGTERM.
 
 Only the command installs these handlers; ``run()`` takes the event.
 """
@@ -17,10 +17,10 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-#: Seconds between two looks while a run waits for rows that others have locked.
+#: Seconds between two looks while a run waits for rows that other workers have locked.
 POLL = 0.05
 
-#: The same while a watch waits, which is most of its life: nobody notices, and a processor rests.
+#: The same while a watch waits, which is most of its life: not noticeable, and it saves CPU time.
 POLL_IDLE = 0.2
 
 
@@ -35,8 +35,8 @@ class StoppedAtOnce(KeyboardInterrupt):
 class Stop(threading.Event):
     """An event that a signal handler may set.
 
-    The lock of a plain event is not reentrant: set by a handler that interrupts its own
-    ``wait()``, it would never come back.
+    The lock of a plain event is not reentrant: ``set()``, in a handler that interrupts the same
+    event's ``wait()``, would never return.
     """
 
     _asked = False
@@ -63,7 +63,7 @@ class Stop(threading.Event):
 
 @contextmanager
 def polite_stop(on_first: Callable[[], None] = lambda: None) -> Iterator[Stop]:
-    """Install the handlers for ``SIGNALS``, and put back what was there before.
+    """Install the handlers for ``SIGNALS``, and restore the previous ones at the end.
 
     ``on_first`` is called in the handler of the first signal. The second raises
     ``StoppedAtOnce``. Outside the main thread, where Python allows no handlers, the event is never
@@ -88,8 +88,8 @@ def polite_stop(on_first: Callable[[], None] = lambda: None) -> Iterator[Stop]:
 def _install(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
-    # Whoever started us with a signal ignored meant it: a shell does so for what it puts into the
-    # background. None is a handler that was not installed from Python, and could not be put back.
+    # A signal that is already ignored stays ignored: a shell does so on purpose for a background
+    # process. None is a handler that was not installed from Python, and could not be restored.
     return {
         signum: signal.signal(signum, handler)
         for signum in SIGNALS

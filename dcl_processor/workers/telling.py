@@ -1,4 +1,4 @@
-"""Tells each row's outcome to whoever watches one processor run, once and not twice."""
+"""Reports each row's outcome to the watcher of one processor's run, once and not twice."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def watched(processor: BatchProcessor[Any], on_row: OnRow | None) -> Iterator[No
 
 @contextmanager
 def quiet_unless_configured() -> Iterator[None]:
-    """Keep the log of failed rows from the screen, where they are shown from the report.
+    """Keep the log of failed rows from the screen, which shows them from the report.
 
-    Python prints errors, tracebacks and all, for a logger that is not configured. What is in
-    no report is shown on stderr in any case.
+    For a logger that is not configured, Python prints errors with their tracebacks. Messages that
+    are in no report are shown on stderr in any case.
     """
     handlers: list[tuple[logging.Logger, logging.Handler]] = []
     if not logger.hasHandlers():
@@ -57,7 +57,7 @@ def quiet_unless_configured() -> Iterator[None]:
 
 
 def logs_to_stderr() -> bool:
-    """Tell whether errors of the logger are written to stderr: then they are not to be repeated."""
+    """Return whether the logger writes errors to stderr: then they are not to be repeated."""
     return logger.isEnabledFor(logging.ERROR) and any(
         handler.level <= logging.ERROR and _is_stderr(handler) for handler in _handlers()
     )
@@ -80,7 +80,7 @@ def _is_stderr(handler: logging.Handler) -> bool:
 
 
 class _Stderr(logging.Handler):
-    """Writes one line for each record to what is stderr now: a bar may have taken its place."""
+    """Writes one line per record to the current stderr: a progress bar may have replaced it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError, ValueError):  # a reader that has gone ends no run

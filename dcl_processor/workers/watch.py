@@ -1,7 +1,7 @@
 """The watch: run after run in this process, for one processor or for several in turn.
 
-It says nothing itself. What happens is told, in the process where it happens, to a function that
-may write it down, or send it to the process that does.
+The watch itself prints nothing. It calls a function with each event, in the process where the event
+happens; that function may print the event, or send it to the process that does.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .spawned import Trouble
 from .stopping import POLL_IDLE
 from .telling import watched
 
-# For a wait that is shorter, a connection that Django would close is not opened anew.
+# Seconds. Before a shorter wait, a connection that Django would close stays open.
 _WORTH_CLOSING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a watcher is asked for; ``limit`` and ``timeout`` are of each run."""
+    """The options of a watch; ``limit`` and ``timeout`` are for each run."""
 
     #: Seconds between two looks.
     interval: float
@@ -41,19 +41,19 @@ class Plan:
     limit: int | None = None
     timeout: float | None = None
     concurrency: int | None = None
-    #: Rows to try before it ends.
+    #: Rows to try before the watch ends.
     max_rows: int | None = None
-    #: The time by the monotonic clock, which processes share, when it ends.
+    #: When the watch ends, by the monotonic clock, which processes share.
     deadline: float | None = None
     listen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """A processor could be run again."""
+    """A processor could be run again after a trouble."""
 
 
-#: Takes a processor's name, and what has become of it.
+#: Takes a processor's name, and what happened to it.
 Tell = Callable[[str, Report | Trouble | GoesOn], None]
 
 
@@ -66,7 +66,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class Watch:
-    """Watches until it is stopped, or has come to the end of its plan."""
+    """Watches until it is stopped, or reaches the end of its plan."""
 
     processors: Sequence[BatchProcessor[Any]]
     plan: Plan
@@ -82,7 +82,7 @@ class Watch:
     def run(self) -> bool:
         """Take the processor that has been due longest, run it, and wait until one is due.
 
-        Returns whether there was something to run until the end.
+        Returns whether there was a processor to run until the end.
         """
         self._turns = {each.name: _Turn(each, self._pace(each)) for each in self.processors}
         self._listeners = self._listen() if self.plan.listen else []
@@ -127,7 +127,7 @@ class Watch:
             left = until - time.monotonic()
             if left <= 0:
                 break
-            # With nothing to listen to, it only waits.
+            # Without listeners, this call only waits.
             listening: list[Any] = [each for each in self._listeners if each.is_open]
             connection.wait(listening, min(left, POLL_IDLE))
 
@@ -145,8 +145,8 @@ class Watch:
                     using=self.plan.using,
                     limit=_least(self.plan.limit, self._rows_left()),
                     timeout=_least(self.plan.timeout, self._seconds_left(started)),
-                    # Whoever has a row locked is at work on it, and new ones are not to wait for
-                    # that: it is looked after in the next run.
+                    # A worker that has a row locked is at work on it, and new rows are not to wait
+                    # for that: the next run looks at the locked row again.
                     wait_for_locked=0,
                     concurrency=self.plan.concurrency,
                     stop=self.stop,
@@ -156,7 +156,7 @@ class Watch:
             if trouble.report is not None:
                 self.tell(processor.name, trouble.report)
             self._broke(turn, trouble)
-            # A row may be to blame for one that stays pending, but no row mends an option.
+            # A row may cause StillPending, but no row fixes an option.
             if isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending):
                 del self._turns[processor.name]
         else:
