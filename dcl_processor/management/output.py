@@ -1,6 +1,6 @@
-"""What the command says, and to whom: reports to stdout, failures and the bar to stderr.
+"""The command's output: reports to stdout, failures and the bar to stderr.
 
-Where there is no terminal and there was nothing to do it says nothing: cron mails any output.
+Without a terminal, a run with nothing to do prints nothing, because cron mails any output.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Output:
         self._tracebacks = tracebacks or verbosity >= 2
         self._color = color
         self._terminal = stdout.isatty() or stderr.isatty()
-        # Then what fails is there already, once for each time.
+        # If so, each failure is on stderr already.
         self._logged = logs_to_stderr()
         #: Streams that could not be written to.
         self.lost: list[OutputWrapper] = []
 
     @property
     def has_bar(self) -> bool:
-        """Whether there is somebody to watch a bar, and something to draw it."""
+        """Whether a terminal can show a bar, and rich is installed to draw it."""
         can_draw = self._stderr.isatty() and os.environ.get("TERM") != "dumb"
         return self._verbosity > 0 and can_draw and find_spec("rich") is not None
 
@@ -62,7 +62,7 @@ class Output:
     def watching(
         self, processor: BatchProcessor[Any], stop: Stop, *, using: str | None, limit: int | None
     ) -> Iterator[OnRow | None]:
-        """Show a bar while the processor runs, if there is one; yield what counts a row."""
+        """Show a bar, if there is one, while the processor runs; yield what counts a row."""
         # The number of pending rows costs a query, which is for the bar alone.
         pending = backlog.count(processor, using=using) if self.has_bar else 0
         if not pending:
@@ -76,13 +76,13 @@ class Output:
 
     def stopping(self) -> None:
         """Acknowledge the first signal; called in its handler."""
-        # A buffered stream may be in the middle of a write, and is not reentrant. The bar tells
-        # it by itself.
+        # A buffered stream may be in the middle of a write, and is not reentrant. The bar shows
+        # the same message.
         if self._verbosity > 0 and self._stderr.isatty() and not self.has_bar:
             os.write(self._stderr.fileno(), b"finishing the row at hand\n")
 
     def report(self, report: Report, copies: Sequence[Outcome] = ()) -> None:
-        """Say what a run did, which rows failed, and which copies were lost."""
+        """Write what a run did, which rows failed, and which workers were lost."""
         self._lost(report.name, copies)
         self._failures(report)
         if report.error is not None:
@@ -93,7 +93,7 @@ class Output:
             self._write(self._stdout, f"{report}{_shares(copies)}")
 
     def broke(self, name: str, trouble: Trouble) -> None:
-        """Say why a run did not come to its end, and what it did until then."""
+        """Write why a run did not complete, and what it did until then."""
         self.trouble(name, trouble)
         if trouble.report is not None:
             self._failures(trouble.report)
@@ -103,7 +103,7 @@ class Output:
             self._write(self._stdout, f"{trouble.report}")
 
     def watched(self, report: Report, copy: int | None) -> None:
-        """Say what a run of a watch did, in the copy of that number, if there are several."""
+        """Write what a run of a watch did; ``copy``: the worker's number, if there are several."""
         self._failures(report)
         if self._json:
             self._document(_of_copy(report.as_dict(), copy))
@@ -112,7 +112,7 @@ class Output:
             self._write(self._stdout, line)
 
     def watch_broke(self, who: str, trouble: Trouble, name: str | None, copy: int | None) -> None:
-        """Say why a run of a watch could not be made, or a copy is gone."""
+        """Write why a run of a watch could not be made, or why a worker is gone."""
         if not self._logged:
             self.trouble(who, trouble)
         if self._json:
@@ -120,25 +120,25 @@ class Output:
             self._document(_of_copy(document, copy))
 
     def goes_on(self, who: str, sentence: str) -> None:
-        """Say that a processor can be run again."""
+        """Write that a processor can be run again."""
         if not self._logged:
             self.trouble(who, Trouble(sentence))
 
     def trouble(self, name: str, trouble: Trouble) -> None:
-        """Say why there is no report."""
+        """Write why there is no report."""
         self._write(self._stderr, f"{name}: {trouble.sentence}")
         if self._tracebacks and trouble.traceback:
             self._write_traceback(trouble.traceback)
 
     def left_out(self, apps: Sequence[registry.Broken]) -> None:
-        """Name the apps whose processors cannot be run."""
+        """Write which apps' processors cannot be run."""
         for each in apps:
             self._write(self._stderr, str(each))
             if self._tracebacks:
                 self._write_traceback(traceback_text(each.error))
 
     def close(self) -> None:
-        """Leave nothing in the streams that Python would fail to write at its own end."""
+        """Leave nothing in the streams that Python would fail to write at exit."""
         for stream in (self._stdout, self._stderr):
             try:
                 stream.flush()
@@ -146,7 +146,7 @@ class Output:
                 _discard(stream)
 
     def _write(self, stream: OutputWrapper, text: str, **style: Any) -> None:
-        """Write a line, for those who may be reading it; that it cannot be written ends no run."""
+        """Write a line, at once; a stream that cannot be written to does not end the run."""
         try:
             stream.write(text, **style)
             stream.flush()
@@ -203,20 +203,20 @@ class Output:
         troubles = {copy.sentence: copy for copy in copies if isinstance(copy, Trouble)}
         for sentence, trouble in troubles.items():
             which = numbers[sentence]
-            # What is wrong for all of them is not said once for each.
+            # A trouble of all workers is written once, not once for each.
             whose = "" if len(which) == len(copies) else f", copy {' and '.join(which)}"
             self.trouble(f"{name}{whose}", trouble)
 
     def _failures(self, report: Report) -> None:
         if self._logged:
-            return  # it was written there when it happened, traceback and all
+            return  # each failure was logged to stderr when it happened, with its traceback
         for failure in report.failures:
             self._failure(report.name, failure)
         if (unnamed := report.failed - len(report.failures)) > 0:
             self._write(self._stderr, f"{report.name}: {unnamed} more rows failed")
 
     def _failure(self, name: str, failure: Failure) -> None:
-        """Write what failed for good to stderr, and what is tried again beside the reports."""
+        """Write a row that failed for good to stderr, and a row to be retried to stdout."""
         line = f"{name}: row {printable(str(failure.pk))} failed{failure.attempts}: "
         line += said(failure.error)
         if not failure.is_final:
@@ -247,7 +247,7 @@ def _of_copy(document: dict[str, Any], copy: int | None) -> dict[str, Any]:
 
 def _discard(stream: OutputWrapper) -> None:
     with suppress(OSError, ValueError, AttributeError):
-        # What is still in its buffer would be an error again when Python exits.
+        # Text that is still in its buffer would raise again when Python exits.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

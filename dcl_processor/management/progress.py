@@ -1,4 +1,4 @@
-"""The live bar on a terminal, drawn by rich; imported only where that is installed."""
+"""The live bar on a terminal, drawn by rich; imported only if rich is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dcl_processor.workers import backlog
 
 
 class _Figures(ProgressColumn):
-    """Rows so far, failures, rows per second and the time that is left."""
+    """Rows so far, failures, rows per second and the remaining time."""
 
     def __init__(self, pending: int, stopping: Callable[[], bool]) -> None:
         super().__init__(Column(no_wrap=True))
@@ -24,7 +24,7 @@ class _Figures(ProgressColumn):
         self.failed = 0
 
     def render(self, task: Task) -> Text:
-        """Return the figures as they are now; rich calls this ten times a second."""
+        """Return the current figures; rich calls this ten times a second."""
         figures = Text(f"{int(task.completed)} of {backlog.words(self.pending)}")
         if self.failed:
             figures.append(f", {self.failed} failed", style="red")
@@ -59,10 +59,10 @@ def bar(
         ),
         figures,
         console=Console(file=sys.stderr, no_color=None if color else True),
-        # What stays on the screen is the report.
+        # The bar disappears at the end; the report stays on the screen.
         transient=True,
         expand=True,
-        # What a handler prints goes above the bar, unless it is wanted in a file.
+        # A handler's prints go above the bar, unless stdout is a file.
         redirect_stdout=sys.stdout.isatty(),
     )
     row = drawing.add_task(name, total=None if pending > backlog.MOST else pending)

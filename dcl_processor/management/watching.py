@@ -1,6 +1,6 @@
-"""The watch of the command: its options, and what it says.
+"""The watch of the command: its options and its output.
 
-It prints a line for each run that did something, and nothing while nothing happens.
+It prints a line for each run that did something, and otherwise nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .output import Output
 
 logger = logging.getLogger("dcl_processor")
 
-#: Seconds between two looks, unless others are asked for, and at least.
+#: Seconds between two looks: the default, and the minimum.
 INTERVAL, SHORTEST_INTERVAL = 5.0, 0.1
 
 USAGE_ERROR = 2
@@ -65,7 +65,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def refuse_without_watch(options: dict[str, Any]) -> None:
-    """Raise for options that mean nothing to a single run."""
+    """Raise for options that have no meaning for a single run."""
     for option, otherwise in (
         ("listen", "leave it out, since a single run looks at once"),
         ("max_rows", "use --limit for a single run"),
@@ -82,7 +82,7 @@ def refuse_without_watch(options: dict[str, Any]) -> None:
 def watch(
     chosen: Sequence[BatchProcessor[Any]], output: Output, stop: Stop, options: dict[str, Any]
 ) -> None:
-    """Watch until a signal, or the end that was asked for; rows that fail are no end."""
+    """Watch until a signal, or the end that the options set; failed rows do not end the watch."""
     if options["listen"]:
         _refuse_the_deaf(chosen, options["using"])
     runtime = options["max_runtime"]
@@ -117,7 +117,7 @@ def _refuse_the_deaf(chosen: Sequence[BatchProcessor[Any]], using: str | None) -
 
 
 class _Log:
-    """Writes down what happens, to the streams and to the log."""
+    """Writes the news of a watch to the streams and to the log."""
 
     def __init__(self, output: Output, names: list[str]) -> None:
         self.names = names
@@ -132,7 +132,7 @@ class _Log:
             case Report():
                 self._output.watched(news, copy)
             case Died():
-                # The next one has no troubles yet, and would not say that they are over.
+                # The next worker has no troubles yet, and would not report their end.
                 for each in self.names:
                     self._outages.end((copy, each))
                 logger.error("%s: %s", label, news)

@@ -31,8 +31,8 @@ USAGE_ERROR = 2
 class Command(BaseCommand):
     help = "Run batch processors, or list them with the number of their pending rows."
 
-    # A run verifies what it needs by itself. The checks of the whole project, and their warnings,
-    # are not for something that cron starts every minute and whose output it mails.
+    # A run itself verifies what it needs. The checks of the whole project, and their warnings, are
+    # not for a command that cron starts every minute and whose output cron mails.
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -96,7 +96,7 @@ class Command(BaseCommand):
             output.close()
 
     def _has_color(self, options: dict[str, Any]) -> bool:
-        """Tell whether colours are wanted, and have Django write none where they are not."""
+        """Return whether colours are wanted; if not, switch off Django's colours."""
         unwanted = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
         if unwanted and not options["force_color"]:
             self.style = no_style()
@@ -105,7 +105,7 @@ class Command(BaseCommand):
         return not options["no_color"]
 
     def run_chosen(self, output: Output, options: dict[str, Any]) -> None:
-        """Run what was asked for, until its end or a signal."""
+        """Run the chosen processors, until their end or a signal."""
         if options["watch"] is None:
             watching.refuse_without_watch(options)
         chosen = _choose(options["names"], run_all=options["all"])
@@ -134,7 +134,7 @@ class Command(BaseCommand):
         options: dict[str, Any],
         left_out: Sequence[registry.Broken] = (),
     ) -> None:
-        """Run one after the other; what goes wrong with one costs the others nothing."""
+        """Run one processor after the other; an error of one costs the others nothing."""
         using, limit, timeout = options["using"], options["limit"], options["timeout"]
         end = None if timeout is None else time.monotonic() + timeout
         failed, broken = 0, [each.app for each in left_out]
@@ -169,7 +169,7 @@ class Command(BaseCommand):
             raise CommandError(_summary(failed, broken, lost=bool(output.lost)))
 
     def list_backlogs(self, output: Output, using: str | None) -> None:
-        """Show every processor with its pending rows, and what is wrong with it."""
+        """Show every processor with its pending rows, and its trouble, if any."""
         found: list[tuple[BatchProcessor[Any], int | None]] = []
         troubles: list[tuple[str, Trouble]] = []
         for processor in _choose([], run_all=True):
@@ -180,7 +180,7 @@ class Command(BaseCommand):
                 troubles.append((processor.name, Trouble.of(error, processor, using)))
                 close_old_connections()
         output.backlogs(found)
-        # A database that is down is the trouble of all its processors.
+        # A database that is down is a trouble of all its processors: write it once.
         names: dict[str, list[str]] = {}
         for name, trouble in troubles:
             names.setdefault(trouble.sentence, []).append(name)
@@ -205,7 +205,7 @@ def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]
             )
         chosen = registry.get(names) if names else list(registry.processors().values())
     except UnknownProcessor as error:
-        # It may be one of those that are left out, and then the name is right.
+        # It may be a processor of an app that is left out, and then the name is right.
         code = 1 if registry.broken() else USAGE_ERROR
         raise CommandError(str(error), returncode=code) from error
     except ProcessorError as error:
@@ -219,7 +219,7 @@ def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]
 
 
 def _failed(report: Report) -> int:
-    """Return how many rows failed for good; the others are tried again, which is no failure yet."""
+    """Return how many rows failed for good; rows to be retried do not count yet."""
     return report.failed - report.retried
 
 
@@ -231,9 +231,9 @@ def _summary(failed: int, broken: Sequence[str], *, lost: bool) -> str:
 
 
 def _base_options() -> CommandParser:
-    """Return Django's own options for the actions, which know only those they are given.
+    """Return Django's own options for the actions, which accept only the options they define.
 
-    Nothing is set by default: what stands before the action is to stay as it is.
+    No option has a default, so that the same option before the action keeps its value.
     """
     options = CommandParser(add_help=False, argument_default=argparse.SUPPRESS)
     options.add_argument(
@@ -242,11 +242,11 @@ def _base_options() -> CommandParser:
     options.add_argument(
         "--traceback",
         action="store_true",
-        # Django's own would answer a row that failed with a traceback of this command.
+        # Django's own option would show, for a failed row, a traceback of this command.
         dest="tracebacks",
         help="Show the traceback of what failed.",
     )
-    # These are read by Django before the command is.
+    # Django reads these before it loads the command.
     options.add_argument("--settings", help=argparse.SUPPRESS)
     options.add_argument("--pythonpath", help=argparse.SUPPRESS)
     options.add_argument("--no-color", action="store_true", help=argparse.SUPPRESS)
