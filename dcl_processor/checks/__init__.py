@@ -1,7 +1,7 @@
 """System checks: what ``manage.py check`` can find before a run does.
 
 - E001  pending cannot be used
-- E002  done, failed, reset or claim names what is no column, or none that a flip may write
+- E002  done, failed, reset or claim names no column, or a column that a flip must not write
 - E003  one of them would write the same value twice into unique columns
 - E004  one of them holds a value that its column cannot
 - E005  two processors have one name
@@ -9,16 +9,16 @@
 - E007  the database is never committed
 - E008  a processor is refused when it is defined
 - E009  a column of retry, lease or claimed_at is missing, or of another kind
-- E010  two processors of one model share columns that each of them needs for itself
+- E010  two processors of one model share columns that each processor needs for itself
 - E011  the lease's column keeps local time of a zone whose clocks change
-- E012  a table's engine has no transactions: only asked by ``check --database``
+- E012  a table's engine has no transactions: only with ``check --database``
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  a row's transaction locks the whole database
-- W005  the database cannot skip locked rows: only asked by ``check --database``
+- W005  the database cannot skip locked rows: only with ``check --database``
 
-Otherwise no check asks a database anything.
+No other check queries a database.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TAG = "processors"
 
 
 def register() -> None:
-    """Make the checks known to Django; ``manage.py check --tag processors`` runs these alone."""
+    """Register the checks with Django; ``manage.py check --tag processors`` runs only these."""
     checks.register(check_processors, TAG)
 
 
@@ -49,14 +49,14 @@ def check_processors(
     databases: Sequence[str] | None = None,
     **_: Any,
 ) -> list[CheckMessage]:
-    """Check the processors of the apps; what the import of a ``processors.py`` raises is raised."""
+    """Check the processors of the apps; raise what the import of a ``processors.py`` raises."""
     found, messages = _find(apps.get_app_configs() if app_configs is None else app_configs)
     messages += _shared_names(found)
     return messages + check_found(found, databases or ())
 
 
 def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> list[CheckMessage]:
-    """Check each processor by itself, and the databases they use; ``asked``: may be connected."""
+    """Check each processor, and the databases they use; ``asked``: aliases to connect to."""
     messages: list[CheckMessage] = []
     users: dict[str, list[BatchProcessor[Any]]] = {}
     asking: list[sharing.User] = []

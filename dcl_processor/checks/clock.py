@@ -1,4 +1,4 @@
-"""Recognises a time that was read from the clock once, when a module was imported."""
+"""Recognises a time that was read from the clock once, at the import of a module."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MARGIN = timedelta(seconds=10)
 
 
 def is_frozen(value: Any) -> bool:
-    """Tell whether the constant looks read from a clock, by the start of this process.
+    """Return whether the constant looks as if it was read from a clock at this process's start.
 
-    Nobody writes microseconds by hand, but for the last one of a day, so they betray
+    People do not write microseconds by hand, except the last one of a day. So microseconds show
     ``now() - timedelta(days=30)`` too.
     """
     if isinstance(value, datetime):

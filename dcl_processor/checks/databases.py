@@ -19,7 +19,7 @@ from dcl_processor.runner import budget
 
 
 def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
-    """Say which of the processor's aliases there is not."""
+    """Yield an error for each of the processor's aliases that does not exist."""
     for option in ("using", "read_using"):
         try:
             budget.check_alias(option, getattr(processor, option))
@@ -29,12 +29,12 @@ def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
 
 
 def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
-    """Say whether the lease's column keeps a time that will be an hour off some day."""
+    """Yield an error if the lease's column keeps a time that will be an hour off some day."""
     try:
         if processor.lease is not None:
             processor.lease.check_clock(question.model, question.using, processor.name)
     except FieldDoesNotExist:
-        return  # E009 says so
+        return  # E009 reports it
     except Unsupported as error:
         yield checks.Error(
             str(error).removeprefix(f"{processor.name}: "),
@@ -47,11 +47,11 @@ def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iter
 def check_engines(
     processor: BatchProcessor[Any], question: Question[Any]
 ) -> Iterator[CheckMessage]:
-    """Say whether a table of the processor's model has an engine without transactions; asks."""
+    """Yield an error if a table of the model has an engine without transactions; queries it."""
     try:
         refuse_without_transactions(question)
     except DatabaseError:
-        return  # it does not answer, which is for others to say
+        return  # the database does not answer, which is not for this check to report
     except Unsupported as error:
         yield checks.Error(
             str(error),
@@ -64,9 +64,9 @@ def check_engines(
 def check(
     alias: str, processors: Sequence[BatchProcessor[Any]], *, ask: bool
 ) -> Iterator[CheckMessage]:
-    """Say what the database cannot do for these processors; connect to it only if told to."""
+    """Yield what the database cannot do for these processors; connect to it only if ``ask``."""
     if alias not in connections.databases:
-        return  # found by its option, or by Django when the queryset is asked
+        return  # found by E006, or by Django when the queryset is evaluated
     who = f"database {alias!r}"
     connection = connections[alias]
     names = [processor.name for processor in processors]
@@ -79,7 +79,7 @@ def check(
             id="dcl_processor.E007",
         )
     if not connection.features.has_select_for_update:
-        # The other deliveries hold no lock while a handler runs, and their copies share the work.
+        # The other deliveries hold no lock while a handler runs, and their workers share the work.
         inside = [p.name for p in processors if p.delivery == Delivery.TRANSACTIONAL]
         if inside:
             yield checks.Warning(
@@ -104,4 +104,4 @@ def _skips_locked(alias: str) -> bool:
     try:
         return bool(connections[alias].features.has_select_for_update_skip_locked)
     except DatabaseError:
-        return True  # it does not answer, which is for others to say
+        return True  # the database does not answer, which is not for this check to report

@@ -1,4 +1,4 @@
-"""Checks of what is written to rows as it is: ``done``, ``failed``, ``reset`` and ``claim``."""
+"""Checks of the options that are written to rows: ``done``, ``failed``, ``reset``, ``claim``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Constants = Mapping[Any, Any]
 
 
 def check(processor: BatchProcessor[Any], model: type[Model]) -> Iterator[CheckMessage]:
-    """Say what is wrong with the columns; a callable flip is known only when it is made."""
+    """Yield what is wrong with the columns; a callable flip is known only when it is called."""
     for option in FLIPS:
         yield from _Flip(processor, model, option).check()
     try:
@@ -104,7 +104,7 @@ class _Flip:
 
 
 def _unique(model: type[Model]) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield what is unique together in all rows, and whether NULLs count as equal there."""
+    """Yield the columns that are unique together in all rows, and whether NULLs count as equal."""
     for field in model._meta.concrete_fields:
         if field.unique:
             yield (field.name,), False
@@ -116,13 +116,13 @@ def _unique(model: type[Model]) -> Iterator[tuple[tuple[str, ...], bool]]:
 
 
 def _problem(field: Field[Any, Any], value: Any) -> str:
-    """Say why a column cannot hold the value; nothing if it can."""
+    """Return why a column cannot hold the value, or an empty string if it can."""
     if isinstance(value, Model):
-        return ""  # of a foreign key, which update() takes as well
+        return ""  # for a foreign key, which update() takes as well
     if value is None:
         return "" if field.null else "the column is NOT NULL"
     try:
-        with warnings.catch_warnings(action="ignore"):  # the flip will give them
+        with warnings.catch_warnings(action="ignore"):  # the flip will emit them
             field.to_python(value)
     except ValidationError as error:
         return " ".join(error.messages)

@@ -8,17 +8,17 @@ from typing import Any, Never
 
 from django.db import connections
 
-# What everything else in a connection comes down to; Django's test cases bar the same.
+# Every other use of a connection calls one of these; Django's test cases bar the same methods.
 _WAYS = ("connect", "temporary_connection", "cursor", "chunked_cursor")
 
 
 class DatabaseAskedError(Exception):
-    """A database would have been asked."""
+    """A database would have been queried."""
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Raise ``DatabaseAskedError`` wherever this thread would ask a database."""
+    """Raise ``DatabaseAskedError`` wherever this thread would query a database."""
     barred = [(vars(connections[alias]), way) for alias in connections for way in _WAYS]
     before = [(attributes, way, attributes.get(way)) for attributes, way in barred]
     for attributes, way in barred:

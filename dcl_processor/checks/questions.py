@@ -25,7 +25,7 @@ from .offline import DatabaseAskedError, offline
 def check(
     processor: BatchProcessor[Any],
 ) -> tuple[pending.Question[Any] | None, list[CheckMessage]]:
-    """Return the question, if there is one to look at without a database, and what is wrong."""
+    """Return the question, if it can be built without a database, and what is wrong with it."""
     try:
         with offline():
             question = pending.ask(
@@ -52,7 +52,7 @@ def _unusable(processor: BatchProcessor[Any], sentence: str) -> CheckMessage:
 def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
     source: Any = processor.pending
     if not isinstance(source, QuerySet):
-        return  # asked afresh, time and all
+        return  # called for each window, so its times are fresh
     frozen = {str(part) for part in _parts(query) if is_frozen(part)}
     for value in sorted(frozen):
         yield checks.Warning(
@@ -66,11 +66,11 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
 def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[CheckMessage]:
     rewritten = getattr(processor.get_done, "__func__", None) is not BatchProcessor.get_done
     if processor.done is not None and not rewritten and not processor.repeats:
-        return  # the row leaves pending by its own columns, as every run proves
+        return  # the row leaves pending by its own columns, as every run verifies
     nodes = list(_parts(query.where, into_queries=False))
     own = any(isinstance(node, Col) and not _shared_by(query, node.alias) for node in nodes)
     if rewritten and own:
-        return  # likewise, by a value that the handler's result decides
+        return  # likewise, by a value that depends on the handler's result
     shared = {label for node in nodes for label in _shared_models(query, node)}
     for label in sorted(shared):
         yield checks.Warning(
@@ -95,7 +95,7 @@ def _shared_models(query: Query, node: Any) -> Iterator[str]:
 
 
 def _shared_by(query: Query, alias: str | None) -> list[str]:
-    """Return the model that the alias reaches over a key which several rows may have."""
+    """Return the model that the alias reaches over a key that several rows may have."""
     reached = query.alias_map.get(alias or "")
     join: Any = reached
     while join is not None and join.parent_alias is not None:
@@ -110,7 +110,7 @@ def _is_shared(field: Any) -> bool:
 
 
 def _parts(node: Any, *, into_queries: bool = True) -> Iterator[Any]:
-    """Yield every expression and constant below a query, a condition or an expression."""
+    """Yield every expression and constant in a query, a condition or an expression."""
     yield node
     children: list[Any] = []
     match node:

@@ -1,10 +1,10 @@
-"""Checks of processors of one model: columns that each of them needs for itself.
+"""Checks of processors of one model: columns that each processor needs for itself.
 
-Two processors that count attempts in one column use up each other's, and one that never ran finds
-its rows postponed. Processors that no row is pending for at the same time may share these columns,
-as the stages of a pipeline do: a success clears them for the next stage. That is known where
-``pending`` of both asks one column for different constants. A claim tells whose row it is by its
-values alone, so that these must differ in any case.
+If two processors count attempts in one column, they use up each other's attempts, and a processor
+that never ran finds its rows postponed. Processors for which no row is pending at the same time may
+share these columns, as the stages of a pipeline do: a success clears them for the next stage. This
+is known if the ``pending`` of both compares one column with different constants. A claimed row is
+recognised by the values of ``claim`` alone, so these must differ in any case.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Column = tuple[str, str, str]
 
 
 def check(users: Sequence[User]) -> Iterator[CheckMessage]:
-    """Name every two processors that share what each of them needs for itself."""
+    """Yield an error for every two processors that share what each needs for itself."""
     for one, other in combinations(users, 2):
         shared = [*_shared_claim(one, other)]
         if not _are_disjoint(one, other):
@@ -51,7 +51,7 @@ def check(users: Sequence[User]) -> Iterator[CheckMessage]:
 
 
 def _kept(processor: BatchProcessor[Any], question: Question[Any]) -> Mapping[Column, str]:
-    """Return the columns that tell when a row may be tried, and who has it."""
+    """Return the columns that keep when a row may be tried, and which worker has it."""
     retry, lease = processor.retry, processor.lease
     names = [
         *((retry.attempts, retry.next_attempt_at) if retry else ()),
@@ -63,7 +63,7 @@ def _kept(processor: BatchProcessor[Any], question: Question[Any]) -> Mapping[Co
 
 
 def _shared_claim(one: User, other: User) -> Iterator[str]:
-    """Name the claim by which a row of one is taken for a row of the other."""
+    """Yield the claim by which a row of one processor is taken for a row of the other."""
     claims = [_claim(*one), _claim(*other)]
     if all(claims) and (claims[0] <= claims[1] or claims[1] <= claims[0]):
         yield f"claim={dict(other[0].claim or {})!r}"
@@ -84,18 +84,18 @@ def _column(question: Question[Any], name: str) -> Column | None:
     try:
         field: Any = question.model._meta.get_field(name)
     except FieldDoesNotExist:
-        return None  # which another check says
+        return None  # which another check reports
     return (question.using, field.model._meta.db_table, field.column)
 
 
 def _are_disjoint(one: User, other: User) -> bool:
-    """Tell whether it is known that no row is pending for both."""
+    """Return whether it is known that no row is pending for both."""
     asked, asked_too = _constants(one[1]), _constants(other[1])
     return any(not asked[column] & asked_too[column] for column in asked.keys() & asked_too.keys())
 
 
 def _constants(question: Question[Any]) -> dict[Column, set[str]]:
-    """Return the columns for which every pending row has one of some constants."""
+    """Return the columns in which every pending row has one of a set of constants."""
     found: dict[Column, set[str]] = {}
     table = question.unfiltered.query.base_table
     for lookup in _demanded(question.unfiltered.query.where):
@@ -128,5 +128,5 @@ def _values(lookup: Any) -> set[str] | None:
             return None
     if any(hasattr(value, "resolve_expression") or hasattr(value, "query") for value in values):
         return None
-    # A column that takes upper and lower case for the same finds the same rows for both.
+    # A case-insensitive column matches the same rows in upper and lower case.
     return {str(value).casefold() for value in values}
