@@ -1,8 +1,9 @@
-"""For the tests of projects that write processors: locks, races, and what became of a row.
+"""For the tests of projects that write processors: locks, races, and the outcome of a row.
 
-Plain functions, for any test runner; ``dcl_processor.testing.fixtures`` has them for pytest. The
-functions that need other sessions refuse to run where they would test nothing: inside Django's
-``TestCase``, whose rows are never committed, and on SQLite, which has one lock for all rows.
+These are plain functions, for any test runner; ``dcl_processor.testing.fixtures`` has them for
+pytest. The functions that need other sessions refuse to run where they would test nothing: inside
+Django's ``TestCase``, whose rows are never committed, and on SQLite, which has one lock for all
+rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One of the copies that race."""
+"""One of the workers (copies) that race."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .turns import Kind, Step, Turns
 
 
 class Course(Protocol):
-    """What a copy needs of the race that it is in."""
+    """What a worker needs of its race."""
 
     processor: BatchProcessor[Any]
     aliases: Sequence[str]
@@ -29,14 +29,14 @@ class Course(Protocol):
     referee: Referee
 
     def call_double(self, double: str) -> None:
-        """Note a double, and end the race."""
+        """Note a row that was handled twice, and end the race."""
 
     def call_off(self) -> None:
-        """Let no further row start, and let the copies come to their end."""
+        """Let no further row start, and let the workers end."""
 
 
 class Copy:
-    """One copy of the processor, in a thread of its own."""
+    """One worker that runs the processor, in its own thread."""
 
     def __init__(self, number: int, course: Course) -> None:
         self.number = number
@@ -91,7 +91,7 @@ class Copy:
                 self.course.call_double(
                     f"row {pk} handled by {had}, and again by copy {self.number}"
                 )
-                # Before the handler: an effect of a second one is nothing that the test needs.
+                # Before the handler: the test does not need the effect of a second call.
                 raise _Double
         try:
             with asserting():
@@ -109,7 +109,7 @@ class Copy:
 
 
 class _Stop(threading.Event):
-    """A run waits for locked rows by waiting for its stop, which is a step here."""
+    """A run waits for locked rows in its stop's ``wait()``, which is a step of the race here."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         super().__init__()
@@ -117,9 +117,9 @@ class _Stop(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         self._step()
-        # Others move meanwhile; the little that is left is for whoever holds a row from outside.
+        # Other workers move during the step; this short wait is for lock holders outside the race.
         return super().wait(None if timeout is None else min(timeout, 0.01))
 
 
 class _Double(Interruption):
-    """Ends a copy that was about to repeat another."""
+    """Ends a worker that was about to handle another worker's row again."""

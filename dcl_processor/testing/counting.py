@@ -1,4 +1,4 @@
-"""Rows that are handled once, whoever runs the processor."""
+"""Asserts that rows are handled once, however the processor is run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .questions import check_rows, pending_keys, question_of
 class assert_processed_once:  # noqa: N801  # used like a function, as pytest.raises is
     """Assert that in the block each row is handled exactly once, and leaves pending.
 
-    Without rows it is about those that are pending when the block begins. It counts the handler
-    calls of this process, whoever makes them: a run, a ``race()``, a command, several threads.
-    The processor's handler is replaced by one that counts until the block's end.
+    Without ``rows``, it checks the rows that are pending when the block begins. It counts all
+    handler calls of this process: by a run, a ``race()``, a command, several threads. Until the
+    block's end, a handler that counts replaces the processor's handler.
 
-    Raises ``AssertionError``, which names each row that was not, and why. What a handler asserts
-    comes through as it is.
+    Raises ``AssertionError``, which names each row that was not, and why. A handler's own
+    ``AssertionError`` is raised unchanged.
     """
 
     def __init__(

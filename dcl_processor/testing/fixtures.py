@@ -1,8 +1,8 @@
 """The test kit as pytest's fixtures, for projects that use pytest-django.
 
-Name this module in the root ``conftest.py``, since nothing is loaded by being installed:
-``pytest_plugins = ["dcl_processor.testing.fixtures"]``. ``race`` and ``hold_lock`` bring a database
-whose rows are committed, as ``django_db(transaction=True)`` does; the others one of either kind.
+Name this module in the root ``conftest.py``, because installing it does not load it:
+``pytest_plugins = ["dcl_processor.testing.fixtures"]``. ``race`` and ``hold_lock`` use a database
+whose rows are committed, as ``django_db(transaction=True)`` does; the others use either kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .racing import Race
 
 @pytest.fixture
 def race(transactional_db: None) -> Callable[..., Race]:  # noqa: ARG001  # asked for by name
-    """Give ``dcl_processor.testing.race``."""
+    """Return ``dcl_processor.testing.race``."""
     return testing.race
 
 
@@ -28,13 +28,13 @@ def race(transactional_db: None) -> Callable[..., Race]:  # noqa: ARG001  # aske
 def hold_lock(
     transactional_db: None,  # noqa: ARG001  # asked for by name
 ) -> Callable[..., AbstractContextManager[None]]:
-    """Give ``dcl_processor.testing.hold_lock``."""
+    """Return ``dcl_processor.testing.hold_lock``."""
     return testing.hold_lock
 
 
 @pytest.fixture
 def assert_settles(db: None) -> Callable[..., Report]:  # noqa: ARG001  # asked for by name
-    """Give ``dcl_processor.testing.assert_settles``."""
+    """Return ``dcl_processor.testing.assert_settles``."""
     return testing.assert_settles
 
 
@@ -42,5 +42,5 @@ def assert_settles(db: None) -> Callable[..., Report]:  # noqa: ARG001  # asked 
 def assert_processed_once(
     db: None,  # noqa: ARG001  # asked for by name
 ) -> type[testing.assert_processed_once]:
-    """Give ``dcl_processor.testing.assert_processed_once``."""
+    """Return ``dcl_processor.testing.assert_processed_once``."""
     return testing.assert_processed_once

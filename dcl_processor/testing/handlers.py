@@ -1,4 +1,4 @@
-"""The processor's handler with something around each call, and what it asserts."""
+"""Wraps the processor's handler in a context manager, and raises what it asserts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Around = Callable[[Sequence[Any]], AbstractContextManager[Any]]
 
 
 class HandlerAsserted(Interruption):
-    """Carries a handler's ``AssertionError`` past what would make it one row's failure."""
+    """Carries a handler's ``AssertionError`` past the code that would make it a row's failure."""
 
     def __init__(self, error: AssertionError) -> None:
         super().__init__(str(error))
@@ -27,7 +27,7 @@ class HandlerAsserted(Interruption):
 
 @contextmanager
 def asserting() -> Iterator[None]:
-    """Let an ``AssertionError`` end the run: it is the test's, and no row's."""
+    """Let an ``AssertionError`` end the run, because it fails the test and not a row."""
     try:
         yield
     except AssertionError as error:
@@ -35,21 +35,21 @@ def asserting() -> Iterator[None]:
 
 
 def reaching_the_test(run: Callable[[], T]) -> T:
-    """Run, and raise what a handler asserted, with the handler's own traceback."""
+    """Call ``run``, and raise a handler's ``AssertionError`` with the handler's own traceback."""
     try:
         return run()
     except HandlerAsserted as carrier:
         asserted = carrier.error
-    # Outside of the block, which would show the carrier as well.
+    # Outside of the except block; inside it, the traceback would show the carrier as well.
     raise asserted
 
 
 def raise_asserted(reports: Sequence[Report]) -> None:
-    """Raise an ``AssertionError`` that was raised beside the handler, such as in ``get_done()``."""
+    """Raise an ``AssertionError`` that code beside the handler raised, such as ``get_done()``."""
     for failure in (failure for report in reports for failure in report.failures):
         for error in (failure.error, failure.error.__cause__):
             if isinstance(error, AssertionError):
-                # The run has let go of the frames, and kept what they say.
+                # The run has released the frames, and kept the traceback as text.
                 error.add_note(failure.traceback)
                 raise error
 

@@ -17,18 +17,19 @@ from .refusals import refuse_where_nothing_is_tested
 
 @contextmanager
 def hold_lock(row: Model, *, using: str | None = None) -> Iterator[None]:
-    """Have another session hold a row's lock for as long as the block lasts.
+    """Hold a row's lock in another session for as long as the block lasts.
 
-    It is the lock that another copy would have, on a connection of its own; a parent's part of the
-    row is locked with it. ``using``: the alias; default: that of the row. Changes nothing.
+    It is the lock that another worker would hold, on its own connection; with multi-table
+    inheritance, the parents' rows are locked, too. ``using``: the alias; default: the row's alias.
+    Changes nothing.
 
     Raises ``Unsupported`` inside ``TestCase`` and on a database without row locks, and
-    ``AssertionError`` when the row is not there for others, or is locked already.
+    ``AssertionError`` if other sessions do not see the row, or if it is locked already.
     """
     read_from = row._state.db  # noqa: SLF001  # Django's public name for it, documented
     alias = using or read_from or router.db_for_write(type(row), instance=row)
     refuse_where_nothing_is_tested(alias, "hold_lock()")
-    # With the test database's name, which the settings of the alias have by now.
+    # The alias's settings contain the test database's name by now.
     with closing(connections.create_connection(alias)) as session:
         session.set_autocommit(False)
         if not _locked(row, session, alias):
@@ -46,7 +47,7 @@ def _locked(row: Model, session: BaseDatabaseWrapper, alias: str) -> bool:
     model = row._meta.concrete_model
     assert model is not None
     features = session.features
-    # At once or not at all: a lock of the test's own would be waited for without end.
+    # Without waiting: if the test itself holds the lock, the wait would never end.
     rows: QuerySet[Any] = QuerySet(model, using=alias).order_by().filter(pk=row.pk)
     rows = rows.select_for_update(
         nowait=features.has_select_for_update_nowait,

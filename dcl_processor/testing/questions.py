@@ -1,4 +1,4 @@
-"""What the processor asks for, as a test asks it."""
+"""The processor's ``pending`` question, as a test asks it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ M = TypeVar("M", bound=Model)
 
 
 def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
-    """Ask the user's question, with what the processor itself demands of a row."""
+    """Return the user's question, with the processor's own conditions for a row."""
     question: Question[M] = ask(
         processor.pending,
         label=processor.name,

@@ -1,4 +1,4 @@
-"""Copies that race in lock-step, so that a mistake shows each time and not once a month."""
+"""Workers (copies) that race in lock-step: a mistake shows each time and not once a month."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .schedule import seeded
 from .trace import Trace
 from .turns import Turns
 
-#: Seconds that the copies have to end in after the race was called off.
+#: Seconds in which the workers have to end after the race was called off.
 END_WITHIN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What a race came to.
+    """The result of a race.
 
-    ``reports``: of each copy, the first one first. ``handled``: for each key the numbers of the
-    copies whose handler was called, in their order; a row that fails may have several. ``trace``:
-    what they did, a column for each copy.
+    ``reports``: one report per worker (copy), in the order of their numbers. ``handled``: for each
+    key, the numbers of the workers whose handler was called, in the order of the calls; a row that
+    fails may have several. ``trace``: the steps, with one column per worker.
     """
 
     reports: Sequence[Report]
@@ -44,11 +44,11 @@ class Race:
 
     @property
     def processed(self) -> int:
-        """Rows that were processed, by all copies."""
+        """The number of rows that all workers processed."""
         return sum(report.processed for report in self.reports)
 
     def raise_for_failures(self) -> Race:
-        """Return the race, or raise ``RowsFailed`` for the first copy in which a row failed."""
+        """Return the race, or raise ``RowsFailed`` for the first worker in which a row failed."""
         for report in self.reports:
             report.raise_for_failures()
         return self
@@ -64,21 +64,22 @@ def race(
     wait_for_locked: float | timedelta = 10,
     timeout: float = 60,
 ) -> Race:
-    """Run copies of the processor against each other in lock-step; none may repeat another.
+    """Run workers against each other in lock-step; no worker may handle another's row again.
 
-    Each copy is a thread with connections of its own, and one moves at a time: from statement to
-    statement, into its handler and out of it. All read their candidates first. Then the first
-    copy handles a row, the second comes to the same row while it is locked, and the last one when
-    it is finished. From there on the turns are random, by ``seed``.
+    ``copies``: the number of workers. Each worker is a thread with its own connections, and one
+    moves at a time: from statement to statement, into its handler and out of it. All workers read
+    their candidates first. Then the first worker handles a row, the second comes to the same row
+    while it is locked, and the last one when it is finished. From then on the turns are random, by
+    ``seed``.
 
     ``filter``, ``using`` and ``wait_for_locked`` are those of ``run()``; ``timeout``: seconds for
     the whole race. Returns a ``Race``. Raises ``AssertionError`` with a trace as soon as a handler
-    is about to be called for a row that another copy has or had; what a handler asserts, and
-    what ``run()`` raises, comes through as it is. Raises ``Unsupported`` inside ``TestCase`` and on
-    a database without row locks, where it would prove nothing.
+    is about to be called for a row that another worker has or had. A handler's ``AssertionError``,
+    and any error of ``run()``, is raised unchanged. Raises ``Unsupported`` inside ``TestCase`` and
+    on a database without row locks, where a race would prove nothing.
 
-    Steps are statements, as in the lock-step tests that databases have of themselves (PostgreSQL's
-    isolation tester); what happens inside a statement is out of reach from here.
+    Steps are statements, as in the lock-step tests of databases themselves (PostgreSQL's isolation
+    tester); a race cannot control what happens inside a statement.
     """
     if copies < 2:  # a race takes two
         raise InvalidOption(f"expected copies to be a number from 2, got {copies!r}.")
@@ -92,7 +93,7 @@ def race(
 
 
 class _Course:
-    """One race while it goes on."""
+    """One race in progress."""
 
     def __init__(
         self, processor: BatchProcessor[Any], copies: int, seed: int, aliases: Sequence[str]
@@ -128,12 +129,12 @@ class _Course:
         return Race(tuple(reports), handled, str(self.trace))
 
     def call_double(self, double: str) -> None:
-        """Note the first double, and end the race."""
+        """Note the first row that was handled twice, and end the race."""
         self.double = self.double or double
         self.call_off()
 
     def call_off(self) -> None:
-        """Let no further row start, and let the copies come to their end."""
+        """Let no further row start, and let the workers end."""
         for copy in self.copies:
             copy.stop.set()
         self.turns.let_everybody_go()

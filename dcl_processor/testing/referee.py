@@ -1,4 +1,4 @@
-"""Knows which copy has which row, and calls a double."""
+"""Records which worker has which row, and detects a row that is handled twice."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 
 class Referee:
-    """Judges handler calls; copies are numbered from 1.
+    """Judges handler calls; workers are numbered from 1.
 
-    A handler that raised has left its row to others: each copy may try a row that fails. One that
-    returned has the row until its outcome is known, and for good when it was processed. The same
-    copy may call it again before that, which redoes a batch whose transaction was lost.
+    A handler that raised leaves its row to others: each worker may try a row that fails. A worker
+    whose handler returned has the row until its outcome is known, and for good if it was processed.
+    Before that, the same worker may call the handler again, to redo a batch whose transaction was
+    lost.
     """
 
     def __init__(self, *, repeats: bool) -> None:
@@ -23,10 +24,10 @@ class Referee:
         self.handled: dict[Any, list[int]] = defaultdict(list)
 
     def starts(self, pk: Any, copy: int) -> str:
-        """Note a handler call; say who has the row already, if anybody has."""
+        """Note a handler call; return which worker has the row already, or an empty string."""
         with self._lock:
             self.handled[pk].append(copy)
-            # Rows that may rightly stay pending are for each run to handle.
+            # Each run may handle rows that may rightly stay pending.
             if pk in self._processed and not self._repeats:
                 return f"copy {self._processed[pk]}, which had finished it"
             if self._active.setdefault(pk, copy) != copy:
@@ -39,7 +40,7 @@ class Referee:
             self._let_go(pk, copy)
 
     def settled(self, pk: Any, copy: int, outcome: str) -> None:
-        """Note a row's outcome, as ``row_finished`` says it."""
+        """Note a row's outcome, as ``row_finished`` sends it."""
         with self._lock:
             self._let_go(pk, copy)
             if outcome == "processed":

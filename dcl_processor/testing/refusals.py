@@ -1,4 +1,4 @@
-"""Where a test about locks would pass whatever the code does, it is refused."""
+"""Refuses a test about locks where it would pass whatever the code does."""
 
 from __future__ import annotations
 

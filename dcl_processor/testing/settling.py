@@ -18,12 +18,12 @@ M = TypeVar("M", bound=Model)
 
 
 def assert_settles(processor: BatchProcessor[M], row: M, *, using: str | None = None) -> Report:
-    """Run the processor for this row alone; it has to be processed, and to leave pending.
+    """Run the processor for this row alone; the row has to be processed, and to leave pending.
 
     Returns the run's report. Works inside ``TestCase`` and on every database. The instance is not
-    changed: ``refresh_from_db()`` shows what was written. Raises ``AssertionError``, which says
-    what happened instead; the handler's own ``AssertionError`` comes through as it is, and so
-    does what ``run()`` raises, such as ``StillPending``.
+    changed: ``refresh_from_db()`` loads what was written. Raises ``AssertionError`` with what
+    happened instead; the handler's own ``AssertionError`` is raised unchanged, and so is any error
+    of ``run()``, such as ``StillPending``.
     """
     question = question_of(processor, using)
     check_rows(processor, question, [row])
@@ -50,7 +50,7 @@ def _complain(processor: BatchProcessor[Any], row: Any, got: str, report: Report
 
 
 def _instead(report: Report) -> str:
-    """Say what became of the row, or nothing if it was no candidate."""
+    """Return what happened to the row, or an empty string if it was no candidate."""
     if report.failures:
         error = report.failures[0].error
         return f"one that failed with {type(error).__name__}: {describe(error)}"

@@ -1,4 +1,4 @@
-"""What the copies of a race did, a column for each."""
+"""The steps of a race's workers (copies), with one column per worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-#: Lines at the beginning, which show the opening, and at the end, which show how it came out.
+#: Lines at the beginning, which show the opening, and at the end, which show the result.
 FIRST, LAST = 40, 60
 WIDTH = 34
 
@@ -27,7 +27,7 @@ class Trace:
         self._complete = False
 
     def note(self, copy: int, what: str, *, last: bool = False) -> None:
-        """Add a step of a copy, numbered from 1; nothing is added after the last one."""
+        """Add a step of a worker, numbered from 1; steps after the last one are ignored."""
         with self._lock:
             if not self._complete:
                 self._steps.append((copy, what))
@@ -57,12 +57,12 @@ class Trace:
 
 
 def is_plain_read(sql: str) -> bool:
-    """Tell whether a statement reads, and locks nothing."""
+    """Return whether a statement reads, and locks nothing."""
     return sql.lstrip(" (").upper().startswith("SELECT") and not _LOCKS.search(sql)
 
 
 def summary(sql: str, params: Any) -> str:
-    """Say in a few words what a statement does: its verb, its table, its parameters."""
+    """Return a statement in a few words: its verb, its table, its parameters."""
     verb = sql.split(None, 1)[0].upper()
     table = _TABLE.search(sql)
     if table is None:
@@ -72,7 +72,7 @@ def summary(sql: str, params: Any) -> str:
 
 
 def _values(params: Any, most: int = 2) -> str:
-    """Show the last ones, among which the row's key is."""
+    """Return the last parameters, which include the row's key."""
     if not params or not isinstance(params, list | tuple):
         return ""
     left_out = ["…"] if len(params) > most else []

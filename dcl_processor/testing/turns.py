@@ -1,4 +1,4 @@
-"""Turns: of several threads one moves at a time, from one step of its own to the next."""
+"""Turns: one of several threads moves at a time, from one of its steps to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Condition
 
 
 class Kind(Enum):
-    """What kind of step a copy stands before; the schedule's opening goes by it."""
+    """The kind of step that a worker stands before; the schedule's opening depends on it."""
 
     READ = "reads without a lock"
     STATEMENT = "sends any other statement"
@@ -22,7 +22,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a copy is about to do."""
+    """What a worker is about to do."""
 
     kind: Kind
     what: str
@@ -30,13 +30,13 @@ class Step:
 
 Standing = Mapping[int, Step]
 
-#: Seconds after which a copy is taken to wait for another, or to be in a long handler. Much longer
-#: than any statement by itself, or a slow disk would decide how a race goes.
+#: Seconds after which a worker is assumed to wait for another, or to be in a long handler. Much
+#: longer than any statement takes, so that a slow disk does not change the race.
 PATIENCE = 3.0
 
 
 class Turns:
-    """Gives the turn to one of the copies that stand; copies are numbered from 1."""
+    """Gives the turn to one of the workers that stand; workers are numbered from 1."""
 
     def __init__(self, copies: int) -> None:
         self._changed = Condition()
@@ -46,7 +46,7 @@ class Turns:
         self._everybody_goes = False
 
     def step(self, copy: int, step: Step) -> None:
-        """Stand before a step until it is the copy's turn."""
+        """Stand before a step until it is the worker's turn."""
         with self._changed:
             self._moving.discard(copy)
             self._slow.discard(copy)
@@ -57,25 +57,25 @@ class Turns:
             self._moving.add(copy)
 
     def ended(self, copy: int) -> None:
-        """Be told that a copy moves no more."""
+        """Note that a worker moves no more."""
         with self._changed:
             self._moving.discard(copy)
             self._changed.notify_all()
 
     def let_everybody_go(self) -> None:
-        """End the turns: whoever stands goes on, and nobody stands any more."""
+        """End the turns: every worker that stands goes on, and no worker stops at a step again."""
         with self._changed:
             self._everybody_goes = True
             self._changed.notify_all()
 
     def give(self, choose: Callable[[Standing], int], until: float) -> bool:
-        """Give turns until all copies have ended, or the turns have.
+        """Give turns until all workers have ended, or the turns have.
 
-        ``choose``: picks one of those that stand. ``until``: when to give up, by the monotonic
-        clock; returns False then.
+        ``choose``: picks one of the workers that stand. ``until``: when to give up, by the
+        monotonic clock; returns False then.
         """
         with self._changed:
-            # How the race begins is not to depend on how fast the threads connect.
+            # The start of the race must not depend on how fast the threads connect.
             self._changed.wait_for(lambda: not self._moving, until - time.monotonic())
             while self._somebody_stands(until):
                 copy = choose(self._standing)
@@ -85,7 +85,7 @@ class Turns:
             return self._everybody_goes or not (self._moving or self._standing)
 
     def _somebody_stands(self, until: float) -> bool:
-        # A copy may wait in the database for what another one holds: the turn goes on then.
+        # A worker may wait in the database for another worker's lock: then the turn passes on.
         here = self._changed.wait_for(
             lambda: self._everybody_goes or not self._moving - self._slow, PATIENCE
         )
