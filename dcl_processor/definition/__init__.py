@@ -1,1 +1,1 @@
-"""What the user writes, and what is found wrong with it at once."""
+"""What the user writes, and the checks of it at definition."""

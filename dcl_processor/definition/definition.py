@@ -1,6 +1,6 @@
-"""What the user writes, as options and hooks; ``BatchProcessor`` adds what can be done with it.
+"""What the user writes, as options and hooks; ``BatchProcessor`` adds the methods that use it.
 
-What can be judged without the model is judged here, when it is defined; the rest in ``manage.py
+A definition is validated here, as far as that needs no model; the rest is validated by ``manage.py
 check`` and at the first run.
 """
 
@@ -31,7 +31,7 @@ class _DefaultName:
     def __get__(self, processor: Definition[Any] | None, owner: type) -> str:
         if processor is None:
             return owner.__name__
-        # Before the apps are loaded nobody knows them; the module still tells where it is.
+        # Before the apps are loaded their labels are unknown; the module's name is used instead.
         module = processor.__module__
         label = _app_label(module) if apps.apps_ready else module
         return f"{label}.{processor.__name__}"
@@ -45,7 +45,7 @@ def _app_label(module: str) -> str:
 
 
 class Definition(Generic[M]):
-    """The options and hooks of a ``BatchProcessor``, validated; the stages read these alone."""
+    """The validated options and hooks of a ``BatchProcessor``; the stages read only these."""
 
     name: str = _DefaultName()  # type: ignore[assignment]  # a descriptor that gives a str
     delivery: Delivery = Delivery.TRANSACTIONAL
@@ -75,7 +75,7 @@ class Definition(Generic[M]):
     def __init__(self, **options: Any) -> None:
         names.check_options(type(self), options)
         self.__name__ = type(self).__name__
-        #: What copies of the instance share: they are the same processor.
+        #: Copies of the instance share this object, because they are the same processor.
         self._identity = object()
         for option, value in options.items():
             setattr(self, option, value)
@@ -92,16 +92,16 @@ class Definition(Generic[M]):
         )
 
     def pending(self) -> QuerySet[M]:
-        """Return the rows that wait to be handled; asked afresh for every window of rows."""
+        """Return the rows that wait to be handled; called again for every window of rows."""
         raise NotImplementedError
 
-    # Both stars: to a type checker an override may then take the resource, or take none.
+    # Both stars, so that a type checker allows overrides with and without the resource.
     def process(self, row: M, /, *arguments: Any, **_: Any) -> Any:
         """Handle one row, which is locked and was pending when it was locked.
 
-        The second argument is the ``resource()``, when there is one. What it returns is given to
-        ``get_done()``. What it raises is the row's failure: its transaction is rolled back and
-        the row stays pending.
+        The second argument is the ``resource()``, if there is one. The return value is passed to
+        ``get_done()``. If it raises, the row fails: its transaction is rolled back and the row
+        stays pending.
         """
         raise NotImplementedError
 
@@ -110,10 +110,10 @@ class Definition(Generic[M]):
     ) -> Sequence[Any] | None:
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
-        Returns ``None``, or the results in the order of the rows. An exception among them, of which
-        ``Snooze`` and ``Discard`` are two, is the outcome of its row, and what was written stays.
-        When it raises, nothing of the batch is kept, and it is called again for each row alone, so
-        that only the row to blame fails: Spring Batch's scan.
+        Returns ``None``, or the results in the order of the rows. An exception among the results,
+        such as ``Snooze`` or ``Discard``, is the outcome of its row, and what was written stays. If
+        the method raises, nothing of the batch is kept, and it is called again for each row alone,
+        so that only the row that causes the error fails: Spring Batch's scan.
         """
         raise NotImplementedError
 
@@ -122,8 +122,8 @@ class Definition(Generic[M]):
     ) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None:
         """Return what the handler needs open, such as a connection to a mail server.
 
-        Opened before the first row of a run, once per thread, and given to the handler as its
-        second argument; opened anew after a row failed; closed at the end.
+        It is opened before the first row of a run, once per thread, and passed to the handler as
+        its second argument. It is reopened after a row failed, and closed at the end.
         """
         return None
 
@@ -131,15 +131,15 @@ class Definition(Generic[M]):
         """Return what is written to a row that is given up on: the dead letter.
 
         Override it to keep more than the ``retry``'s ``last_error``. An empty mapping leaves the
-        row as it is: pending, or with ``AT_MOST_ONCE`` in doubt.
+        row as it is: pending, or, with ``AT_MOST_ONCE``, in doubt.
         """
         return self.failed or {}
 
     def get_done(self, row: M, result: Any, /) -> Mapping[str, Any]:  # noqa: ARG002  # see below
-        """Return the flip for a row, given what the handler returned.
+        """Return the flip for a row, from the handler's result.
 
-        Override it to keep a result, such as a tracking number, in the same write as the flag.
-        Where it takes the row alone, it is tried on a row before any handler is called.
+        Override it to keep a result, such as a tracking number, in the same write as the flag. If
+        the override takes only the row, it is tried on a row before any handler is called.
         """
         return self.done or {}
 
@@ -150,11 +150,11 @@ class Definition(Generic[M]):
         return self.done is not None and not rewritten
 
     def _due(self) -> Q | None:
-        """Return what is demanded of a row beside being pending; the user never writes it."""
+        """Return the conditions for a row besides ``pending``; the user never writes them."""
         due: list[Q] = []
         if self.retry is not None:
             due.append(self.retry.due())
-            # With a dead letter, whoever meets a row without attempts left writes it.
+            # With a dead letter, a run also takes rows without attempts left, to write it to them.
             if not self._notes_failures or self.failed is None:
                 due.append(self.retry.not_used_up())
         if self.lease is not None:
@@ -164,8 +164,8 @@ class Definition(Generic[M]):
     def _renewed_columns(self) -> list[str]:
         """Return the columns that change while the handler works.
 
-        A ``save()`` by the handler writes back what its instance has loaded: a lease that lapsed
-        long ago, and another worker takes the row. It skips deferred fields.
+        A ``save()`` by the handler would write back the lease that its instance has loaded, which
+        lapsed long ago, and another worker would take the row. ``save()`` skips deferred fields.
         """
         return [] if self.lease is None else [self.lease.field]
 
@@ -176,13 +176,13 @@ class Definition(Generic[M]):
 
     @functools.cached_property
     def _handles_batches(self) -> bool:
-        """Whether ``process_batch()`` was written."""
+        """Whether ``process_batch()`` was overridden."""
         written = getattr(self.process_batch, "__func__", None)
         return written is not Definition.process_batch
 
     @property
     def _notes_failures(self) -> bool:
-        """Whether something is written about a row that was not handled."""
+        """Whether something is written to a row that was not handled."""
         rewritten = getattr(self.get_failed, "__func__", None) is not Definition.get_failed
         return self.retry is not None or self.failed is not None or rewritten
 

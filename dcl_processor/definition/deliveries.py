@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check(processor: Definition[Any]) -> None:
-    """Refuse options that the delivery has no use for, and miss none that it needs."""
+    """Refuse options that the delivery does not use, and require those that it needs."""
     label = functions.label(processor)
     match processor.delivery:
         case Delivery.TRANSACTIONAL:

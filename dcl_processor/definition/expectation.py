@@ -1,4 +1,4 @@
-"""What an option that names a column demands of it."""
+"""What an option that names a column requires of it."""
 
 from __future__ import annotations
 

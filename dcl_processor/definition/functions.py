@@ -1,4 +1,4 @@
-"""What can be judged of the functions that a definition brings, before any of them is called."""
+"""Checks of a definition's functions before any of them is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(processor: Definition[Any]) -> None:
-    """Refuse functions that could not be called as they will be."""
+    """Refuse functions whose signature does not fit the way they will be called."""
     _check_pending(processor)
     _check_resource(processor)
     _check_handler(processor)
@@ -24,7 +24,7 @@ def check(processor: Definition[Any]) -> None:
 
 
 def label(processor: Definition[Any]) -> str:
-    """Return what the user calls the processor, whose name may be the thing that is wrong."""
+    """Return the user's name for the processor; its option ``name`` may be what is wrong."""
     handler = vars(processor).get("process")
     return getattr(handler, "__name__", None) or type(processor).__name__
 
@@ -123,10 +123,10 @@ def _has_resource(processor: Definition[Any]) -> bool:
 
 
 def takes(function: Any, *args: object) -> bool:
-    """Tell whether a function can be called with so many arguments."""
+    """Return whether a function can be called with these arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none to look at
+    except (TypeError, ValueError):  # some builtins have no signature
         return True
     try:
         signature.bind(*args)

@@ -1,4 +1,4 @@
-"""The kinds of guarantee that a processor can give."""
+"""The delivery guarantees of a processor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Delivery(StrEnum):
     process dies between the effect and the commit.
 
     ``AT_MOST_ONCE``: lock and ask again → claim or flip → commit → work. Nothing is repeated; a
-    row whose process died is left claimed, for a person to look at.
+    row whose process died stays claimed, for a person to look at.
 
-    ``AT_LEAST_ONCE``: lock and ask again → lease → commit → work → flip if the lease is still
-    ours. A row whose process died is taken over by another copy when its lease has lapsed.
+    ``AT_LEAST_ONCE``: lock and ask again → lease → commit → work → flip if this worker still has
+    the lease. Another worker takes over a row whose process died when its lease has lapsed.
     """
 
     TRANSACTIONAL = "transactional"

@@ -1,4 +1,4 @@
-"""The names that a definition may set, and those that were probably meant for one of them."""
+"""The names that a definition may set, and names that are probably misspellings of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dcl_processor.exceptions import InvalidOption
 if TYPE_CHECKING:
     from .definition import Definition
 
-#: What the user writes as code.
+#: What the user writes as functions.
 HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_failed")
 
-#: What says how much one run does, and belongs into its call.
+#: Parameters of one run, which belong in its call.
 PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
 
-#: Letters up to which one letter more, less or moved makes another word rather than a likeness.
+#: Up to this many letters, one letter more, less or moved makes another word, not a misspelling.
 SHORT = 5
 
-#: Letters from which a name of several words is compared as a whole.
+#: From this many letters on, a name of several words is compared as a whole.
 LONG = 8
 
 
@@ -40,10 +40,10 @@ def check_options(cls: type[Definition[Any]], options: Mapping[str, Any]) -> Non
 
 
 def check_class(cls: type[Definition[Any]]) -> None:
-    """Refuse attributes of a class that look like an option which was misspelled.
+    """Refuse attributes of a class that look like a misspelled option.
 
-    Helpers and constants are the user's own, whatever they are called: only what differs from an
-    option or a hook by a slip of the keyboard is refused.
+    Helpers and constants are the user's own, and may have any name: only a name that differs from
+    an option or a hook by a typing error is refused.
     """
     options = _options(cls)
     for name, value in vars(cls).items():
@@ -60,7 +60,7 @@ def check_class(cls: type[Definition[Any]]) -> None:
 
 
 def _allowed(cls: type[Definition[Any]]) -> list[str]:
-    """Return the options, the hooks, and what the user's own classes have beside them."""
+    """Return the options, the hooks, and the other attributes of the user's own classes."""
     ours = [base for base in cls.__mro__ if base.__module__.startswith("dcl_processor.")]
     inherited = {name for base in ours for name in vars(base)}
     own = {name for name in dir(cls) if not name.startswith("_")} - inherited
@@ -79,7 +79,7 @@ def _meant(name: str, known: Iterable[str]) -> str | None:
 
 
 def _is_slip(name: str, meant: str) -> bool:
-    """Tell whether the name is the other one with a slip of the keyboard in it."""
+    """Return whether the name is the meant one with a typing error in it."""
     words, others = name.split("_"), meant.split("_")
     if len(words) == len(others):
         differing = [pair for pair in zip(words, others, strict=True) if pair[0] != pair[1]]
@@ -95,7 +95,7 @@ def _is_slip_in_word(word: str, meant: str) -> bool:
     word = word.lower()
     if word == meant:
         return True
-    # "names" is no slip for "name", "processed" none for "process", and "entry" none for "retry".
+    # Not typing errors: "names" for "name", "processed" for "process", and "entry" for "retry".
     if word.startswith(meant) or not word or word[0] != meant[0]:
         return False
     if word in _one_letter_more_or_less(meant) or sorted(word) == sorted(meant):
@@ -107,6 +107,6 @@ def _is_slip_in_word(word: str, meant: str) -> bool:
 
 def _one_letter_more_or_less(word: str) -> Collection[str]:
     less = {word[:place] + word[place + 1 :] for place in range(len(word))}
-    # Doubled, as slips are: any other letter may make another word.
+    # Only doubled letters, as typing errors are: any other letter may make another word.
     more = {word[:place] + letter + word[place:] for place, letter in enumerate(word)}
     return less | more

@@ -1,4 +1,4 @@
-"""What a processor's options demand of the model: columns that there are, and of the right kind."""
+"""What a processor's options require of the model: columns that exist and have the right kind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .expectation import expect
 if TYPE_CHECKING:
     from .definition import Definition
 
-#: The options that are written to a row as they are.
+#: The options whose values are written to a row.
 FLIPS = ("done", "failed", "reset", "claim")
 
 
 def check(processor: Definition[Any], model: type[Model], using: str) -> None:
-    """Raise unless the model has the columns that the processor would write to that database."""
+    """Raise unless the model has the columns that the processor would write on this database."""
     for option in FLIPS:
         check_columns(getattr(processor, option) or {}, model, processor.name, option)
     check_own_columns(processor, model)
@@ -28,7 +28,7 @@ def check(processor: Definition[Any], model: type[Model], using: str) -> None:
 
 
 def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
-    """Raise unless the model has the columns that the processor keeps for itself."""
+    """Raise unless the model has the columns of the processor's own bookkeeping."""
     if processor.claimed_at is not None:
         words = "a nullable DateTimeField"
         named = f"{processor.name}: expected claimed_at={processor.claimed_at!r}"

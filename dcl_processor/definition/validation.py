@@ -1,4 +1,4 @@
-"""What can be judged of a definition before any model or database is looked at."""
+"""Checks of a definition that need no model and no database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_options(processor: Definition[Any], missing: AbstractSet[str]) -> None:
-    """Refuse what cannot work, whichever way it was spelled; ``missing``: methods not written."""
+    """Refuse options that cannot work, in either spelling; ``missing``: methods not written."""
     if missing:
         raise InvalidOption(
             f"{_label(processor)}: expected the methods pending(self) and process(self, row), got "
@@ -49,7 +49,7 @@ def check_options(processor: Definition[Any], missing: AbstractSet[str]) -> None
 
 
 def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:
-    """Say which of the two to use when a processor is called like its handler."""
+    """Raise ``TypeError``, with what to call instead, if a processor is called like its handler."""
     if rows:
         raise TypeError(
             f"{processor.__name__}() runs over all pending rows and takes no row, got "
