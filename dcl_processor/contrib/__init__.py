@@ -1,1 +1,1 @@
-"""What joins the core to other packages, each of which is an extra."""
+"""Integrations with other packages; each is an extra."""

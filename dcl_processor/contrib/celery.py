@@ -1,7 +1,7 @@
 """Celery starts runs: one task for all processors, and an entry for beat's schedule.
 
-The rows stay in their table and the task carries none of them, so that one that is lost, expires
-or is delivered twice costs nothing. Importing this module is what makes the task known.
+The rows stay in their table and the task carries no rows, so that a task that is lost, expires or
+is delivered twice costs nothing. Importing this module registers the task.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from dcl_processor.workers.stopping import Stop
 
 logger = logging.getLogger("dcl_processor")
 
-#: The share of its interval that a scheduled run has to itself, unless ``timeout`` says otherwise.
+#: The share of its interval that a scheduled run may take, unless ``timeout`` is given.
 SHARE_OF_INTERVAL = 0.9
 
 #: Tasks that one message may ask for.
 MOST_TASKS = 256
 
-#: What an entry of the schedule passes on to the task as it is.
+#: Parameters that an entry of the schedule passes to the task unchanged.
 PARAMETERS = ("limit", "using", "wait_for_locked", "concurrency", "raise_for_failures")
 
-#: Those of them that can be judged without the settings and the processor.
+#: The parameters that can be checked without the settings and the processor.
 CHECKED = ("limit", "wait_for_locked", "concurrency")
 
-# Only the worker's main process is told that it shuts down. Its pool's processes are forked from
-# it, and share this page of memory with it.
+# Only the Celery worker's main process receives the shutdown signal. The processes of its pool are
+# forked from it, and share this page of memory with it.
 _shutting_down = mmap.mmap(-1, 1)
 
 
@@ -67,21 +67,21 @@ def run(
 ) -> dict[str, Any]:
     """Run the processor of this name, and return its report as plain values.
 
-    ``copies``: so many of these tasks share the rows; the first sends the others when there are
-    rows for them, and each has a report of its own. ``timeout``: seconds after which no row
-    starts, for each copy from its start. ``raise_for_failures``: rows that failed make the task
-    fail, with ``RowsFailed``. ``limit`` is for all copies together; the others are those of
+    ``copies``: the number of tasks that share the rows; the first task sends the others if there
+    are rows for them, and each task has its own report. ``timeout``: seconds after which no row
+    starts, for each task from its start. ``raise_for_failures``: failed rows make the task fail,
+    with ``RowsFailed``. ``limit`` is for all tasks together; the other parameters are those of
     ``BatchProcessor.run()``.
 
-    The soft time limit, ``revoke(terminate=True)`` and a warm shutdown of the worker end the run
-    after the row at hand; the report then says that it was stopped by "signal".
+    The soft time limit, ``revoke(terminate=True)`` and a warm shutdown of the Celery worker end the
+    run after the row in flight; the report's ``stopped`` is then "signal".
 
-    Who can send a message can run any processor on any database, unless the settings
-    ``DCL_PROCESSOR_TASK_NAMES`` and ``DCL_PROCESSOR_TASK_DATABASES`` list those that this task may
-    be asked for.
+    Any client that can send a message can run any processor on any database, unless the settings
+    ``DCL_PROCESSOR_TASK_NAMES`` and ``DCL_PROCESSOR_TASK_DATABASES`` list the names and databases
+    that messages may ask for.
 
-    Raises what ``run()`` raises, ``UnknownProcessor``, and ``InvalidOption`` for what is not
-    listed.
+    Raises what ``run()`` raises, ``UnknownProcessor``, and ``InvalidOption`` for a name or database
+    that is not listed.
     """
     own: dict[str, Any] = {
         "timeout": timeout,
@@ -93,7 +93,7 @@ def run(
     try:
         _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
-        # What is wrong with these is said here, and not by each of the others once more.
+        # An error in these is raised here, and not again by each of the other tasks.
         _check(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, concurrency=concurrency
         )
@@ -106,7 +106,7 @@ def run(
         with polite_stop() as stop:
             report = processor.run(**own, stop=stop)
     except ProcessorError as error:
-        # Celery says nothing above INFO of an error that it was told to expect.
+        # Celery logs an expected error (``throws``) at INFO only.
         logger.error("%s", "; ".join([str(error), *getattr(error, "__notes__", ())]))  # noqa: TRY400  # it says it all
         raise
     if raise_for_failures:
@@ -126,12 +126,13 @@ def every(
     """Return an entry for ``beat_schedule`` that runs the processor of this name.
 
     ``schedule``: seconds, a ``timedelta``, or one of Celery's schedules, such as ``crontab()``.
-    ``timeout``: seconds that a run has; by default 0.9 of the interval, and to be given where the
-    schedule is no interval. ``queue``: the queue of the tasks, instead of the app's own. The others
-    are those of the task ``run``.
+    ``timeout``: seconds that a run has; by default 0.9 of the interval, and required if the
+    schedule is no interval. ``queue``: the queue of the tasks, instead of the app's own. The other
+    parameters are those of the task ``run``.
 
-    A message that no worker has taken by the time of the next one expires, so that they do not pile
-    up while the workers are busy or away. Raises ``InvalidOption`` for values that cannot work.
+    A message expires if no worker has taken it by the time of the next message, so that messages do
+    not pile up while the workers are busy or away. Raises ``InvalidOption`` for values that cannot
+    work.
     """
     interval = _interval(schedule)
     if timeout is None and interval is None:
@@ -147,7 +148,7 @@ def every(
             f"expected parameters out of {', '.join(PARAMETERS)}, got {', '.join(sorted(unknown))}."
         )
     wait = parameters.get("wait_for_locked")
-    if isinstance(wait, timedelta):  # which is not for a message
+    if isinstance(wait, timedelta):  # a message cannot carry a timedelta
         parameters["wait_for_locked"] = wait.total_seconds()
     _check(**{name: value for name, value in parameters.items() if name in CHECKED})
     kwargs = {"copies": _whole("copies", copies), "timeout": seconds, **parameters}
@@ -163,11 +164,11 @@ def every(
 
 @contextmanager
 def polite_stop() -> Iterator[Stop]:
-    """Give the ``stop=`` of a run inside a task of your own, which ends it as in ``run``.
+    """Yield a ``stop=`` for a run inside a task of your own; it ends the run as in ``run``.
 
-    In a process of the worker's pool, the signals of the soft time limit and of ``revoke()`` set
-    it, instead of raising wherever they find the handler. The second SIGTERM is Celery's again:
-    what is open is rolled back.
+    In a process of the Celery worker's pool, the signals of the soft time limit and of ``revoke()``
+    set it, instead of raising in the middle of the handler. Celery handles the second SIGTERM: open
+    transactions are rolled back.
     """
     stop = _Stop()
     previous: dict[signal.Signals, Any] = {}
@@ -181,7 +182,7 @@ def polite_stop() -> Iterator[Stop]:
         stop.terminated = True
         stop.set()
 
-    # In the worker's own process, and wherever else tasks run, these signals are somebody else's.
+    # Outside the pool, such as in the worker's main process, other code handles these signals.
     if _is_in_pool() and threading.current_thread() is threading.main_thread():
         previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, time_is_up)
         previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminated)
@@ -218,31 +219,31 @@ def _hand_over(
 def _check(
     *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = None
 ) -> None:
-    """Raise ``InvalidOption`` for what ``run()`` would refuse."""
+    """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
     if concurrency is not None:
         budget.check_concurrency(concurrency)
     budget.Budget(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
 
 
 def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:
-    """Return how many copies have a row to handle; there is no use for others."""
+    """Return how many tasks have a row to handle; further tasks would have no work."""
     if limit is not None:
         copies = min(copies, limit)
     return min(copies, backlog.count(processor, using=using, most=copies - 1)) if copies > 1 else 1
 
 
 def _send_others(task: Any, number: int, name: str, kwargs: dict[str, Any]) -> None:
-    """Send further copies to where the first came from; late ones are of no use."""
+    """Send further tasks to the first task's queue; they expire, because late tasks are useless."""
     came_by = task.request.delivery_info or {}
     exchange, key = came_by.get("exchange"), came_by.get("routing_key")
-    # Without an exchange the key is the queue's name; Celery would put the default one in.
+    # Without an exchange the key is the queue's name; Celery would use the default exchange.
     route = {"exchange": exchange, "routing_key": key} if exchange else {"queue": key}
     for _ in range(number):
         task.apply_async((name,), kwargs, expires=kwargs["timeout"], **route)
 
 
 def _interval(schedule: Any) -> float | None:
-    """Return the seconds between two beats, or None when that depends on the calendar."""
+    """Return the seconds between two beats, or ``None`` if the schedule depends on the calendar."""
     is_interval = isinstance(schedule, int | float | timedelta) and not isinstance(schedule, bool)
     return _seconds("schedule", schedule) if is_interval else None
 
