@@ -1,4 +1,4 @@
-"""The database's clock: the one clock that all copies share."""
+"""The database's clock: the one clock that all workers share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from django.db.models import DateTimeField, DurationField, Func, QuerySet, Value
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Now
 
-# What Now() gives is not always what a DateTimeField keeps. MariaDB and MySQL keep what Django
-# writes, in UTC or with USE_TZ=False in TIME_ZONE's local time, and their Now() follows the
-# session's time zone. SQLite keeps text, and its Now() is shorter by three digits than what Django
+# Now() does not always return the value that a DateTimeField keeps. MariaDB and MySQL keep what
+# Django writes, in UTC or with USE_TZ=False in TIME_ZONE's local time, but their Now() follows the
+# session's time zone. SQLite keeps text, and its Now() is three digits shorter than what Django
 # writes, so that the two do not compare equal.
 
 
 class DatabaseNow(Func):
     """The current time by the database's clock, as a field keeps it, with microseconds.
 
-    That is UTC, or the zone that ``DATABASES`` says in ``TIME_ZONE`` the columns are in.
+    The time is in UTC, or in the columns' zone, which ``TIME_ZONE`` in ``DATABASES`` sets.
     With ``USE_TZ=False`` it is the local time of the settings' ``TIME_ZONE``.
     """
 
@@ -44,7 +44,7 @@ class DatabaseNow(Func):
         if settings.USE_TZ and (offset := _offset(connection)):
             zone = f", '{offset:+d} seconds'"
         now = f"STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW'{zone})"
-        # Django writes a whole second without a fraction, and SQLite compares the two as texts.
+        # Django writes a whole second without a fraction, and SQLite compares times as text.
         template = f"REPLACE({now}, '.000000', '')"
         return self.as_sql(compiler, connection, template=template, **context)
 
@@ -53,7 +53,7 @@ class DatabaseNow(Func):
 
 
 class Later(CombinedExpression):
-    """The database's clock and a delay after it, which tells two such times apart.
+    """The database's clock plus a delay; two such times differ only in their delay.
 
     A statement that was compiled for one delay can be executed for another.
     """
@@ -66,14 +66,14 @@ class Later(CombinedExpression):
 def _offset(connection: Any) -> int:
     """Return the seconds from UTC to the zone that columns without a zone are in.
 
-    The server may not know that zone. This process's clock decides nothing but whether daylight
-    saving time is on there.
+    The server may not know that zone. This process's clock decides only whether the zone has
+    daylight saving time now.
     """
     return int(_utc_offset(datetime.now(UTC), _zone(connection)).total_seconds())
 
 
 def _zone(connection: Any) -> tzinfo | None:
-    """Return the zone that columns without a zone are in; ``None``: that of this process."""
+    """Return the zone that columns without a zone are in; ``None``: this process's zone."""
     if settings.USE_TZ:
         zone: tzinfo = connection.timezone
         return zone
@@ -85,13 +85,13 @@ def _utc_offset(instant: datetime, zone: tzinfo | None) -> timedelta:
 
 
 def changing_zone(field: DateTimeField[Any, Any], using: str) -> str | None:
-    """Name the zone whose local time the column keeps and whose clocks change; asks no database."""
+    """Return the zone of the column's local time if its clocks change; sends no query."""
     connection: Any = connections[using]
     has_zone = connection.features.supports_timezones
     if has_zone and "with time zone" in (field.db_type(connection) or ""):
         return None
     zone, today = _zone(connection), datetime.now(UTC)
-    # A year has all the days on which it happens, and yesterday's change may be going on somewhere.
+    # A year contains every change, and yesterday's change may still be going on somewhere.
     days = (today + timedelta(days=number) for number in range(-1, 367))
     if len({_utc_offset(day, zone) for day in days}) == 1:
         return None
@@ -99,9 +99,9 @@ def changing_zone(field: DateTimeField[Any, Any], using: str) -> str | None:
 
 
 def read(table: QuerySet[Any], pks: Collection[Any]) -> datetime | None:
-    """Read the database's clock, beside rows; ``None`` when none of them is there any more.
+    """Return the database's clock, read with these rows, or ``None`` if none of them exists.
 
-    Where a column has a time zone it is an instant, to which a delay can be added.
+    If columns have a time zone, it is an instant, to which a delay can be added.
     """
     beside = table.filter(pk__in=list(pks)).annotate(_database_now=DatabaseNow())
     # A list, and not first(), which would sort.
@@ -110,15 +110,15 @@ def read(table: QuerySet[Any], pks: Collection[Any]) -> datetime | None:
 
 
 def recognisable(value: Any, using: str) -> Any:
-    """Return that by which a row is recognised again which had this value; most are their own.
+    """Return the value to compare with, to find a row by this value again; mostly unchanged.
 
-    With ``USE_TZ=False`` Django makes local time of what a column with a time zone keeps. Sent back
-    as it is, a time of the hour that comes twice would be taken for the other one.
+    With ``USE_TZ=False`` Django converts the value of a column with a time zone to local time. Sent
+    back unchanged, a time in the hour that occurs twice would match the other of the two hours.
     """
     if settings.USE_TZ or not isinstance(value, datetime) or value.tzinfo is not None:
         return value
     connection: Any = connections[using]
     if not connection.features.supports_timezones:
         return value
-    # The zone by which the driver made the local time, which says by its fold which one it is.
+    # The driver made the local time in this zone; its fold tells which of the two hours it is.
     return value.replace(tzinfo=connection.connection.info.timezone).astimezone(UTC)

@@ -1,4 +1,4 @@
-"""The spelling for functions: ``@batch_processor``."""
+"""The decorator for functions: ``@batch_processor``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Opens = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[A
 
 
 class Options(TypedDict, total=False):
-    """The options of ``@batch_processor`` beside ``pending``, ``done`` and ``base``."""
+    """The options of ``@batch_processor`` besides ``pending``, ``done`` and ``base``."""
 
     name: str
     delivery: Delivery
@@ -98,9 +98,9 @@ def batch_processor(
 
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
     returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
-    ``(row) -> mapping`` where the handler's result does not matter, or ``None`` when the function
-    takes the row out of ``pending`` itself. ``base``: a subclass of ``BatchProcessor`` to build on.
-    Every other option of ``BatchProcessor`` may be given too.
+    ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
+    takes the row out of ``pending``. ``base``: a subclass of ``BatchProcessor`` to build on. Every
+    other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
         ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),
@@ -109,8 +109,8 @@ def batch_processor(
         ... def send_shipped_emails(order): ...
 
     Returns a ``BatchProcessor`` instance: ``send_shipped_emails()`` runs it, and
-    ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises as
-    ``BatchProcessor`` does.
+    ``send_shipped_emails.process(order)`` is the plain function, for a unit test. Raises the same
+    errors as ``BatchProcessor``.
     """
     if misplaced:
         raise InvalidOption(
@@ -142,7 +142,7 @@ def batch_processor(
 
 
 def _identity(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return what the processor takes over from its handler."""
+    """Return the attributes that the processor takes over from its handler."""
     if not hasattr(function, "__name__") or getattr(function, "__module__", None) is None:
         raise InvalidOption(
             "expected the handler to be a function, whose name is the processor's, got "

@@ -1,4 +1,4 @@
-"""What is said and kept of an exception, which may be as broken as what it reports."""
+"""Texts and tracebacks of exceptions, whose own methods may raise."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def describe(error: BaseException) -> str:
-    """Return the error's text, or what stands for it when there is none or it raises."""
+    """Return the error's text, or a replacement if it is empty or ``str()`` raises."""
     return text(error) or represent(error)
 
 
 def text(error: BaseException) -> str:
-    """Return the error's text, which may be empty, or what stands for it when it raises."""
+    """Return the error's text, which may be empty, or a replacement if ``str()`` raises."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001  # an error's own __str__() is anybody's code
@@ -21,10 +21,9 @@ def text(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text in one line, with its control characters shown as such.
+    """Return the text in one line, with its control characters escaped.
 
-    An error may quote what strangers wrote: it is not to forge a line of a log, nor to command a
-    terminal.
+    An error may quote text from strangers, which must not forge a log line or control a terminal.
     """
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(map(_shown, line))
@@ -35,7 +34,7 @@ def _shown(character: str) -> str:
 
 
 def represent(error: BaseException) -> str:
-    """Return ``repr(error)``, or the name of its class when that raises."""
+    """Return ``repr(error)``, or the name of its class if ``repr()`` raises."""
     try:
         return repr(error)
     except Exception:  # noqa: BLE001  # as above
@@ -48,7 +47,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def formatted(error: BaseException) -> str | None:
-    """Return the traceback as Python formats it, or ``None`` where the error does not let it."""
+    """Return the traceback as Python formats it, or ``None`` if the error makes that fail."""
     try:
         return "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001  # as above
@@ -56,17 +55,17 @@ def formatted(error: BaseException) -> str | None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error, where one can be added."""
+    """Add a note to an error, if the error allows it."""
     with suppress(Exception):  # a frozen dataclass, for instance
         error.add_note(note)
 
 
 def forget_frames(error: BaseException) -> None:
-    """Let go of the tracebacks of an error and of those behind it.
+    """Release the tracebacks of an error and of the errors behind it.
 
     A traceback keeps the variables of every frame it went through: rows, and what the handler had
-    loaded. (Clearing the frames instead would close the generators and coroutines among them,
-    which may be somebody's event loop.)
+    loaded. (Clearing the frames instead would close the generators and coroutines among them, such
+    as the caller's event loop.)
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -87,5 +86,5 @@ def _frames(error: BaseException) -> str:
 
 
 def _own(error: BaseException, name: str) -> Any:
-    """Return what Python itself keeps with every error, whatever the error's class makes of it."""
+    """Return the attribute that Python itself keeps, even if the error's class overrides it."""
     return vars(BaseException)[name].__get__(error)

@@ -1,4 +1,4 @@
-"""Everything that dcl_processor raises, under one root."""
+"""Every error that dcl_processor raises, under one root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InvalidOption(ProcessorError, ImproperlyConfigured):
 
 
 class InvalidPending(ProcessorError, ImproperlyConfigured):
-    """``pending`` is not a queryset whose rows can be locked and asked about one by one."""
+    """``pending`` is not a queryset whose rows can be locked and checked one by one."""
 
 
 class InvalidDone(ProcessorError, ImproperlyConfigured):
@@ -30,7 +30,7 @@ class InvalidDone(ProcessorError, ImproperlyConfigured):
 
 
 class StillPending(ProcessorError, ImproperlyConfigured):
-    """A row would be pending again after it was handled: it would be handled for ever."""
+    """A row would be pending again after it was handled: it would be handled forever."""
 
 
 class InsideTransaction(ProcessorError):
@@ -38,7 +38,7 @@ class InsideTransaction(ProcessorError):
 
 
 class TransactionLost(ProcessorError):
-    """The transaction that had the rows' locks was ended before the flip, which is not written."""
+    """The transaction that held the rows' locks ended before the flip, which is not written."""
 
     def __init__(self) -> None:
         super().__init__(self._sentence())
@@ -52,7 +52,7 @@ class TransactionLost(ProcessorError):
 
 
 class SessionLost(TransactionLost):
-    """The server or the network ended the session that had the rows' locks; nothing is flipped."""
+    """The server or the network ended the session that held the rows' locks; no row is flipped."""
 
     def _sentence(self) -> str:
         return (
@@ -64,7 +64,7 @@ class SessionLost(TransactionLost):
 
 
 class TransactionLeftOpen(ProcessorError):
-    """A handler that is called outside any transaction began one, and did not end it."""
+    """A handler that was called outside any transaction began one, and did not end it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -74,7 +74,7 @@ class TransactionLeftOpen(ProcessorError):
 
 
 class UnseenWork(ProcessorError):
-    """A row's work went past Django's connection: the transaction alone can take it back."""
+    """A row's work bypassed Django's connection: only a rollback of the transaction undoes it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -84,7 +84,7 @@ class UnseenWork(ProcessorError):
 
 
 class ReadOnlyDatabase(ProcessorError):
-    """The database takes no writes now: a standby, or one that was made read-only."""
+    """The database accepts no writes now: it is a standby, or was made read-only."""
 
     def __init__(self, using: str) -> None:
         super().__init__(
@@ -94,7 +94,7 @@ class ReadOnlyDatabase(ProcessorError):
 
 
 class Unsupported(ProcessorError, ImproperlyConfigured):
-    """What was asked for cannot be had with this database, delivery or version."""
+    """This database, delivery or version does not support what was asked for."""
 
 
 class UnknownProcessor(ProcessorError, LookupError):
@@ -114,9 +114,9 @@ class RowsFailed(ProcessorError):
 
 
 class HandlerExited(ProcessorError):
-    """A handler raised what is no ``Exception``, such as ``SystemExit``: its row failed.
+    """A handler raised an error that is no ``Exception``, such as ``SystemExit``: its row failed.
 
-    The ``__cause__`` is what it raised.
+    The ``__cause__`` is that error.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -126,7 +126,7 @@ class HandlerExited(ProcessorError):
 
 
 class AttemptsUsedUp(ProcessorError):
-    """A row was claimed as often as it may be, and no handler lived to tell what became of it."""
+    """A row has used up its attempts, and the last attempt ended without an outcome."""
 
     def __init__(self, attempts: int) -> None:
         super().__init__(
@@ -136,12 +136,12 @@ class AttemptsUsedUp(ProcessorError):
 
 
 class Snooze(Exception):
-    """Raised by a handler to say "not now": the row's work is rolled back and it stays pending.
+    """Raised by a handler for "not now": the row's work is rolled back and it stays pending.
 
-    That is an outcome and no failure, and costs no attempt. ``delay``: seconds (or a
-    ``timedelta``) before the row is tried again; ``until``: the time from which it may be. Either
-    needs the processor's ``retry``, whose column keeps the time. With neither, the row waits for
-    the ``retry``'s ``backoff``, or without a ``retry`` for the next run.
+    This is an outcome, not a failure, and uses up no attempt. ``delay``: seconds (or a
+    ``timedelta``) before the row is tried again; ``until``: the time from which it may be tried.
+    Either needs the processor's ``retry``, whose column keeps the time. With neither, the row waits
+    for the ``retry``'s ``backoff``, or without a ``retry`` for the next run.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Snooze(Exception):
 
 
 class Discard(Exception):
-    """Raised by a handler to say "never".
+    """Raised by a handler for "never".
 
     The row's work is rolled back, and the processor's ``failed`` is written to it.
     """

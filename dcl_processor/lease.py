@@ -1,4 +1,4 @@
-"""The lease: how long a row is ours without a lock, and what keeps it so."""
+"""The lease: how long a worker holds a row without a lock, and what renews it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .exceptions import InvalidOption, Unsupported
 logger = logging.getLogger("dcl_processor")
 
 
-#: Seconds. A row whose copy died waits for so long, and a living copy renews its leases anyway.
+#: Seconds. A row whose worker died waits this long, and a living worker renews its leases anyway.
 LONGEST = 86_400.0
 
 
@@ -24,10 +24,10 @@ LONGEST = 86_400.0
 class Lease:
     """Hold a row without a lock while it is handled.
 
-    ``duration``: seconds (or a ``timedelta``), at least 1, after which another copy may take the
-    row over; it is renewed at a third of that while the handler runs, so that it need not be as
-    long as the work. ``field`` names a nullable ``DateTimeField`` of the model, which keeps the
-    time, by the database's clock, until which the row is leased.
+    ``duration``: seconds (or a ``timedelta``), at least 1, after which another worker may take the
+    row over. The lease is renewed at a third of that while the handler runs, so that it need not be
+    as long as the work. ``field`` names a nullable ``DateTimeField`` of the model, which keeps the
+    end of the lease, by the database's clock.
 
     The idea is Gray and Cheriton's; message queues call it a visibility timeout.
     """
@@ -54,7 +54,7 @@ class Lease:
         return value.total_seconds() if isinstance(value, timedelta) else float(value)
 
     def free(self) -> Q:
-        """Return the condition under which nobody holds a row."""
+        """Return the condition under which no worker holds a row."""
         lapsed = Q(**{f"{self.field}__lte": clock.DatabaseNow()})
         return Q(**{f"{self.field}__isnull": True}) | lapsed
 
@@ -67,7 +67,7 @@ class Lease:
     def check_clock(self, model: type[Model], using: str, label: str) -> None:
         """Raise ``Unsupported`` if the column's time would be an hour off some day.
 
-        An hour that is left out would make all leases lapse, and two copies handle one row.
+        At an hour that is skipped, all leases would lapse, and two workers would handle one row.
         """
         column: Any = model._meta.get_field(self.field)
         if zone := clock.changing_zone(column, using):

@@ -1,7 +1,7 @@
 """Wakes the watchers of a processor: PostgreSQL's NOTIFY, once for a burst.
 
-A notification is a hint and carries no row: whoever gets one asks the question, as after any other
-wait. Losing one costs a watcher the rest of its interval, and nothing else.
+A notification is a hint and carries no row: a watcher that receives one reads the pending rows, as
+after any other wait. A lost notification costs a watcher the rest of its interval, nothing else.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dcl_processor")
 
-#: Seconds in which a process notifies once. What is woken looks again after so long, so that
-#: nobody has to send the last of a burst from a thread.
+#: Seconds in which a process notifies once. A watcher that was woken looks again after this time,
+#: so that no thread has to send the last notification of a burst.
 BURST = 0.01
 
 # PostgreSQL's NAMEDATALEN, less the final zero: bytes.
 _LONGEST_CHANNEL = 63
 
-# When this process last notified, by alias and channel. Two threads may both find that it is time,
+# When this process last notified, by alias and channel. Two threads may both find the time over,
 # and notify twice, which does no harm.
 _notified: dict[tuple[str, str], float] = {}
 
 
-# The channels that a transaction is to notify. Django forgets the callbacks of what is rolled back,
-# and tells nobody: so each call registers one, and the first to run leaves nothing for the others.
+# The channels that a transaction is to notify. Django drops the callbacks of what is rolled back,
+# without a signal. So each call registers a callback, and the first one that runs leaves nothing
+# for the others.
 _asked: WeakKeyDictionary[BaseDatabaseWrapper, set[str]] = WeakKeyDictionary()
 
 
@@ -46,25 +47,25 @@ def channel(name: str) -> str:
     plain = f"dcl_processor.{name}"
     if len(plain.encode()) <= _LONGEST_CHANNEL:
         return plain
-    # Cut to the length alone, two long names could be one channel.
+    # If names were only cut to the length, two long names could share a channel.
     digest = hashlib.sha256(name.encode()).hexdigest()
     return f"dcl_processor.{digest}"[:_LONGEST_CHANNEL]
 
 
 def alias(processor: Definition[Any], using: str | None = None) -> str:
-    """Return the alias on which the processor's watchers are woken: where its rows are written."""
+    """Return the alias on which the processor's watchers are woken: its rows are written there."""
     if chosen := using or processor.using:
         return chosen
     return pending.ask(processor.pending, label=processor.name).using
 
 
 def can_notify(using: str) -> bool:
-    """Say whether the database has LISTEN and NOTIFY."""
+    """Return whether the database has LISTEN and NOTIFY."""
     return connections[using].vendor == "postgresql"
 
 
 def wake(processor: Definition[Any]) -> None:
-    """Notify the processor's watchers once what they are to find is committed."""
+    """Notify the processor's watchers once the rows that they are to find are committed."""
     using = alias(processor)
     connection = connections[using]
     if not can_notify(using):
@@ -72,7 +73,7 @@ def wake(processor: Definition[Any]) -> None:
     if not connection.in_atomic_block:
         _notify(using, channel(processor.name))
         return
-    # Not inside the transaction: PostgreSQL lets only one that has notified commit at a time.
+    # Not inside the transaction: PostgreSQL commits transactions with a NOTIFY one at a time.
     asked = _asked.setdefault(connection, set())
     asked.add(channel(processor.name))
     last = partial(_after_commit, using, channel(processor.name), asked)
@@ -94,6 +95,6 @@ def _notify(using: str, channel: str) -> None:
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, '')", [channel])
     except Error as error:
-        # The rows are committed, and will be found: no reason for the caller to fail.
+        # The rows are committed, and will be found, so the caller need not fail.
         _notified.pop((using, channel), None)
         logger.warning("nobody was woken on %r: %s", channel, describe(error))

@@ -1,4 +1,4 @@
-"""What can be done with a definition: run it, and clear up after a crash."""
+"""The processor: runs a definition, and cleans up after a crash."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ M = TypeVar("M", bound=Model)
 
 
 class BatchProcessor(Definition[M]):
-    """Process the pending rows of a model, once each, from any number of copies.
+    """Process the pending rows of a model, once each, with any number of workers.
 
     Subclass it with ``pending()`` and ``process()``, and instantiate the subclass at module
     level in an app's ``processors.py``; or decorate a function with ``@batch_processor``.
     Calling the instance runs it.
 
-    The pattern is double-checked locking: a lock-free read, then per row a lock and *the same
-    question asked again under the lock*, the work, and the flip that takes the row out of
-    ``pending``. Spring Batch calls the flag a process indicator.
+    The pattern is double-checked locking: a lock-free read, then for each row a lock, *the same
+    question again under the lock*, the work, and the flip that takes the row out of ``pending``.
+    Spring Batch calls the flag a process indicator.
 
     Options (class attributes, or keyword arguments of the instance):
 
     - ``name``: default "<app label>.<class or function name>"; not inherited.
     - ``delivery``: the order of lock, work, flip and commit, which decides what a crash does.
-    - ``batch_size``: rows that are claimed together: of one transaction where the delivery is
-      ``TRANSACTIONAL``, of one claiming transaction otherwise.
-    - ``strict_order``: take the rows in the queryset's order over all pending rows, and not only
+    - ``batch_size``: rows that are claimed together: in one transaction if the delivery is
+      ``TRANSACTIONAL``, otherwise in one claiming transaction.
+    - ``strict_order``: take the rows in the queryset's order over all pending rows, not only
       within each window; every window is then read from the head again.
     - ``done``: the flip, column names to values, ``F()`` and ``Now()`` included; a callable value
-      is called at the flip. ``None``: the handler itself takes the row out of ``pending``, and
-      that is verified.
+      is called at the flip. ``None``: the handler itself takes the row out of ``pending``, which
+      is verified.
     - ``failed``: written to a row that is given up on, or discarded: the dead letter. Without
       ``retry`` a row is given up on at its first failure.
     - ``reset``: puts a row back into ``pending``; ``requeue()`` needs it, and so does every second
       attempt of ``AT_MOST_ONCE``.
-    - ``retry``: a ``Retry``, which says when a failed row is tried again, and when no more.
-    - ``max_consecutive_failures``: so many rows that fail one after the other end the run; 0: none
-      do. ``None``: a run in which nothing succeeds ends after 50.
+    - ``retry``: a ``Retry``, which sets when a failed row is tried again, and when no more.
+    - ``max_consecutive_failures``: consecutive failed rows that end the run; 0: failures do not end
+      it. ``None``: a run in which nothing succeeds ends after 50.
     - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
     - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
-    - ``lease``: ``AT_LEAST_ONCE`` only, and needed there: a ``Lease``.
+    - ``lease``: ``AT_LEAST_ONCE`` only, and required there: a ``Lease``.
     - ``repeats``: a row may rightly stay pending after its flip; each worker's run handles it once.
-    - ``concurrency``: handlers in flight at once, unless a run says otherwise.
+    - ``concurrency``: handlers in flight at once, unless a run overrides it.
     - ``using``: the database alias that is locked and written; default: the router's.
     - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 
-    Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` when it is
-    instantiated with something that cannot work.
+    Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` if it is
+    instantiated with options that cannot work.
     """
 
     def in_doubt(self, *, older_than: float | timedelta) -> QuerySet[M, M]:
-        """Return the rows whose claim is older than this and was never settled.
+        """Return the rows whose claim is older than ``older_than`` and was never settled.
 
-        Their process died, or is still at work: look at them, then ``mark_done()`` or
+        Their process died, or is still at work: look at them, then call ``mark_done()`` or
         ``requeue()``. ``older_than``: seconds (or a ``timedelta``) by the database's clock. Raises
         ``InvalidOption`` without ``claim`` and ``claimed_at``.
         """
@@ -74,10 +74,10 @@ class BatchProcessor(Definition[M]):
         """Write ``done`` to claimed rows whose work turned out to be done; return how many.
 
         ``values``: written instead of ``done``, which may depend on the handler's result. Each row
-        is locked, and asked again whether it is among ``rows`` and claimed. Raises
-        ``InvalidOption`` without ``claim``, without ``values`` where ``done`` is a function, and
-        for rows that are no queryset of the processor's model, or a slice of one; ``InvalidDone``
-        for values that name no column.
+        is locked, and checked again: it has to be among ``rows`` and claimed. Raises
+        ``InvalidOption`` without ``claim``, without ``values`` if ``done`` is a function, and if
+        ``rows`` is no queryset of the processor's model, or a slice of one; ``InvalidDone`` for
+        values that name no column.
         """
         return doubt.mark_done(self, rows, values)
 
@@ -85,16 +85,16 @@ class BatchProcessor(Definition[M]):
         """Put rows back into ``pending``, as if they had never been tried; return how many.
 
         Writes ``reset``, and the ``retry``'s columns. Raises ``InvalidOption`` without ``reset``,
-        and for rows that are no queryset of the processor's model, or a slice of one.
+        and if ``rows`` is no queryset of the processor's model, or a slice of one.
         """
         return doubt.requeue(self, rows)
 
     def wake(self) -> None:
-        """Have watchers look for pending rows now: ``processors run --watch --listen``.
+        """Notify watchers to look for pending rows now: ``processors run --watch --listen``.
 
-        Inside ``atomic()`` it is done after the commit, and at once otherwise. Call it as often as
-        you like: a process notifies once in 0.01 seconds, and a transaction once. It is a hint
-        that may be lost, and nothing at all on a database other than PostgreSQL: watchers poll.
+        Inside ``atomic()`` it notifies after the commit, otherwise at once. Call it as often as you
+        like: a process notifies once in 0.01 seconds, and a transaction once. It is a hint that may
+        be lost, and does nothing on a database other than PostgreSQL, where watchers only poll.
         """
         notify.wake(self)
 
@@ -109,21 +109,20 @@ class BatchProcessor(Definition[M]):
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
-        """Handle what is pending now, and return what became of it.
+        """Handle the rows that are pending now, and return a report.
 
         ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
-        ``using``: overrides the option. ``limit``: handler calls, at most. ``timeout``: seconds
+        ``using``: overrides the option. ``limit``: the most handler calls. ``timeout``: seconds
         after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
-        others had locked; never outlasts ``timeout``. ``concurrency``: overrides the option, so
-        many handlers in flight at once, in threads with connections of their own, or as tasks of
-        one event loop where the handler is ``async def``. ``stop``: no row starts once it is set.
+        other workers had locked; never outlasts ``timeout``. ``concurrency``: overrides the option:
+        the number of handlers in flight at once, in threads with their own connections, or as tasks
+        of one event loop if the handler is ``async def``. ``stop``: no row starts once it is set.
 
-        Raises ``InsideTransaction`` inside ``atomic()`` (Django's own ``TestCase`` excepted),
-        ``Unsupported`` inside the processor's own handler,
-        ``StillPending`` before any handler when ``done`` would leave a row pending, and
-        configuration errors for what only the model can tell. Rows that fail do not raise:
-        they are in the report. An error that ends the run, such as a server that goes away, has
-        the attribute ``report``: what was processed until then.
+        Raises ``InsideTransaction`` inside ``atomic()`` (except that of Django's own ``TestCase``),
+        ``Unsupported`` inside the processor's own handler, ``StillPending`` before any handler if
+        ``done`` would leave a row pending, and configuration errors that depend on the model. Rows
+        that fail do not raise: they are in the report. An error that ends the run, such as a lost
+        connection to the server, has the attribute ``report``: what was processed until then.
         """
         with entered(self):
             return Run(
@@ -148,7 +147,7 @@ class BatchProcessor(Definition[M]):
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
-        """Run it: the same as ``run()``; raises ``TypeError`` when it is called with a row."""
+        """Run the processor, as ``run()`` does; raises ``TypeError`` if it is called with a row."""
         validation.refuse_rows(self, rows)
         return self.run(
             filter=filter,

@@ -1,7 +1,6 @@
 """Finds the processors: the instances that are module-level names in an app's ``processors.py``.
 
-Defining a processor has no side effect; it is here that one becomes known to the command and to
-the checks.
+Defining a processor has no side effect; this module makes it known to the command and the checks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MODULE = "processors"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A processor, and the place where it was found: "module.name"."""
+    """A processor, and where it was found: "module.name"."""
 
     processor: BatchProcessor[Any]
     place: str
@@ -35,7 +34,7 @@ class Found:
 def find(app_configs: Iterable[AppConfig] | None = None) -> list[Found]:
     """Return the processors of the apps (default: all installed), each once, in their order.
 
-    An app without a ``processors.py`` has none. What the import of one raises is not caught.
+    An app without a ``processors.py`` has none. Errors from the import of one are not caught.
     """
     configs = apps.get_app_configs() if app_configs is None else app_configs
     found: dict[int, Found] = {}
@@ -60,7 +59,7 @@ class Broken:
         )
 
     def _place(self) -> str:
-        """Return the file and line: of the app's own module, if it came that far."""
+        """Return the error's file and line, in the app's own module if the import got there."""
         if isinstance(self.error, SyntaxError) and self.error.filename:
             return f"{self.error.filename}, line {self.error.lineno}"
         frames = traceback.extract_tb(self.error.__traceback__)
@@ -70,7 +69,7 @@ class Broken:
 
 
 def broken() -> list[Broken]:
-    """Return the apps whose processors are left out, since their module cannot be imported."""
+    """Return the apps whose processors are left out because their module cannot be imported."""
     return _found_and_broken()[1]
 
 
@@ -87,7 +86,7 @@ def _found_and_broken() -> tuple[list[Found], list[Broken]]:
 
 
 def processors() -> dict[str, BatchProcessor[Any]]:
-    """Return all processors by name; raise ``InvalidOption`` when two share one.
+    """Return all processors by name; raise ``InvalidOption`` if two share a name.
 
     An app whose module cannot be imported has none: see ``broken()``.
     """
@@ -111,7 +110,7 @@ def get(names: Iterable[str]) -> list[BatchProcessor[Any]]:
 
 
 def shared_name(first: Found, second: Found) -> str:
-    """Say that two processors have one name, and how to mend it."""
+    """Return a message that two processors have one name, and how to fix it."""
     return (
         f"expected every processor to have a name of its own, got {first.processor.name!r} for "
         f"both {first.place} and {second.place}; give one of them name=."
@@ -119,7 +118,7 @@ def shared_name(first: Found, second: Found) -> str:
 
 
 def _of(config: AppConfig) -> Iterator[Found]:
-    # Asked first, so that an ImportError inside the module is not taken for a missing module.
+    # Checked first, so that an ImportError inside the module is not taken for a missing module.
     if config.module is None or not module_has_submodule(config.module, MODULE):
         return
     module = import_module(f"{config.name}.{MODULE}")
@@ -134,7 +133,7 @@ def _unknown(name: str, known: list[str]) -> str:
             f"expected the name of a processor, got {name!r}, and there are none: put one into "
             f"{MODULE}.py of an app in INSTALLED_APPS."
         )
-    # People leave the app label out.
+    # Users often leave the app label out.
     short = {each.rpartition(".")[2]: each for each in known}
     close = difflib.get_close_matches(name, [*known, *short], n=1)
     guess = f"; did you mean {short.get(close[0], close[0])}?" if close else "."

@@ -1,4 +1,4 @@
-"""Stage 5: what a run did, as a value."""
+"""Stage 5: the report, a value with what a run did."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "le
 class Failure:
     """One row that failed: its primary key, the error, and the traceback as text.
 
-    With a ``retry``: ``attempt``, its number from 1; ``max_attempts``; and ``again_in``, the
-    seconds until the row is tried again, or ``None`` when it was given up on.
+    With a ``retry``: ``attempt``, the attempt's number from 1; ``max_attempts``; and ``again_in``,
+    the seconds until the row is tried again, or ``None`` if it was given up on.
     """
 
     pk: Any
@@ -31,19 +31,19 @@ class Failure:
 
     @property
     def is_final(self) -> bool:
-        """False when the row is to be tried again, after a time that is written in the row."""
+        """False if the row is to be tried again, at a time that is stored in the row."""
         return self.again_in is None
 
     @property
     def attempts(self) -> str:
-        """Say which attempt it was, and what follows; nothing without a ``retry``."""
+        """Return which attempt it was, and what follows; an empty string without a ``retry``."""
         if self.attempt is None:
             return ""
         then = "given up" if self.again_in is None else f"again in {self.again_in:.0f} s"
         return f" (attempt {self.attempt} of {self.max_attempts}, {then})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the failure as plain values; the error is its ``repr()``."""
+        """Return the failure as plain values; the error is given by its ``repr()``."""
         pk = self.pk if isinstance(self.pk, int | str) else str(self.pk)
         return {
             "pk": pk,
@@ -61,16 +61,16 @@ class Report:
 
     Counts are rows. ``processed``: handled and settled. ``failed``: the handler or its
     transaction raised; the row is as it was before. ``skipped``: still pending at the end, and
-    locked by somebody else. ``stale``: gone, or finished by another copy since it was read
-    (all is well). ``duration`` is in seconds. ``stopped`` says what ended the run.
-    ``failures`` holds the first 100.
+    locked by another session. ``stale``: gone, or finished by another worker since it was read,
+    which is no problem. ``duration`` is in seconds. ``stopped``: what ended the run.
+    ``failures``: the first 100.
 
-    ``retried``: those of the failed rows that are to be tried again, by a ``retry``.
+    ``retried``: the failed rows that are to be tried again, by a ``retry``.
 
-    ``discarded``: the handler said "never". ``snoozed``: it said "not now". ``lease_lost``: the row
-    was taken over before it could be settled.
+    ``discarded``: the handler raised ``Discard``. ``snoozed``: it raised ``Snooze``.
+    ``lease_lost``: another worker took the row over before it could be settled.
 
-    ``error``: why the handler's resource could not be opened. No row is to blame, and none failed.
+    ``error``: why the handler's resource could not be opened. No row caused it, and none failed.
     """
 
     name: str
@@ -90,25 +90,25 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True when no row failed and failures did not end the run."""
+        """True if no row failed and failures did not end the run."""
         return self.failed == 0 and self.stopped != "failures"
 
     @property
     def did_something(self) -> bool:
-        """True unless nothing was pending, or other copies had finished it."""
+        """True unless no row was pending, or other workers had finished all pending rows."""
         return any(getattr(self, name) for name in COUNTS if name != "stale")
 
     def raise_for_failures(self) -> Self:
         """Return the report, or raise ``RowsFailed`` from the first row's error, or ``error``.
 
-        The name and the habit are those of ``raise_for_status()`` in HTTP clients.
+        It is named after ``raise_for_status()`` in HTTP clients, and works like it.
         """
         if self.ok:
             return self
         raise RowsFailed(self) from (self.failures[0].error if self.failures else self.error)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values that ``json.dumps()`` takes."""
+        """Return the report as plain values that ``json.dumps()`` accepts."""
         counts = {name: getattr(self, name) for name in COUNTS}
         return {
             "name": self.name,
@@ -127,7 +127,7 @@ class Report:
         return self.as_dict()
 
     def __str__(self) -> str:
-        """Say it in one line, leaving out what is 0."""
+        """Return the report in one line, without counts that are 0."""
         counts = [f"{n} {name}" for name in COUNTS if (n := getattr(self, name))]
         did = ", ".join(counts) or (
             "nothing pending" if self.stopped == "drained" else "no row tried"

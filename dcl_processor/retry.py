@@ -1,4 +1,4 @@
-"""When a row that failed is tried again, and what its columns say of it."""
+"""When a row that failed is tried again, and what its columns contain then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .exceptions import InvalidOption
 #: Characters of an error that ``last_error`` keeps.
 LONGEST_ERROR = 2_000
 
-#: Seconds. Ten years: a row that waits longer was given up on, and no clock overflows.
+#: Seconds. Ten years: a longer delay would mean to give up, and no clock overflows.
 LONGEST_DELAY = 10 * 366 * 86_400.0
 
 _Errors = type[BaseException] | tuple[type[BaseException], ...]
@@ -25,14 +25,14 @@ _Errors = type[BaseException] | tuple[type[BaseException], ...]
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Try a failed row again in a later run, later each time, and give up in the end.
+    """Try a failed row again in a later run, with growing delays, and give up in the end.
 
-    ``max_attempts``: handler calls for one row, the first included. ``backoff``: seconds (or a
+    ``max_attempts``: handler calls for one row, including the first. ``backoff``: seconds (or a
     ``timedelta``) before the second attempt, doubled before each further one up to ``max_delay``;
     each delay is longer or shorter by a random part up to ``jitter`` of it. ``on``: the errors
-    that are worth another attempt; ``give_up_on``: those that are not, of these. ``attempts``,
-    ``next_attempt_at`` and ``last_error`` name columns of the model: an integer, a nullable date
-    and time, and a text.
+    that are worth another attempt; ``give_up_on``: the errors among these that are not.
+    ``attempts``, ``next_attempt_at`` and ``last_error`` name columns of the model: an integer, a
+    nullable date and time, and a text.
 
     A success clears the three columns. A row that is given up on gets the processor's ``failed``.
     The names and the exponential backoff are those of tenacity and of Celery's ``autoretry_for``.
@@ -95,34 +95,34 @@ class Retry:
         return Q(**{f"{self.attempts}__lt": self.max_attempts})
 
     def gives_up(self, error: BaseException, attempt: int) -> bool:
-        """Tell whether this attempt, counted from 1, was the last."""
+        """Return whether this attempt, counted from 1, was the last."""
         worth_it = isinstance(error, self.on) and not isinstance(error, self.give_up_on)
         return attempt >= self.max_attempts or not worth_it
 
     def after(self, error: BaseException, attempt: int, model: type[Model]) -> dict[str, Any]:
-        """Return what the columns say after a failed attempt that is not the last."""
+        """Return the columns' values after a failed attempt that is not the last."""
         return {**self.given_up(error, attempt, model), self.next_attempt_at: self.in_(attempt)}
 
     def given_up(self, error: BaseException, attempt: int, model: type[Model]) -> dict[str, Any]:
-        """Return what the columns say after the last attempt."""
+        """Return the columns' values after the last attempt."""
         said = _text(error, _length(model, self.last_error))
         return {self.attempts: attempt, self.next_attempt_at: None, self.last_error: said}
 
     def snoozed(self, delay: float | timedelta | None, until: datetime | None) -> dict[str, Any]:
-        """Return what the columns say of a row that is not to be tried before then."""
+        """Return the columns' values for a row that is not to be tried before then."""
         if until is not None:
             return {self.next_attempt_at: until}
         wait = self.backoff if delay is None else delay
         return {self.next_attempt_at: Later(_timedelta(wait))}
 
     def fresh(self) -> dict[str, Any]:
-        """Return what the columns say of a row that was never tried."""
+        """Return the columns' values for a row that was never tried."""
         return {self.attempts: 0, self.next_attempt_at: None, self.last_error: ""}
 
     def in_(self, attempt: int) -> Later:
         """Return the time of the attempt after this one, by the database's clock."""
         longest = _timedelta(self.max_delay).total_seconds()
-        # Bounded before it is doubled: 2 ** 10,000 seconds is no float any more.
+        # The exponent is bounded first, because 2 ** 10,000 seconds does not fit a float.
         doubled = _timedelta(self.backoff).total_seconds() * 2 ** min(attempt - 1, 60)
         spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311  # no secret
         delay = min(min(doubled, longest) * spread, longest)
@@ -135,7 +135,7 @@ def _length(model: type[Model], name: str) -> int | None:
 
 
 def _text(error: BaseException, longest: int | None) -> str:
-    # PostgreSQL's text takes no NUL, and UTF-8 no half of a surrogate pair.
+    # PostgreSQL's text cannot contain NUL, and UTF-8 cannot encode half of a surrogate pair.
     said = f"{type(error).__name__}: {describe(error)}".replace("\0", "")
     said = said.encode("utf-8", "replace").decode()
     return said[: min(longest or LONGEST_ERROR, LONGEST_ERROR)]
