@@ -1,4 +1,4 @@
-"""Which database the shop is in, as Django's settings want it."""
+"""The shop's database, in the form of Django's settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def database_settings(env: environ.Env) -> dict[str, Any]:
     """Return the settings for DATABASE_URL, or for the embedded PostgreSQL if there is none."""
     url = env.str("DATABASE_URL", default="")
     if not url:
-        from sample_app.embedded import database_url  # needs a wheel that others do without
+        from sample_app.embedded import database_url  # needs a wheel, which DATABASE_URL avoids
 
-        # Set for the processes started from this one too: they join the same server.
+        # Also set for the processes started from this one, so that they join the same server.
         url = os.environ["DATABASE_URL"] = database_url()
     scheme, colon, _ = url.partition(":")
     try:
@@ -23,8 +23,8 @@ def database_settings(env: environ.Env) -> dict[str, Any]:
             return dict(env.db_url_config(url))
         wrong = f"one that begins with {scheme!r}"
     except ValueError:
-        # Neither its words nor the error as a cause: it quotes a part of the URL, which may be the
-        # password.
+        # Show neither the error's text nor the error as a cause, because it quotes a part of the
+        # URL, which may be the password.
         wrong = "one that cannot be read: write special characters, such as / in a password, as %2F"
     raise ImproperlyConfigured(
         "Expected a DATABASE_URL like postgres://user:password@host:5432/name, mysql://… or "

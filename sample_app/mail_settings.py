@@ -1,4 +1,4 @@
-"""Where the shop's e-mails go, as Django's settings want it."""
+"""Where the shop's e-mails go, in the form of Django's settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import django
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
-# The EMAIL_* settings and what Django 6.1's MAILERS calls the same things.
+# The EMAIL_* settings, and the names of the same options in Django 6.1's MAILERS.
 MAILER_OPTIONS = {
     "smtp": {
         "EMAIL_HOST": "host",
@@ -23,14 +23,14 @@ MAILER_OPTIONS = {
 
 
 def mail_settings(env: environ.Env) -> dict[str, Any]:
-    """Return what EMAIL_URL says, else EMAIL_HOST and EMAIL_PORT, else the console."""
+    """Return the settings for EMAIL_URL, else for EMAIL_HOST and EMAIL_PORT, else the console."""
     try:
         if url := env.str("EMAIL_URL", default=""):
             return in_this_django(env.email_url_config(url))
         if host := env.str("EMAIL_HOST", default=""):
             return smtp_settings(host, env.int("EMAIL_PORT", default=25))
     except (ImproperlyConfigured, ValueError):
-        pass  # it may quote the password, and is no cause to be shown
+        pass  # the error may quote the password, and must not be shown as a cause
     else:
         return in_this_django({"EMAIL_BACKEND": "django.core.mail.backends.console.EmailBackend"})
     raise ImproperlyConfigured(
@@ -52,7 +52,7 @@ def smtp_settings(host: str, port: int) -> dict[str, Any]:
 
 
 def in_this_django(config: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite EMAIL_* settings as MAILERS where EMAIL_* is deprecated: from Django 6.1 on."""
+    """Rewrite EMAIL_* settings as MAILERS from Django 6.1 on, which deprecates EMAIL_*."""
     if django.VERSION < (6, 1):
         return config
     backend = config["EMAIL_BACKEND"]

@@ -1,4 +1,4 @@
-"""Settings of the sample shop; whatever differs between machines comes from the environment."""
+"""Settings of the sample shop; values that differ between machines come from the environment."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ LANGUAGE_CODE = "en-us"
 DEFAULT_FROM_EMAIL = "shop@example.com"
 globals().update(mail_settings(env))
 
-# Where other companies' services are; "make demo" starts its own.
+# The URLs of other companies' services; "make demo" starts its own services.
 PAYMENTS_URL = env.str("PAYMENTS_URL", default="")
 WAREHOUSE_URL = env.str("WAREHOUSE_URL", default="")

@@ -1,15 +1,15 @@
-"""Keep one embedded PostgreSQL alive for as long as somebody uses it.
+"""Keep one embedded PostgreSQL alive for as long as a process uses it.
 
-``sample_app.embedded`` runs this file as a detached process, one for each folder. Only the
-standard library is needed here, so that it starts at once and works with ``python -I -S``.
+``sample_app.embedded`` runs this file as a detached process, one for each folder. It needs only the
+standard library, so that it starts at once and works with ``python -I -S``.
 
-Four facts must survive any ``kill -9``, so each is a lock that the kernel takes back by itself,
-never a process id in a file, which another process may have been given since:
+Four facts must survive any ``kill -9``, so each is a lock that the kernel releases, never a process
+id in a file, which another process may have by now:
 
-* ``users.lock``, shared: the processes that want the server;
-* ``users.lock``, exclusive: nobody wants it, and it is being stopped;
-* ``supervisor.lock``: this process lives (taken by whoever started it, and handed on);
-* ``server.lock``: some process of ``initdb`` or ``postgres`` lives; they inherit it from here.
+* ``users.lock``, shared: held by the processes that use the server;
+* ``users.lock``, exclusive: no process uses the server, and it is being stopped;
+* ``supervisor.lock``: this process lives (the starting process takes the lock, and hands it on);
+* ``server.lock``: a process of ``initdb`` or ``postgres`` lives; they inherit the lock from here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAX_CONNECTIONS = 200
 POLL = 0.1  # seconds
 STOP_WITHIN = 20.0  # seconds, after which the server is made to quit without a checkpoint
 
-#: Names the environment variable that turns fsync on, as whoever measures has to. Off, the data
-#: outlive any kill and no power cut: nothing here is worth the wait.
+#: The environment variable that turns fsync on, which measurements need. With fsync off, the data
+#: survive any kill but no power cut; sample data are not worth the wait.
 FSYNC = "EMBEDDED_FSYNC"
 
 INITDB_OPTIONS = (
     "--username=postgres",
-    "--auth=trust",  # the socket lies in a folder that nobody else may enter
+    "--auth=trust",  # the socket lies in a folder that no other user may enter
     "--encoding=UTF8",
     "--locale=C",
     "--locale-provider=builtin",  # the same sort order on every platform
@@ -47,10 +47,10 @@ INITDB_OPTIONS = (
 
 
 def try_lock(path: Path, mode: int = fcntl.LOCK_EX) -> int | None:
-    """Take the lock without waiting; return its descriptor, or None when others hold it.
+    """Take the lock without waiting; return its descriptor, or None if others hold it.
 
-    ``flock``, not ``lockf``: it belongs to the open file, so forked children keep it, and closing
-    some other descriptor of the same file does not lose it.
+    ``flock``, not ``lockf``: the lock belongs to the open file, so forked children keep it, and
+    closing another descriptor of the same file does not release it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -62,7 +62,7 @@ def try_lock(path: Path, mode: int = fcntl.LOCK_EX) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Say whether any process holds the lock."""
+    """Return whether any process holds the lock."""
     descriptor = try_lock(path)
     if descriptor is not None:
         os.close(descriptor)
@@ -70,21 +70,21 @@ def is_locked(path: Path) -> bool:
 
 
 def supervise(home: Path, wheel: Path, supervisor_lock: int) -> None:
-    """Start the server in ``home``, or adopt the running one; stop it when nobody uses it."""
+    """Start the server in ``home``, or adopt the running one; stop it when no process uses it."""
     server: subprocess.Popen[bytes] | None = None
     while (nobody := try_lock(home / "users.lock")) is None:
         if server is None:
-            # Held by others: a server whose supervisor was killed (it is adopted), or an initdb
-            # whose supervisor was killed (it is waited for).
+            # If the lock is held, the supervisor of a server was killed (adopt the server), or the
+            # supervisor of an initdb was killed (wait for it).
             server_lock = try_lock(home / "server.lock")
             if server_lock is not None:
                 server = _start(home, wheel, server_lock)
                 os.close(server_lock)
         elif server.poll() is not None:
-            return  # it ended on its own; the log says why
+            return  # the server ended without a stop; the log says why
         time.sleep(POLL)
     _stop(home, server)
-    # In this order: whoever waits for users.lock must find no supervisor once it gets it.
+    # In this order: a process that waits for users.lock must find no supervisor once it gets it.
     os.close(supervisor_lock)
     os.close(nobody)
 
@@ -96,7 +96,8 @@ def _start(home: Path, wheel: Path, server_lock: int) -> subprocess.Popen[bytes]
     data = home / "data"
     if not data.exists():
         _make_data(home, binaries, how)
-    # With server.lock in hand no server of ours lives, whoever has its old process id now.
+    # This process holds server.lock, so no server of this folder lives; another process may have
+    # its old process id by now.
     for stale in ("postmaster.pid", f".s.PGSQL.{PORT}.lock"):
         (data / stale).unlink(missing_ok=True)
     settings = {
@@ -111,7 +112,7 @@ def _start(home: Path, wheel: Path, server_lock: int) -> subprocess.Popen[bytes]
 
 
 def _make_data(home: Path, binaries: Path, how: dict[str, Any]) -> None:
-    """Make the data folder beside its place and rename it: it is whole or it is not there."""
+    """Make the data folder under another name and rename it, so that it is complete or absent."""
     fresh = home / "fresh"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(mode=0o700)
@@ -123,10 +124,10 @@ def _make_data(home: Path, binaries: Path, how: dict[str, Any]) -> None:
 
 
 def _stop(home: Path, server: subprocess.Popen[bytes] | None) -> None:
-    """End the server with a checkpoint, or after a while without one."""
+    """End the server with a checkpoint, or, after ``STOP_WITHIN`` seconds, without one."""
     pid_file = home / "data" / "postmaster.pid"
     for how in (signal.SIGINT, signal.SIGQUIT):
-        # The file is to be trusted only while the lock says that a server of ours lives.
+        # The file can be trusted only while the lock is held, because then the server lives.
         if is_locked(home / "server.lock") and pid_file.exists():
             os.kill(int(pid_file.read_text().split("\n", 1)[0]), how)
         deadline = time.monotonic() + STOP_WITHIN
@@ -137,7 +138,7 @@ def _stop(home: Path, server: subprocess.Popen[bytes] | None) -> None:
 
 
 def server_user() -> dict[str, Any]:
-    """Return whom to run PostgreSQL as: it refuses to run as root."""
+    """Return the user to run PostgreSQL as, because it refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -147,11 +148,11 @@ def server_user() -> dict[str, Any]:
 def _reachable(home: Path, wheel: Path) -> Path:
     """Copy the binaries to where another user may run them, and return their folder.
 
-    Root's checkout may lie in a folder that only root may enter, and opening that to the world
-    is not ours to do. The copy keeps the wheel's layout, which the linker's paths are relative to.
+    Root's checkout may lie in a folder that only root may enter, and this module must not open that
+    to all users. The copy keeps the wheel's layout, because the linker's paths are relative to it.
     """
     package = wheel.parent
-    stamp = f"{wheel.stat().st_mtime_ns:x}"  # another one when the package is upgraded
+    stamp = f"{wheel.stat().st_mtime_ns:x}"  # changes when the package is upgraded
     copy = home / f"wheel-{stamp}"
     if not copy.exists():
         part = home / "wheel-part"
@@ -171,7 +172,7 @@ def _reachable(home: Path, wheel: Path) -> Path:
 def main() -> int:
     home, wheel, supervisor_lock = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     if os.fork():
-        return 0  # the starter need not wait for us, nor collect us
+        return 0  # the starting process need not wait for the child, nor reap it
     os.setsid()
     try:
         supervise(home, wheel, supervisor_lock)

@@ -1,4 +1,4 @@
-"""The shop's pages: the admin is all there is to see."""
+"""The shop's pages: only the admin."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class OrderAdmin(OrderAdminBase):
 
 @admin.register(Payment)
 class PaymentAdmin(PaymentAdminBase):
-    """Payments, to be looked through for those in doubt."""
+    """Payments, to look for payments in doubt."""
 
     list_display = ("order", "amount", "state", "capturing_since", "charge_id", "attempts")
     list_filter = ("state",)

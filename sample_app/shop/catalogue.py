@@ -1,4 +1,4 @@
-"""What the shop sells, and order lines invented from it: order files name none."""
+"""The shop's products, and order lines invented from them, because order files contain none."""
 
 from __future__ import annotations
 

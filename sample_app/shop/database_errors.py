@@ -1,4 +1,4 @@
-"""Database trouble that a user can mend, told in one sentence."""
+"""Reports database errors that a user can fix, in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payments in doubt: only the gateway knows whether a card was charged, so it is asked."""
+"""Payments in doubt: asks the gateway, because only it knows whether a card was charged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sample_app.shop.processors import capture_payments
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the gateway says of one payment in doubt; no charge: it may be tried again."""
+    """The gateway's answer for a payment in doubt; without a charge, it may be tried again."""
 
     order: int
     amount: Decimal
@@ -23,9 +23,9 @@ class Answer:
 
 
 def resolve_doubts(gateway: PaymentGateway, *, older_than: float) -> Iterator[Answer]:
-    """Settle each payment whose capture began so many seconds ago and never ended.
+    """Settle each payment whose capture began over ``older_than`` seconds ago and never ended.
 
-    ``older_than`` has to be longer than a charge may take, lest one be looked up too early.
+    ``older_than`` has to be longer than a charge may take, so that none is looked up too early.
     """
     for payment in capture_payments.in_doubt(older_than=older_than).select_related("order"):
         number = payment.order.number

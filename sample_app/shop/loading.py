@@ -1,4 +1,4 @@
-"""Put an order file into the database: every good line of it, however bad the others are."""
+"""Loads every good line of an order file into the database, however bad the others are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINES_PER_TRANSACTION = 1_000
 
 @dataclass(slots=True)
 class Loading:
-    """One file on its way into the database, and what became of its lines so far."""
+    """The load of one file, and the counts of its lines so far."""
 
     report_bad_line: Callable[[BadLine], None]
     lines_of: Callable[[Order], list[OrderLine]] | None = None
@@ -36,7 +36,7 @@ class Loading:
         )
 
     def load(self, path: Path) -> None:
-        """Load the file; raise OrderFileError when it cannot be read as one."""
+        """Load the file; raise OrderFileError if it cannot be read as an order file."""
         orders = self._good_lines(path)
         while batch := list(islice(orders, LINES_PER_TRANSACTION)):
             with transaction.atomic():
@@ -63,9 +63,9 @@ class Loading:
     def _insert(self, batch: Sequence[ParsedOrder], *, again: bool = False) -> Iterator[BadLine]:
         """Insert the batch and yield the lines that the database refuses.
 
-        One refused line undoes the savepoint that it is in, so the batch is halved until that
-        line is alone. Every try asks anew what is there: the clash may be with another loader
-        that has just committed the same order or customer, and that is nobody's fault.
+        One refused line rolls back its savepoint, so the batch is halved until that line is alone.
+        Every try reads again which orders exist, because the conflict may be with another loader
+        that has just committed the same order or customer, which is no error.
         """
         try:
             with transaction.atomic():
@@ -89,8 +89,7 @@ class Loading:
         known = set(
             Order.objects.filter(number__in=numbers).order_by().values_list("number", flat=True)
         )
-        # Customers before orders, and each in one order, so that two loaders cannot wait
-        # for each other crosswise.
+        # Customers before orders, and both sorted, so that two loaders cannot deadlock.
         new = sorted(
             (parsed for parsed in batch if parsed.number not in known), key=lambda new: new.number
         )
@@ -121,7 +120,7 @@ def _customer(parsed: ParsedOrder) -> Customer:
         code=parsed.customer_code,
         company=parsed.company,
         contact_name=parsed.contact_name,
-        # A domain that RFC 2606 reserves: no mail of a sample ever reaches anybody.
+        # A domain that RFC 2606 reserves, so that no mail of a sample reaches a person.
         email=f"{parsed.customer_code.lower()}@example.com",
     )
 

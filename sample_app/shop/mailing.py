@@ -1,4 +1,4 @@
-"""The connection that the shop's e-mails go through."""
+"""The connection for the shop's e-mails."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from django.core.mail.backends.base import BaseEmailBackend
 
 
 def mail_connection() -> BaseEmailBackend:
-    """Return a connection that is open inside a `with` block, and serves many mails there."""
+    """Return a connection that is open inside a `with` block, for many mails."""
     # Django 6.1 deprecates get_connection() in favour of the mailers.
     return mail.get_connection() if django.VERSION < (6, 1) else mail.mailers.default

@@ -1,4 +1,4 @@
-"""Customers, their orders and carts, and what is paid and printed for an order."""
+"""Customers, their orders and carts, and the payments and invoices of orders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dcl_processor.columns import LeaseColumn, RetryColumns
 
 
 class Customer(models.Model):
-    """Somebody who orders."""
+    """A customer of the shop."""
 
     code = models.CharField(max_length=20, unique=True)
     company = models.CharField(max_length=80)
@@ -25,14 +25,14 @@ class Customer(models.Model):
 
     @property
     def greeting_name(self) -> str:
-        """Who a letter is addressed to: not every company names a person."""
+        """The addressee of a letter: a person, or the company if it names none."""
         return self.contact_name or self.company
 
 
 class Order(LeaseColumn, RetryColumns):
     """One order, from the day it is placed to the day it is shipped and announced.
 
-    The columns of the lease and of the attempts are push_to_warehouse's.
+    push_to_warehouse uses the columns of the lease and of the attempts.
     """
 
     number = models.PositiveBigIntegerField(unique=True, help_text="The source's order number.")
@@ -49,8 +49,8 @@ class Order(LeaseColumn, RetryColumns):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["number"]
-        # Only pending rows are in these indexes, so that asking "is there anything to do?"
-        # costs the same in a shop with a thousand orders and in one with ten million.
+        # Only pending rows are in these indexes, so that a query for pending rows costs the
+        # same in a shop with a thousand orders and in one with ten million.
         indexes: ClassVar[list[models.Index]] = [
             models.Index(
                 fields=["id"],
@@ -80,7 +80,7 @@ class Order(LeaseColumn, RetryColumns):
 
 
 class OrderLine(models.Model):
-    """So many pieces of one product, at the price of the day."""
+    """A number of pieces of one product, at the price of the day."""
 
     order = models.ForeignKey(Order, on_delete=models.CASCADE, related_name="lines")
     product = models.CharField(max_length=80)
@@ -103,10 +103,10 @@ class OrderNote(models.Model):
 
 
 class Payment(RetryColumns):
-    """What an order costs, and whether the customer's card has been charged for it."""
+    """The price of an order, and whether the customer's card has been charged for it."""
 
     class State(models.TextChoices):
-        """From DUE by CAPTURING to one of the others."""
+        """The states: from DUE to CAPTURING, and then to one of the others."""
 
         DUE = "due"
         CAPTURING = "capturing"
@@ -164,7 +164,7 @@ class Invoice(models.Model):
 
 
 class PrintedPage(models.Model):
-    """One page that has left the printer; as many for an invoice as times it was printed."""
+    """One printed page; an invoice has one page for each time that it was printed."""
 
     invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE, related_name="pages")
     text = models.TextField()
@@ -175,7 +175,7 @@ class PrintedPage(models.Model):
 
 
 class Cart(models.Model):
-    """Pieces that somebody has put aside and may never buy."""
+    """Pieces that a customer has put aside and may never buy."""
 
     customer = models.ForeignKey(Customer, on_delete=models.CASCADE, related_name="carts")
     pieces = models.PositiveIntegerField()

@@ -1,4 +1,4 @@
-"""Read an order file line by line: every line is an order or a reason why not."""
+"""Reads an order file line by line: every line gives an order, or the reason why it does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (
 )
 CENT = Decimal("0.01")
 AMOUNT_LIMIT = 100_000_000
-# Decimal() alone would let NaN, underscores and other scripts' digits in.
+# Decimal() alone would accept NaN, underscores and other scripts' digits.
 AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
 ORDER_ID = re.compile(r"[0-9]{1,18}")
 # Narrow on purpose: the code becomes the local part of an e-mail address.
@@ -63,9 +63,9 @@ class ParsedOrder:
 
 
 def read_orders(path: Path) -> Iterator[ParsedOrder | BadLine]:
-    """Yield what each line after the header says; raise OrderFileError if nothing can be read."""
+    """Yield the result of each line after the header; raise OrderFileError for an unusable file."""
     try:
-        # Undecodable bytes become surrogates: they spoil their own line, not the whole file.
+        # Undecodable bytes become surrogates, which make their line a bad line, not the whole file.
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             header = _header(path, file.readline())
             for number, text in enumerate(file, start=2):
@@ -97,8 +97,8 @@ def _read_line(line: int, text: str, header: list[str]) -> ParsedOrder | BadLine
 
 
 def _cells(text: str) -> list[str]:
-    # One line is one order. Were a quoted cell allowed to go on over line ends, a single stray
-    # quote would swallow every order after it.
+    # One line is one order. If a quoted cell could contain line ends, a single stray quote would
+    # swallow every order after it.
     try:
         text.encode()
         return next(csv.reader([text], strict=True), [])

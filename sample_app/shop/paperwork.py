@@ -1,4 +1,4 @@
-"""What every order brings with it: a payment and an invoice."""
+"""The paperwork of every order: a payment and an invoice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sample_app.shop.models import Invoice, Order, Payment
 
 def add_paperwork(orders: QuerySet[Order]) -> None:
     """Give a payment and an invoice to each of the orders that has none."""
-    # Somebody else may be adding them at the same time; the first one wins.
+    # Another process may add them at the same time; the first one wins.
     unpaid = orders.filter(payment=None).order_by("pk").annotate(goods=_goods())
     Payment.objects.bulk_create(
         (Payment(order=order, amount=order.goods + order.freight) for order in unpaid),

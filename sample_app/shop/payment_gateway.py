@@ -1,4 +1,4 @@
-"""Charging cards, by way of a gateway that knows no idempotency keys."""
+"""Charges cards through a gateway without idempotency keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWER_WITHIN = 1.0  # seconds
 
 
 class NotCharged(Exception):
-    """The card was certainly not charged, and may well be the next time."""
+    """The card was certainly not charged; the next attempt may succeed."""
 
 
 class Refused(Exception):
@@ -29,10 +29,10 @@ class PaymentGateway:
         self._client = client
 
     def charge(self, order: int, amount: Decimal) -> str:
-        """Charge the card of the order's customer, and return the gateway's name of the charge.
+        """Charge the card of the order's customer, and return the gateway's ID of the charge.
 
-        Raises ``NotCharged`` or ``Refused`` when that is certain. After any other error nobody
-        but the gateway knows whether the card was charged.
+        Raises ``NotCharged`` or ``Refused`` if that is certain. After any other error, only the
+        gateway knows whether the card was charged.
         """
         try:
             answer = self._client.post("/charges", json={"order": order, "amount": str(amount)})
@@ -45,7 +45,7 @@ class PaymentGateway:
         return str(answer.raise_for_status().json()["id"])
 
     def find_charge(self, order: int) -> str | None:
-        """Return the gateway's name of the order's charge, or None if there is none."""
+        """Return the gateway's ID of the order's charge, or None if there is none."""
         answer = self._client.get(f"/charges/{order}")
         if answer.status_code == httpx2.codes.NOT_FOUND:
             return None
@@ -61,7 +61,7 @@ def open_gateway(url: str = "") -> Iterator[PaymentGateway]:
             "Expected a PAYMENTS_URL like https://payments.example.com, got none. Set it in the "
             "environment."
         )
-    # Whoever reads the gateway's log can tell which process a charge came from.
+    # The gateway's log then shows which process a charge came from.
     headers = {"User-Agent": f"shop/{os.getpid()}"}
     with httpx2.Client(base_url=url, headers=headers, timeout=ANSWER_WITHIN) as client:
         yield PaymentGateway(client)

@@ -1,4 +1,4 @@
-"""What the shop does with its orders, payments and carts, and how often at the most or least."""
+"""The shop's processors of orders, payments and carts, each with its delivery guarantee."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NoteOverdueOrders(BatchProcessor[Order]):
         )
 
     def process(self, order: Order, /) -> None:
-        """Write the note: it and the flag are one transaction, so there is exactly one."""
+        """Write the note: it and the flag are one transaction, so there is exactly one note."""
         order.notes.create(text=f"Was due on {order.required_date}, and has not shipped.")
 
 
@@ -72,7 +72,7 @@ class CapturePayments(BatchProcessor[Payment]):
     retry = Retry(max_attempts=4, backoff=1, on=NotCharged)
 
     def pending(self) -> QuerySet[Payment]:
-        """Return the payments that are due for orders which have shipped."""
+        """Return the payments that are due for orders that have shipped."""
         return Payment.objects.filter(
             state=Payment.State.DUE, order__shipped_at__isnull=False
         ).select_related("order")
@@ -82,7 +82,7 @@ class CapturePayments(BatchProcessor[Payment]):
         return open_gateway()
 
     def process(self, payment: Payment, gateway: PaymentGateway, /) -> str:
-        """Charge the card, and return the gateway's name of the charge."""
+        """Charge the card, and return the gateway's ID of the charge."""
         return gateway.charge(payment.order.number, payment.amount)
 
     def get_done(self, payment: Payment, charge_id: str, /) -> Mapping[str, Any]:
@@ -90,10 +90,10 @@ class CapturePayments(BatchProcessor[Payment]):
         return {**super().get_done(payment, charge_id), "charge_id": charge_id}
 
     def get_failed(self, payment: Payment, error: Exception, /) -> Mapping[str, Any]:
-        """Refuse only what is known not to be charged; leave the rest in doubt."""
+        """Refuse only payments that are certainly not charged; leave the others in doubt."""
         if isinstance(error, (NotCharged, Refused, AttemptsUsedUp)):
             return super().get_failed(payment, error)
-        # The state stays as the claim wrote it, and in_doubt() shows the row to a person.
+        # The state stays as the claim wrote it, and in_doubt() returns the row for a person.
         return {"capturing_since": payment.capturing_since}
 
 
@@ -123,7 +123,7 @@ class ExpireCarts(BatchProcessor[Cart]):
     done = {"expired": True}
 
     def pending(self) -> QuerySet[Cart]:
-        """Return the open carts that have been left alone for too long."""
+        """Return the open carts that were not touched for ``CART_KEPT``."""
         return Cart.objects.filter(expired=False, touched_at__lt=timezone.now() - CART_KEPT)
 
     def process_batch(self, carts: Sequence[Cart], /) -> None:

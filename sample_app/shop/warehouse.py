@@ -1,4 +1,4 @@
-"""Telling the warehouse what to pack; it knows an order that it was told of before."""
+"""Sends orders to the warehouse, which recognises an order that it received before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Warehouse:
         self._client = client
 
     async def take(self, order: Order) -> None:
-        """Hand the order over; raise an HTTPError unless the warehouse says that it has it."""
+        """Hand the order over; raise an HTTPError unless the warehouse confirms it."""
         lines = [{"product": line.product, "quantity": line.quantity} for line in order.lines.all()]
         answer = await self._client.put(
             f"/orders/{order.number}",

@@ -1,1 +1,1 @@
-"""Racing copies of one processor, audited by the mails that a real SMTP server took in."""
+"""Races of several workers of one processor, with audits of what servers and tables received."""

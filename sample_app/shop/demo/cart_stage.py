@@ -1,4 +1,4 @@
-"""Carts: TRANSACTIONAL and in the database alone, a hundred to a transaction."""
+"""Carts: TRANSACTIONAL and only in the database, a hundred per transaction."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORGOTTEN, FRESH = 2_000, 100
 
 
 def run(screen: Screen, copies: int) -> bool:
-    """Fill some carts, race the copies; True if each forgotten cart expired exactly once."""
+    """Fill some carts, race the workers; True if each forgotten cart expired exactly once."""
     invent_carts()
     due = set(expire_carts.pending().order_by().values_list("pk", flat=True))
     fresh = set(Cart.objects.filter(expired=False).values_list("pk", flat=True)) - due
     screen.step("due", f"{len(due):,} carts are forgotten, {len(fresh):,} are not")
-    # Twenty batches do not keep four processes busy for as long as these take to start.
+    # Twenty batches are done before four processes have started.
     shares = run_copies(expire_carts.name, (copies + 1) // 2)
     screen.shares(shares)
     verdict = audit(due, fresh)
@@ -33,7 +33,7 @@ def run(screen: Screen, copies: int) -> bool:
 
 
 def invent_carts() -> None:
-    """Fill carts of customers that there are: most of them forgotten, some not."""
+    """Fill carts of existing customers: most of the carts forgotten, some not."""
     customers = list(Customer.objects.values_list("pk", flat=True))
     now, chance = timezone.now(), Random(1)  # noqa: S311 - nothing here is a secret
     ages = [CART_KEPT + timedelta(days=1)] * FORGOTTEN + [timedelta(days=1)] * FRESH
@@ -49,7 +49,7 @@ def invent_carts() -> None:
 
 
 def audit(due: Collection[int], fresh: Collection[int]) -> Verdict:
-    """Judge what became of the carts that were forgotten before, and of the others."""
+    """Judge the outcome for the carts that were forgotten before, and for the others."""
     carts = Cart.objects.annotate(times=Count("returns"), returned=Sum("returns__pieces"))
     forgotten = carts.filter(pk__in=due)
     once = forgotten.filter(expired=True, times=1, returned=F("pieces"))

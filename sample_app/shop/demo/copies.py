@@ -1,4 +1,4 @@
-"""Copies of a processor: real processes on this machine, all started at once."""
+"""Workers (copies) of a processor: real processes on this machine, all started at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Watch = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one copy did of the work, by its own report."""
+    """One worker's share of the work, by its own report."""
 
     copy: int
     processed: int
@@ -38,13 +38,13 @@ class Share:
 
     @property
     def killed(self) -> bool:
-        """True if it ended by SIGKILL."""
+        """True if SIGKILL ended the worker."""
         return self.exit_code == -signal.SIGKILL
 
     @property
     def came_to_the_end(self) -> bool:
-        """True if it ended by itself, and complained at most of rows that failed."""
-        # Rows that are tried again are no failure of the command, and rows given up on are.
+        """True if the worker was not killed, and reported no errors other than failed rows."""
+        # Rows that are tried again do not make the command fail; rows given up on do.
         return self.exit_code in ({0, 1} if self.failed else {0})
 
 
@@ -56,9 +56,9 @@ def run_copies(
     watch: Watch = lambda pids: None,  # noqa: ARG005 - by default nobody looks
     environment: Mapping[str, str] | None = None,
 ) -> list[Share]:
-    """Run the processor in so many processes until all have ended.
+    """Run the processor in ``copies`` processes until all have ended.
 
-    Calls watch with their process ids meanwhile. The environment adds to this process's own.
+    Calls ``watch`` with their process ids meanwhile. ``environment`` adds to this process's own.
     """
     command = [sys.executable, str(MANAGE_PY), "processors", "run", processor, "--json", *options]
     variables = {**os.environ, "DEBUG": "no", **(environment or {})}
@@ -97,7 +97,7 @@ class _Copy:
 
 @contextmanager
 def _copy(number: int, command: Sequence[str], environment: dict[str, str]) -> Iterator[_Copy]:
-    # Files, not pipes: nobody reads until the end, and a full pipe would stop the copy.
+    # Files, not pipes: they are read at the end only, and a full pipe would block the worker.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
         try:
@@ -122,7 +122,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _report(text: str) -> dict[str, Any]:
-    # A copy that died has no report; its exit code and complaint say why.
+    # A worker that died has no report; its exit code and complaint show why.
     try:
         report = json.loads(text)
     except ValueError:

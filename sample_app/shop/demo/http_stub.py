@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asks for."""
+    """A client's request."""
 
     method: str
     path: str
@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What it is told."""
+    """The answer to the client."""
 
     status: int
     body: Any
@@ -42,12 +42,12 @@ class HttpStub(ABC):
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The URL of the server."""
         return f"http://{HOST}:{self._server.server_port}"
 
     @abstractmethod
     def answer(self, request: Request) -> Answer | None:
-        """Answer a request, in a thread of its connection; None: hang up without an answer."""
+        """Answer a request, in its connection's thread; None: hang up without an answer."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -62,21 +62,21 @@ class HttpStub(ABC):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128  # the default of 5 would refuse copies that come all at once
+    request_queue_size = 128  # the default of 5 would refuse workers that connect all at once
 
     def __init__(self, stub: HttpStub) -> None:
         self.stub = stub
         super().__init__((HOST, 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep quiet about clients that have gone: some are killed on purpose."""
+        """Ignore clients that have gone, because some are killed on purpose."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # so that a connection serves many requests
-    disable_nagle_algorithm = True  # which would hold up every answer by 40 ms
+    disable_nagle_algorithm = True  # it would delay every answer by 40 ms
     server: _Server
 
     def _respond(self) -> None:

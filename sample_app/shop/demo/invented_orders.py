@@ -18,7 +18,7 @@ from sample_app.shop.orders_csv import COLUMNS
 ORDERS = 400
 CUSTOMERS = 60
 SHIPPED_SHARE = 0.96
-# Well above any number in a real file, so that loading one later finds its numbers free.
+# Well above any number in a real file, so that the numbers of a file loaded later are free.
 FIRST_NUMBER = 1_000_001
 
 
@@ -48,7 +48,7 @@ def _orders(first: int, today: date) -> Iterator[tuple[object, ...]]:
 
 
 def _customers() -> Iterator[tuple[str, ...]]:
-    # The same seed each time: the shop's invented customers are regulars.
+    # The same seed each time, so that the invented customers are always the same.
     fake = Faker()
     fake.seed_instance(1)
     for serial in range(1, CUSTOMERS + 1):

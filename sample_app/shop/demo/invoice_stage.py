@@ -14,7 +14,7 @@ from sample_app.shop.processors import print_invoices
 
 
 def run(screen: Screen, copies: int) -> bool:
-    """Race the copies; True if each invoice was printed exactly once."""
+    """Race the workers; True if each invoice was printed exactly once."""
     due = set(print_invoices.pending().order_by().values_list("number", flat=True))
     screen.step("due", f"{len(due):,} shipped orders have an invoice that is not printed")
     shares = run_copies(print_invoices.name, copies)

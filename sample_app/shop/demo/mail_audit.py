@@ -1,4 +1,4 @@
-"""Compare the mails really delivered with the orders that were due."""
+"""Compares the mails that were really delivered with the orders that were due."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UnshippedRows = dict[int, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the database said before the copies started."""
+    """The database's state before the workers started."""
 
     due: frozenset[int]
     unshipped: UnshippedRows
 
     @classmethod
     def look(cls) -> Self:
-        """Read the numbers of the orders due for a mail, and every unshipped order whole."""
+        """Read the numbers of the orders due for a mail, and all columns of unshipped orders."""
         return cls(due=frozenset(_due()), unshipped=_unshipped())
 
 
@@ -43,7 +43,7 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """True if there is nothing to complain about."""
+        """True if there are no complaints."""
         return self.verdict.clean
 
     @property
@@ -72,7 +72,7 @@ class Audit:
 
 
 def audit(before: Before, mails: Iterable[DeliveredMail]) -> Audit:
-    """Return what the mails and the database say now."""
+    """Return the audit of the mails and of the database as it is now."""
     mails_of = Counter(mail.order_number for mail in mails)
     after = _unshipped()
     return Audit(

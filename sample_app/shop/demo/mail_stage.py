@@ -1,4 +1,4 @@
-"""E-mails: TRANSACTIONAL, over one SMTP connection per copy."""
+"""E-mails: TRANSACTIONAL, over one SMTP connection per worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sample_app.shop.processors import send_shipped_emails
 
 
 def run(screen: Screen, copies: int) -> bool:
-    """Race the copies, and compare the orders with the mails; True if all is well."""
+    """Race the workers, and compare the orders with the mails; True if all is well."""
     before = Before.look()
     screen.step("due", f"{len(before.due):,} shipped orders await their mail")
     with Mailbox() as mailbox:

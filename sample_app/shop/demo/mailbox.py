@@ -1,4 +1,4 @@
-"""A real SMTP server in this process that remembers every mail it takes in."""
+"""A real SMTP server in this process that stores every mail it receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMail:
-    """What one delivered mail says of itself."""
+    """The headers and recipient of one delivered mail."""
 
     message_id: str
     recipient: str
@@ -25,14 +25,14 @@ class DeliveredMail:
 
 
 class Mailbox:
-    """Take in mail on a free port for as long as the `with` block lasts."""
+    """Receive mail on a free port for as long as the `with` block lasts."""
 
     def __init__(self) -> None:
         self.mails: list[DeliveredMail] = []
         self.sessions = 0
         # Bound here and handed over, so that no other program can get the port in between.
         # The protocol is named because only then asyncio turns off the delay of small packets,
-        # which would hold up every mail by 40 ms.
+        # which would delay every mail by 40 ms.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind((HOST, 0))
         self.port: int = self._socket.getsockname()[1]
@@ -40,7 +40,7 @@ class Mailbox:
 
     @property
     def url(self) -> str:
-        """Where to send mail, as EMAIL_URL has it."""
+        """Where to send mail, in the format of EMAIL_URL."""
         return f"smtp://{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
@@ -59,7 +59,7 @@ class Mailbox:
         hostname: str,
         responses: list[str],
     ) -> list[str]:
-        """Count a session: a client says EHLO once, when it has connected."""
+        """Count a session: a client sends EHLO once, when it has connected."""
         session.host_name = hostname
         self.sessions += 1
         return responses
@@ -67,7 +67,7 @@ class Mailbox:
     async def handle_DATA(  # noqa: N802 - the name is aiosmtpd's
         self, _server: SMTP, _session: Session, envelope: Envelope
     ) -> str:
-        """Remember a mail; aiosmtpd calls this before it tells the sender that all is well."""
+        """Store a mail; aiosmtpd calls this before it confirms the mail to the sender."""
         content = envelope.content or b""
         headers = BytesHeaderParser().parsebytes(
             content if isinstance(content, bytes) else content.encode()
@@ -84,10 +84,10 @@ class Mailbox:
 
 
 class _Server(Controller):
-    """aiosmtpd's server on a socket that is bound already."""
+    """aiosmtpd's server on a socket that is already bound."""
 
     def __init__(self, mailbox: Mailbox, bound: socket.socket, port: int) -> None:
-        # A fixed name spares the look-up of this machine's own, which can take seconds.
+        # A fixed name avoids the look-up of this machine's name, which can take seconds.
         super().__init__(mailbox, hostname=HOST, port=port, server_hostname="localhost")
         self._bound = bound
 

@@ -1,4 +1,4 @@
-"""Which requests a stub takes amiss: the same ones each time for the same orders."""
+"""Which requests a stub does not answer normally: always the same ones for the same orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEED = 1
 
 
 def scatter(orders: Sequence[int], one_in: Mapping[M, int]) -> dict[int, M]:
-    """Give each mood to one in so many of the orders, and to one of them at least."""
+    """Give each mood to one in ``one_in[mood]`` of the orders, and to at least one of them."""
     moods = [mood for mood, many in one_in.items() for _ in range(max(1, len(orders) // many))]
     if len(orders) < len(moods):
         return {}

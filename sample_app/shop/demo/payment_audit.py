@@ -1,4 +1,4 @@
-"""Compare the gateway's log of charges with the payments in the table."""
+"""Compares the gateway's log of charges with the payments in the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = Payment.State
 
 
 def audit(due: Collection[int], log: Iterable[Charge]) -> Verdict:
-    """Judge what became of the payments for these orders, which were due before."""
+    """Judge the outcome of the payments for these orders, which were due before."""
     log = list(log)
     charges = Counter(charge.order for charge in log)
     charge_ids = {charge.order: charge.charge_id for charge in log}

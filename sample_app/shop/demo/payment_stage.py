@@ -1,4 +1,4 @@
-"""Payments: AT_MOST_ONCE, with one copy killed while its charge is being made."""
+"""Payments: AT_MOST_ONCE, with one worker killed in the middle of its charge."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ONE_IN = {
     Mood.CHARGED_IN_SILENCE: 2_000,
     Mood.LOST: 2_000,
 }
-LEAST_FOR_A_KILL = 30  # so that every copy is at work by then
+LEAST_FOR_A_KILL = 30  # so that every worker is at work by then
 
 
 def run(screen: Screen, copies: int) -> bool:
-    """Race the copies, kill one, clear up its doubts; True if the audit finds all well."""
+    """Race the workers, kill one, resolve its doubts; True if the audit is clean."""
     with PaymentStub({}) as empty:
-        # Left by a demo that was interrupted, and whose gateway is no more.
+        # Doubts of an interrupted demo, whose gateway no longer exists.
         _resolve(screen, empty)
     due = list(capture_payments.pending().order_by().values_list("order__number", flat=True))
     screen.step("due", f"{len(due):,} shipped orders are to be paid for")
@@ -54,7 +54,7 @@ def run(screen: Screen, copies: int) -> bool:
 
 
 def _killing(screen: Screen, gateway: PaymentStub, watch: Watch) -> Watch:
-    """Kill the copy whose charge the gateway holds, as soon as there is one."""
+    """Kill the worker whose charge the gateway holds, as soon as there is one."""
 
     def kill(pids: Sequence[int]) -> None:
         watch(pids)
@@ -68,7 +68,7 @@ def _killing(screen: Screen, gateway: PaymentStub, watch: Watch) -> Watch:
 
 def _resolve(screen: Screen, gateway: PaymentStub) -> None:
     with open_gateway(gateway.url) as opened:
-        # No copy is at work, so that no row is too young to be in doubt.
+        # No worker is running, so that no row is too young to be in doubt.
         for answer in resolve_doubts(opened, older_than=0):
             found = (
                 f"charged as {answer.charge_id}: marked done"

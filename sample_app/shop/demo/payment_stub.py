@@ -10,18 +10,18 @@ from enum import Enum, auto
 
 from sample_app.shop.demo.http_stub import Answer, HttpStub, Request
 
-SLOW = 0.3  # seconds, within a client's patience
-TOO_SLOW = 3.0  # seconds, beyond it
+SLOW = 0.3  # seconds, within a client's timeout
+TOO_SLOW = 3.0  # seconds, beyond a client's timeout
 
 
 class Mood(Enum):
-    """How the gateway takes the first request for an order's charge."""
+    """How the gateway responds to the first request for an order's charge."""
 
     SLOW = auto()  # charges, and answers late
-    BUSY = auto()  # does not charge, and says so
-    REFUSING = auto()  # will never charge, and says so, every time
+    BUSY = auto()  # does not charge, and answers so
+    REFUSING = auto()  # never charges, and answers so every time
     CHARGED_IN_SILENCE = auto()  # charges, and answers when the client has given up
-    LOST = auto()  # does not charge, and does not say so
+    LOST = auto()  # does not charge, and does not answer
 
 
 PAUSES = {Mood.SLOW: SLOW, Mood.CHARGED_IN_SILENCE: TOO_SLOW}
@@ -37,7 +37,7 @@ class Charge:
 
 
 class PaymentStub(HttpStub):
-    """POST /charges charges a card, each time it is asked; GET /charges/ORDER looks one up."""
+    """POST /charges charges a card at each request; GET /charges/ORDER looks a charge up."""
 
     def __init__(self, moods: Mapping[int, Mood], *, holding: int | None = None) -> None:
         """Take the moods by order number.
@@ -55,12 +55,12 @@ class PaymentStub(HttpStub):
         self._serial = itertools.count(1)
 
     def let_go(self) -> None:
-        """End the wait of the one that is held."""
+        """End the wait of the process that is held."""
         self.held = None
         self._gone.set()
 
     def answer(self, request: Request) -> Answer | None:
-        """Charge, or look up."""
+        """Charge a card, or look a charge up."""
         if request.method == "GET":
             return self._found(int(request.path.rpartition("/")[2]))
         order, amount = request.body["order"], request.body["amount"]

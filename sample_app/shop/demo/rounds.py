@@ -1,4 +1,4 @@
-"""Coming back for rows that failed, as cron does, until none is left to be tried."""
+"""Repeats runs for rows that failed, as cron does, until no row is left to be tried."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def come_back(
     *,
     options: Sequence[str] = (),
 ) -> list[Share]:
-    """Run one copy whenever the next row is due, and return what the copies did."""
+    """Run one worker whenever the next row is due, and return what the workers did."""
     shares: list[Share] = []
     while len(shares) < MOST_ROUNDS and (left := processor.pending().count()):
         wait = _seconds_until_due(processor)

@@ -1,4 +1,4 @@
-"""What the demo says: in colour and with a live bar on a terminal, in plain lines elsewhere."""
+"""The demo's output: in colour and with a live bar on a terminal, in plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sample_app.shop.demo.copies import Share, Watch
 from sample_app.shop.demo.verdict import Verdict
 
-COMPLAINT_LINES_SHOWN = 3  # the last ones: where a traceback has its point
+COMPLAINT_LINES_SHOWN = 3  # the last ones, because a traceback ends with the error
 
 
 class Screen:
@@ -21,21 +21,21 @@ class Screen:
         self._console = Console(highlight=False, soft_wrap=True)
 
     def title(self, text: str) -> None:
-        """Say what is going on."""
+        """Print what happens next."""
         self._console.print(f"\n[bold]{text}[/bold]")
 
     def step(self, name: str, text: str) -> None:
-        """Say that one stage is done, and what came of it."""
+        """Print that one step is done, and its result."""
         self._console.print(f"  [cyan]{name:<8}[/cyan]", end="")
         self._console.print(text, markup=False)
 
     def warn(self, text: str) -> None:
-        """Say what went wrong, without stopping."""
+        """Print what went wrong, without stopping."""
         self._console.print(text, style="yellow", markup=False)
 
     @contextmanager
     def counting(self, what: str, due: int, done: Callable[[], int]) -> Iterator[Watch]:
-        """Show how many of those due are done; yield what brings the bar up to date."""
+        """Show how many of the due rows are done; yield the function that updates the bar."""
         progress = Progress(
             TextColumn(f"  {what:<8}"),
             BarColumn(),
@@ -50,7 +50,7 @@ class Screen:
             yield lambda _: progress.update(bar, completed=done())
 
     def shares(self, shares: Sequence[Share]) -> None:
-        """Show who did how many, and what a copy that did not come to its end complained about."""
+        """Show how many rows each worker did, and the complaints of workers that did not finish."""
         rows = " + ".join("killed" if share.killed else f"{share.processed:,}" for share in shares)
         seconds = max(share.seconds for share in shares)
         failed = sum(share.failed for share in shares)
@@ -64,7 +64,7 @@ class Screen:
                     self.warn(f"  {line}")
 
     def verdict(self, verdict: Verdict) -> None:
-        """Show the figures, everything that is wrong with them, or that nothing is."""
+        """Show the figures, and all complaints, or that there are none."""
         for complaint in verdict.complaints:
             self.warn(complaint)
         self._console.print(verdict.figures, style="bold", markup=False)

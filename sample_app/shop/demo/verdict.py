@@ -1,4 +1,4 @@
-"""What an audit comes to, whatever it was that was audited."""
+"""The result of an audit of any kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUMBERS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The figures, what is wrong with them, and what to say when nothing is."""
+    """The figures, the complaints about them, and the text to print if there are none."""
 
     figures: str
     complaints: tuple[str, ...]
@@ -18,12 +18,12 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """True if there is nothing to complain about."""
+        """True if there are no complaints."""
         return not self.complaints
 
 
 def complaints(*found: tuple[str, Iterable[object]]) -> tuple[str, ...]:
-    """Return a line for each kind of fault that was found, naming the first few."""
+    """Return a line for each kind of fault that was found, with the first few numbers."""
     return tuple(_line(fault, list(numbers)) for fault, numbers in found if numbers)
 
 

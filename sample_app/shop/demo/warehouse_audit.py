@@ -1,4 +1,4 @@
-"""Compare the orders that arrived at the warehouse with those that the shop sent there."""
+"""Compares the orders that arrived at the warehouse with the orders that the shop sent there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def audit(due: Collection[int], log: Iterable[Arrival], *, leases_lost: int = 0)
             ("never arrived: order", sorted(set(due) - arrivals.keys())),
             ("arrived, and was not due: order", sorted(arrivals.keys() - set(due))),
             ("arrived, and not flagged: order", list(unflagged.values_list("number", flat=True))),
-            # A lost lease explains one arrival, and nobody can tell which.
+            # A lost lease explains one arrival, but not which one.
             ("arrived again for no reason: order", unexplained[leases_lost:]),
         ),
         praise=(
@@ -39,7 +39,7 @@ def audit(due: Collection[int], log: Iterable[Arrival], *, leases_lost: int = 0)
 
 
 def _unexplained(log: Iterable[Arrival]) -> list[int]:
-    """Return the orders that came again although the shop had got its answer."""
+    """Return the orders that arrived again although the shop had got its answer."""
     failed = set(Order.objects.exclude(last_error="").values_list("number", flat=True))
     answered: set[int] = set()
     unexplained = []

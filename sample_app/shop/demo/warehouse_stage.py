@@ -1,4 +1,4 @@
-"""The warehouse: AT_LEAST_ONCE, eight requests at once in each copy."""
+"""The warehouse: AT_LEAST_ONCE, eight requests at once in each worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE_IN = {Mood.DOWN: 40, Mood.CONFUSED: 60, Mood.SILENT: 400}
 
 
 def run(screen: Screen, copies: int) -> bool:
-    """Race the copies, come back for what failed; True if the audit finds all well."""
+    """Race the workers, come back for failed rows; True if the audit is clean."""
     due = set(push_to_warehouse.pending().order_by().values_list("number", flat=True))
     screen.step("due", f"{len(due):,} paid orders are to be packed")
     with WarehouseStub(scatter(sorted(due), ONE_IN)) as stub:

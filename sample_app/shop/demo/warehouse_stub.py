@@ -1,4 +1,4 @@
-"""A warehouse that takes its time, fails now and then, and logs every order that arrives."""
+"""A warehouse that is slow, sometimes fails, and logs every order that arrives."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from random import Random
 from sample_app.shop.demo.http_stub import Answer, HttpStub, Request
 
 LEAST, MOST = 0.01, 0.06  # seconds for a usual answer
-TOO_SLOW = 3.0  # seconds, beyond a client's patience
+TOO_SLOW = 3.0  # seconds, beyond a client's timeout
 
 
 class Mood(Enum):
-    """How the warehouse takes an order that comes for the first time."""
+    """How the warehouse responds to an order that arrives for the first time."""
 
-    DOWN = auto()  # does not take it, and says so
-    CONFUSED = auto()  # takes it, and says that it did not
-    SILENT = auto()  # takes it, and says nothing until the client has given up
+    DOWN = auto()  # does not take it, and answers so
+    CONFUSED = auto()  # takes it, and answers that it did not
+    SILENT = auto()  # takes it, and does not answer before the client has given up
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One line of the warehouse's log; acknowledged: the client was told that all is well."""
+    """One line of the warehouse's log; acknowledged: the client got a successful answer."""
 
     order: int
     key: str
@@ -32,7 +32,7 @@ class Arrival:
 
 
 class WarehouseStub(HttpStub):
-    """PUT /orders/NUMBER takes an order; its idempotency key says whether it is a new one."""
+    """PUT /orders/NUMBER takes an order; its idempotency key shows whether it is new."""
 
     def __init__(self, moods: Mapping[int, Mood], *, seed: int = 1) -> None:
         """Take the moods by order number."""
@@ -44,7 +44,7 @@ class WarehouseStub(HttpStub):
 
     @property
     def to_pack(self) -> set[str]:
-        """The orders that are to be packed, once each however often they arrived."""
+        """The orders that are to be packed: once each, however often they arrived."""
         return {arrival.key for arrival in self.log}
 
     def answer(self, request: Request) -> Answer | None:

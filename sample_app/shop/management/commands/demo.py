@@ -43,7 +43,7 @@ STAGES = (
 
 
 class Command(BaseCommand):
-    """Race copies of the shop's processors, and audit what each of them promises."""
+    """Race workers (copies) of the shop's processors, and audit what each processor promises."""
 
     help = (
         "Load orders, run several copies of each of the shop's processors at once against local "
@@ -59,7 +59,7 @@ class Command(BaseCommand):
         parser.add_argument("--copies", type=int, default=4, choices=range(1, 65), metavar="N")
 
     def handle(self, *_args: Any, orders: str, copies: int, **_options: Any) -> None:
-        """Go through the stages; the exit code says whether the audit was clean."""
+        """Go through the stages; the exit code shows whether the audit was clean."""
         screen = Screen()
         with told_plainly():
             call_command("migrate", verbosity=0)
@@ -85,7 +85,7 @@ def _load(screen: Screen, orders: str) -> None:
             loading.load(path)
         except OrderFileError as error:
             raise CommandError(str(error)) from error
-    # Those loaded before there was any have none.
+    # Orders that were loaded before the shop had paperwork have none.
     add_paperwork(Order.objects.all())
     screen.title("The shop")
     screen.step("orders", f"{loading} ({path.name})")

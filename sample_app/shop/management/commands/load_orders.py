@@ -31,7 +31,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_args: Any, file: Path, invent_lines: bool, **_options: Any) -> None:
-        """Load, and say how many lines went where."""
+        """Load the file, and print how many lines were loaded, already there or skipped."""
         loading = Loading(self._report, lines_of=catalogue.invent_lines if invent_lines else None)
         with told_plainly():
             require_tables()
