@@ -120,5 +120,5 @@ def recognisable(value: Any, using: str) -> Any:
     connection: Any = connections[using]
     if not connection.features.supports_timezones:
         return value
-    # The driver made the local time in this zone; its fold tells which of the two hours it is.
+    # The driver made the local time in this zone; its fold shows which of the two hours it is.
     return value.replace(tzinfo=connection.connection.info.timezone).astimezone(UTC)

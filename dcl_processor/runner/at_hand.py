@@ -1,10 +1,10 @@
-"""Notes the row at hand (in flight) where the note outlives the process: in a small file.
+"""Notes the row at hand (in flight) in a small file, which outlives the process.
 
 A row that kills its process, by ``os._exit()``, a crash in C or too much memory, leaves no trace in
 a transaction that is rolled back, and would be first again in every run. So each thread of a run
-notes the row before it calls the handler. A run that finds the note of a dead process knows which
-row to handle last, so that this row costs the others nothing. Supervisors of queues keep such a
-list, too. Here it is only a hint, which a run can do without.
+notes the row, outside the database, before it calls the handler. A run that finds the note of a
+dead process knows which row to handle last, so that this row costs the others nothing. Supervisors
+of queues keep such a list, too. Here it is only a hint, which a run can do without.
 
 The kernel keeps each file locked with ``flock()`` for as long as its process lives.
 """

@@ -25,7 +25,7 @@ class Patience:
         self._is_old = False
 
     def begin(self, *, alone: bool) -> None:
-        """Begin a window; to a worker that seems to be alone, the first miss shows another."""
+        """Begin a window; a worker that seems to be alone ends it at the first miss."""
         self._in_vain = 0
         self._is_old = alone
 

@@ -16,7 +16,7 @@ OLDEST = 600.0
 
 
 class Recycler:
-    """Records since when each connection of this thread is open."""
+    """Records when each connection of this thread was opened."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[Any, float]] = {}
