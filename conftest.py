@@ -6,6 +6,7 @@ fresh shop, so that it says all that it depends on.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import date
 from typing import Any
@@ -32,9 +33,20 @@ def _as_in_the_shop(namespace: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def shop(transactional_db: None) -> Iterator[None]:  # noqa: ARG001  # asked for by name
-    """Give the block a mailbox, and a shop with three shipped orders and one that is not."""
+def shop(
+    transactional_db: None,  # noqa: ARG001  # asked for by name
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """Give the block a mailbox, and a shop with three shipped orders and one that is not.
+
+    The pages import from ``shop``, as from an app of the reader's own.
+    """
+    from sample_app import shop
+    from sample_app.shop import mailing, models, processors
     from sample_app.shop.models import Customer, Order
+
+    for module in (shop, mailing, models, processors):
+        monkeypatch.setitem(sys.modules, module.__name__.removeprefix("sample_app."), module)
 
     customer = Customer.objects.create(code="ANNA", company="Café Anna", email="anna@example.com")
     for number in range(1, 5):
