@@ -16,7 +16,7 @@ def text(error: BaseException) -> str:
     """Return the error's text, which may be empty, or a replacement if ``str()`` raises."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # an error's own __str__() is anybody's code
+    except Exception:  # noqa: BLE001  # an error's own __str__() is arbitrary code
         return represent(error)
 
 

@@ -28,7 +28,7 @@ def check(processor: Definition[Any]) -> None:
             if not isinstance(processor.lease, Lease):
                 raise InvalidOption(
                     f"{label}: expected AT_LEAST_ONCE to have lease=Lease(…), which says when "
-                    f"another copy may take a row over, got {processor.lease!r}."
+                    f"another worker may take a row over, got {processor.lease!r}."
                 )
     if processor._handles_batches and processor.delivery != Delivery.TRANSACTIONAL:
         raise Unsupported(
@@ -51,7 +51,7 @@ def _check_claim(processor: Definition[Any], label: str) -> None:
     if processor.claim is not None:
         if processor.claim == processor.done:
             raise InvalidOption(
-                f"{label}: expected claim to differ from done, so that a row in doubt can be told "
+                f"{label}: expected claim to differ from done, so that a row in doubt differs "
                 f"from a finished one, got {dict(processor.claim)!r} for both."
             )
         if all(callable(v) or hasattr(v, "resolve_expression") for v in processor.claim.values()):

@@ -44,7 +44,7 @@ def check_options(processor: Definition[Any], missing: AbstractSet[str]) -> None
     if processor.strict_order and processor.repeats:
         raise Unsupported(
             f"{_label(processor)}: expected strict_order or repeats, got both: a row that stays "
-            "pending would be at the head of the order for ever; leave one of them out."
+            "pending would be at the head of the order forever; leave one of them out."
         )
 
 

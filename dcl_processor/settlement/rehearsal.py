@@ -128,10 +128,10 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
         transaction.set_rollback(True, using=question.using)
     for name in lost:
         what = "microseconds" if name in times else repr(constants[name])
-        mend = "make it one with six digits" if name in times else "claim another value"
+        fix = "make it one with six digits" if name in times else "claim another value"
         raise InvalidOption(
             f"{processor.name}: expected {question.model._meta.label}.{name} to keep {what}, by "
-            f"which a claimed row is recognised, got {kept[name]} back; {mend}."
+            f"which a claimed row is recognised, got {kept[name]} back; {fix}."
         )
     meta = question.model._meta
     return {meta.get_field(name).attname: kept[name] for name in constants}

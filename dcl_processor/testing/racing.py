@@ -148,7 +148,7 @@ class _Course:
         name = self.processor.name
         if self.double:
             raise AssertionError(
-                f"{name}: expected each row to be handled by one copy, got {self.double} "
+                f"{name}: expected each row to be handled by one worker, got {self.double} "
                 f"(seed={self.seed}).\n\n{self.trace}"
             )
         for copy in self.copies:

@@ -77,14 +77,14 @@ class Turns:
         with self._changed:
             # The start of the race must not depend on how fast the threads connect.
             self._changed.wait_for(lambda: not self._moving, until - time.monotonic())
-            while self._somebody_stands(until):
+            while self._any_racer_stands(until):
                 copy = choose(self._standing)
                 del self._standing[copy]
                 self._moving.add(copy)
                 self._changed.notify_all()
             return self._everybody_goes or not (self._moving or self._standing)
 
-    def _somebody_stands(self, until: float) -> bool:
+    def _any_racer_stands(self, until: float) -> bool:
         # A worker may wait in the database for another worker's lock: then the turn passes on.
         here = self._changed.wait_for(
             lambda: self._everybody_goes or not self._moving - self._slow, PATIENCE

@@ -116,7 +116,7 @@ async def push_to_warehouse(order: Order, warehouse: Warehouse) -> None:
 
 
 class ExpireCarts(BatchProcessor[Cart]):
-    """Put the pieces of carts that nobody has touched for long back on the shelf."""
+    """Put the pieces of carts that were not touched for long back on the shelf."""
 
     name = "shop.expire_carts"
     batch_size = 100

@@ -126,7 +126,7 @@ if HAS_ROW_LOCKS:
         with pytest.raises(AssertionError) as caught:
             race(make(lambda row: handled.append(row.pk), repeats=False), copies=copies)
         said = str(caught.value)
-        assert "expected each row to be handled by one copy, got row" in said
+        assert "expected each row to be handled by one worker, got row" in said
         # A claim and a lease are part of the question: without it the second copy takes a row that
         # is still at work.
         marked = make in {at_most_once, at_least_once}

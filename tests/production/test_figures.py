@@ -25,5 +25,5 @@ def test_the_sessions_of_one_copy_are_those_on_the_page() -> None:
     counts = dict(re.findall(r"sessions of one copy, (.*): (\d+)", ran.stdout))
     assert list(counts.values()) == ["1", "2", "3"]
     page = (CHECKOUT / "docs" / "howto" / "production.md").read_text(encoding="utf-8")
-    table = page[page.index("| one copy | sessions |") :]
+    table = page[page.index("| one worker | sessions |") :]
     assert re.findall(r"\| (\d)(?: more)? \|", table)[:3] == ["1", "2", "1"]
