@@ -1,0 +1,44 @@
+"""One row's way through the package does not get longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.calls import Way, follow, ways
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Calls and files at most: a few more than there are, and it is to become less.
+MOST = {
+    "transactional": (115, 33),
+    "transactional, spanning": (125, 33),
+    "at most once": (110, 30),
+    "at least once": (125, 36),
+}
+
+
+def test_a_row_takes_no_more_calls_and_files_than_it_did() -> None:
+    found = ways()
+    assert found.keys() == MOST.keys()
+    longer = {
+        name: (len(way.calls), way.files)
+        for name, way in found.items()
+        if len(way.calls) > MOST[name][0] or way.files > MOST[name][1]
+    }
+    assert not longer
+
+
+def test_files_and_switches_are_counted() -> None:
+    way = Way([("a.py", "f"), ("a.py", "g"), ("b.py", "h"), ("a.py", "i")])
+    assert (way.files, way.switches) == (2, 2)
+
+
+def test_nothing_is_followed_before_the_row_and_after_it() -> None:
+    def nine(handle: Callable[[Any], None]) -> None:
+        for row in range(9):
+            handle(row)
+
+    assert follow(nine).calls == []
