@@ -10,8 +10,8 @@ from typing import Any
 from django.db.models import DateTimeField, Model, Q
 
 from . import clock
-from .definition.expectation import expect
 from .exceptions import InvalidOption, Unsupported
+from .expectation import expect
 
 logger = logging.getLogger("dcl_processor")
 

@@ -10,9 +10,9 @@ from typing import Any
 from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, TextField
 
 from .clock import DatabaseNow, Later
-from .definition.expectation import expect
 from .errors import describe
 from .exceptions import InvalidOption
+from .expectation import expect
 
 #: Characters of an error that ``last_error`` keeps.
 LONGEST_ERROR = 2_000

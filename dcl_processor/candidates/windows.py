@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 from django.db import connections
 from django.db.models import AutoField, Model, Q, QuerySet
 
+from dcl_processor.database.connection import reconnected
+from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.locking.contention import is_contention, is_database_error
-from dcl_processor.locking.isolation import reconnected
 
 from .pending import Question, order_of
 

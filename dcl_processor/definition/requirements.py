@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import DateTimeField, Model
 
 from dcl_processor.exceptions import InvalidDone
-
-from .expectation import expect
+from dcl_processor.expectation import expect
 
 if TYPE_CHECKING:
     from .definition import Definition

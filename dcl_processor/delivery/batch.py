@@ -10,12 +10,13 @@ from django.db import connections
 from django.db.models import Model
 
 from dcl_processor.candidates.pending import Question, these
+from dcl_processor.database.connection import reconnected
+from dcl_processor.database.contention import is_contention, is_database_error, unwritable
 from dcl_processor.errors import add_note, describe
 from dcl_processor.exceptions import ProcessorError, SessionLost, TransactionLost
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception, ends_the_run
 from dcl_processor.locking.claiming import Claimed, Miss, claim
-from dcl_processor.locking.contention import is_contention, is_database_error, unwritable
-from dcl_processor.locking.isolation import reconnected, row_transaction
+from dcl_processor.locking.isolation import row_transaction
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.notes import Values, notes
 from dcl_processor.settlement.rehearsal import RowRefused

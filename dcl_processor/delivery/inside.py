@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Model
 
+from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.exceptions import TransactionLost, UnseenWork
 from dcl_processor.execution.handler import (
     Failed,
@@ -20,7 +21,6 @@ from dcl_processor.execution.handler import (
     execute_together,
 )
 from dcl_processor.execution.scope import RowScope
-from dcl_processor.locking.contention import was_ended_by_server
 from dcl_processor.locking.fence import Fence
 from dcl_processor.settlement import flip, grouping, writing
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db.models import Model
 
+from dcl_processor.database.connection import is_connected
 from dcl_processor.exceptions import AttemptsUsedUp, ProcessorError
 from dcl_processor.execution.handler import Failed, Lost, Outcome, execute
 from dcl_processor.execution.leftover import Leftover
-from dcl_processor.locking.isolation import is_connected
 
 from .batch import Batch
 from .marks import Mark

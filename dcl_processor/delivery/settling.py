@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Model
 
+from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import (
     Failed,
@@ -19,7 +20,6 @@ from dcl_processor.execution.handler import (
     as_exception,
     ends_the_run,
 )
-from dcl_processor.locking.contention import is_contention, is_database_error
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.flip import refusing_values

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Model
 
+from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.execution.handler import Handled, ends_the_run
-from dcl_processor.locking.contention import is_contention, is_database_error
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import flip as flips
 from dcl_processor.settlement import grouping, writing

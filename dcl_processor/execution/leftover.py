@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from django.db import Error, connections
 
+from dcl_processor.database.driver import in_transaction
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
-from dcl_processor.locking.session import in_transaction
 
 from .handler import Failed, Handled, Outcome
 

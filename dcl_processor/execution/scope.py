@@ -16,9 +16,9 @@ from typing import Any, Self
 from django.db import DatabaseError
 from django.db.transaction import TransactionManagementError
 
+from dcl_processor.database.contention import savepoint_is_gone
+from dcl_processor.database.driver import Sending, changes, send
 from dcl_processor.exceptions import TransactionLost, UnseenWork
-from dcl_processor.locking.contention import savepoint_is_gone
-from dcl_processor.locking.session import Sending, changes, send
 
 from .handler import Failed, Handled, Lost, Outcome
 

@@ -13,11 +13,10 @@ from typing import Any, Self
 
 from django.db import Error, connections
 
+from dcl_processor.database.contention import ends_transaction, savepoint_is_gone
+from dcl_processor.database.driver import in_transaction, send
 from dcl_processor.exceptions import SessionLost, TransactionLost
 from dcl_processor.statements import transaction
-
-from .contention import ends_transaction, savepoint_is_gone
-from .session import in_transaction, send
 
 _SAVEPOINT = "dcl_fence"
 

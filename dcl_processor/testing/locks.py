@@ -10,7 +10,7 @@ from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet
 
-from dcl_processor.locking.contention import is_contention, is_database_error
+from dcl_processor.database.contention import is_contention, is_database_error
 
 from .refusals import refuse_where_nothing_is_tested
 

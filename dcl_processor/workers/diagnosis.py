@@ -9,9 +9,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dcl_processor import errors
 from dcl_processor.candidates import pending
+from dcl_processor.database.contention import is_database_error
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import ProcessorError
-from dcl_processor.locking.contention import is_database_error
 from dcl_processor.processor import BatchProcessor
 
 

@@ -1,0 +1,1 @@
+"""Facts about the connection, its driver and its errors, for all stages."""

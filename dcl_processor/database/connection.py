@@ -1,0 +1,58 @@
+"""Whether the session is still there, and a new connection if it is not."""
+
+from __future__ import annotations
+
+import select
+from typing import Any
+
+from django.db import Error, connections
+
+
+def is_connected(using: str) -> bool:
+    """Return whether a statement can be sent, on a new connection if the session was ended.
+
+    A server that ends a session notifies the client, so there is something to read although nothing
+    was sent. Sends a query only in that case, and after an error.
+    """
+    connection: Any = connections[using]
+    if connection.connection is None or connection.in_atomic_block:
+        return True
+    if not connection.errors_occurred and not _has_news(connection.connection):
+        return True
+    if connection.is_usable():
+        connection.errors_occurred = False
+        return True
+    return reconnected(using)
+
+
+def _has_news(driver: Any) -> bool:
+    """Return whether there is something to read although no statement was sent, or it is closed."""
+    if not hasattr(driver, "fileno"):
+        return False  # SQLite has no session to lose
+    try:
+        poll = select.poll()
+        poll.register(driver.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+    except Exception:  # noqa: BLE001  # each driver has an error of its own for a closed connection
+        return True
+
+
+def reconnected(using: str, *, since: Any = None) -> bool:
+    """Replace the connection if it was lost; return whether there is a new one.
+
+    ``since``: the driver's connection as it was before the error.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        return False
+    # Not close_if_unusable_or_obsolete(): with CONN_MAX_AGE=0 every connection is obsolete, and
+    # every error would look like a lost connection.
+    if connection.connection is not None and connection.is_usable():
+        # Django itself reconnects if the ROLLBACK of a transaction finds that the session is gone.
+        return since is not None and connection.connection is not since
+    connection.close()
+    try:
+        connection.ensure_connection()
+    except Error:
+        return False
+    return True

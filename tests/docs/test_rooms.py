@@ -1,0 +1,83 @@
+"""Each folder of the package imports only from those before it in CONTRIBUTING's map."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGE = CHECKOUT / "dcl_processor"
+MAP = (
+    (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## A map of the code")[2]
+)
+ROOMS = [
+    room
+    for line in re.findall(r"^- (`.*?): ", MAP.partition("\n## ")[0], re.MULTILINE)
+    for room in re.findall(r"`(\w+)/`", line)
+]
+#: The stages of a row; the rooms behind them are users of the package.
+STAGES = ROOMS[: ROOMS.index("runner") + 1]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Yield the modules of the package that a file imports, those for types alone left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    folder = ["dcl_processor", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in for_types:
+            above = folder[: len(folder) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            if module.startswith("dcl_processor"):
+                names = [each.name for each in node.names]
+                yield from (f"{module}.{name}" for name in names)
+
+
+def room_of(module: str) -> str:
+    """Return the folder, or the module at the top, that a dotted name is in."""
+    return [*module.split("."), "", ""][1]
+
+
+def arrows() -> dict[str, set[str]]:
+    """Return from which other rooms each room imports."""
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        others = {room_of(module) for module in imported(path)} - {parts[0], ""}
+        found.setdefault(parts[0], set()).update(others)
+    return found
+
+
+def test_the_map_has_all_folders() -> None:
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == {*ROOMS, "contrib"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_imports_only_from_those_before_it(stage: str) -> None:
+    later = ROOMS[ROOMS.index(stage) + 1 :]
+    assert not arrows()[stage] & {*later, "contrib", "processor", "decorator"}
+
+
+def test_no_two_rooms_import_from_each_other() -> None:
+    """Not through others either: take away what imports from nothing that is left."""
+    left = arrows()
+    del left["__init__"]  # the front door, which all may look at
+    while done := [room for room, others in left.items() if not others & left.keys()]:
+        for room in done:
+            del left[room]
+    assert not left
+
+
+def test_an_import_for_types_alone_is_no_arrow() -> None:
+    inside = PACKAGE / "runner" / "run.py"
+    assert "dcl_processor.definition.definition.Definition" not in set(imported(inside))
+    assert "dcl_processor.runner.crew.Crew" in set(imported(inside))
