@@ -17,7 +17,7 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Retry
 from dcl_processor.candidates.pending import Question
 from dcl_processor.delivery import outside
 from dcl_processor.delivery.marks import ClaimMark, LeaseMark
-from dcl_processor.execution.scope import RowScope
+from dcl_processor.execution.row_savepoint import RowSavepoint
 from tests.contract.machine import play
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -86,7 +86,7 @@ def put_back_what_a_dead_handler_had(patch: Patch) -> None:
 
 
 def keep_the_work_of_a_failed_row(patch: Patch) -> None:
-    patch.setattr(RowScope, "_undo", lambda self: None)
+    patch.setattr(RowSavepoint, "_undo", lambda self: None)
 
 
 def forget_the_dead_letter(patch: Patch) -> None:

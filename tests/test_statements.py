@@ -21,7 +21,7 @@ from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.delivery import guard
 from dcl_processor.settlement import writing
-from dcl_processor.statements.kept import MOST_KEPT
+from dcl_processor.statements.cache import MOST_KEPT
 from dcl_processor.statements.update import Update
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 

@@ -26,7 +26,7 @@ from django.db.models.sql.where import WhereNode
 
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.statements.kept import Statements
+from dcl_processor.statements.cache import Statements
 from dcl_processor.statements.keys import Rows
 
 M = TypeVar("M", bound=Model)

@@ -18,7 +18,7 @@ from dcl_processor.execution.handler import Failed, Handled, Outcome, as_excepti
 from dcl_processor.locking.claiming import Claimed, Miss, claim
 from dcl_processor.locking.isolation import row_transaction
 from dcl_processor.settlement import writing
-from dcl_processor.settlement.notes import Values, notes
+from dcl_processor.settlement.failure_columns import Values, notes
 from dcl_processor.settlement.rehearsal import RowRefused
 
 if TYPE_CHECKING:

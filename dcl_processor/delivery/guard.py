@@ -10,7 +10,7 @@ from django.db.models import Q
 
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.locking.waiting import settling
-from dcl_processor.statements.kept import names
+from dcl_processor.statements.cache import names
 from dcl_processor.statements.update import Update
 
 #: Each column, with all values that this worker may have written to it.

@@ -20,8 +20,8 @@ from dcl_processor.execution.handler import (
     execute,
     execute_together,
 )
-from dcl_processor.execution.scope import RowScope
-from dcl_processor.locking.fence import Fence
+from dcl_processor.execution.row_savepoint import RowSavepoint
+from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement import flip, grouping, writing
 
 from .batch import Batch
@@ -29,14 +29,14 @@ from .batch import Batch
 M = TypeVar("M", bound=Model)
 
 
-def work(batch: Batch[M], fence: Fence) -> None:
+def work(batch: Batch[M], guard: TransactionGuard) -> None:
     """Handle the rows, so that the failure of one does not undo the others."""
     run, processor, connection = batch.run, batch.processor, connections[batch.question.using]
     if processor._handles_batches and len(batch.rows) > 1:
-        with RowScope(connection, shared=False) as scope:
+        with RowSavepoint(connection, shared=False) as savepoint:
             together = _work_together(batch)
-        fence.check()
-        scope.close(Handled())
+        guard.check()
+        savepoint.close(Handled())
         batch.outcomes.update(zip(batch.rows, together, strict=True))
         if any(isinstance(outcome, Failed) for outcome in together):
             run.resource.worn()
@@ -49,13 +49,13 @@ def work(batch: Batch[M], fence: Fence) -> None:
         batch.started.add(pk)
         if len(batch.rows) > 1:
             run.at_hand.narrow(place, pk)
-        with RowScope(connection, shared=shared) as scope:
+        with RowSavepoint(connection, shared=shared) as savepoint:
             outcome = execute(processor, row, run.resource.arguments())
         # Recorded before its work is kept, because an error from here on is this row's failure.
         batch.outcomes[pk] = outcome
         try:
-            fence.check()
-            batch.outcomes[pk] = scope.close(outcome)
+            guard.check()
+            batch.outcomes[pk] = savepoint.close(outcome)
         except (TransactionLost, UnseenWork) as error:
             # Checked after each row, so that this row is the one that ended the transaction.
             batch.to_blame = None if was_ended_by_server(error) else pk
@@ -76,7 +76,7 @@ def _work_together(batch: Batch[M]) -> list[Outcome]:
         raise
 
 
-def settle(batch: Batch[M], fence: Fence) -> None:
+def settle(batch: Batch[M], guard: TransactionGuard) -> None:
     """Flip the handled rows, and write the outcomes of the others.
 
     Raises when that cannot be done; the transaction must then be rolled back.
@@ -92,14 +92,14 @@ def settle(batch: Batch[M], fence: Fence) -> None:
         notes.append((writing.resolve(values), [pk]))
     # Race: flip without work. If the transaction has ended, the lock and the work are lost, and the
     # next transaction would contain the flip alone. No user code runs between this and the flip.
-    fence.close()
-    if fence.transaction_id is not None and not any(values for values, _ in writes + notes):
-        writing.refuse_another(question.using, fence.transaction_id)
+    guard.close()
+    if guard.transaction_id is not None and not any(values for values, _ in writes + notes):
+        writing.refuse_another(question.using, guard.transaction_id)
     for values, pks in writes:
         with flip.refusing_values(processor):
-            writing.write(question, pks, values, processor.name, fence.transaction_id)
+            writing.write(question, pks, values, processor.name, guard.transaction_id)
     for values, pks in notes:
-        writing.write(question, pks, values, processor.name, fence.transaction_id)
+        writing.write(question, pks, values, processor.name, guard.transaction_id)
     # The flip could not be rehearsed beforehand, or its rehearsal on one row proves nothing for
     # the other rows.
     if handled and "done" in batch.run.doubtful:

@@ -17,7 +17,7 @@ from django.db.models.functions import Coalesce
 from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.lease import Lease
 from dcl_processor.settlement.writing import resolve
-from dcl_processor.statements.kept import names
+from dcl_processor.statements.cache import names
 
 from .batch import Batch
 from .guard import Guard

@@ -16,8 +16,8 @@ from django.db.models import Model
 from dcl_processor.candidates.pending import Question
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.fence import Fence
 from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.transaction_guard import TransactionGuard
 
 from . import inside, outside
 from .batch import Batch, Run, Steps
@@ -39,9 +39,9 @@ def transactional(
             # A query without rows may not have been sent at all, and then no transaction is open.
             if batch.rows:
                 run.rehearse(question, batch.rows)
-                with Fence(question.using, batch.transaction_id) as fence:
-                    inside.work(batch, fence)
-                    inside.settle(batch, fence)
+                with TransactionGuard(question.using, batch.transaction_id) as guard:
+                    inside.work(batch, guard)
+                    inside.settle(batch, guard)
     except BaseException as error:  # noqa: BLE001  # judged there
         return (yield from batch.abandon(error, redo=transactional))
     return batch.all_outcomes()

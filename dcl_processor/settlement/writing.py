@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
-from dcl_processor.statements.kept import names
+from dcl_processor.statements.cache import names
 from dcl_processor.statements.transaction import current, within
 from dcl_processor.statements.update import Update
 

@@ -10,8 +10,8 @@ from dcl_processor.candidates.pending import Question
 from dcl_processor.delivery import inside, orders
 from dcl_processor.delivery.batch import Batch, Run, Steps
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.fence import Fence
 from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement import writing
 
 
@@ -30,8 +30,8 @@ def _flip_in_another_transaction(
         batch.claimed(claim(question, pks, most))
         if batch.rows:
             writing.write(question, list(batch.rows), {"done": True}, run.processor.name)
-    with row_transaction(question.using), Fence(question.using) as fence:
-        inside.work(batch, fence)
+    with row_transaction(question.using), TransactionGuard(question.using) as guard:
+        inside.work(batch, guard)
     yield from ()
     return batch.all_outcomes()
 

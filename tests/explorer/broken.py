@@ -21,8 +21,8 @@ from dcl_processor.delivery.batch import Batch, Steps
 from dcl_processor.delivery.keeper import Keeper
 from dcl_processor.locking import claiming
 from dcl_processor.locking.claiming import Claimed
-from dcl_processor.locking.fence import Fence
 from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.runner import run
 
@@ -68,8 +68,8 @@ def flip_outside_the_transaction() -> Any:
         batch: Batch[Any] = Batch(a_run, question, pks, most)
         with row_transaction(question.using):
             batch.claimed(claiming.claim(question, pks, most))
-            with Fence(question.using) as fence:
-                inside.work(batch, fence)
+            with TransactionGuard(question.using) as guard:
+                inside.work(batch, guard)
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         for pk in batch.rows:
             rows.filter(pk=pk).update(**batch.processor.done or {})
@@ -143,4 +143,4 @@ def first_and_last_lease() -> Any:
 def any_transaction() -> Any:
     """Flip in whatever transaction is open by then."""
     nothing = property(lambda self: None, lambda self, number: None)
-    return _patched((Fence, "transaction_id", nothing))
+    return _patched((TransactionGuard, "transaction_id", nothing))

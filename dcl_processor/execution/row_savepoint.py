@@ -25,7 +25,7 @@ from .handler import Failed, Handled, Lost, Outcome
 _SAVEPOINT = "dcl_row"
 
 
-class RowScope:
+class RowSavepoint:
     """Watches a handler's use of the transaction, and keeps or rolls back this row's work.
 
     ``shared``: other rows' work, or a note about this row, must survive its failure.

@@ -21,7 +21,7 @@ from dcl_processor.statements import transaction
 _SAVEPOINT = "dcl_fence"
 
 
-class Fence:
+class TransactionGuard:
     """Watches the transaction from the first handler to the flip.
 
     ``transaction_id``: of the transaction that has the locks; every flip must check it.
