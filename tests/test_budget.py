@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from dcl_processor.runner import budget
+from dcl_processor.runner import limits
 
 TIMEOUT, LONGER = 20.0, 40.0
 
@@ -31,7 +31,7 @@ class Frozen(Event):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Frozen:
     clock = Frozen()
-    monkeypatch.setattr(budget, "time", clock)
+    monkeypatch.setattr(limits, "time", clock)
     return clock
 
 
@@ -41,17 +41,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Frozen:
 def test_waits_grow_and_end_with_the_shorter_of_the_two_times(
     clock: Frozen, timeout: float | None, wait_for_locked: float
 ) -> None:
-    plan = budget.Budget(limit=None, timeout=timeout, wait_for_locked=wait_for_locked, stop=clock)
+    plan = limits.Limits(limit=None, timeout=timeout, wait_for_locked=wait_for_locked, stop=clock)
     assert all(plan.waits())
     *waited, last = clock.waited
     assert clock.monotonic() == pytest.approx(TIMEOUT)
-    longest = [min(budget.FIRST_WAIT * 2**n, budget.LONGEST_WAIT) for n in range(len(waited))]
+    longest = [min(limits.FIRST_WAIT * 2**n, limits.LONGEST_WAIT) for n in range(len(waited))]
     assert all(most / 2 <= each <= most for each, most in zip(waited, longest, strict=True))
-    assert last <= budget.LONGEST_WAIT
+    assert last <= limits.LONGEST_WAIT
     # Copies that met once must not meet again.
     assert len(set(waited[-10:])) == 10
 
 
 def test_a_run_that_may_not_wait_does_not(clock: Frozen) -> None:
-    plan = budget.Budget(limit=None, timeout=None, wait_for_locked=0, stop=clock)
+    plan = limits.Limits(limit=None, timeout=None, wait_for_locked=0, stop=clock)
     assert list(plan.waits()) == clock.waited == []

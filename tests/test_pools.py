@@ -12,7 +12,7 @@ import pytest
 from django.db import connection, connections
 
 from dcl_processor import BatchProcessor, Lease, batch_processor
-from dcl_processor.delivery import keeper
+from dcl_processor.delivery import heartbeat
 from dcl_processor.exceptions import Unsupported
 from tests.contract import errands as the
 from tests.contract.heartbeat import until
@@ -79,7 +79,7 @@ def test_a_pool_without_room_for_the_run_is_refused(
 
 def test_the_end_of_a_run_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread of the process may have the one that the heartbeat would take."""
-    monkeypatch.setattr(keeper, "CLOSING", 0.2)
+    monkeypatch.setattr(heartbeat, "CLOSING", 0.2)
     the.errands(1)
     with pooled(2, timeout=20) as pool:
         other = connections.create_connection("default")

@@ -19,7 +19,7 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow, Later
-from dcl_processor.delivery import guard
+from dcl_processor.delivery import compare_and_set
 from dcl_processor.settlement import writing
 from dcl_processor.statements.cache import MOST_KEPT
 from dcl_processor.statements.update import Update
@@ -222,8 +222,8 @@ def test_a_delay_is_left_open_beside_a_guard() -> None:
     rows = [Errand.objects.create(place=place) for place in range(3)]
     for row in rows:
         values = {"next_attempt_at": Later(timedelta(seconds=60 + row.place))}
-        assert guard.write(question, row.pk, {"place": [row.place]}, values) == 1
-        assert guard.write(question, row.pk, {"place": [row.place + 1]}, values) == 0
+        assert compare_and_set.write(question, row.pk, {"place": [row.place]}, values) == 1
+        assert compare_and_set.write(question, row.pk, {"place": [row.place + 1]}, values) == 0
     assert len(kept(question)) == 1
 
 
@@ -395,7 +395,7 @@ def test_a_field_that_makes_sql_of_a_value_gets_its_values(secret: type[Model]) 
         # Django itself takes an expression from such a field when it updates.
         write(question, row, loud=text)
         assert row.loud == text.upper()  # type: ignore[attr-defined]
-        assert guard.write(question, row.pk, {"id": [row.pk]}, {"loud": "three"}) == 1
+        assert compare_and_set.write(question, row.pk, {"id": [row.pk]}, {"loud": "three"}) == 1
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -411,7 +411,7 @@ def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: i
     assert set(rows.values_list("raised", flat=True)) == {"DONE"}
     question, row = ask(secret), rows.earliest("pk")
     for text in ("one", "two"):
-        assert guard.write(question, row.pk, {"id": [row.pk]}, {"raised": text}) == 1
+        assert compare_and_set.write(question, row.pk, {"id": [row.pk]}, {"raised": text}) == 1
         row.refresh_from_db()
         assert row.raised == text.upper()  # type: ignore[attr-defined]
 

@@ -15,14 +15,14 @@ from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.locking.engines import refuse_without_transactions
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.runner import budget
+from dcl_processor.runner import limits
 
 
 def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     """Yield an error for each of the processor's aliases that does not exist."""
     for option in ("using", "read_using"):
         try:
-            budget.check_alias(option, getattr(processor, option))
+            limits.check_alias(option, getattr(processor, option))
         except InvalidOption as error:
             hint = "Add it to DATABASES, or leave the option out: the router chooses then."
             yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")

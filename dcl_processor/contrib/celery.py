@@ -24,7 +24,7 @@ from django.conf import settings
 
 from dcl_processor import registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
-from dcl_processor.runner import budget
+from dcl_processor.runner import limits
 from dcl_processor.workers import backlog
 from dcl_processor.workers.stopping import Stop
 
@@ -221,8 +221,8 @@ def _check(
 ) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
     if concurrency is not None:
-        budget.check_concurrency(concurrency)
-    budget.Budget(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
+        limits.check_concurrency(concurrency)
+    limits.Limits(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
 
 
 def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dcl_processor.execution.event_loop import EventLoop
     from dcl_processor.execution.resource import Resource
 
-    from .keeper import Keeper
+    from .heartbeat import Heartbeat
 
 M = TypeVar("M", bound=Model)
 Outcomes = dict[Any, Outcome | Miss]
@@ -37,7 +37,7 @@ Steps = Generator[int, None, Outcomes]
 logger = logging.getLogger("dcl_processor")
 
 
-class AtHand(Protocol):
+class InFlight(Protocol):
     """A record of the rows in flight that outlives the process."""
 
     def note(self, pks: Collection[Any]) -> None:
@@ -59,7 +59,7 @@ class Run(Protocol):
     processor: Definition[Any]
     resource: Resource
     event_loop: EventLoop | None
-    keeper: Keeper | None
+    heartbeat: Heartbeat | None
     rehearsed: bool
     doubtful: Collection[str]
     kept: Values
@@ -69,7 +69,7 @@ class Run(Protocol):
         raise NotImplementedError
 
     @property
-    def at_hand(self) -> AtHand:
+    def in_flight(self) -> InFlight:
         """Return the record of the rows whose handler is about to be called."""
         raise NotImplementedError
 

@@ -42,13 +42,13 @@ def work(batch: Batch[M], guard: TransactionGuard) -> None:
             run.resource.worn()
         return
     shared = len(batch.rows) > 1 or processor._notes_failures
-    run.at_hand.note(batch.rows)
+    run.in_flight.note(batch.rows)
     for place, (pk, row) in enumerate(batch.rows.items()):
         if not run.may_start(batch.outcomes):
             break
         batch.started.add(pk)
         if len(batch.rows) > 1:
-            run.at_hand.narrow(place, pk)
+            run.in_flight.narrow(place, pk)
         with RowSavepoint(connection, shared=shared) as savepoint:
             outcome = execute(processor, row, run.resource.arguments())
         # Recorded before its work is kept, because an error from here on is this row's failure.
@@ -67,7 +67,7 @@ def work(batch: Batch[M], guard: TransactionGuard) -> None:
 def _work_together(batch: Batch[M]) -> list[Outcome]:
     resource = batch.run.resource
     batch.started.update(batch.rows)
-    batch.run.at_hand.note(batch.rows)
+    batch.run.in_flight.note(batch.rows)
     try:
         return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
     except BaseException:

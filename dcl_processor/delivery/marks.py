@@ -20,7 +20,7 @@ from dcl_processor.settlement.writing import resolve
 from dcl_processor.statements.cache import names
 
 from .batch import Batch
-from .guard import Guard
+from .compare_and_set import Guard
 
 Values = Mapping[str, Any]
 
@@ -131,10 +131,10 @@ class LeaseMark:
     def __init__(self, batch: Batch[Any]) -> None:
         processor = batch.processor
         assert processor.lease is not None
-        assert batch.run.keeper is not None
+        assert batch.run.heartbeat is not None
         self._batch = batch
         self._field = processor.lease.field
-        self._keeper = batch.run.keeper
+        self._heartbeat = batch.run.heartbeat
         self._tokens: dict[Any, Any] = {}
         self._guards: dict[Any, Guard] = {}
         self._count = processor.retry.attempts if processor.retry else None
@@ -159,15 +159,15 @@ class LeaseMark:
         self._tokens.clear()
 
     def hold(self, since: float) -> None:
-        self._keeper.hold(self._batch.question, self._tokens, since)
+        self._heartbeat.hold(self._batch.question, self._tokens, since)
 
     def is_ours(self, pk: Any) -> bool:
-        return self._keeper.is_ours(pk)
+        return self._heartbeat.is_ours(pk)
 
     def let_go(self, pk: Any) -> Guard:
         """Recognise the row by every lease token that this worker may have written to it."""
         if pk not in self._guards:
-            self._guards[pk] = self._keeper.let_go(pk, self._tokens[pk])
+            self._guards[pk] = self._heartbeat.let_go(pk, self._tokens[pk])
         return self._guards[pk]
 
     def before(self, pk: Any) -> Values:  # noqa: ARG002  # relative, the same for all

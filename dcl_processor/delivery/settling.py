@@ -26,7 +26,7 @@ from dcl_processor.settlement.flip import refusing_values
 
 from . import together
 from .batch import Batch
-from .guard import Guard, write
+from .compare_and_set import Guard, write
 from .marks import Mark
 
 M = TypeVar("M", bound=Model)

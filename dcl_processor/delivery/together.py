@@ -16,7 +16,7 @@ from dcl_processor.settlement import flip as flips
 from dcl_processor.settlement import grouping, writing
 
 from .batch import Batch
-from .guard import Guard, write_all
+from .compare_and_set import Guard, write_all
 from .marks import Mark
 
 M = TypeVar("M", bound=Model)

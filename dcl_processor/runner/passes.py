@@ -12,12 +12,12 @@ from dcl_processor.locking.choosing import offered
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import Stopped
 
-from .at_hand import Notes
-from .budget import Budget
-from .crew import Crew
+from .counters import Counters
+from .dispatch import Dispatcher
+from .in_flight import Notes
+from .limits import Limits
 from .patience import Patience
 from .suspects import Suspects
-from .tally import Tally
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -30,9 +30,9 @@ class Run(Protocol):
     """What the passes use of their run."""
 
     processor: Definition[Any]
-    budget: Budget
-    tally: Tally
-    crew: Crew
+    limits: Limits
+    counters: Counters
+    dispatcher: Dispatcher
     notes: Notes
     stopped: Stopped | None
 
@@ -66,7 +66,7 @@ class Passes:
 
     def first(self) -> None:
         """Visit every candidate once."""
-        self._run.tally.passes += 1
+        self._run.counters.passes += 1
         patience = Patience(endless=self._run.processor.strict_order)
         walk = windows.Walk(self._run.ask, self._tried)
         in_order = windows.walk_in_order(self._run.ask, self._tried)
@@ -79,7 +79,7 @@ class Passes:
             if self._run.stopped:
                 break
         left: deque[Any] = deque()
-        self.take(self._run.crew.ended(everything=True), left)
+        self.take(self._run.dispatcher.ended(everything=True), left)
         # Only a run that is to stop leaves rows of a batch behind, even of the last batch.
         if left and not self._run.stopped:
             self._run.must_stop()
@@ -94,7 +94,7 @@ class Passes:
         while self._without_suspects(waiting) and not self._run.must_stop():
             if self._probes(question, waiting):
                 continue
-            chooses = self._run.crew.may_choose and patience.wants_choice(
+            chooses = self._run.dispatcher.may_choose and patience.wants_choice(
                 own_table=question.own_table
             )
             more = offered(question) if chooses else 0
@@ -104,21 +104,21 @@ class Passes:
 
     def _probes(self, question: pending.Question[Any], waiting: deque[Any]) -> bool:
         """Try rows at random places if the next rows are likely to fail like those before."""
-        tally = self._run.tally
-        if not tally.streak.to_probe or tally.probing:
+        counters = self._run.counters
+        if not counters.streak.to_probe or counters.probing:
             return False
-        self.take(self._run.crew.ended(everything=True), waiting)
-        tally.probing = True
-        found = windows.anywhere(question, tally.streak.to_probe)
+        self.take(self._run.dispatcher.ended(everything=True), waiting)
+        counters.probing = True
+        found = windows.anywhere(question, counters.streak.to_probe)
         probed = deque(pk for pk in found if pk not in self._tried | self._failing)
         if not self._without_suspects(probed):
             return False  # there are no others: go on with the next rows
-        while probed and tally.streak.to_probe and not self._run.must_stop():
+        while probed and counters.streak.to_probe and not self._run.must_stop():
             self._visit(question, probed, more=0)
-            self.take(self._run.crew.ended(everything=True), probed)
+            self.take(self._run.dispatcher.ended(everything=True), probed)
         self._probed.update(pk for pk in found if pk not in probed)
         self._leave_out_visited(waiting)
-        tally.probing = False
+        counters.probing = False
         return True
 
     def _leave_out_visited(self, waiting: deque[Any]) -> None:
@@ -127,20 +127,20 @@ class Passes:
 
     def later(self) -> None:
         """Come back to the rows that other workers had locked, and only to those."""
-        waits = self._run.budget.waits()
+        waits = self._run.limits.waits()
         while self._locked and not self._run.must_stop() and next(waits, False):
-            self._run.tally.passes += 1
+            self._run.counters.passes += 1
             waiting, self._locked = deque(self._locked), []
             while waiting:
                 question = self._run.ask()
-                more = offered(question) if self._run.crew.may_choose else 0
+                more = offered(question) if self._run.dispatcher.may_choose else 0
                 while (
                     self._without_suspects(waiting)
                     and len(self._absent) < windows.WINDOW
                     and not self._run.must_stop()
                 ):
                     self._visit(question, waiting, more=more)
-                self.take(self._run.crew.ended(everything=True), waiting)
+                self.take(self._run.dispatcher.ended(everything=True), waiting)
                 self._look_at_absent(question)
                 if self._run.must_stop():
                     self._locked += waiting
@@ -153,11 +153,11 @@ class Passes:
                 break
             question = self._run.ask()
             self._visit(question, deque([pk]), more=0)
-            self.take(self._run.crew.ended(everything=True))
+            self.take(self._run.dispatcher.ended(everything=True))
             self._look_at_absent(question)
         if self._locked:
             self._run.must_stop()
-        self._run.tally.counts["skipped"] += len(self._locked)
+        self._run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
         if self._run.stopped is None and not self._run.is_filtered:
             self._suspects.settle(self._locked)
@@ -176,20 +176,20 @@ class Passes:
         ``more``: how many extra candidates the batch may get, to replace rows that it misses.
         Returns how many rows were got, and how many were missed and could not be replaced.
         """
-        tried = self._run.tally.handled + self._run.crew.rows_under_way
-        size = min(self._run.budget.clip(self._run.crew.room, tried), len(waiting))
-        if self._run.tally.is_to_be_careful:
+        tried = self._run.counters.handled + self._run.dispatcher.rows_under_way
+        size = min(self._run.limits.clip(self._run.dispatcher.room, tried), len(waiting))
+        if self._run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
-            size = min(size, max(0, 1 - self._run.crew.rows_under_way))
+            size = min(size, max(0, 1 - self._run.dispatcher.rows_under_way))
         if size:
             batch = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
             # Noted now, not when the batch ends, because the next window may be read before that.
             self._tried.update(batch)
             self._under_way.update(batch)
-            self._run.crew.begin(question, batch, size)
+            self._run.dispatcher.begin(question, batch, size)
         # Without room for a row, only the end of the batches in flight shows if the limit is met.
-        got, missed = self.take(self._run.crew.ended(everything=not size), waiting)
+        got, missed = self.take(self._run.dispatcher.ended(everything=not size), waiting)
         return got, 0 if more and got == size else missed
 
     def take(
@@ -205,7 +205,7 @@ class Passes:
             # Even handled rows: they may be pending again, or still pending on a replica.
             self._tried.update(outcomes)
             for pk, outcome in outcomes.items():
-                self._run.tally.count(pk, outcome)
+                self._run.counters.count(pk, outcome)
                 if not isinstance(outcome, Miss):
                     self._note_failing(pk)
                 if outcome is Miss.ABSENT:
@@ -221,7 +221,7 @@ class Passes:
         return got, missed
 
     def _note_failing(self, pk: Any) -> None:
-        if self._run.tally.streak.succeeded:
+        if self._run.counters.streak.succeeded:
             self._failing.clear()
         elif len(self._failing) < MOST_LOCKED:
             self._failing.add(pk)
@@ -234,7 +234,7 @@ class Passes:
         """
         absent, self._absent = self._absent, []
         locked = windows.still_pending(question, absent)
-        self._run.tally.counts["stale"] += len(absent) - len(locked)
+        self._run.counters.counts["stale"] += len(absent) - len(locked)
         room = MOST_LOCKED - len(self._locked)
         self._locked += locked[:room]
-        self._run.tally.counts["skipped"] += len(locked[room:])
+        self._run.counters.counts["skipped"] += len(locked[room:])

@@ -15,7 +15,7 @@ from dcl_processor.candidates import pending
 from dcl_processor.definition import requirements
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.delivery.batch import Steps
-from dcl_processor.delivery.keeper import Keeper
+from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.delivery.orders import DELIVERIES
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.resource import Broken, Resource
@@ -24,13 +24,13 @@ from dcl_processor.report import Report, Stopped
 from dcl_processor.settlement import rehearsal
 from dcl_processor.signals import run_finished
 
-from . import budget
-from .at_hand import AtHand, Notes
-from .crew import Alone, Crew, Threads
+from . import limits
+from .async_dispatch import AsyncDispatcher
+from .counters import Counters, carry, log_end
+from .dispatch import Dispatcher, InlineDispatcher, ThreadDispatcher
+from .in_flight import InFlight, Notes
 from .passes import Passes
 from .pool import refuse_small_pool
-from .rolling import Rolling
-from .tally import Tally, carry, log_end
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -53,21 +53,21 @@ class Run(Generic[M]):
         concurrency: int | None,
         stop: Event | None,
     ) -> None:
-        budget.check_alias("using", using or processor.using)
-        budget.check_alias("read_using", processor.read_using)
-        budget.check_filter(filter)
+        limits.check_alias("using", using or processor.using)
+        limits.check_alias("read_using", processor.read_using)
+        limits.check_filter(filter)
         # The argument overrides the option. Inside TestCase, the option alone starts no threads.
         self.asks_concurrency = concurrency is not None
         concurrency = processor.concurrency if concurrency is None else concurrency
-        budget.check_concurrency(concurrency, is_async=processor._is_async)
-        budget.check_stop(stop)
-        self.budget = budget.Budget(
+        limits.check_concurrency(concurrency, is_async=processor._is_async)
+        limits.check_stop(stop)
+        self.limits = limits.Limits(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
         self.processor = processor
         self.filter = filter
         self.using = using or processor.using
-        self.tally = Tally(processor)
+        self.counters = Counters(processor)
         self.interrupted = False
         self.rehearsed = False
         self.doubtful: Collection[str] = ()
@@ -75,20 +75,20 @@ class Run(Generic[M]):
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
         self.resource = Resource(processor, self.event_loop, Broken())
         self.notes = Notes(processor.name)
-        self.at_hand = AtHand(self.notes)
+        self.in_flight = InFlight(self.notes)
         self.concurrency = concurrency
-        self.crew = self.gather(concurrency)
-        self.keeper = Keeper(processor.lease, processor.name) if processor.lease else None
+        self.dispatcher = self.gather(concurrency)
+        self.heartbeat = Heartbeat(processor.lease, processor.name) if processor.lease else None
         self.stopped: Stopped | None = None
 
-    def gather(self, concurrency: int) -> Crew:
+    def gather(self, concurrency: int) -> Dispatcher:
         """Return the crew: threads if the handler is a plain function and concurrency is over 1."""
         size = self.processor.batch_size
         if self.event_loop is not None:
-            return Rolling(self.deliver, self.event_loop, size=size)
+            return AsyncDispatcher(self.deliver, self.event_loop, size=size)
         if concurrency == 1:
-            return Alone(self.deliver, size=size)
-        return Threads(
+            return InlineDispatcher(self.deliver, size=size)
+        return ThreadDispatcher(
             self.deliver,
             size=size,
             number=concurrency,
@@ -105,7 +105,7 @@ class Run(Generic[M]):
             self.concurrency = 1
             if self.event_loop is not None:
                 self.event_loop.concurrency = 1
-            self.crew = self.gather(1)
+            self.dispatcher = self.gather(1)
 
     def report(self) -> Report:
         """Do the run, and return its report."""
@@ -118,8 +118,8 @@ class Run(Generic[M]):
         refuse_small_pool(
             question.using,
             self.processor.name,
-            threads=self.concurrency if isinstance(self.crew, Threads) else 0,
-            heartbeat=self.keeper is not None,
+            threads=self.concurrency if isinstance(self.dispatcher, ThreadDispatcher) else 0,
+            heartbeat=self.heartbeat is not None,
         )
         # In the other deliveries a claim outlives its process, so that the row is not first again.
         if self.processor.delivery is Delivery.TRANSACTIONAL:
@@ -133,7 +133,7 @@ class Run(Generic[M]):
         except Exception as error:
             # Batches that other threads have begun are completed and counted.
             with suppress(Exception):
-                passes.take(self.crew.ended(everything=True))
+                passes.take(self.dispatcher.ended(everything=True))
             self.stopped, ended_by = "failures", error
             raise
         except BaseException as error:
@@ -142,10 +142,10 @@ class Run(Generic[M]):
             raise
         finally:
             try:
-                self.crew.close()
+                self.dispatcher.close()
             finally:
                 self.leave()
-                report = self.tally.report(self.stopped or "drained", self.resource.error)
+                report = self.counters.report(self.stopped or "drained", self.resource.error)
                 log_end(report)
                 carry(ended_by, report)
                 ended_by = None  # or it would keep this frame, and this frame the error
@@ -158,21 +158,21 @@ class Run(Generic[M]):
         self.leave_thread()
         if self.event_loop is not None:
             self.event_loop.close()
-        if self.keeper is not None:
-            self.keeper.close()
+        if self.heartbeat is not None:
+            self.heartbeat.close()
         self.notes.close()
 
     def leave_thread(self) -> None:
         """Close what the handlers of this thread used."""
         self.resource.close()
-        self.at_hand.close()
+        self.in_flight.close()
 
     def deliver(self, question: pending.Question[M], pks: Sequence[Any], most: int) -> Steps:
         """Claim and handle at most ``most`` of the candidates; called by the crew."""
         if not self.resource.ready():
             return {}
         outcomes = yield from DELIVERIES[self.processor.delivery](self, question, pks, most)
-        self.at_hand.forget()
+        self.in_flight.forget()
         return outcomes
 
     def may_start(self, so_far: dict[Any, Any]) -> bool:
@@ -180,9 +180,9 @@ class Run(Generic[M]):
 
         ``so_far``: the outcomes of its batch, which are not counted yet.
         """
-        if self.interrupted or self.budget.exceeded(self.tally.handled):
+        if self.interrupted or self.limits.exceeded(self.counters.handled):
             return False
-        if self.tally.would_be_in_vain(so_far):
+        if self.counters.reaches_a_limit(so_far):
             return False
         # Handlers on the event loop share the resource, which is reopened between batches.
         return self.event_loop is not None or self.resource.ready()
@@ -194,10 +194,10 @@ class Run(Generic[M]):
 
     def must_stop(self) -> bool:
         """Return whether the run must stop; called before each batch."""
-        if self.tally.fails_on or self.resource.error is not None:
+        if self.counters.fails_on or self.resource.error is not None:
             self.stopped = "failures"
         else:
-            self.stopped = self.budget.exceeded(self.tally.handled)
+            self.stopped = self.limits.exceeded(self.counters.handled)
         return self.stopped is not None
 
     def rehearse(self, question: pending.Question[M], rows: Mapping[Any, M]) -> None:
@@ -207,7 +207,7 @@ class Run(Generic[M]):
             rehearsed = rehearsal.rehearse(self.processor, question, row, pk)
             self.doubtful, self.kept = rehearsed.doubtful, rehearsed.kept
             self.rehearsed = True
-            self.crew.look_again()
+            self.dispatcher.look_again()
 
     def ask(self, *, due: bool = True) -> pending.Question[M]:
         """Return a new question for the user's ``pending``."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from dcl_processor.candidates import pending
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.runner import budget
+from dcl_processor.runner import limits
 
 #: The most rows that are counted; to count the backlog of a forgotten table takes minutes.
 MOST = 10_000
@@ -14,8 +14,8 @@ MOST = 10_000
 
 def count(processor: BatchProcessor[Any], *, using: str | None = None, most: int = MOST) -> int:
     """Return the number of pending rows without a lock; ``most`` + 1 means that there are more."""
-    budget.check_alias("using", using or processor.using)
-    budget.check_alias("read_using", processor.read_using)
+    limits.check_alias("using", using or processor.using)
+    limits.check_alias("read_using", processor.read_using)
     question = pending.ask(
         processor.pending,
         label=processor.name,

@@ -16,7 +16,7 @@ from django.db import connections
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report, Stopped
-from dcl_processor.runner.tally import MOST_FAILURES
+from dcl_processor.runner.counters import MOST_FAILURES
 
 from . import backlog
 from .process import Copy, start

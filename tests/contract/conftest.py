@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor.runner import budget
+from dcl_processor.runner import limits
 from dcl_processor.runner.patience import Patience
 from tests.contract.clocks import Clock
 from tests.contract.errands import our_threads
@@ -70,7 +70,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let a run go by a clock that the test puts forward."""
     clock = Clock()
-    monkeypatch.setattr(budget, "time", clock)
+    monkeypatch.setattr(limits, "time", clock)
     return clock
 
 

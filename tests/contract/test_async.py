@@ -16,7 +16,7 @@ from django.db import connection, transaction
 
 from dcl_processor import Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.runner.tally import Tally
+from dcl_processor.runner.counters import Counters
 from tests.contract import errands as the
 from tests.contract.clocks import HOUR, Clock
 from tests.contract.errands import Make, each_delivery
@@ -245,7 +245,7 @@ def test_what_ends_in_spite_of_an_interrupt_is_settled(
 ) -> None:
     """A handler that sees its work through when it is cancelled has done it."""
     rows = the.errands(3)
-    monkeypatch.setattr(Tally, "is_to_be_careful", False)  # as after the run's first row
+    monkeypatch.setattr(Counters, "is_to_be_careful", False)  # as after the run's first row
 
     async def handle(row: Errand) -> str:
         if row.place == 1:

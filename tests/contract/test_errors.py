@@ -22,7 +22,7 @@ from django.db import connection, transaction
 
 from dcl_processor import Report, batch_processor
 from dcl_processor.exceptions import HandlerExited, StillPending
-from dcl_processor.runner.tally import logger
+from dcl_processor.runner.counters import logger
 from tests.contract import errands as the
 from tests.models import Errand, Parcel
 

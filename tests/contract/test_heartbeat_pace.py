@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from django.db.backends.signals import connection_created
 
 from dcl_processor import Lease
-from dcl_processor.delivery import keeper, marking
+from dcl_processor.delivery import heartbeat, marking
 from tests.contract import errands as the
 from tests.contract.clocks import Clock
 from tests.contract.heartbeat import held_beat, until, writes
@@ -42,7 +42,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
             noted.append(timeout)
             return super().wait(60 if noted.endless else 0.01)
 
-    monkeypatch.setattr(keeper, "threading", SimpleNamespace(**{**vars(threading), "Event": Soon}))
+    monkeypatch.setattr(
+        heartbeat, "threading", SimpleNamespace(**{**vars(threading), "Event": Soon})
+    )
     return noted
 
 
@@ -50,7 +52,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
 def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let claims and heartbeats go by a clock that the test puts forward."""
     clock = Clock()
-    monkeypatch.setattr(keeper, "time", clock)
+    monkeypatch.setattr(heartbeat, "time", clock)
     monkeypatch.setattr(marking, "time", clock)
     return clock
 

@@ -16,7 +16,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dcl_processor import Lease, Report
-from dcl_processor.delivery.keeper import Keeper
+from dcl_processor.delivery.heartbeat import Heartbeat
 from tests.contract import errands as the
 from tests.contract.heartbeat import HAS_ROW_LOCKS, begins_to_write, held_beat, until, writes
 from tests.contract.sessions import before_statement
@@ -392,7 +392,7 @@ def test_a_row_whose_lease_lapsed_before_its_handler_was_not_tried() -> None:
     def handle(row: Errand) -> None:
         calls.append(row.place)
         if row.place == 0:
-            monkeypatched.setattr(Keeper, "is_ours", lambda self, pk: False)
+            monkeypatched.setattr(Heartbeat, "is_ours", lambda self, pk: False)
 
     with pytest.MonkeyPatch.context() as monkeypatched:
         report = the.at_least_once(handle, batch_size=3)(limit=2)

@@ -14,7 +14,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor
-from dcl_processor.runner.tally import Tally
+from dcl_processor.runner.counters import Counters
 from tests.contract import errands as the
 from tests.models import Errand
 
@@ -62,7 +62,7 @@ class Together:
 @pytest.fixture(autouse=True)
 def _the_first_row_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rows begin together whose flips ask for a result, as they do after a run's first row."""
-    monkeypatch.setattr(Tally, "is_to_be_careful", False)
+    monkeypatch.setattr(Counters, "is_to_be_careful", False)
 
 
 @pytest.fixture(autouse=True)

@@ -80,4 +80,4 @@ def test_no_two_rooms_import_from_each_other() -> None:
 def test_an_import_for_types_alone_is_no_arrow() -> None:
     inside = PACKAGE / "runner" / "run.py"
     assert "dcl_processor.definition.definition.Definition" not in set(imported(inside))
-    assert "dcl_processor.runner.crew.Crew" in set(imported(inside))
+    assert "dcl_processor.runner.dispatch.Dispatcher" in set(imported(inside))

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.runner import at_hand, suspects
+from dcl_processor.runner import in_flight, suspects
 from tests.edge.manage import at_gate, processors, started, wait_for
 from tests.edge.watchers import watching
 from tests.models import Parcel
@@ -147,11 +147,11 @@ def deliver(handle: object = lambda row: None, **options: object) -> BatchProces
 
 
 def left_by_the_dead(*keys: object, number: int = 1, processor: BatchProcessor[Parcel]) -> Path:
-    place = at_hand.Notes(processor.name, connection.alias).place()
+    place = in_flight.Notes(processor.name, connection.alias).place()
     assert place is not None
     path = place.with_name(f"{place.name}-{4711 + number}-{number}")
     note = f"1700000000.0 {number} {[str(key) for key in keys]!a}\n"
-    path.write_bytes(at_hand._at.pack(-2) + note.encode())
+    path.write_bytes(in_flight._at.pack(-2) + note.encode())
     return path
 
 
@@ -192,7 +192,7 @@ def test_each_death_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixt
 
 def test_all_rows_of_a_batch_handler_are_noted(folder: Path) -> None:
     rows = parcels(*[""] * 3)
-    noted: list[at_hand.Death] = []
+    noted: list[in_flight.Death] = []
 
     class Together(BatchProcessor[Parcel]):
         done = {"sent": True}
@@ -223,11 +223,11 @@ def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> Non
     assert noted == [str(pk) for pk in rows]
 
 
-def copied(path: Path) -> list[at_hand.Death]:
+def copied(path: Path) -> list[in_flight.Death]:
     """Read a note as if its process had died: a copy is locked by none."""
     copy = path.parent.parent / path.name
     copy.write_bytes(path.read_bytes())
-    death = at_hand._died(copy)
+    death = in_flight._died(copy)
     return [] if death is None else [death]
 
 
@@ -252,7 +252,7 @@ def test_where_the_folder_is_not_ours_alone_a_run_does_without(
     assert list(elsewhere.iterdir()) == []
 
 
-ALL, NONE, TENTH = (at_hand._at.pack(place) for place in (-2, -1, 9))
+ALL, NONE, TENTH = (in_flight._at.pack(place) for place in (-2, -1, 9))
 UNREADABLE = [
     b"",
     b"short",

@@ -16,7 +16,7 @@ import pytest
 
 from dcl_processor import batch_processor
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.runner import budget
+from dcl_processor.runner import limits
 from tests.edge.manage import (
     CHECKOUT,
     Install,
@@ -428,7 +428,7 @@ def test_colours_are_left_out_where_they_are_not_wanted(
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"concurrency": 100_000}, {"concurrency": budget.MOST_THREADS + 1}, {"wait_for_locked": 1e12}],
+    [{"concurrency": 100_000}, {"concurrency": limits.MOST_THREADS + 1}, {"wait_for_locked": 1e12}],
     ids=str,
 )
 def test_numbers_beyond_reason_are_refused(parameters: dict[str, Any]) -> None:

@@ -16,9 +16,9 @@ from dcl_processor.candidates import pending
 from dcl_processor.candidates.pending import Question
 from dcl_processor.definition.definition import Definition
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery import guard, inside, marking, one_statement, orders, settling
+from dcl_processor.delivery import compare_and_set, inside, marking, one_statement, orders, settling
 from dcl_processor.delivery.batch import Batch, Steps
-from dcl_processor.delivery.keeper import Keeper
+from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.locking import claiming
 from dcl_processor.locking.claiming import Claimed
 from dcl_processor.locking.isolation import row_transaction
@@ -102,16 +102,16 @@ def settle_without_guard() -> Any:
 def heartbeat_during_settle() -> Any:
     """Settle by the newest value of the lease alone, and go on renewing it meanwhile."""
 
-    def let_go(self: Keeper, pk: Any, token: Any) -> Any:
+    def let_go(self: Heartbeat, pk: Any, token: Any) -> Any:
         with self._lock:
             return {self._lease.field: self._tokens.get(pk, [token])[-1:]}
 
-    return _patched((Keeper, "let_go", let_go))
+    return _patched((Heartbeat, "let_go", let_go))
 
 
 def settle_table_by_table() -> Any:
     """Settle a row of several tables by a statement for each, without lock and transaction."""
-    return _patched((guard, "settling", lambda *_: nullcontext()))
+    return _patched((compare_and_set, "settling", lambda *_: nullcontext()))
 
 
 def settle_without_the_locks() -> Any:
@@ -120,7 +120,7 @@ def settle_without_the_locks() -> Any:
     def settling(question: Question[Any], *_: Any) -> AbstractContextManager[None]:
         return settlement_transaction(question.using)
 
-    return _patched((guard, "settling", settling))
+    return _patched((compare_and_set, "settling", settling))
 
 
 def lease_on_the_instance() -> Any:
@@ -131,13 +131,13 @@ def lease_on_the_instance() -> Any:
 def first_and_last_lease() -> Any:
     """Know a row by the lease that it was claimed with, and by the newest one."""
 
-    def let_go(self: Keeper, pk: Any, token: Any) -> Any:
+    def let_go(self: Heartbeat, pk: Any, token: Any) -> Any:
         with self._lock:
             self._alive_until.pop(pk, None)
             tokens = self._tokens.pop(pk, [token])
             return {self._lease.field: [tokens[0], tokens[-1]]}
 
-    return _patched((Keeper, "let_go", let_go))
+    return _patched((Heartbeat, "let_go", let_go))
 
 
 def any_transaction() -> Any:

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor.delivery import keeper, marking
-from dcl_processor.delivery.keeper import Keeper
+from dcl_processor.delivery import heartbeat, marking
+from dcl_processor.delivery.heartbeat import Heartbeat
 
 from .actors import Actor, here
 from .steps import Step, kinds
@@ -83,16 +83,16 @@ def in_the_hands_of(
 
     with pytest.MonkeyPatch.context() as patch:
         with_hearts = SimpleNamespace(**{**vars(threading), "Thread": HeartThread})
-        patch.setattr(keeper, "threading", with_hearts)
-        patch.setattr(keeper, "time", clock)
+        patch.setattr(heartbeat, "threading", with_hearts)
+        patch.setattr(heartbeat, "time", clock)
         patch.setattr(marking, "time", clock)
-        patch.setattr(Keeper, "_keep", _beat)
-        patch.setattr(Keeper, "is_ours", _pausing(_OURS, Keeper.is_ours))
-        patch.setattr(Keeper, "let_go", _pausing(_LET_GO, Keeper.let_go))
+        patch.setattr(Heartbeat, "_keep", _beat)
+        patch.setattr(Heartbeat, "is_ours", _pausing(_OURS, Heartbeat.is_ours))
+        patch.setattr(Heartbeat, "let_go", _pausing(_LET_GO, Heartbeat.let_go))
         yield
 
 
-def _beat(self: Keeper) -> None:
+def _beat(self: Heartbeat) -> None:
     # As its thread does, but for the errors, which are the scheduler's to judge here.
     for _ in range(here().beats):
         here().point(_BEAT)
@@ -103,7 +103,7 @@ def _beat(self: Keeper) -> None:
 
 
 def _pausing(step: Step, method: Callable[..., Any]) -> Callable[..., Any]:
-    def paused(self: Keeper, pk: Any, *args: Any) -> Any:
+    def paused(self: Heartbeat, pk: Any, *args: Any) -> Any:
         here().point(_of_keeper(replace(step, rows=frozenset([pk]))))
         return method(self, pk, *args)
 

@@ -14,7 +14,7 @@ import pytest
 
 from dcl_processor import Report
 from dcl_processor.candidates import windows
-from dcl_processor.delivery import keeper
+from dcl_processor.delivery import heartbeat
 from dcl_processor.locking import waiting
 from dcl_processor.runner.patience import Patience
 
@@ -226,7 +226,7 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
             patch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
         patch.setattr(windows, "secrets", SimpleNamespace(randbelow=_randbelow))
         # A claim waits for no lock; what has to be written does.
-        for module in (waiting, keeper):
+        for module in (waiting, heartbeat):
             patch.setattr(module, "lock_rows", _waiting(waiting.lock_rows))
         yield
 

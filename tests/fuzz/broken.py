@@ -12,7 +12,7 @@ from django.db.models import Q
 from dcl_processor import Delivery
 from dcl_processor.candidates import pending
 from dcl_processor.definition.definition import Definition
-from dcl_processor.delivery import guard, marking
+from dcl_processor.delivery import compare_and_set, marking
 from dcl_processor.runner.run import Run
 from dcl_processor.settlement import flip
 from tests.contract.gate import HAS_GATE
@@ -82,7 +82,7 @@ def attempts_that_stay(patch: pytest.MonkeyPatch) -> None:
 
 def unlocked_settlement(patch: pytest.MonkeyPatch) -> None:
     """Settle a row of two tables as Django does: a SELECT, and an UPDATE for each table."""
-    patch.setattr(guard, "settling", lambda *_: nullcontext())
+    patch.setattr(compare_and_set, "settling", lambda *_: nullcontext())
 
 
 def lease_that_is_saved(patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ MOST_FAILURES = 100
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """The counts and failures of a run in progress, for its report."""
 
     processor: Definition[Any]
@@ -56,7 +56,7 @@ class Tally:
         seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
         return self.processor._flip_needs_result and (seems_wrong or not self.handled)
 
-    def would_be_in_vain(self, so_far: dict[Any, Any]) -> bool:
+    def reaches_a_limit(self, so_far: dict[Any, Any]) -> bool:
         """Return whether, with these outcomes too, the next row would fail like those before.
 
         ``so_far``: the outcomes of a batch in the order of its rows; they are counted later.

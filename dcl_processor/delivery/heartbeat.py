@@ -18,7 +18,7 @@ from dcl_processor.locking.claiming import lock_free
 from dcl_processor.locking.isolation import row_transaction
 from dcl_processor.locking.waiting import lock_rows, lock_timeout
 
-from .guard import Guard, write_all
+from .compare_and_set import Guard, write_all
 
 logger = logging.getLogger("dcl_processor")
 
@@ -30,7 +30,7 @@ LONGEST_WAIT = 5.0
 CLOSING = 2 * LONGEST_WAIT
 
 
-class Keeper:
+class Heartbeat:
     """Renews the leases of one worker, in a thread and on a connection of its own.
 
     The lock guards the data in memory and is never held during a query, so a settlement waits for

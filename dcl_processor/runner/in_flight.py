@@ -147,7 +147,7 @@ class Notes:
                 del self.deaths[path]
 
 
-class AtHand(threading.local):
+class InFlight(threading.local):
     """One thread's note; each thread that handles rows of a run has its own.
 
     A note is a number, followed by the rows of a batch. The number is the place of the row in
@@ -270,8 +270,8 @@ def _read(path: Path, content: bytes) -> Death | None:
         return None
     since, number, keys = content[FIRST:].partition(b"\n")[0].decode().split(" ", 2)
     named = tuple(ast.literal_eval(keys))
-    at_hand = named if place == _ALL else (named[place],)
-    return Death(path, int(path.name.split("-")[1]), float(since), int(number), at_hand)
+    in_flight = named if place == _ALL else (named[place],)
+    return Death(path, int(path.name.split("-")[1]), float(since), int(number), in_flight)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dcl_processor.candidates.pending import Question
 from dcl_processor.delivery.batch import Outcomes, Steps
 from dcl_processor.execution.event_loop import EventLoop
 
-from .crew import Deliver, Pks
+from .dispatch import Deliver, Pks
 
 #: The part of the handlers' places that must be free before more rows are claimed, because rows
 #: claimed one by one would cost a transaction each.
@@ -31,11 +31,11 @@ class _Live:
     waiting: int = 0
 
 
-class Rolling:
+class AsyncDispatcher:
     """Delivers batches whose handlers share an event loop, in the thread that dispatches them.
 
     ``size``: rows that a claim takes, or more if more handlers than that may start. No batch may
-    choose among more candidates, for the same reason as in ``Threads``.
+    choose among more candidates, for the same reason as in ``ThreadDispatcher``.
     """
 
     may_choose = False

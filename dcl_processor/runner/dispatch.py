@@ -34,7 +34,7 @@ def at_once(steps: Steps) -> Outcomes:
     raise AssertionError("a plain handler was waited for")
 
 
-class Crew(Protocol):
+class Dispatcher(Protocol):
     """The interface of every crew.
 
     ``room``: rows that the next batch may have; ``may_choose``: whether a batch may get more
@@ -65,7 +65,7 @@ class Crew(Protocol):
         """End everything in flight, and release the run."""
 
 
-class Alone:
+class InlineDispatcher:
     """Delivers each batch at once, in the thread that dispatches it."""
 
     may_choose = True
@@ -92,7 +92,7 @@ class Alone:
         del self._deliver
 
 
-class Threads:
+class ThreadDispatcher:
     """Delivers batches in threads, one batch at a time in each.
 
     ``may_share``: whether more than one batch may be in flight; the first flips of a run are

@@ -26,7 +26,7 @@ MOST_THREADS, MOST_TASKS = 1_000, 10_000
 LONGEST_WAIT_FOR_LOCKED = 86_400.0
 
 
-class Budget:
+class Limits:
     """Decides when a run may start no further row, and how long it may wait."""
 
     def __init__(
