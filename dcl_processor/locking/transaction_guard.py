@@ -31,7 +31,7 @@ class TransactionGuard:
         self._using = using
         self._connection: Any = connections[using]
         self._lost: Exception | None = None
-        # Without an id the fence uses a savepoint, which is gone when its transaction ends; the
+        # Without an id the guard uses a savepoint, which is gone when its transaction ends; the
         # next transaction has no savepoint of that name.
         self._has_savepoint = not transaction.has_id(self._connection)
         self.transaction_id = transaction_id

@@ -35,7 +35,7 @@ def at_once(steps: Steps) -> Outcomes:
 
 
 class Dispatcher(Protocol):
-    """The interface of every crew.
+    """The interface of every dispatcher.
 
     ``room``: rows that the next batch may have; ``may_choose``: whether a batch may get more
     candidates than it claims; ``rows_under_way``: rows of batches in flight.

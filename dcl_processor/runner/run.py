@@ -82,7 +82,7 @@ class Run(Generic[M]):
         self.stopped: Stopped | None = None
 
     def gather(self, concurrency: int) -> Dispatcher:
-        """Return the crew: threads if the handler is a plain function and concurrency is over 1."""
+        """Return the dispatcher: threads for a plain handler with a concurrency over 1."""
         size = self.processor.batch_size
         if self.event_loop is not None:
             return AsyncDispatcher(self.deliver, self.event_loop, size=size)
@@ -168,7 +168,7 @@ class Run(Generic[M]):
         self.in_flight.close()
 
     def deliver(self, question: pending.Question[M], pks: Sequence[Any], most: int) -> Steps:
-        """Claim and handle at most ``most`` of the candidates; called by the crew."""
+        """Claim and handle at most ``most`` of the candidates; called by the dispatcher."""
         if not self.resource.ready():
             return {}
         outcomes = yield from DELIVERIES[self.processor.delivery](self, question, pks, most)

@@ -24,7 +24,7 @@ from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-SHORT = Lease(1)
+SHORT = Lease(1.5)
 
 
 def leased_until(row: Errand) -> Any:
@@ -133,7 +133,7 @@ def test_a_lease_that_lapsed_unnoticed_by_others_costs_the_row_no_attempt() -> N
     def handle(row: Errand) -> None:
         # Inside TestCase nobody renews.
         if row.pk == rows[0].pk:
-            Event().wait(1.1)
+            Event().wait(SHORT.seconds + 0.1)
 
     block = transaction.atomic()
     block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark

@@ -16,7 +16,7 @@ from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-SHORT = Lease(1)
+SHORT = Lease(1.5)
 
 
 def leased_until(row: Any) -> Any:
@@ -163,7 +163,11 @@ if HAS_ROW_LOCKS:
 
         def keep_it_locked(row: Parcel) -> None:
             until(lambda: leased_until(row) < leased_until(other))
-            until(lambda: leased_until(other) > leased_until(row) + timedelta(seconds=1.2))
+            until(
+                lambda: (
+                    leased_until(other) > leased_until(row) + timedelta(seconds=SHORT.seconds + 0.2)
+                )
+            )
             until(a_session_waits_for_a_lock)
 
         def lock_elsewhere(row: Parcel) -> None:
