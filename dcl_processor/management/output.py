@@ -19,10 +19,10 @@ from dcl_processor.errors import printable, traceback_text
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Failure, Report
 from dcl_processor.workers import backlog
+from dcl_processor.workers.child import Trouble, said
 from dcl_processor.workers.diagnosis import describe
-from dcl_processor.workers.spawned import Trouble, said
+from dcl_processor.workers.row_callback import OnRow, logs_to_stderr
 from dcl_processor.workers.stopping import Stop
-from dcl_processor.workers.telling import OnRow, logs_to_stderr
 
 Outcome = Report | Trouble
 

@@ -18,11 +18,11 @@ from django.core.management.base import CommandError, CommandParser
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.workers.keeping import Died, News, keep
+from dcl_processor.workers.child import Trouble
+from dcl_processor.workers.error_dedup import ErrorDedup
 from dcl_processor.workers.listening import aliases, refuse_the_deaf
-from dcl_processor.workers.outages import Outages
-from dcl_processor.workers.spawned import Trouble
 from dcl_processor.workers.stopping import Stop
+from dcl_processor.workers.supervisor import Died, News, keep
 from dcl_processor.workers.watch import GoesOn, Plan, Watch
 
 from .output import Output
@@ -122,7 +122,7 @@ class _Log:
     def __init__(self, output: Output, names: list[str]) -> None:
         self.names = names
         self._output = output
-        self._outages = Outages()
+        self._outages = ErrorDedup()
 
     def tell(self, copy: int | None, name: str | None, news: News) -> None:
         who = name or (self.names[0] if len(self.names) == 1 else "")

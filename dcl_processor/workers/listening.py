@@ -18,9 +18,9 @@ from dcl_processor import notify
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.processor import BatchProcessor
 
+from .connection_age import OLDEST
 from .diagnosis import one_line
-from .pace import retry_after
-from .recycling import OLDEST
+from .polling import retry_after
 
 #: Shown by the command in any case.
 logger = logging.getLogger("dcl_processor.operations")

@@ -20,12 +20,12 @@ from dcl_processor.exceptions import StillPending
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
+from .child import Trouble
+from .connection_age import Recycler
 from .listening import Listener, aliases
-from .pace import Pace, did_something
-from .recycling import Recycler
-from .spawned import Trouble
+from .polling import Pace, did_something
+from .row_callback import watched
 from .stopping import POLL_IDLE
-from .telling import watched
 
 # Seconds. Before a shorter wait, a connection that Django would close stays open.
 _WORTH_CLOSING = 0.1

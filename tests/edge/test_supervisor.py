@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dcl_processor.workers import keeping
+from dcl_processor.workers import supervisor
 from tests.edge.manage import at_gate, wait_for
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
@@ -159,18 +159,18 @@ def test_copies_end_when_the_parent_is_killed(gate: Path, audit: Path) -> None:
 
 def test_a_copy_that_lived_long_is_started_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its predecessors' deaths are forgotten."""
-    from dcl_processor.workers.spawned import Trouble
+    from dcl_processor.workers.child import Trouble
     from dcl_processor.workers.watch import Plan
 
     waits: list[float] = []
 
     def tell(number: int, name: str | None, news: object) -> None:
-        assert isinstance(news, keeping.Died)
+        assert isinstance(news, supervisor.Died)
         assert news.wait is not None
         waits.append(news.wait)
 
-    place = keeping._Place(1, keeping.WatchWork((), Plan(interval=5.0), {}), tell)
-    for lived in [0.0] * 5 + [keeping.LIVED_LONG]:
+    place = supervisor._Place(1, supervisor.WatchWork((), Plan(interval=5.0), {}), tell)
+    for lived in [0.0] * 5 + [supervisor.LIVED_LONG]:
         place._started = time.monotonic() - lived
         place._bury(Trouble("killed"))
     assert waits[0] <= 1

@@ -16,12 +16,12 @@ from typing import Any
 from dcl_processor import registry
 from dcl_processor.report import Report
 
-from .pace import retry_after
-from .process import Copy, start
-from .sharing import check_copies, databases_for_others, shares
-from .spawned import STOP, Send, Trouble, portable
+from .child import STOP, Send, Trouble, portable
+from .child_handle import Copy, start
+from .polling import retry_after
 from .stopping import POLL_IDLE, Stop, StoppedAtOnce
 from .watch import GoesOn, Plan, Watch
+from .worker_pool import check_copies, databases_for_others, shares
 
 #: A worker that has lived for this many seconds is restarted as if it had never died before.
 LIVED_LONG = 60.0

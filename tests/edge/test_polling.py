@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report
-from dcl_processor.workers import pace as pace_module
-from dcl_processor.workers.pace import (
+from dcl_processor.workers import polling
+from dcl_processor.workers.polling import (
     LAST_RETRY,
     MOST_INTERVALS,
     Pace,
@@ -36,7 +36,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(pace_module, "time", CLOCK)
+    monkeypatch.setattr(polling, "time", CLOCK)
     return CLOCK
 
 

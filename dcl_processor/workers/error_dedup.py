@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from .spawned import Trouble
+from .child import Trouble
 
 #: Seconds after which a lasting trouble is reported again.
 REMIND_EVERY = 3600.0
@@ -23,7 +23,7 @@ class _Outage:
     tries: int = 1
 
 
-class Outages:
+class ErrorDedup:
     """The processors and workers that are in trouble, why, and since when."""
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
 from .diagnosis import describe, explain, in_doubt
+from .row_callback import quiet_unless_configured, watched
 from .stopping import SIGNALS, Stop, StoppedAtOnce
-from .telling import quiet_unless_configured, watched
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 

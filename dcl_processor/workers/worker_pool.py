@@ -19,10 +19,10 @@ from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
 
 from . import backlog
-from .process import Copy, start
-from .spawned import STOP, Share, Trouble
+from .child import STOP, Share, Trouble
+from .child_handle import Copy, start
+from .row_callback import OnRow, watched
 from .stopping import POLL, StoppedAtOnce
-from .telling import OnRow, watched
 
 #: Processes that one command may start: far more than a machine can use.
 MOST_COPIES = 256

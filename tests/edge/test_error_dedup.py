@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dcl_processor.workers.outages import Outages
-from dcl_processor.workers.spawned import Trouble
+from dcl_processor.workers.child import Trouble
+from dcl_processor.workers.error_dedup import ErrorDedup
 
 REFUSED = Trouble("expected the database 'default' to answer, got: connection refused")
 PASSWORD = Trouble("expected the database 'default' to answer, got: wrong password")
@@ -13,7 +13,7 @@ MISSING = Trouble("expected the table t, got none")
 
 
 def test_a_server_that_comes_back_is_told_of_once() -> None:
-    outages = Outages()
+    outages = ErrorDedup()
     assert outages.say("a", REFUSED) == REFUSED.sentence
     assert [outages.say("a", REFUSED) for _ in range(5)] == [None] * 5
     assert outages.end("a") is not None
@@ -22,13 +22,13 @@ def test_a_server_that_comes_back_is_told_of_once() -> None:
 
 
 def test_another_trouble_is_news() -> None:
-    outages = Outages()
+    outages = ErrorDedup()
     assert outages.say("a", REFUSED)
     assert outages.say("a", MISSING)
 
 
 def test_another_cause_of_the_same_trouble_is_news_and_the_outage_goes_on() -> None:
-    outages = Outages()
+    outages = ErrorDedup()
     said = [outages.say("a", each) for each in (REFUSED, REFUSED, PASSWORD, PASSWORD, REFUSED)]
     assert said == [REFUSED.sentence, None, PASSWORD.sentence, None, REFUSED.sentence]
     assert outages.end("a") is not None
@@ -37,7 +37,7 @@ def test_another_cause_of_the_same_trouble_is_news_and_the_outage_goes_on() -> N
 def test_one_that_lasts_is_told_of_each_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    outages = Outages()
+    outages = ErrorDedup()
     said = []
     for _ in range(4 * 60):
         said.append(outages.say("a", REFUSED))
@@ -53,7 +53,7 @@ def test_one_that_lasts_is_told_of_each_hour(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_several_with_one_server_tell_of_it_once_and_the_last_that_it_is_over() -> None:
-    outages = Outages()
+    outages = ErrorDedup()
     assert outages.say("a", REFUSED)
     assert not outages.say("b", REFUSED)
     assert outages.end("a") is None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dcl_processor.report import Report
 
-from .spawned import READY, STOP_AT_ONCE, LastWord, Send, Trouble, Work, main, said
+from .child import READY, STOP_AT_ONCE, LastWord, Send, Trouble, Work, main, said
 from .stopping import SIGNALS
 
 #: Seconds that a worker has to exit after its last message.
