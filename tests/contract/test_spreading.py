@@ -212,7 +212,7 @@ if connection.features.has_select_for_update:
         def look(execute: Any, sql: str, *args: Any) -> Any:
             if "LIMIT 6" in sql:
                 looks.append(sql)
-                if len(looks) > 30:
+                if len(looks) > 10:
                     many_looks.set()
             return execute(sql, *args)
 
@@ -222,8 +222,8 @@ if connection.features.has_select_for_update:
                 finish(pks[2])  # which neither thread has come to yet
                 finished.set()
             assert finished.wait(30)
-            if len(calls) > 5:
-                many_looks.wait(1)
+            if len(calls) == 7:  # the last one, while the other thread has nothing to do
+                many_looks.wait(3)
 
         with connection.execute_wrapper(look):
             report = processor(handle)(concurrency=2, wait_for_locked=0)
