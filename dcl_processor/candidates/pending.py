@@ -37,7 +37,7 @@ _PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[M]):
-    """The pending question, built anew for one window of rows."""
+    """The user's ``pending`` queryset, as it was returned for one window of rows."""
 
     #: The user's queryset on the alias that is locked and written, narrowed by the run's filter
     #: to the rows that may be tried now.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from multiprocessing import util
 from pathlib import Path
 
 import pytest
 from django.db import connection
 
 from tests.crash import tally, victims
+from tests.notes import notes_apart
 
 # There is no server whose sessions could end; and the statements that are counted are PostgreSQL's.
 collect_ignore = {
@@ -22,15 +21,7 @@ collect_ignore = {
 @pytest.fixture(scope="package", autouse=True)
 def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have the notes of the rows at hand in a folder of these tests alone."""
-    # Folders that outlive these tests, wherever they are asked for first.
-    tmp_path_factory.getbasetemp()
-    util.get_temp_dir()  # multiprocessing's own, which it removes at the very end
-    with (
-        tempfile.TemporaryDirectory(prefix="dcl-crash-") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("TMPDIR", folder)
-        patch.setattr("tempfile.tempdir", None)
+    with notes_apart(tmp_path_factory):
         yield
 
 

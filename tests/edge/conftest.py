@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from multiprocessing import util
 from pathlib import Path
 from textwrap import dedent
 
@@ -17,6 +15,7 @@ from django.core.management import execute_from_command_line
 from django.test import override_settings
 
 from tests.edge.manage import Install, Manage, Ran
+from tests.notes import notes_apart
 
 HEAD = (
     "from dcl_processor import BatchProcessor, batch_processor\nfrom tests.models import Parcel\n"
@@ -26,15 +25,7 @@ HEAD = (
 @pytest.fixture(autouse=True)
 def _notes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Have the notes of the rows at hand in a folder of the test's own: the next one finds none."""
-    # Folders that outlive the test, wherever they are asked for first.
-    tmp_path_factory.getbasetemp()
-    util.get_temp_dir()  # multiprocessing's own, which it removes at the very end
-    with (
-        tempfile.TemporaryDirectory(prefix="dcl-edge-") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("TMPDIR", folder)
-        patch.setattr("tempfile.tempdir", None)
+    with notes_apart(tmp_path_factory):
         yield
 
 

@@ -57,7 +57,7 @@ def unsent() -> int:
 
 
 def free() -> int:
-    """Return how many rows nobody has locked."""
+    """Return how many rows no session has locked."""
     with transaction.atomic():
         return len(Parcel.objects.select_for_update(skip_locked=True))
 

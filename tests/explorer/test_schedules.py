@@ -56,7 +56,7 @@ def test_i2_a_lease_that_lapses_at_any_step_ends_in_one_settlement(name: str) ->
     lost = [outcome for outcome in count.outcomes if any(report[3] for report in outcome[:2])]
     assert lost
     with staged(SUBJECTS[name], lapse=True, hearts=2, every_statement=True) as stage:
-        stage.sample(20)
+        stage.sample(50)
 
 
 @pytest.mark.parametrize("name", ["lease_rehearsed", "lease", "lease_spanning"])
@@ -80,7 +80,7 @@ def test_i2_of_rows_in_two_tables_and_of_rows_that_are_touched_meanwhile(name: s
 @pytest.mark.parametrize("name", LAPSING)
 def test_i2_such_a_row_may_be_taken_over_and_is_settled_once(name: str) -> None:
     with staged(MORE[name], lapse=True) as stage:
-        count = stage.sample(50)
+        count = stage.sample(100)
     assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
 
 
