@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -122,3 +122,15 @@ def recognisable(value: Any, using: str) -> Any:
         return value
     # The driver made the local time in this zone; its fold shows which of the two hours it is.
     return value.replace(tzinfo=connection.connection.info.timezone).astimezone(UTC)
+
+
+def recognisable_columns(
+    rows: Mapping[Any, Mapping[str, Any]], using: str
+) -> Mapping[Any, Mapping[str, Any]]:
+    """Return the rows' columns with ``recognisable()`` values."""
+    if settings.USE_TZ:
+        return rows
+    return {
+        pk: {name: recognisable(value, using) for name, value in columns.items()}
+        for pk, columns in rows.items()
+    }

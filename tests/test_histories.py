@@ -7,6 +7,7 @@ run, and not made shorter when they fail.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from hypothesis import Phase
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry
 from dcl_processor.candidates.pending import Question
-from dcl_processor.delivery import outside
-from dcl_processor.delivery.marks import ClaimMark, LeaseMark
+from dcl_processor.delivery import after_commit, deliveries, marks, settle
+from dcl_processor.delivery.batch import Batch
+from dcl_processor.delivery.marks import Mark, MarkedRows
 from dcl_processor.execution.row_savepoint import RowSavepoint
+from dcl_processor.statements.cache import names
 from tests.contract.machine import play
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,26 +30,24 @@ Patch = pytest.MonkeyPatch
 
 
 def settle_whatever_the_row_says(patch: Patch) -> None:
-    for mark in (ClaimMark, LeaseMark):
-        patch.setattr(mark, "let_go", lambda self, pk: Q())
+    patch.setattr(settle, "_guard", lambda batch, marked, pk: {})
 
 
 def count_no_attempt_at_the_claim(patch: Patch) -> None:
-    def made(self: Any, batch: Any) -> None:
-        init(self, batch)
-        self.values = {**self.values, "attempts": F("attempts")}
+    def lease_mark(batch: Batch[Any]) -> Mark:
+        mark = marks.lease_mark(batch)
+        values = {**mark.values, "attempts": F("attempts")}
+        return replace(mark, values=values, name=names(values))
 
-    init: Any = LeaseMark.__init__
-    patch.setattr(LeaseMark, "__init__", made)
+    patch.setattr(deliveries, "lease_mark", lease_mark)
 
 
 def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
-    def made(self: Any, batch: Any) -> None:
-        init(self, batch)
-        self.undone = self.removed
+    def lease_mark(batch: Batch[Any]) -> Mark:
+        mark = marks.lease_mark(batch)
+        return replace(mark, undone=mark.removed())
 
-    init: Any = LeaseMark.__init__
-    patch.setattr(LeaseMark, "__init__", made)
+    patch.setattr(deliveries, "lease_mark", lease_mark)
 
 
 def keep_the_attempts_of_a_requeued_row(patch: Patch) -> None:
@@ -69,20 +70,20 @@ def give_up_one_attempt_late(patch: Patch) -> None:
 
 
 def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
-    def claimed(self: Any, before: Any, after: Any) -> None:
-        carried(self, before, after)
-        self._batch.attempts = dict.fromkeys(after, 1)
+    def commit(self: MarkedRows, batch: Batch[Any], since: float) -> None:
+        committed(self, batch, since)
+        batch.attempts = dict.fromkeys(self.after, 1)
 
-    carried: Any = LeaseMark.carried
-    patch.setattr(LeaseMark, "carried", claimed)
+    committed = MarkedRows.commit
+    patch.setattr(MarkedRows, "commit", commit)
 
 
 def leave_behind_what_was_interrupted(patch: Patch) -> None:
-    patch.setattr(outside, "_clear_up", lambda batch, mark: None)
+    patch.setattr(after_commit, "clear_up", lambda batch: None)
 
 
 def put_back_what_a_dead_handler_had(patch: Patch) -> None:
-    patch.setattr(ClaimMark, "may_repeat", True)
+    patch.setattr(Mark, "is_lease", True)
 
 
 def keep_the_work_of_a_failed_row(patch: Patch) -> None:

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor.candidates import pending
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.claiming import Miss, claim
+from dcl_processor.locking.wanted import Wanted
 from tests.models import (
     Badge,
     Caravan,
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 def claimed(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Any:
     with transaction.atomic():
-        got = claim(pending.ask(queryset, label="test", flips=flips), [pk])
+        got = claim(pending.ask(queryset, label="test", flips=flips), Wanted([pk]))
         return got.rows[pk] if pk in got.rows else got.misses[pk]
 
 
@@ -76,7 +77,7 @@ def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
     assert row.pk != row.vehicle_id
     with transaction.atomic():
         question = pending.ask(Caravan.objects.filter(inspected=False), label="test")
-        assert isinstance(claim(question, [row.pk]).rows[row.pk], Caravan)
+        assert isinstance(claim(question, Wanted([row.pk])).rows[row.pk], Caravan)
         with connections["other"].cursor() as cursor:
             cursor.execute("SELECT id FROM tests_vehicle FOR NO KEY UPDATE SKIP LOCKED")
             free = {key for (key,) in cursor.fetchall()}
@@ -89,7 +90,7 @@ def test_a_row_that_is_joined_stays_free_for_others(rows: dict[str, Any]) -> Non
     row = Parcel.objects.create(depot=depot)
     with transaction.atomic():
         asked = Parcel.objects.filter(**rows).select_related("depot")
-        assert row.pk in claim(pending.ask(asked, label="test"), [row.pk]).rows
+        assert row.pk in claim(pending.ask(asked, label="test"), Wanted([row.pk])).rows
         with transaction.atomic(using="other"):
             others = Depot.objects.using("other")
             assert list(others.select_for_update(skip_locked=True)) == [depot]
@@ -196,7 +197,7 @@ def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
     asked = pending.ask(Parcel.objects.filter(sent=False).prefetch_related("scans"), label="test")
     for row, scan in zip(rows, scans, strict=True):
         with transaction.atomic():
-            [got] = claim(asked, [row.pk]).rows.values()
+            [got] = claim(asked, Wanted([row.pk])).rows.values()
         with CaptureQueriesContext(connection) as queries:
             assert list(got.scans.all()) == [scan]
         assert not queries

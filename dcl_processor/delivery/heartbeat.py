@@ -48,17 +48,20 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def hold(self, question: Question[Any], tokens: Mapping[Any, datetime], since: float) -> None:
+    def hold(
+        self, question: Question[Any], claimed: Mapping[Any, Mapping[str, Any]], since: float
+    ) -> None:
         """Begin to renew the leases of these rows, whose claim has been committed.
 
+        ``claimed``: the columns that the claim wrote, by row, with the lease token among them.
         ``since``: when the claim began, by this process's monotonic clock.
         """
-        if not tokens:
+        if not claimed:
             return
         with self._lock:
             self._question = question
-            for pk, token in tokens.items():
-                self._tokens[pk] = [token]
+            for pk, columns in claimed.items():
+                self._tokens[pk] = [columns[self._lease.field]]
                 self._alive_until[pk] = since + self._lease.seconds
             # One heartbeat for all threads of the worker. Inside Django's TestCase nothing is
             # committed, and no other connection sees the rows.
@@ -72,16 +75,18 @@ class Heartbeat:
         with self._lock:
             return time.monotonic() < self._alive_until.get(pk, 0.0)
 
-    def let_go(self, pk: Any, token: datetime) -> Guard:
+    def let_go(self, pk: Any, claimed: Mapping[str, Any]) -> Guard:
         """Stop renewing a row's lease, and return the tokens that recognise it.
 
         These are all tokens that this worker wrote. A renewal may come between the end of the
         handler and the settlement, and a handler that saves an instance of its own writes back
-        the token that it has read. ``token``: the claim's, if the lease was not held yet.
+        the token that it has read. ``claimed``: the columns that the claim wrote, whose token is
+        the only one if the lease was not held yet.
         """
         with self._lock:
+            field = self._lease.field
             self._alive_until.pop(pk, None)
-            return {self._lease.field: self._tokens.pop(pk, [token])}
+            return {field: self._tokens.pop(pk, [claimed[field]])}
 
     def close(self) -> None:
         """End the thread; leases that are still held lapse."""

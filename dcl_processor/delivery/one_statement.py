@@ -18,8 +18,8 @@ from django.db.models import Expression, IntegerField, Model, Q, QuerySet, sql
 
 from dcl_processor.candidates.pending import Question, listed
 from dcl_processor.clock import recognisable
-from dcl_processor.locking.choosing import Choice
 from dcl_processor.locking.claiming import Claimed, Miss
+from dcl_processor.locking.wanted import Wanted
 from dcl_processor.statements.keys import Keys, Rows
 from dcl_processor.statements.places import Open, Template, open_values, prepared_values, written
 from dcl_processor.statements.selection import Evaluation
@@ -55,13 +55,12 @@ def claim_and_mark(
     Returns the old and the new values of the claimed rows' marked columns; ``None`` if nothing was
     done because the table is in ``refused``.
     """
-    question = batch.question
-    choice = Choice.among(batch.pks, batch.most)
+    question, wanted = batch.question, batch.wanted
     # An error must not break the transaction that Django's TestCase keeps open.
     inside = connections[question.using].in_atomic_block
     try:
         with transaction.atomic(using=question.using) if inside else nullcontext():
-            statement, answers = _asked(question, mark, batch.pks, choice)
+            statement, answers = _asked(question, mark, wanted)
     except NotSupportedError:
         refused.add((question.using, question.model))
         return None
@@ -72,22 +71,21 @@ def claim_and_mark(
     finally:
         # The claim is committed, so rows that cannot be passed to the handler are put back.
         _put_back(question, before, after, after.keys() - found.keys())
-    reached = choice.reached(batch.pks, found) if choice else batch.pks
-    rows = {pk: found[pk] for pk in batch.pks if pk in found}
-    batch.claimed(Claimed(rows, {pk: Miss.ABSENT for pk in reached if pk not in found}))
+    rows = {pk: found[pk] for pk in wanted.pks if pk in found}
+    missed = [pk for pk in wanted.reached(found) if pk not in found]
+    batch.take(Claimed(rows, dict.fromkeys(missed, Miss.ABSENT)))
     return before, {pk: after[pk] for pk in rows}
 
 
-def _asked(
-    question: Question[Any], mark: Mark, pks: Sequence[Any], choice: Choice | None
-) -> tuple[_Statement, Sequence[Any]]:
+def _asked(question: Question[Any], mark: Mark, wanted: Wanted) -> tuple[_Statement, Sequence[Any]]:
     """Execute the statement that fits; return it, and its answers."""
-    values, many = mark.values, len(pks) > 1
-    make = partial(_Statement, question, values, many=many, choice=choice)
-    statement = question.statements.get(("claim and mark", many, choice, mark.name), make)
+    pks, values = wanted.pks, mark.values
+    many = len(pks) > 1
+    make = partial(_Statement, question, values, wanted, many=many)
+    statement = question.statements.get(("claim and mark", many, wanted.choice, mark.name), make)
     answers = statement.ask(pks, values) if statement is not None else None
     if statement is None or answers is None:
-        statement = _Statement(question, values, rows=listed(pks), choice=choice)
+        statement = _Statement(question, values, wanted, rows=listed(pks))
         answers = statement.ask(pks, values)
     return statement, answers or []
 
@@ -103,10 +101,10 @@ class _Statement:
         self,
         question: Question[Any],
         values: Values,
+        wanted: Wanted,
         *,
         rows: Rows | None = None,
         many: bool = False,
-        choice: Choice | None = None,
     ) -> None:
         self._connection: Any = connections[question.using]
         self._values = values
@@ -120,7 +118,7 @@ class _Statement:
         self._evaluation = Evaluation(asked, question.using)
         marks = {**values, **written(self._open)}
         parts = [
-            _taken(question, asked if choice is None else choice.first(asked, rows), values),
+            _taken(question, wanted.first(asked, rows), values),
             _update(question, marks),
             self._returning(question),
         ]

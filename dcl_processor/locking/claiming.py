@@ -18,8 +18,8 @@ from dcl_processor.statements.keys import Rows
 from dcl_processor.statements.selection import Selection
 from dcl_processor.statements.transaction import NAME, identified
 
-from .choosing import Choice
 from .engines import refuse_without_transactions
+from .wanted import Wanted
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R")
@@ -55,47 +55,48 @@ class _Locked:
     transaction_id: str | None = None
 
 
-def claim(question: Question[M], pks: Sequence[Any], most: int | None = None) -> Claimed[M]:
-    """Lock rows, and return them as read under their locks.
+def claim(question: Question[M], wanted: Wanted) -> Claimed[M]:
+    """Lock the wanted rows, and return them as read under their locks.
 
-    ``most``: if it is less than their number, the claim takes the first ``most`` free rows, and
-    the result does not mention the rows behind them. Only for as many rows as ``offered()`` allows.
-
+    If it may choose, the result does not mention the rows behind the last one that was taken.
     Never waits for a lock, if the database supports that. Runs inside the transaction that
     the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
     answers for one row, and ``Unsupported`` when a table has no transactions.
     """
-    refuse_without_transactions(question)
-    if not connections[question.using].features.has_select_for_update:
-        return _claim_database(question, pks)
-    choice = Choice.among(pks, most)
+    connection = connections[question.using]
+    if connection.vendor == "mysql":
+        refuse_without_transactions(question)
+    if not connection.features.has_select_for_update:
+        return _claim_database(question, wanted.pks)
     if question.own_table:
-        # Race: double claim. Another worker may have finished a row since its key was read. The
-        # lock and the second check are one statement, which checks the locked row's newest version.
-        def asked(rows: Rows) -> QuerySet[Any, M]:
-            locking = _locking(question.narrowed(rows.condition), question.using)
-            locking = identified(locking, question.using)
-            return locking if choice is None else choice.first(locking, rows)
+        return _claim_own(question, wanted)
+    return _claim_spanning(question, wanted)
 
-        found = {row.pk: row for row in _select(question, ("claim", choice), pks, asked)}
-        # Removed before a handler sees it, because it is not a column.
-        ids = [vars(row).pop(NAME, None) for row in found.values()]
-        reached = choice.reached(pks, found) if choice else pks
-        return _claimed(reached, found, _Locked([], next(iter(ids), None)))
-    return _claim_spanning(question, pks, choice)
+
+def _claim_own(question: Question[M], wanted: Wanted) -> Claimed[M]:
+    # Race: double claim. Another worker may have finished a row since its key was read. The
+    # lock and the second check are one statement, which checks the locked row's newest version.
+    def asked(rows: Rows) -> QuerySet[Any, M]:
+        locking = _locking(question.narrowed(rows.condition), question.using)
+        return wanted.first(identified(locking, question.using), rows)
+
+    found = {row.pk: row for row in _select(question, ("claim", wanted.choice), wanted.pks, asked)}
+    # Removed before a handler sees it, because it is not a column.
+    ids = [vars(row).pop(NAME, None) for row in found.values()]
+    return _claimed(wanted.reached(found), found, _Locked([], next(iter(ids), None)))
 
 
 def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
     """Lock those of the rows that are not locked, and return their keys; checks nothing else."""
-    return _lock(question, question.model, pks).pks
+    return _lock(question, question.model, Wanted(pks)).pks
 
 
-def _claim_spanning(question: Question[M], pks: Sequence[Any], choice: Choice | None) -> Claimed[M]:
+def _claim_spanning(question: Question[M], wanted: Wanted) -> Claimed[M]:
     own, *parents = question.tables
-    locked = _lock(question, own, pks, choice)
-    pks = choice.reached(pks, locked.pks) if choice else pks
+    locked = _lock(question, own, wanted)
+    pks = wanted.reached(locked.pks)
     for table in parents:
-        locked = _lock(question, table, locked.pks)
+        locked = _lock(question, table, Wanted(locked.pks))
     # Race: stale second check. The lock statement's snapshot is older than the lock, and joined
     # rows would be read from that snapshot. A separate statement sees what was committed since.
     return _claimed(pks, _answers(question, locked.pks), locked)
@@ -132,13 +133,13 @@ def _claimed(pks: Sequence[Any], found: dict[Any, M], locked: _Locked) -> Claime
 def _lock(
     question: Question[Any],
     table: type[Model],
-    pks: Sequence[Any],
-    choice: Choice | None = None,
+    wanted: Wanted,
 ) -> _Locked:
     """Lock the rows' parts in one table, their own or a parent's; return the locked ones.
 
-    ``choice``: only for the rows' own table.
+    It may choose only among rows of their own table.
     """
+    pks = wanted.pks
     if not pks:
         return _Locked([])
     keys = dict(zip(pks, pks, strict=True))
@@ -153,14 +154,14 @@ def _lock(
         # With a choice, the question is added as a hint, like the read before it, and not as the
         # check: it avoids useless locks of rows that were finished before this statement.
         asked = named.condition
-        if choice is not None:
+        if wanted.choice is not None:
             asked = Q(pk__in=question.narrowed(asked).values("pk"))
         rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
         # The id comes last, behind the columns of the key.
         locking = identified(_locking(rows.values_list(*columns), question.using), question.using)
-        return locking if choice is None else choice.first(locking, named)
+        return wanted.first(locking, named)
 
-    locked = _select(question, (table, choice), list(keys.values()), parts)
+    locked = _select(question, (table, wanted.choice), list(keys.values()), parts)
     number = len(columns)
     held = {row[:number] if number > 1 else row[0] for row in locked}
     transaction_id = next((row[number] for row in locked if len(row) > number), None)
@@ -233,7 +234,7 @@ def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
 
 def _select(
     question: Question[Any],
-    name: tuple[str | type[Model], Choice | None],
+    name: tuple[str | type[Model], tuple[int, bool] | None],
     pks: Sequence[Any],
     ask: Callable[[Rows], QuerySet[Any, R]],
 ) -> list[R]:

@@ -9,26 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
-from dcl_processor.candidates.pending import Question
-from dcl_processor.delivery.batch import Outcomes, Steps
+from dcl_processor.delivery.batch import Batch
+from dcl_processor.delivery.deliveries import deliver, finish
 from dcl_processor.execution.event_loop import EventLoop
-
-from .dispatch import Deliver, Pks
 
 #: The part of the handlers' places that must be free before more rows are claimed, because rows
 #: claimed one by one would cost a transaction each.
 WORTH_CLAIMING = 1 / 4
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    pks: Pks
-    steps: Steps
-    #: Rows that wait for a free handler's place.
-    waiting: int = 0
 
 
 class AsyncDispatcher:
@@ -40,12 +29,11 @@ class AsyncDispatcher:
 
     may_choose = False
 
-    def __init__(self, deliver: Deliver, loop: EventLoop, *, size: int) -> None:
-        self._deliver = deliver
+    def __init__(self, loop: EventLoop, *, size: int) -> None:
         self._loop = loop
         self._size = size
-        self._live: list[_Live] = []
-        self._over: list[tuple[Pks, Outcomes]] = []
+        self._open: list[Batch[Any]] = []
+        self._over: list[Batch[Any]] = []
 
     @property
     def room(self) -> int:
@@ -53,51 +41,49 @@ class AsyncDispatcher:
         return max(self._size, self._loop.free)
 
     @property
-    def rows_under_way(self) -> int:
-        return sum(len(each.pks) for each in self._live)
+    def rows_in_flight(self) -> int:
+        return sum(len(batch.wanted.pks) for batch in self._open)
 
-    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
+    def begin(self, batch: Batch[Any]) -> None:
         """Claim a batch and start its handlers, as many as there is room for."""
-        batch = _Live(pks, self._deliver(question, pks, most))
-        self._live.append(batch)
-        self._go_on(batch)
+        deliver(batch)
+        (self._over if batch.is_over else self._open).append(batch)
 
-    def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
+    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
         """Return ended batches; wait until a batch is worth claiming, or until all have ended.
 
         Raises the error of a batch; the other batches stay in flight.
         """
         enough = max(1, int(self._loop.concurrency * WORTH_CLAIMING))
         while True:
-            for batch in [*self._live]:
+            for batch in [*self._open]:
                 self._go_on(batch)
-            idle = self._loop.free >= enough and not any(each.waiting for each in self._live)
-            if not self._live or (idle and not everything):
+            waiting = any(batch.handlers and batch.handlers.waiting for batch in self._open)
+            idle = self._loop.free >= enough and not waiting
+            if not self._open or (idle and not everything):
                 break
             self._loop.wait()
         over, self._over = self._over, []
         return iter(over)
 
-    def look_again(self) -> None:
-        """Do nothing: claiming and dispatching happen in this thread."""
-
     def close(self) -> None:
         """Cancel the handlers that an interrupt left in flight; each batch settles ended rows."""
         with ExitStack() as stack:
-            if self._live:
+            if self._open:
                 self._loop.give_up()
-            for batch in self._live:
-                stack.callback(batch.steps.close)
-            self._live = []
-            # As in Alone.close().
-            del self._deliver
+            for batch in self._open:
+                stack.callback(finish, batch)
+            self._open = []
 
-    def _go_on(self, batch: _Live) -> None:
+    def _go_on(self, batch: Batch[Any]) -> None:
+        assert batch.handlers is not None
         try:
-            batch.waiting = next(batch.steps)
-        except StopIteration as end:
-            self._over.append((batch.pks, end.value))
-            self._live.remove(batch)
+            batch.handlers.go_on()
         except BaseException:
-            self._live.remove(batch)
+            self._open.remove(batch)
+            finish(batch)
             raise
+        if batch.is_over:
+            self._open.remove(batch)
+            finish(batch)
+            self._over.append(batch)

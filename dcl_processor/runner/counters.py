@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.errors import add_note, describe, forget_frames, printable, traceback_text
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.execution.log import log_error
-from dcl_processor.locking.claiming import Miss
 from dcl_processor.report import Failure, Report, Stopped
 from dcl_processor.signals import row_finished
 
@@ -56,7 +55,7 @@ class Counters:
         seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
         return self.processor._flip_needs_result and (seems_wrong or not self.handled)
 
-    def reaches_a_limit(self, so_far: dict[Any, Any]) -> bool:
+    def reaches_a_limit(self, so_far: dict[Any, Outcome]) -> bool:
         """Return whether, with these outcomes too, the next row would fail like those before.
 
         ``so_far``: the outcomes of a batch in the order of its rows; they are counted later.
@@ -69,10 +68,9 @@ class Counters:
         to_be_another = after.to_probe > 0 and not self.probing
         return to_be_another or after.processor_is_wrong or after.is_too_long
 
-    def count(self, pk: Any, outcome: Outcome | Miss) -> None:
-        """Add an outcome to the report; the outcome of a missed row is not known yet."""
-        if not isinstance(outcome, Miss):
-            self.streak.note(outcome)
+    def count(self, pk: Any, outcome: Outcome) -> None:
+        """Add an outcome to the report."""
+        self.streak.note(outcome)
         match outcome:
             case Handled():
                 self.processed(pk)
@@ -85,8 +83,6 @@ class Counters:
             case Lost(called):
                 self.counts["lease_lost"] += 1
                 self.handled += called
-            case Miss.STALE:
-                self.counts["stale"] += 1
 
     def processed(self, pk: Any) -> None:
         """Count a row that was settled."""

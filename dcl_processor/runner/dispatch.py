@@ -9,36 +9,22 @@ claims and settles the rows of all of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from django.db import connections
 
-from dcl_processor.candidates.pending import Question
-from dcl_processor.delivery.batch import Outcomes, Steps
-
-Pks = Sequence[Any]
-#: Takes candidates, and how many of them to claim.
-Deliver = Callable[[Question[Any], Pks, int], Steps]
-
-
-def at_once(steps: Steps) -> Outcomes:
-    """Run all steps of a batch whose handlers do not wait for an event loop."""
-    try:
-        next(steps)
-    except StopIteration as end:
-        outcomes: Outcomes = end.value
-        return outcomes
-    raise AssertionError("a plain handler was waited for")
+from dcl_processor.delivery.batch import Batch, Context
+from dcl_processor.delivery.deliveries import deliver
 
 
 class Dispatcher(Protocol):
     """The interface of every dispatcher.
 
     ``room``: rows that the next batch may have; ``may_choose``: whether a batch may get more
-    candidates than it claims; ``rows_under_way``: rows of batches in flight.
+    candidates than it claims; ``rows_in_flight``: rows of batches that have not ended.
     """
 
     may_choose: bool
@@ -48,118 +34,97 @@ class Dispatcher(Protocol):
         raise NotImplementedError
 
     @property
-    def rows_under_way(self) -> int:
+    def rows_in_flight(self) -> int:
         raise NotImplementedError
 
-    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
-        """Dispatch a batch of at most ``most`` of the candidates; there must be room for it."""
+    def begin(self, batch: Batch[Any]) -> None:
+        """Dispatch a batch; there must be room for it."""
 
-    def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
+    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
         """Return ended batches; wait until there is room for a batch, or until all have ended."""
         raise NotImplementedError
 
-    def look_again(self) -> None:
-        """Make ``ended`` check again, because there may be room now."""
-
     def close(self) -> None:
-        """End everything in flight, and release the run."""
+        """End everything in flight."""
 
 
 class InlineDispatcher:
     """Delivers each batch at once, in the thread that dispatches it."""
 
     may_choose = True
-    rows_under_way = 0
+    rows_in_flight = 0
 
-    def __init__(self, deliver: Deliver, *, size: int) -> None:
-        self._deliver = deliver
+    def __init__(self, *, size: int) -> None:
         #: Rows that the next batch may have.
         self.room = size
-        self._ended: list[tuple[Pks, Outcomes]] = []
+        self._ended: list[Batch[Any]] = []
 
-    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
-        self._ended.append((pks, at_once(self._deliver(question, pks, most))))
+    def begin(self, batch: Batch[Any]) -> None:
+        deliver(batch)
+        self._ended.append(batch)
 
-    def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:  # noqa: ARG002  # nothing is under way
+    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:  # noqa: ARG002  # nothing is in flight
         ended, self._ended = self._ended, []
         return iter(ended)
 
-    def look_again(self) -> None:
-        """Do nothing: only this thread delivers."""
-
     def close(self) -> None:
-        """Release the run, which would otherwise wait for the garbage collector."""
-        del self._deliver
+        """Do nothing, because nothing is in flight."""
 
 
 class ThreadDispatcher:
     """Delivers batches in threads, one batch at a time in each.
 
-    ``may_share``: whether more than one batch may be in flight; the first flips of a run are
-    rehearsed before any other handler starts. ``leave``: called by each thread when it ends. No
-    thread may choose among more candidates: the other threads could not get the candidates that it
-    leaves until its batch has ended.
+    More than one batch is in flight only after the first flips of the run were rehearsed.
+    No thread may choose among more candidates: the other threads could not get the candidates that
+    it leaves until its batch has ended.
     """
 
     may_choose = False
 
-    def __init__(
-        self,
-        deliver: Deliver,
-        *,
-        size: int,
-        number: int,
-        label: str,
-        may_share: Callable[[], bool],
-        leave: Callable[[], None],
-    ) -> None:
-        self._deliver = deliver
+    def __init__(self, context: Context, *, size: int, number: int) -> None:
+        self._context = context
         self.room = size
         self._number = number
-        self._label = label
-        self._may_share = may_share
-        self._leave = leave
         self._threads: list[threading.Thread] = []
-        self._begun: SimpleQueue[tuple[Question[Any], Pks, int] | None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[Pks, Outcomes | BaseException] | None] = SimpleQueue()
+        self._begun: SimpleQueue[Batch[Any] | None] = SimpleQueue()
+        #: Ended batches, with an error that ended one; ``None``: there may be room now.
+        self._done: SimpleQueue[tuple[Batch[Any], BaseException | None] | None] = SimpleQueue()
         self._batches = 0
-        self.rows_under_way = 0
+        self.rows_in_flight = 0
+        done = self._done
+        context.on_rehearsed = lambda: done.put(None)
 
-    def begin(self, question: Question[Any], pks: Pks, most: int) -> None:
+    def begin(self, batch: Batch[Any]) -> None:
         """Dispatch a batch; there must be room for it."""
         if len(self._threads) <= self._batches:
             self._start_one()
         self._batches += 1
-        self.rows_under_way += len(pks)
-        self._begun.put((question, pks, most))
+        self.rows_in_flight += len(batch.wanted.pks)
+        self._begun.put(batch)
 
-    def ended(self, *, everything: bool = False) -> Iterator[tuple[Pks, Outcomes]]:
+    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
         """Yield ended batches; wait until there is room for a batch, or until all have ended.
 
         Raises the error of a batch after the other batches in flight have ended, too.
         """
-        error: BaseException | None = None
+        first: BaseException | None = None
         while self._batches:
-            full = self._batches >= (self._number if self._may_share() else 1)
+            full = self._batches >= (1 if self._context.rehearsal is None else self._number)
             try:
-                ended = self._done.get(block=full or everything or error is not None)
+                ended = self._done.get(block=full or everything or first is not None)
             except Empty:
                 break
             if ended is None:
                 continue
-            pks, outcomes = ended
+            batch, error = ended
             self._batches -= 1
-            self.rows_under_way -= len(pks)
-            if isinstance(outcomes, BaseException):
-                error = error or outcomes
+            self.rows_in_flight -= len(batch.wanted.pks)
+            if error is None:
+                yield batch
             else:
-                yield pks, outcomes
-        if error is not None:
-            raise error
-
-    def look_again(self) -> None:
-        """Make ``ended`` check again; called by a thread when there may be room now."""
-        self._done.put(None)
+                first = first or error
+        if first is not None:
+            raise first
 
     def close(self) -> None:
         """End the threads; a thread that an interrupt left at work ends after its row."""
@@ -168,28 +133,26 @@ class ThreadDispatcher:
         if not self._batches:
             for thread in self._threads:
                 thread.join()
-            # As in Alone.close().
-            del self._deliver, self._may_share, self._leave
 
     def _start_one(self) -> None:
         number = len(self._threads) + 1
+        name = f"{self._context.processor.name}: handlers: {number}"
         # The caller's context, which a log needs; Django's language and time zone are not copied.
-        context = copy_context()
-        thread = threading.Thread(
-            target=context.run, args=(self._serve,), name=f"{self._label}: {number}", daemon=True
-        )
+        target = copy_context().run
+        thread = threading.Thread(target=target, args=(self._serve,), name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
 
     def _serve(self) -> None:
         try:
-            while (given := self._begun.get()) is not None:
-                question, pks, most = given
+            while (batch := self._begun.get()) is not None:
+                error: BaseException | None = None
                 try:
-                    outcomes: Outcomes | BaseException = at_once(self._deliver(question, pks, most))
-                except BaseException as error:  # noqa: BLE001  # for the run's thread
-                    outcomes = error
-                self._done.put((pks, outcomes))
+                    deliver(batch)
+                except BaseException as raised:  # noqa: BLE001  # for the run's thread
+                    error = raised
+                self._done.put((batch, error))
+                batch = error = None  # or this frame would keep them
         finally:
-            self._leave()
+            self._context.leave_thread()
             connections.close_all()

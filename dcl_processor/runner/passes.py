@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from dcl_processor.candidates import pending, windows
-from dcl_processor.delivery.batch import Outcomes
-from dcl_processor.locking.choosing import offered
+from dcl_processor.delivery.batch import Batch
 from dcl_processor.locking.claiming import Miss
-from dcl_processor.report import Stopped
+from dcl_processor.locking.wanted import Wanted, spare
 
-from .counters import Counters
-from .dispatch import Dispatcher
-from .in_flight import Notes
-from .limits import Limits
 from .patience import Patience
 from .suspects import Suspects
 
 if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
+    from .run import Run
 
 #: Locked rows that one run remembers and comes back to.
 MOST_LOCKED = 10_000
 
 
-class Run(Protocol):
-    """What the passes use of their run."""
-
-    processor: Definition[Any]
-    limits: Limits
-    counters: Counters
-    dispatcher: Dispatcher
-    notes: Notes
-    stopped: Stopped | None
-
-    def ask(self) -> pending.Question[Any]:
-        """Return a new question for the user's ``pending``."""
-        raise NotImplementedError
-
-    @property
-    def is_filtered(self) -> bool:
-        """Whether the run asks for some of the pending rows only."""
-        raise NotImplementedError
-
-    def must_stop(self) -> bool:
-        """Return whether the run must stop; called before each batch."""
-        raise NotImplementedError
-
-
 class Passes:
     """Keeps track of a run's rows: tried, in flight, missed, and held by other workers."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run[Any]) -> None:
         self._run = run
         self._locked: list[Any] = []
         self._absent: list[Any] = []
         self._tried: set[Any] = set()
-        self._under_way: set[Any] = set()
+        self._in_flight: set[Any] = set()
+        # Rows that were rolled back together with others.
+        self._alone: set[Any] = set()
         # Rows tried while nothing had succeeded, and rows tried out of order.
         self._failing: set[Any] = set()
         self._probed: set[Any] = set()
@@ -72,21 +46,26 @@ class Passes:
         in_order = windows.walk_in_order(self._run.ask, self._tried)
         for question, waiting in in_order if self._run.processor.strict_order else walk:
             patience.begin(alone=not walk.among_others)
-            if self._grows_old(question, waiting, patience):
+            if self._visit_window(question, waiting, patience):
                 walk.met_another()
             if len(self._absent) >= windows.WINDOW:
                 self._look_at_absent(question)
             if self._run.stopped:
                 break
-        left: deque[Any] = deque()
-        self.take(self._run.dispatcher.ended(everything=True), left)
-        # Only a run that is to stop leaves rows of a batch behind, even of the last batch.
-        if left and not self._run.stopped:
-            self._run.must_stop()
+        self._visit_left()
         if self._absent:
             self._look_at_absent(self._run.ask())
 
-    def _grows_old(
+    def _visit_left(self) -> None:
+        """Wait for the batches in flight, and visit the rows that are to be redone."""
+        left: deque[Any] = deque()
+        self.take(self._run.dispatcher.ended(everything=True), left)
+        # A run that is to stop leaves rows of a batch behind, even of the last batch.
+        while left and not self._run.stopped and not self._run.must_stop():
+            self._visit(self._run.ask(), left, more=0)
+            self.take(self._run.dispatcher.ended(everything=True), left)
+
+    def _visit_window(
         self, question: pending.Question[Any], waiting: deque[Any], patience: Patience
     ) -> bool:
         """Visit a window's candidates; return whether to read another window before its end."""
@@ -97,7 +76,7 @@ class Passes:
             chooses = self._run.dispatcher.may_choose and patience.wants_choice(
                 own_table=question.own_table
             )
-            more = offered(question) if chooses else 0
+            more = spare(question) if chooses else 0
             if patience.ends(*self._visit(question, waiting, more=more)):
                 return True
         return False
@@ -122,7 +101,7 @@ class Passes:
         return True
 
     def _leave_out_visited(self, waiting: deque[Any]) -> None:
-        for pk in (self._under_way | self._probed).intersection(waiting):
+        for pk in (self._in_flight | self._probed).intersection(waiting):
             waiting.remove(pk)
 
     def later(self) -> None:
@@ -133,7 +112,7 @@ class Passes:
             waiting, self._locked = deque(self._locked), []
             while waiting:
                 question = self._run.ask()
-                more = offered(question) if self._run.dispatcher.may_choose else 0
+                more = spare(question) if self._run.dispatcher.may_choose else 0
                 while (
                     self._without_suspects(waiting)
                     and len(self._absent) < windows.WINDOW
@@ -176,46 +155,62 @@ class Passes:
         ``more``: how many extra candidates the batch may get, to replace rows that it misses.
         Returns how many rows were got, and how many were missed and could not be replaced.
         """
-        tried = self._run.counters.handled + self._run.dispatcher.rows_under_way
-        size = min(self._run.limits.clip(self._run.dispatcher.room, tried), len(waiting))
-        if self._run.counters.is_to_be_careful:
+        run = self._run
+        in_flight = run.dispatcher.rows_in_flight
+        size = run.limits.clip(run.dispatcher.room, run.counters.handled + in_flight)
+        size, more = self._clipped(size, more, waiting)
+        if run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
-            size = min(size, max(0, 1 - self._run.dispatcher.rows_under_way))
+            size = min(size, max(0, 1 - in_flight))
         if size:
-            batch = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
+            pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
             # Noted now, not when the batch ends, because the next window may be read before that.
-            self._tried.update(batch)
-            self._under_way.update(batch)
-            self._run.dispatcher.begin(question, batch, size)
+            self._tried.update(pks)
+            self._in_flight.update(pks)
+            run.dispatcher.begin(Batch(run.context, question, Wanted(pks, size)))
         # Without room for a row, only the end of the batches in flight shows if the limit is met.
-        got, missed = self.take(self._run.dispatcher.ended(everything=not size), waiting)
+        got, missed = self.take(run.dispatcher.ended(everything=not size), waiting)
         return got, 0 if more and got == size else missed
 
+    def _clipped(self, size: int, more: int, waiting: deque[Any]) -> tuple[int, int]:
+        """Return how many of the waiting rows the next batch may take, and choose among."""
+        size = min(size, len(waiting))
+        if not self._alone or size < 1:
+            return size, more
+        # A row that is to be redone is alone in its batch.
+        among = itertools.islice(waiting, size + more)
+        before = next((place for place, pk in enumerate(among) if pk in self._alone), None)
+        if before is None:
+            return size, more
+        return (min(size, before), 0) if before else (1, 0)
+
     def take(
-        self, ended: Iterable[tuple[Sequence[Any], Outcomes]], waiting: deque[Any] | None = None
+        self, ended: Iterable[Batch[Any]], waiting: deque[Any] | None = None
     ) -> tuple[int, int]:
         """Count the batches that have ended; the rows that they did not reach wait again.
 
         Returns how many rows were got, and how many were missed.
         """
         got = missed = 0
-        for batch, outcomes in ended:
-            self._under_way.difference_update(batch)
-            # Even handled rows: they may be pending again, or still pending on a replica.
-            self._tried.update(outcomes)
+        counters = self._run.counters
+        for batch in ended:
+            outcomes = batch.all_outcomes()
+            self._in_flight.difference_update(batch.wanted.pks)
             for pk, outcome in outcomes.items():
-                self._run.counters.count(pk, outcome)
-                if not isinstance(outcome, Miss):
-                    self._note_failing(pk)
-                if outcome is Miss.ABSENT:
-                    self._absent.append(pk)
                 if isinstance(outcome, Miss):
                     missed += 1
+                    if outcome is Miss.ABSENT:
+                        self._absent.append(pk)
+                    else:
+                        counters.counts["stale"] += 1
                 else:
                     got += 1
-            if waiting is not None:
-                behind = [pk for pk in batch if pk not in outcomes]
+                    counters.count(pk, outcome)
+                    self._note_failing(pk)
+            self._alone.update(batch.to_redo)
+            behind = [pk for pk in batch.wanted.pks if pk not in outcomes]
+            if waiting is not None and behind:
                 self._tried.difference_update(behind)
                 waiting.extendleft(reversed(behind))
         return got, missed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -14,21 +14,20 @@ from django.db.models import Model, Q
 from dcl_processor.candidates import pending
 from dcl_processor.definition import requirements
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery.batch import Steps
+from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.heartbeat import Heartbeat
-from dcl_processor.delivery.orders import DELIVERIES
 from dcl_processor.execution.event_loop import EventLoop
+from dcl_processor.execution.handler import Outcome
+from dcl_processor.execution.in_flight import InFlight, Notes
 from dcl_processor.execution.resource import Broken, Resource
 from dcl_processor.locking.isolation import refuse_outer_transaction, refuse_test_case
 from dcl_processor.report import Report, Stopped
-from dcl_processor.settlement import rehearsal
 from dcl_processor.signals import run_finished
 
 from . import limits
 from .async_dispatch import AsyncDispatcher
 from .counters import Counters, carry, log_end
 from .dispatch import Dispatcher, InlineDispatcher, ThreadDispatcher
-from .in_flight import InFlight, Notes
 from .passes import Passes
 from .pool import refuse_small_pool
 
@@ -36,6 +35,29 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 M = TypeVar("M", bound=Model)
+
+
+@dataclass(slots=True)
+class Starts:
+    """Decides whether a delivery may start another row."""
+
+    limits: limits.Limits
+    counters: Counters
+    resource: Resource
+    event_loop: EventLoop | None
+    is_interrupted: bool = False
+
+    def __call__(self, so_far: dict[Any, Outcome]) -> bool:
+        """Return whether one more handler may be called.
+
+        ``so_far``: the outcomes of its batch, which are not counted yet.
+        """
+        if self.is_interrupted or self.limits.exceeded(self.counters.handled):
+            return False
+        if so_far and self.counters.reaches_a_limit(so_far):
+            return False
+        # Handlers on the event loop share the resource, which is reopened between batches.
+        return self.event_loop is not None or self.resource.ready()
 
 
 class Run(Generic[M]):
@@ -68,34 +90,32 @@ class Run(Generic[M]):
         self.filter = filter
         self.using = using or processor.using
         self.counters = Counters(processor)
-        self.interrupted = False
-        self.rehearsed = False
-        self.doubtful: Collection[str] = ()
-        self.kept: Mapping[str, Any] = {}
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
         self.resource = Resource(processor, self.event_loop, Broken())
         self.notes = Notes(processor.name)
         self.in_flight = InFlight(self.notes)
-        self.concurrency = concurrency
-        self.dispatcher = self.gather(concurrency)
         self.heartbeat = Heartbeat(processor.lease, processor.name) if processor.lease else None
+        self.starts = Starts(self.limits, self.counters, self.resource, self.event_loop)
+        self.context = Context(
+            processor=processor,
+            resource=self.resource,
+            in_flight=self.in_flight,
+            event_loop=self.event_loop,
+            heartbeat=self.heartbeat,
+            may_start=self.starts,
+        )
+        self.concurrency = concurrency
+        self.dispatcher = self.make_dispatcher(concurrency)
         self.stopped: Stopped | None = None
 
-    def gather(self, concurrency: int) -> Dispatcher:
+    def make_dispatcher(self, concurrency: int) -> Dispatcher:
         """Return the dispatcher: threads for a plain handler with a concurrency over 1."""
         size = self.processor.batch_size
         if self.event_loop is not None:
-            return AsyncDispatcher(self.deliver, self.event_loop, size=size)
+            return AsyncDispatcher(self.event_loop, size=size)
         if concurrency == 1:
-            return InlineDispatcher(self.deliver, size=size)
-        return ThreadDispatcher(
-            self.deliver,
-            size=size,
-            number=concurrency,
-            label=f"{self.processor.name}: handlers",
-            may_share=lambda: self.rehearsed,
-            leave=self.leave_thread,
-        )
+            return InlineDispatcher(size=size)
+        return ThreadDispatcher(self.context, size=size, number=concurrency)
 
     def share_no_test_case(self, using: str) -> None:
         """Handle one row at a time inside ``TestCase``, or refuse if the run asks for more."""
@@ -105,7 +125,7 @@ class Run(Generic[M]):
             self.concurrency = 1
             if self.event_loop is not None:
                 self.event_loop.concurrency = 1
-            self.dispatcher = self.gather(1)
+            self.dispatcher = self.make_dispatcher(1)
 
     def report(self) -> Report:
         """Do the run, and return its report."""
@@ -138,7 +158,7 @@ class Run(Generic[M]):
             raise
         except BaseException as error:
             self.stopped, ended_by = "signal", error
-            self.interrupted = True
+            self.starts.is_interrupted = True
             raise
         finally:
             try:
@@ -155,37 +175,12 @@ class Run(Generic[M]):
 
     def leave(self) -> None:
         """Close what the handlers used, and end the threads."""
-        self.leave_thread()
+        self.context.leave_thread()
         if self.event_loop is not None:
             self.event_loop.close()
         if self.heartbeat is not None:
             self.heartbeat.close()
         self.notes.close()
-
-    def leave_thread(self) -> None:
-        """Close what the handlers of this thread used."""
-        self.resource.close()
-        self.in_flight.close()
-
-    def deliver(self, question: pending.Question[M], pks: Sequence[Any], most: int) -> Steps:
-        """Claim and handle at most ``most`` of the candidates; called by the dispatcher."""
-        if not self.resource.ready():
-            return {}
-        outcomes = yield from DELIVERIES[self.processor.delivery](self, question, pks, most)
-        self.in_flight.forget()
-        return outcomes
-
-    def may_start(self, so_far: dict[Any, Any]) -> bool:
-        """Return whether a delivery may start another row.
-
-        ``so_far``: the outcomes of its batch, which are not counted yet.
-        """
-        if self.interrupted or self.limits.exceeded(self.counters.handled):
-            return False
-        if self.counters.reaches_a_limit(so_far):
-            return False
-        # Handlers on the event loop share the resource, which is reopened between batches.
-        return self.event_loop is not None or self.resource.ready()
 
     @property
     def is_filtered(self) -> bool:
@@ -199,15 +194,6 @@ class Run(Generic[M]):
         else:
             self.stopped = self.limits.exceeded(self.counters.handled)
         return self.stopped is not None
-
-    def rehearse(self, question: pending.Question[M], rows: Mapping[Any, M]) -> None:
-        """Rehearse the flips on the first row that is claimed."""
-        if rows and not self.rehearsed:
-            pk, row = next(iter(rows.items()))
-            rehearsed = rehearsal.rehearse(self.processor, question, row, pk)
-            self.doubtful, self.kept = rehearsed.doubtful, rehearsed.kept
-            self.rehearsed = True
-            self.dispatcher.look_again()
 
     def ask(self, *, due: bool = True) -> pending.Question[M]:
         """Return a new question for the user's ``pending``."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from .in_flight import Notes
+from dcl_processor.execution.in_flight import Notes
 
 #: Logs what no report contains. The command shows it, however logging is configured.
 logger = logging.getLogger("dcl_processor.operations")

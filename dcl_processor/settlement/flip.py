@@ -50,16 +50,25 @@ def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
     return values if processor.retry is None else {**processor.retry.fresh(), **values}
 
 
+#: The errors of a flip from which Django cannot build a statement.
+UNWRITABLE = (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError)
+
+
+def invalid_done(processor: Definition[Any], error: Exception) -> InvalidDone:
+    """Return the error for a flip that cannot be written."""
+    return InvalidDone(
+        f"{processor.name}: expected done to give columns values that they can hold, got "
+        f"{describe(error)}"
+    )
+
+
 @contextmanager
 def refusing_values(processor: Definition[Any]) -> Iterator[None]:
     """Raise ``InvalidDone`` for a flip from which Django cannot build a statement."""
     try:
         yield
-    except (FieldError, FieldDoesNotExist, ValidationError, TypeError, ValueError) as error:
-        raise InvalidDone(
-            f"{processor.name}: expected done to give columns values that they can hold, got "
-            f"{describe(error)}"
-        ) from error
+    except UNWRITABLE as error:
+        raise invalid_done(processor, error) from error
 
 
 def _given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:

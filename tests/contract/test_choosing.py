@@ -11,7 +11,7 @@ from django.test.utils import isolate_apps
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import windows
-from dcl_processor.locking import choosing as claims
+from dcl_processor.locking import wanted
 from tests.contract.choosing import UNSENT, parcels, refuse_to_load
 from tests.models import Parcel, Priced, Scan, Voucher
 
@@ -130,7 +130,7 @@ def test_a_copy_that_often_looks_again_still_visits_every_row(
     """What it was shown and did not visit is not counted as visited."""
     monkeypatch.setattr(windows, "WINDOW", 4)
     monkeypatch.setattr(windows, "WIDE_WINDOW", 6)
-    monkeypatch.setattr(claims, "OFFERED", 0)
+    monkeypatch.setattr(wanted, "SPARE", 0)
     parcels(60)
     calls: list[int] = []
 

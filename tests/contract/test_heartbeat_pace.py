@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from django.db.backends.signals import connection_created
 
 from dcl_processor import Lease
-from dcl_processor.delivery import heartbeat, marking
+from dcl_processor.delivery import claim_and_commit, heartbeat
 from tests.contract import errands as the
 from tests.contract.clocks import Clock
 from tests.contract.heartbeat import held_beat, until, writes
@@ -53,7 +53,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let claims and heartbeats go by a clock that the test puts forward."""
     clock = Clock()
     monkeypatch.setattr(heartbeat, "time", clock)
-    monkeypatch.setattr(marking, "time", clock)
+    monkeypatch.setattr(claim_and_commit, "time", clock)
     return clock
 
 

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import windows
-from dcl_processor.locking.choosing import OFFERED
+from dcl_processor.locking.wanted import SPARE
 from dcl_processor.runner import passes
 from dcl_processor.runner.patience import FIRST_PATIENCE
 from tests.models import Parcel
@@ -162,7 +162,7 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
         remembered.append(tried)
 
     def spy_on_run(passes_of_run: Any) -> None:
-        under_way.append(passes_of_run._under_way)
+        under_way.append(passes_of_run._in_flight)
         real_first(passes_of_run)
 
     remembered: list[set[Any]] = []
@@ -257,7 +257,7 @@ def test_a_copy_that_slept_over_its_window_soon_looks_again(
         report = processor(handle)()
     if connection.features.has_select_for_update:
         # Where a claim may choose, it finds out about as many rows as it may choose among.
-        missed = 1 + OFFERED if connection.vendor == "postgresql" else FIRST_PATIENCE
+        missed = 1 + SPARE if connection.vendor == "postgresql" else FIRST_PATIENCE
         assert (report.processed, report.stale) == (2, 1 + missed)
     else:
         # One lock for the whole database: no other copy is met while a handler runs.

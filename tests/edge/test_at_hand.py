@@ -11,7 +11,8 @@ import pytest
 from django.db import connection
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.runner import in_flight, suspects
+from dcl_processor.execution import in_flight
+from dcl_processor.runner import suspects
 from tests.edge.manage import at_gate, processors, started, wait_for
 from tests.edge.watchers import watching
 from tests.models import Parcel

@@ -5,7 +5,7 @@ The explorer is worth something only if it finds each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,36 +16,43 @@ from dcl_processor.candidates import pending
 from dcl_processor.candidates.pending import Question
 from dcl_processor.definition.definition import Definition
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery import compare_and_set, inside, marking, one_statement, orders, settling
-from dcl_processor.delivery.batch import Batch, Steps
+from dcl_processor.delivery import (
+    claim_and_commit,
+    compare_and_set,
+    deliveries,
+    in_transaction,
+    one_statement,
+    settle,
+)
+from dcl_processor.delivery.batch import Batch, Context
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.locking import claiming
 from dcl_processor.locking.claiming import Claimed
 from dcl_processor.locking.isolation import row_transaction
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.locking.waiting import settlement_transaction
-from dcl_processor.runner import run
+from dcl_processor.locking.wanted import Wanted
 
 
 @contextmanager
 def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, value in changes:
-            patch.setattr(owner, name, value, raising=name not in {"doubtful", "transaction_id"})
+            patch.setattr(owner, name, value, raising=name != "transaction_id")
         yield
 
 
 def no_second_check() -> Any:
     """Lock the row, and hand it out without asking again."""
 
-    def claim(question: Question[Any], pks: Sequence[Any], most: int | None = None) -> Claimed[Any]:
-        pks = pks[:most]
+    def claim(question: Question[Any], wanted: Wanted) -> Claimed[Any]:
+        pks = wanted.pks[: wanted.most]
         locked = claiming.lock_free(question, pks)
         table: QuerySet[Any] = QuerySet(question.model, using=question.using)
         rows = table.in_bulk(locked)
         return claiming._claimed(pks, rows, claiming._Locked([]))
 
-    return _patched((orders, "claim", claim), (marking, "claim", claim))
+    return _patched((deliveries, "claim", claim), (claim_and_commit, "claim", claim))
 
 
 def check_in_the_lock_statement() -> Any:
@@ -55,29 +62,27 @@ def check_in_the_lock_statement() -> Any:
 
 def one_statement_for_all() -> Any:
     """Claim in one statement whatever the question is, and take its flips for granted."""
-    granted = property(lambda self: (), lambda self, doubtful: None)
-    return _patched((one_statement, "suits", lambda question: True), (run.Run, "doubtful", granted))
+    return _patched(
+        (one_statement, "suits", lambda question: True),
+        (Context, "doubts", lambda self, option: False),
+    )
 
 
 def flip_outside_the_transaction() -> Any:
     """Commit the work, and flip the row afterwards."""
 
-    def transactional(
-        a_run: Any, question: Question[Any], pks: Sequence[Any], most: int | None = None
-    ) -> Steps:
-        batch: Batch[Any] = Batch(a_run, question, pks, most)
+    def transactional(batch: Batch[Any]) -> None:
+        question = batch.question
         with row_transaction(question.using):
-            batch.claimed(claiming.claim(question, pks, most))
+            batch.take(claiming.claim(question, batch.wanted))
             with TransactionGuard(question.using) as guard:
-                inside.work(batch, guard)
+                in_transaction.handle(batch, guard)
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         for pk in batch.rows:
             rows.filter(pk=pk).update(**batch.processor.done or {})
-        yield from ()
-        return batch.all_outcomes()
 
-    changed = {**orders.DELIVERIES, Delivery.TRANSACTIONAL: transactional}
-    return _patched((run, "DELIVERIES", changed))
+    changed = {**deliveries.DELIVERIES, Delivery.TRANSACTIONAL: transactional}
+    return _patched((deliveries, "DELIVERIES", changed))
 
 
 def lock_without_skip() -> Any:
@@ -96,15 +101,16 @@ def settle_without_guard() -> Any:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         return rows.filter(Q(pk=pk)).update(**values)
 
-    return _patched((settling, "write", write))
+    return _patched((settle, "write", write))
 
 
 def heartbeat_during_settle() -> Any:
     """Settle by the newest value of the lease alone, and go on renewing it meanwhile."""
 
-    def let_go(self: Heartbeat, pk: Any, token: Any) -> Any:
+    def let_go(self: Heartbeat, pk: Any, claimed: Any) -> Any:
+        field = self._lease.field
         with self._lock:
-            return {self._lease.field: self._tokens.get(pk, [token])[-1:]}
+            return {field: self._tokens.get(pk, [claimed[field]])[-1:]}
 
     return _patched((Heartbeat, "let_go", let_go))
 
@@ -131,11 +137,12 @@ def lease_on_the_instance() -> Any:
 def first_and_last_lease() -> Any:
     """Know a row by the lease that it was claimed with, and by the newest one."""
 
-    def let_go(self: Heartbeat, pk: Any, token: Any) -> Any:
+    def let_go(self: Heartbeat, pk: Any, claimed: Any) -> Any:
+        field = self._lease.field
         with self._lock:
             self._alive_until.pop(pk, None)
-            tokens = self._tokens.pop(pk, [token])
-            return {self._lease.field: [tokens[0], tokens[-1]]}
+            tokens = self._tokens.pop(pk, [claimed[field]])
+            return {field: [tokens[0], tokens[-1]]}
 
     return _patched((Heartbeat, "let_go", let_go))
 

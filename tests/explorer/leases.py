@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor.delivery import heartbeat, marking
+from dcl_processor.delivery import claim_and_commit, heartbeat
 from dcl_processor.delivery.heartbeat import Heartbeat
 
 from .actors import Actor, here
@@ -85,7 +85,7 @@ def in_the_hands_of(
         with_hearts = SimpleNamespace(**{**vars(threading), "Thread": HeartThread})
         patch.setattr(heartbeat, "threading", with_hearts)
         patch.setattr(heartbeat, "time", clock)
-        patch.setattr(marking, "time", clock)
+        patch.setattr(claim_and_commit, "time", clock)
         patch.setattr(Heartbeat, "_keep", _beat)
         patch.setattr(Heartbeat, "is_ours", _pausing(_OURS, Heartbeat.is_ours))
         patch.setattr(Heartbeat, "let_go", _pausing(_LET_GO, Heartbeat.let_go))

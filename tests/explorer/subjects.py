@@ -12,6 +12,7 @@ from django.db.models import F, QuerySet
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
 from dcl_processor.exceptions import TransactionLost
 from dcl_processor.runner.run import Run
+from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.models import Errand, Express, Parcel, Receipt
 
 from .actors import here
@@ -77,7 +78,8 @@ class Subject:
             concurrency=1,
             stop=None,
         )
-        run.rehearsed, run.doubtful = self.rehearsed, set(self.doubtful)
+        if self.rehearsed:
+            run.context.rehearsal = Rehearsal(set(self.doubtful), {})
         return run.report()
 
     def __str__(self) -> str:

@@ -12,8 +12,8 @@ from django.db.models import Q
 from dcl_processor import Delivery
 from dcl_processor.candidates import pending
 from dcl_processor.definition.definition import Definition
-from dcl_processor.delivery import compare_and_set, marking
-from dcl_processor.runner.run import Run
+from dcl_processor.delivery import claim_and_commit, compare_and_set
+from dcl_processor.delivery.batch import Context
 from dcl_processor.settlement import flip
 from tests.contract.gate import HAS_GATE
 
@@ -67,12 +67,12 @@ def forgotten_filter(patch: pytest.MonkeyPatch) -> None:
 
 def one_row_for_all(patch: pytest.MonkeyPatch) -> None:
     """Take it that what the flip does to one row, it does to all."""
-    patch.setattr(Run, "doubtful", property(lambda run: (), lambda run, found: None), raising=False)
+    patch.setattr(Context, "doubts", lambda context, option: False)
 
 
 def unmarked_instance(patch: pytest.MonkeyPatch) -> None:
     """Hand the instance out as it was before its claim."""
-    patch.setattr(marking, "show", lambda row, values: None)
+    patch.setattr(claim_and_commit, "show", lambda row, values: None)
 
 
 def attempts_that_stay(patch: pytest.MonkeyPatch) -> None:

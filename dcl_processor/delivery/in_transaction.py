@@ -29,28 +29,29 @@ from .batch import Batch
 M = TypeVar("M", bound=Model)
 
 
-def work(batch: Batch[M], guard: TransactionGuard) -> None:
+def handle(batch: Batch[M], guard: TransactionGuard) -> None:
     """Handle the rows, so that the failure of one does not undo the others."""
-    run, processor, connection = batch.run, batch.processor, connections[batch.question.using]
-    if processor._handles_batches and len(batch.rows) > 1:
+    context, processor = batch.context, batch.processor
+    connection, several = connections[batch.question.using], len(batch.rows) > 1
+    if processor._handles_batches and several:
         with RowSavepoint(connection, shared=False) as savepoint:
-            together = _work_together(batch)
+            together = _handle_together(batch)
         guard.check()
         savepoint.close(Handled())
         batch.outcomes.update(zip(batch.rows, together, strict=True))
         if any(isinstance(outcome, Failed) for outcome in together):
-            run.resource.worn()
+            context.resource.worn()
         return
-    shared = len(batch.rows) > 1 or processor._notes_failures
-    run.in_flight.note(batch.rows)
+    shared = several or processor._notes_failures
+    context.in_flight.note(batch.rows)
     for place, (pk, row) in enumerate(batch.rows.items()):
-        if not run.may_start(batch.outcomes):
+        if not context.may_start(batch.outcomes):
             break
         batch.started.add(pk)
-        if len(batch.rows) > 1:
-            run.in_flight.narrow(place, pk)
+        if several:
+            context.in_flight.narrow(place, pk)
         with RowSavepoint(connection, shared=shared) as savepoint:
-            outcome = execute(processor, row, run.resource.arguments())
+            outcome = execute(processor, row, context.resource.arguments())
         # Recorded before its work is kept, because an error from here on is this row's failure.
         batch.outcomes[pk] = outcome
         try:
@@ -61,13 +62,13 @@ def work(batch: Batch[M], guard: TransactionGuard) -> None:
             batch.to_blame = None if was_ended_by_server(error) else pk
             raise
         if isinstance(outcome, Failed):
-            run.resource.worn()
+            context.resource.worn()
 
 
-def _work_together(batch: Batch[M]) -> list[Outcome]:
-    resource = batch.run.resource
+def _handle_together(batch: Batch[M]) -> list[Outcome]:
+    resource = batch.context.resource
     batch.started.update(batch.rows)
-    batch.run.in_flight.note(batch.rows)
+    batch.context.in_flight.note(batch.rows)
     try:
         return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
     except BaseException:
@@ -102,7 +103,7 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
         writing.write(question, pks, values, processor.name, guard.transaction_id)
     # The flip could not be rehearsed beforehand, or its rehearsal on one row proves nothing for
     # the other rows.
-    if handled and "done" in batch.run.doubtful:
+    if handled and batch.context.doubts("done"):
         writing.refuse_pending(processor, question, list(handled))
     _keep_callbacks_apart(question.using)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,84 +10,102 @@ from typing import Any
 from django.db.models import QuerySet
 
 from dcl_processor.candidates.pending import these
+from dcl_processor.clock import recognisable_columns
 from dcl_processor.exceptions import StillPending
+from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.claiming import claim
 from dcl_processor.locking.isolation import row_transaction
 from dcl_processor.settlement import rehearsal
 
 from . import one_statement
 from .batch import Batch
-from .marks import Mark, Values
+from .marks import Mark, MarkedRows, Values
+
+logger = logging.getLogger("dcl_processor")
 
 
-def claim_and_mark(batch: Batch[Any], mark: Mark) -> None:
+def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
     """Lock the rows, check them again, mark the claimed ones, and commit."""
+    question, context = batch.question, batch.context
+    marked = batch.marked = MarkedRows(mark)
+    if Leftover(question.using).end():
+        name = batch.processor.name
+        logger.warning("%s: a transaction that was left open was rolled back", name)
     began = time.monotonic()
-    question, run = batch.question, batch.run
     try:
         # The rehearsal with the first rows of a run needs a transaction. So does a mark that may
         # have to be rolled back.
-        doubtful = not run.rehearsed or mark.leaves_by in run.doubtful
+        doubtful = context.rehearsal is None or context.doubts(mark.option)
         at_once = not doubtful and one_statement.suits(question)
-        marked = one_statement.claim_and_mark(batch, mark) if at_once else None
-        if marked is not None:
-            _carried(batch, mark, *marked)
+        written = one_statement.claim_and_mark(batch, mark) if at_once else None
+        if written is not None:
+            _record(batch, marked, *written)
         else:
             # Race: double claim. The mark is committed before any handler is called, and hides the
             # row from other workers after the lock is released.
             with row_transaction(question.using):
-                batch.claimed(claim(question, batch.pks, batch.most))
-                run.rehearse(question, batch.rows)
-                _write(batch, mark)
+                batch.take(claim(question, batch.wanted))
+                batch.rehearse()
+                _write(batch, marked)
                 _refuse_pending(batch, mark)
     except BaseException as error:
-        # An interrupt may come before or after the commit. A unique mark shows later whether it
-        # was committed, and whether it is still this worker's mark.
-        if isinstance(error, Exception) or not mark.is_unique:
-            mark.forget()
+        # An interrupt may come before or after the commit. A mark with a time shows later whether
+        # it was committed, and whether it is still this worker's mark.
+        if isinstance(error, Exception) or mark.time is None:
+            marked.after.clear()
         raise
-    mark.hold(began)
+    marked.commit(batch, began)
 
 
-def _write(batch: Batch[Any], mark: Mark) -> None:
+def _write(batch: Batch[Any], marked: MarkedRows) -> None:
     """Mark the rows in the transaction that holds their locks, and update the instances."""
     if not batch.rows:
         return
-    question, names = batch.question, list(mark.values)
-    table = question.table
-    marked = table.filter(these(batch.rows))
-    before = _read(marked, names)
-    marked.update(**mark.values)
+    question, values = batch.question, marked.mark.values
+    names = list(values)
+    rows = question.table.filter(these(batch.rows))
+    before = _read(rows, names)
+    rows.update(**values)
     # The values are read back, because the time is the database's, a column may store a value in
     # its own form, and generated columns may depend on it.
     computed = [f.attname for f in question.model._meta.concrete_fields if f.generated]
-    after = _read(marked, [*names, *computed])
+    after = _read(rows, [*names, *computed])
     for pk, row in batch.rows.items():
         show(row, after[pk])
-    _carried(batch, mark, before, {pk: {n: says[n] for n in names} for pk, says in after.items()})
+    after = {pk: {name: read[name] for name in names} for pk, read in after.items()}
+    _record(batch, marked, before, after)
 
 
-def _carried(
-    batch: Batch[Any], mark: Mark, before: Mapping[Any, Values], after: Mapping[Any, Values]
+def _record(
+    batch: Batch[Any],
+    marked: MarkedRows,
+    before: Mapping[Any, Values],
+    after: Mapping[Any, Values],
 ) -> None:
     """Record the old and the new values of the marked columns, and rows that lost the new ones.
 
     A trigger may keep the old value in some rows. Such a row is still pending, or cannot be
     recognised, so that its handler would be called in every run.
     """
-    mark.carried(before, after)
-    constants = batch.run.kept
+    mark, retry, using = marked.mark, batch.processor.retry, batch.question.using
+    rehearsed = batch.context.rehearsal
+    constants = rehearsed.kept if rehearsed is not None else {}
+    marked.before.update(recognisable_columns(before, using))
+    marked.after.update(recognisable_columns(after, using))
     for pk, now in after.items():
         wrong = [name for name in constants.keys() & now.keys() if now[name] != constants[name]]
-        wrong += [name for name in mark.times if now[name] in (None, before[pk][name])]
+        if mark.time is not None and now[mark.time] in (None, before[pk][mark.time]):
+            wrong.append(mark.time)
         if wrong:
-            batch.not_kept[pk] = wrong[0]
+            marked.not_kept[pk] = wrong[0]
+        if retry is not None and retry.attempts in now:
+            batch.attempts[pk] = now[retry.attempts]
 
 
 def _refuse_pending(batch: Batch[Any], mark: Mark) -> None:
     """Raise if a mark leaves its row pending, where another worker would claim it."""
-    option = mark.leaves_by
-    if option is not None and option in batch.run.doubtful:
+    option = mark.option
+    if option is not None and batch.context.doubts(option):
         for pk in batch.question.still_pending(list(batch.rows)).values_list("pk", flat=True)[:1]:
             raise StillPending(rehearsal.still_pending(batch.processor, option, pk))
 

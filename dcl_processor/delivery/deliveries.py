@@ -1,0 +1,89 @@
+"""The possible orders of lock, work, flip and commit.
+
+Each of the three functions is one row of the crash table: the place where its transaction ends
+shows what a killed process leaves behind. To add a delivery, add its function here, and its rules
+to ``definition/deliveries.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.models import Model
+
+from dcl_processor.definition.kinds import Delivery
+from dcl_processor.locking.claiming import claim
+from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.transaction_guard import TransactionGuard
+
+from . import after_commit, in_transaction
+from .batch import Batch
+from .claim_and_commit import claim_and_commit
+from .marks import claim_mark, lease_mark
+from .recovery import recover
+
+M = TypeVar("M", bound=Model)
+
+
+def transactional(batch: Batch[M]) -> None:
+    """Lock and check again → work → flip → commit."""
+    # Race: work without flip. Both are in one transaction, which commits both or neither.
+    with row_transaction(batch.question.using):
+        claimed = claim(batch.question, batch.wanted)
+        batch.take(claimed)
+        # A query without rows may not have been sent at all, and then no transaction is open.
+        if claimed.rows:
+            batch.rehearse()
+            with TransactionGuard(batch.question.using, claimed.transaction_id) as guard:
+                in_transaction.handle(batch, guard)
+                in_transaction.settle(batch, guard)
+
+
+def at_most_once(batch: Batch[M]) -> None:
+    """Lock and check again → claim, or flip → commit → work → settle, if the claim still stands."""
+    claim_and_commit(batch, claim_mark(batch))
+    after_commit.handle_and_settle(batch)
+
+
+def at_least_once(batch: Batch[M]) -> None:
+    """Lock and check again → lease, attempt + 1 → commit → work → settle, if still leased."""
+    claim_and_commit(batch, lease_mark(batch))
+    after_commit.handle_and_settle(batch)
+
+
+DELIVERIES: dict[str, Any] = {
+    Delivery.TRANSACTIONAL: transactional,
+    Delivery.AT_MOST_ONCE: at_most_once,
+    Delivery.AT_LEAST_ONCE: at_least_once,
+}
+
+
+def deliver(batch: Batch[M]) -> None:
+    """Claim, handle and settle a batch; if its handlers are asynchronous, only start them.
+
+    Does nothing if the handlers' resource cannot be opened.
+    """
+    context = batch.context
+    if not context.resource.ready():
+        return
+    session = connections[batch.question.using].connection
+    goes_on = False
+    try:
+        DELIVERIES[context.processor.delivery](batch)
+        goes_on = not batch.is_over
+    except BaseException as error:  # noqa: BLE001  # judged there
+        recover(batch, error, session=session)
+    finally:
+        if not goes_on:
+            finish(batch)
+
+
+def finish(batch: Batch[M]) -> None:
+    """Clear up after a batch, however it ended."""
+    if batch.handlers is not None:
+        batch.handlers.close()
+        batch.handlers = None  # or they would refer to each other
+    if batch.marked is not None:
+        after_commit.clear_up(batch)
+    batch.context.in_flight.forget()

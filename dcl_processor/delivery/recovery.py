@@ -1,0 +1,150 @@
+"""What becomes of a batch whose transaction was rolled back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.models import Model
+
+from dcl_processor.database.connection import reconnected
+from dcl_processor.database.contention import is_contention, is_database_error, unwritable
+from dcl_processor.errors import add_note, describe
+from dcl_processor.exceptions import ProcessorError, SessionLost, TransactionLost
+from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception, ends_the_run
+from dcl_processor.locking.claiming import Claimed, Miss, claim
+from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.wanted import Wanted
+from dcl_processor.settlement import writing
+from dcl_processor.settlement.rehearsal import RowRefused
+
+from .batch import Batch
+
+M = TypeVar("M", bound=Model)
+
+logger = logging.getLogger("dcl_processor")
+
+
+def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
+    """Go on after an error that rolled back the transaction and all its writes.
+
+    With several rows it is unknown which of them caused the error, so each of them is redone in a
+    batch of its own; a single row fails. ``session``: the driver's connection before the delivery.
+
+    Raises an error that ``ends_the_run()``; one that came after the claim was committed; and one
+    that came before any handler and is no row's failure: that of a rehearsal, or of a claim that
+    the database refused for another reason than contention.
+    """
+    is_committed = batch.marked is not None and batch.marked.is_committed
+    is_early = isinstance(raised, ProcessorError) and not batch.started
+    if ends_the_run(raised) or is_committed or is_early:
+        raise raised
+    error = as_exception(raised)
+    pks = batch.wanted.pks[: batch.wanted.most]
+    if _is_transient(batch, error, session):
+        # A later pass asks again.
+        batch.claimed = Claimed({}, dict.fromkeys(pks, Miss.ABSENT))
+        batch.outcomes = {}
+        return
+    # A claim may fail because of one row that cannot be loaded.
+    ours = [*pks] if batch.claimed is None else list(batch.rows)
+    is_alone = len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1)
+    if is_alone:
+        batch.to_blame = ours[0]
+    elif isinstance(error, TransactionLost):
+        _tell_of_end(batch, ours)
+    failed = batch.to_blame
+    outcomes = {} if failed is None else {failed: _failed(batch, failed, error, session)}
+    batch.outcomes = outcomes
+    # Race: poison row. Each row is redone alone, so that one fails and the others are done. A row
+    # that is known to be at fault would fail again, so its handler is not called again.
+    batch.to_redo = [pk for pk in ours if pk not in outcomes]
+
+
+def _is_transient(batch: Batch[Any], error: Exception, session: Any) -> bool:
+    """Return whether to leave the rows to a later pass; raises errors that no row caused."""
+    if not is_database_error(error):
+        return False
+    using = batch.question.using
+    wrote_nothing = _wrote_nothing(batch)
+    # A read-only InnoDB still grants locks, so each row's handler would be called before its
+    # flip is refused. Elsewhere a handler may have made its own transaction read-only.
+    if wrote_nothing or (batch.outcomes and connections[using].vendor == "mysql"):
+        refused = unwritable(error, using)
+        if refused is not None:
+            raise refused from error
+    if not wrote_nothing:
+        return False
+    is_transient = is_contention(error) or reconnected(using, since=session)
+    if not is_transient and batch.claimed is None:
+        raise error
+    return is_transient
+
+
+def _wrote_nothing(batch: Batch[Any]) -> bool:
+    """Return whether the error came in the claim or the rehearsal, so before any COMMIT."""
+    return batch.claimed is None or not (batch.context.rehearsal or batch.started)
+
+
+def _tell_of_end(batch: Batch[Any], ours: Sequence[Any]) -> None:
+    """Log which rows are handled again; the work that was committed for them stays."""
+    again = [str(pk) for pk in ours if pk in batch.started and pk != batch.to_blame]
+    if again:
+        logger.warning(
+            "%s: %s ended the transaction of its batch; work that it committed for other rows "
+            "stays, and these are handled again: %s%s.",
+            batch.processor.name,
+            "a handler" if batch.to_blame is None else f"the handler of row {batch.to_blame}",
+            ", ".join(again[:5]),
+            " and others" if len(again) > 5 else "",
+        )
+
+
+def _failed(batch: Batch[M], pk: Any, error: Exception, session: Any) -> Outcome:
+    """Record a failure in a new transaction, because the row's own is lost."""
+    if isinstance(error, RowRefused):
+        # No handler was called, and no attempt is counted.
+        return Failed(error.error, handled=True)
+    failed = batch.outcomes.get(pk)
+    if isinstance(failed, Failed):
+        # The handler's own error explains more than that of the lost transaction.
+        add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
+    elif failed is None or isinstance(failed, Handled):
+        failed = Failed(_explained(batch, error, session), handled=True)
+    if isinstance(failed, Failed) and not _is_to_be_noted(batch, failed):
+        return failed
+    again: Batch[M] = Batch(batch.context, batch.question, Wanted([pk]))
+    try:
+        with row_transaction(batch.question.using):
+            # Race: double claim. Without the lock another worker may have finished the row.
+            again.take(claim(again.question, again.wanted))
+            if again.rows:
+                failed, values = again.notes(pk, failed)
+                writing.write(batch.question, [pk], values, batch.processor.name)
+    except Exception as second:  # noqa: BLE001  # the first is the one to be reported
+        name = batch.processor.name
+        logger.warning(
+            "%s: row %s failed, and no attempt was counted: %s", name, pk, describe(second)
+        )
+    return failed
+
+
+def _explained(batch: Batch[Any], error: Exception, session: Any) -> Exception:
+    """Return ``SessionLost`` instead of the error if the statement's session is gone."""
+    if is_database_error(error) and reconnected(batch.question.using, since=session):
+        lost = SessionLost()
+        lost.__cause__ = error
+        return lost
+    return error
+
+
+def _is_to_be_noted(batch: Batch[Any], failed: Failed) -> bool:
+    """Return whether to write values to a row whose transaction is lost.
+
+    Without ``retry`` only a failure of the handler itself gives a row up.
+    """
+    if batch.processor.retry is not None:
+        return True
+    return batch.processor._notes_failures and not failed.handled

@@ -1,0 +1,314 @@
+"""Write the outcomes of rows, each only if the row still has this worker's mark."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+from django.db import connections
+from django.db.models import Model
+
+from dcl_processor.database.contention import is_contention, is_database_error
+from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.execution.handler import (
+    Failed,
+    Handled,
+    Lost,
+    Outcome,
+    as_exception,
+    ends_the_run,
+)
+from dcl_processor.locking.waiting import settlement_transaction
+from dcl_processor.settlement import grouping, writing
+from dcl_processor.settlement.flip import UNWRITABLE, flip, invalid_done
+
+from .batch import Batch
+from .compare_and_set import Guard, write, write_all
+from .marks import MarkedRows
+
+M = TypeVar("M", bound=Model)
+Values = Mapping[str, Any]
+
+logger = logging.getLogger("dcl_processor")
+
+#: Seconds between the attempts to write a settlement.
+# Race: work without flip. The work is done, so a lock that another session holds or a connection
+# that was idle for too long must not lose the flip.
+PAUSES = (0.0, 0.1, 0.5, 2.0)
+
+
+class SomeRowsLostError(Exception):
+    """A row was taken over, or is gone; settling each row alone finds out which one."""
+
+
+def settle(batch: Batch[M], pk: Any, outcome: Outcome) -> None:
+    """Settle a row; its final outcome may differ from ``outcome``."""
+    marked = _marked(batch)
+    batch.outcomes[pk] = final = outcome
+    marked.ended.pop(pk, None)
+    try:
+        final, values = _values(batch, marked, pk, outcome)
+        written = not values or _write(batch, marked, pk, values, isinstance(final, Handled))
+        if not written and not isinstance(final, Lost):
+            final = _not_written(batch, pk, final)
+    except Exception as error:
+        if ends_the_run(error):
+            # The work is done. It must not be repeated because an interrupt came during this write.
+            settle(batch, pk, outcome)
+            raise
+        final = _unsettled(batch, marked, pk, outcome, error)
+    batch.outcomes[pk] = final
+
+
+def _marked(batch: Batch[Any]) -> MarkedRows:
+    marked = batch.marked
+    assert marked is not None
+    return marked
+
+
+def _values(
+    batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Outcome
+) -> tuple[Outcome, Values]:
+    """Return the outcome to report for a row, and the values to write to it."""
+    mark = marked.mark
+    if isinstance(outcome, Lost):
+        # Not started. If no other worker has taken the row over yet, no attempt is counted.
+        return outcome, marked.put_back(pk)
+    if isinstance(outcome, Handled):
+        if mark.option == "done":
+            return outcome, {}  # flipped before the work
+        try:
+            return outcome, _flip(batch, marked, pk, outcome)
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            outcome = Failed(as_exception(error), handled=True)
+    return _values_of_failure(batch, marked, pk, outcome)
+
+
+def _values_of_failure(
+    batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Outcome
+) -> tuple[Outcome, Values]:
+    processor, mark = batch.processor, marked.mark
+    if isinstance(outcome, Failed) and outcome.handled and not mark.is_lease:
+        return outcome, {}  # done but not recorded: it stays in doubt, and is not repeated
+    # Without retry a claimed row that failed is recorded as failed, and is not put back.
+    stays_claimed = not mark.is_lease and not processor.retry and isinstance(outcome, Failed)
+    outcome, noted = batch.notes(pk, outcome, undone=None if stays_claimed else mark.undone)
+    if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
+        assert processor.retry is not None
+        # The claim counted one more attempt, for which no handler was called.
+        noted = {**noted, processor.retry.attempts: processor.retry.max_attempts}
+    columns = set(processor.retry.columns) if processor.retry else set()
+    if not mark.is_lease and not noted.keys() - columns:
+        return outcome, noted  # still claimed, so in_doubt() still returns it
+    return outcome, {**mark.removed(), **noted}
+
+
+def _flip(batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Handled) -> Values:
+    """Return the values that take a handled row out of pending, and remove its mark."""
+    known = marked.flips.pop(pk, None)
+    if known is not None:
+        return known
+    return {**marked.mark.removed(), **flip(batch.processor, batch.rows[pk], outcome.result)}
+
+
+def _guard(batch: Batch[M], marked: MarkedRows, pk: Any) -> Guard:
+    """Return what recognises the row as this worker's in its last write; ends its renewals.
+
+    A claim is recognised by all columns that it wrote, as they were read back. A lease is
+    recognised by every token that this worker may have written.
+    """
+    if pk not in marked.guards:
+        heartbeat, written = batch.context.heartbeat, marked.after[pk]
+        marked.guards[pk] = (
+            {name: [value] for name, value in written.items()}
+            if heartbeat is None
+            else heartbeat.let_go(pk, written)
+        )
+    return marked.guards[pk]
+
+
+def _write(
+    batch: Batch[M],
+    marked: MarkedRows,
+    pk: Any,
+    values: Values,
+    is_flip: bool = False,  # as the last of the arguments that describe a write
+) -> bool:
+    """Write; retry transient errors and reconnect. Return whether this worker held the row.
+
+    ``is_flip``: the values have to take the row out of pending.
+    """
+    question, using = batch.question, batch.question.using
+    guard, unknown = _guard(batch, marked, pk), pk in marked.maybe_written
+    check = is_flip and batch.context.doubts("done")
+    resolved = writing.resolve(values)
+    for pause in (*PAUSES, None):
+        session = connections[using].connection
+        try:
+            with settlement_transaction(using) if check else nullcontext():
+                written = write(question, pk, guard, resolved)
+                if check and written:
+                    writing.refuse_pending(batch.processor, question, [pk])
+        except UNWRITABLE as error:
+            raise invalid_done(batch.processor, error) if is_flip else error from error
+        except Exception as error:
+            is_last = pause is None or connections[using].in_atomic_block
+            if is_last or not _is_transient(error, using, since=session):
+                raise
+            # A second write does no harm, because the first removes the mark that it requires.
+            unknown = unknown or not is_contention(error)
+            connections[using].close_if_unusable_or_obsolete()
+            time.sleep(pause or 0.0)
+        else:
+            return bool(written) or (unknown and _is_there(batch, pk, values))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _is_there(batch: Batch[Any], pk: Any, values: Values) -> bool:
+    """Return whether the row has all values; a write whose answer was lost may be committed."""
+    constants = {
+        name: value
+        for name, value in values.items()
+        if not hasattr(value, "resolve_expression") and not callable(value)
+    }
+    table = batch.question.table
+    return table.filter(pk=pk, **constants).exists()
+
+
+def _is_transient(error: Exception, using: str, *, since: Any = None) -> bool:
+    """Return whether the same write may succeed a little later, or on a new connection.
+
+    ``since``: the driver's connection as it was before the error.
+    """
+    if not is_database_error(error):
+        return False
+    connection: Any = connections[using]
+    if is_contention(error) or connection.connection is None or not connection.is_usable():
+        return True
+    # Django itself reconnects if the ROLLBACK of a transaction finds that the session is gone.
+    return since is not None and connection.connection is not since
+
+
+def _not_written(batch: Batch[M], pk: Any, outcome: Outcome) -> Outcome:
+    """Return the outcome of a row that no longer had this worker's mark."""
+    table = batch.question.table
+    # A query is needed, because the handler may have deleted its row.
+    if table.filter(pk=pk).exists():
+        return Lost()
+    if isinstance(outcome, Handled):
+        writing.refuse_moved(batch.question, {pk: batch.rows[pk]}, batch.processor.name)
+    return outcome
+
+
+def _unsettled(
+    batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Outcome, error: Exception
+) -> Outcome:
+    """Record that the flip failed, so that the row is retried if its delivery allows that."""
+    if not isinstance(outcome, Handled):
+        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, error)
+        # The handler's own error, if any, explains more than the error of the settlement.
+        return outcome if isinstance(outcome, Failed | Lost) else Failed(error)
+    failed: Outcome = Failed(error, handled=True)
+    if not marked.mark.is_lease or _is_transient(error, batch.question.using):
+        return failed
+    try:
+        failed, values = _values(batch, marked, pk, failed)
+        if values and not _write(batch, marked, pk, values):
+            return _not_written(batch, pk, failed)
+    except Exception as second:  # noqa: BLE001  # the first is the one to be reported
+        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, second)
+    return failed
+
+
+def put_back(batch: Batch[M], pk: Any) -> None:
+    """Remove the mark from a row whose handler was not called, or may be called again."""
+    marked = _marked(batch)
+    try:
+        _write(batch, marked, pk, marked.put_back(pk))
+    except Exception as error:  # noqa: BLE001  # the others are to be put back all the same
+        logger.warning("%s: row %s was not put back: %s", batch.processor.name, pk, error)
+
+
+def settle_ended(batch: Batch[M]) -> None:
+    """Settle the rows whose handlers have ended, those with the same flip in one statement."""
+    marked = _marked(batch)
+    if len(marked.ended) > 1:
+        _settle_together(batch, marked)
+    while marked.ended:
+        pk = next(iter(marked.ended))
+        settle(batch, pk, marked.ended[pk])
+
+
+def _settle_together(batch: Batch[M], marked: MarkedRows) -> None:
+    """Flip the ended rows that have the same flip; leave the others in ``marked.ended``.
+
+    Any error rolls back all of them; settling each row alone then finds the one to blame.
+    """
+    using = batch.question.using
+    for values, guard, pks in _alike(batch, marked):
+        # Recorded before the write: if the answer is lost, the rows may still have been written.
+        marked.maybe_written.update(pks)
+        session = connections[using].connection
+        try:
+            _flip_together(batch, pks, values, guard)
+        except SomeRowsLostError:
+            marked.maybe_written.difference_update(pks)
+        except Exception as error:
+            if ends_the_run(error):
+                raise
+            if not is_database_error(error) or _was_answered(error, using, since=session):
+                marked.maybe_written.difference_update(pks)
+            logger.debug("%s: settling rows one by one: %s", batch.processor.name, error)
+        else:
+            marked.maybe_written.difference_update(pks)
+            for pk in pks:
+                batch.outcomes[pk] = marked.ended.pop(pk)
+                del marked.flips[pk]
+
+
+def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Guard, list[Any]]]:
+    """Return the values, the guard and the keys of rows that one statement can write."""
+    if marked.mark.option == "done":
+        return []  # flipped before the work
+    for pk, outcome in marked.ended.items():
+        if isinstance(outcome, Handled):
+            try:
+                marked.flips[pk] = _flip(batch, marked, pk, outcome)
+            except BaseException as error:
+                if ends_the_run(error):
+                    raise
+                # Settling that row alone raises the error again, as the row's failure.
+    alike: list[tuple[Values, Guard, list[Any]]] = []
+    for values, pks in grouping.group(marked.flips):
+        # The callables were called for these rows, and must not be called again.
+        marked.flips.update(dict.fromkeys(pks, values))
+        if len(pks) > 1:
+            guards = {pk: _guard(batch, marked, pk) for pk in pks}
+            several = [(g, some) for g, some in grouping.group(guards) if len(some) > 1]
+            alike += [(values, guard, some) for guard, some in several]
+    return alike
+
+
+def _flip_together(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> None:
+    question, processor = batch.question, batch.processor
+    with settlement_transaction(question.using):
+        # Race: lost lease that writes. A row that another worker has taken over does not match.
+        if write_all(question, pks, guard, values) != len(pks):
+            raise SomeRowsLostError
+        if batch.context.doubts("done"):
+            writing.refuse_pending(processor, question, pks)
+
+
+def _was_answered(error: Exception, using: str, *, since: Any) -> bool:
+    """Return whether the database reported that nothing was written.
+
+    ``since``: the driver's connection as it was before the error. Django itself reconnects if the
+    ROLLBACK after a COMMIT without an answer finds that the session is gone.
+    """
+    connection: Any = connections[using]
+    return is_contention(error) or (connection.connection is since and connection.is_usable())
