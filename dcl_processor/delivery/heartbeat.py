@@ -142,11 +142,7 @@ class Heartbeat:
         return question, [pk for pk in held if pk not in renewed]
 
     def _wait_for(self, question: Question[Any], locked: list[Any]) -> None:
-        """Wait for the lock of the row whose lease ends first, and renew it.
-
-        Race: double claim. Other workers skip a locked row. When its lock is released after its
-        lease has lapsed, the first session in line gets the row, and a waiting renewal is first.
-        """
+        """Wait for the lock of the row whose lease ends first, and renew it."""
         with self._lock:
             ours = [pk for pk in locked if pk in self._tokens]
             pk = min(ours, key=lambda pk: self._alive_until[pk], default=None)
@@ -156,6 +152,9 @@ class Heartbeat:
         seconds = min(self._lease.seconds / 4 / len(ours), LONGEST_WAIT)
         try:
             with row_transaction(question.using), lock_timeout(question.using, seconds):
+                # Race: double claim. Other workers skip a locked row. When its lock is released
+                # after its lease has lapsed, the first session in line gets the row, and this one
+                # is first.
                 lock_rows(question, question.model, [pk])
                 # Read after the wait, because the lease begins now.
                 began = time.monotonic()
