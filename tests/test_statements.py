@@ -32,6 +32,9 @@ def ask(model: type[Model]) -> Any:
     return pending.ask(model._default_manager.all(), label="test")
 
 
+PROCESSOR = batch_processor(pending=Parcel.objects.all(), done={"sent": True})(print)
+
+
 def kept(question: Any) -> dict[Any, Any]:
     """Return this thread's statements, by their names."""
     known: dict[Any, Any] = question.statements._kept
@@ -39,7 +42,7 @@ def kept(question: Any) -> dict[Any, Any]:
 
 
 def write(question: Any, row: Any, **values: Any) -> None:
-    writing.write(question, [row.pk], values, "test")
+    writing.write(question, [row.pk], values, PROCESSOR)
     row.refresh_from_db()
 
 
@@ -283,7 +286,7 @@ def test_threads_share_no_statement() -> None:
     def there() -> tuple[dict[Any, Any], int]:
         try:
             before = dict(kept(question))
-            writing.write(question, [row.pk], {"note": "there"}, "test")
+            writing.write(question, [row.pk], {"note": "there"}, PROCESSOR)
             return before, len(kept(question))
         finally:
             connections.close_all()
@@ -419,6 +422,6 @@ def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: i
 def test_what_is_sent_is_what_django_would_send() -> None:
     question, row = ask(Parcel), Parcel.objects.create()
     ordinary = Parcel.objects.filter(pk=row.pk)
-    [mine] = sql(lambda: writing.write(question, [row.pk], {"note": "a", "sent": True}, "test"))
+    [mine] = sql(lambda: writing.write(question, [row.pk], {"note": "a", "sent": True}, PROCESSOR))
     [django] = sql(lambda: ordinary.update(note="a", sent=True))
     assert mine.replace("(", "").replace(")", "") == django.replace("(", "").replace(")", "")

@@ -9,25 +9,17 @@ from typing import Any
 _IDLE = 0  # libpq's PQTRANS_IDLE
 
 
-def _postgresql(driver: Any) -> bool:
-    # psycopg2 has the status only in its info; psycopg 3 would create an info object for each read.
-    status = getattr(driver, "pgconn", None) or driver.info
-    return bool(status.transaction_status != _IDLE)
-
-
-#: MariaDB's driver is missing, because its server does not report the status to it.
-_IN_TRANSACTION: dict[str, Callable[[Any], bool]] = {
-    "postgresql": _postgresql,
-    "sqlite": lambda driver: driver.in_transaction,
-}
-
-
 def in_transaction(connection: Any) -> bool | None:
     """Return whether a transaction is open, however it began; ``None`` if the driver cannot."""
-    known = _IN_TRANSACTION.get(connection.vendor)
-    if connection.connection is None:
+    driver = connection.connection
+    if driver is None:
         return False
-    return None if known is None else known(connection.connection)
+    if connection.vendor == "postgresql":
+        # psycopg2 has the status only in its info, which psycopg 3 would create for each read.
+        status = getattr(driver, "pgconn", None) or driver.info
+        return bool(status.transaction_status != _IDLE)
+    # MariaDB's driver does not know, because its server does not report the status to it.
+    return bool(driver.in_transaction) if connection.vendor == "sqlite" else None
 
 
 class Sending:

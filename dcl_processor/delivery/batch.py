@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .marks import MarkedRows
 
 M = TypeVar("M", bound=Model)
-Outcomes = dict[Any, Outcome | Miss]
 
 
 @dataclass(eq=False, slots=True)
@@ -61,19 +60,20 @@ class Context:
 class Batch(Generic[M]):
     """Candidates that go through the stages together.
 
-    ``claimed``: the result of the claim, and ``rows`` its rows; ``attempts``: for each row, the
-    number of this attempt, with a ``retry``. ``started``: the rows whose handler was called;
-    ``outcomes``: those of the handled rows. ``to_blame``: the row that makes the transaction roll
-    back, if it is known. ``to_redo``: rows that have to be claimed again, each in a batch of its
-    own. ``marked``: for a delivery that handles its rows after the claim is committed.
+    ``rows``: the claimed ones, and ``misses``: why others were not; ``is_claimed``: the claim has
+    ended. ``attempts``: for each row, the number of this attempt, with a ``retry``. ``started``:
+    the rows whose handler was called; ``outcomes``: those of the handled rows. ``to_blame``: the
+    row that makes the transaction roll back, if it is known. ``to_redo``: rows that have to be
+    claimed again, each in a batch of its own. ``marked``: for a delivery that handles its rows after the claim is committed.
     ``handlers``: asynchronous handlers of the batch that go on after its delivery has returned.
     """
 
     context: Context
     question: Question[M]
     wanted: Wanted
-    claimed: Claimed[M] | None = None
+    is_claimed: bool = False
     rows: dict[Any, M] = field(default_factory=dict)
+    misses: dict[Any, Miss] = field(default_factory=dict)
     attempts: dict[Any, int] = field(default_factory=dict)
     started: set[Any] = field(default_factory=set)
     outcomes: dict[Any, Outcome] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Batch(Generic[M]):
 
     def take(self, claimed: Claimed[M]) -> None:
         """Store the claimed rows, before a handler changes them."""
-        self.claimed, self.rows = claimed, claimed.rows
+        self.is_claimed, self.rows, self.misses = True, claimed.rows, claimed.misses
         retry = self.context.processor.retry
         if retry is not None:
             self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
@@ -121,8 +121,3 @@ class Batch(Generic[M]):
         """
         attempt = self.attempts.get(pk, 0)
         return notes(self.context.processor, self.rows[pk], outcome, attempt=attempt, **undone)
-
-    def all_outcomes(self) -> Outcomes:
-        """Return the outcomes of all candidates that were reached, claimed or not."""
-        misses = self.claimed.misses if self.claimed is not None else {}
-        return {**misses, **self.outcomes}

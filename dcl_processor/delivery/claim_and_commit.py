@@ -14,7 +14,7 @@ from dcl_processor.clock import recognisable_columns
 from dcl_processor.exceptions import StillPending
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.settlement import rehearsal
 
 from . import one_statement
@@ -43,7 +43,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
         else:
             # Race: double claim. The mark is committed before any handler is called, and hides the
             # row from other workers after the lock is released.
-            with row_transaction(question.using):
+            with RowTransaction(question.using):
                 batch.take(claim(question, batch.wanted))
                 batch.rehearse()
                 _write(batch, marked)

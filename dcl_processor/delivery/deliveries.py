@@ -14,7 +14,7 @@ from django.db.models import Model
 
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.transaction_guard import TransactionGuard
 
 from . import after_commit, in_transaction
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Model)
 def transactional(batch: Batch[M]) -> None:
     """Lock and check again → work → flip → commit."""
     # Race: work without flip. Both are in one transaction, which commits both or neither.
-    with row_transaction(batch.question.using):
+    with RowTransaction(batch.question.using):
         claimed = claim(batch.question, batch.wanted)
         batch.take(claimed)
         # A query without rows may not have been sent at all, and then no transaction is open.
@@ -71,7 +71,7 @@ def deliver(batch: Batch[M]) -> None:
     goes_on = False
     try:
         DELIVERIES[context.processor.delivery](batch)
-        goes_on = not batch.is_over
+        goes_on = batch.handlers is not None and not batch.is_over
     except BaseException as error:  # noqa: BLE001  # judged there
         recover(batch, error, session=session)
     finally:

@@ -15,7 +15,7 @@ from dcl_processor import clock
 from dcl_processor.candidates.pending import Question, these
 from dcl_processor.lease import Lease
 from dcl_processor.locking.claiming import lock_free
-from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.waiting import lock_rows, lock_timeout
 
 from .compare_and_set import Guard, write_all
@@ -132,7 +132,7 @@ class Heartbeat:
         if not connections[question.using].features.has_select_for_update_skip_locked:
             self._note(held, self._prolong(question, held, token), began)
             return None, []
-        with row_transaction(question.using):
+        with RowTransaction(question.using):
             # Skips a row that its own handler, or a person, has locked, because the other leases
             # would lapse during the wait.
             free = lock_free(question, held)
@@ -151,7 +151,7 @@ class Heartbeat:
         # The other leases are renewed in between.
         seconds = min(self._lease.seconds / 4 / len(ours), LONGEST_WAIT)
         try:
-            with row_transaction(question.using), lock_timeout(question.using, seconds):
+            with RowTransaction(question.using), lock_timeout(question.using, seconds):
                 # Race: double claim. Other workers skip a locked row. When its lock is released
                 # after its lease has lapsed, the first session in line gets the row, and this one
                 # is first.

@@ -31,7 +31,7 @@ M = TypeVar("M", bound=Model)
 
 def handle(batch: Batch[M], guard: TransactionGuard) -> None:
     """Handle the rows, so that the failure of one does not undo the others."""
-    context, processor = batch.context, batch.processor
+    context, processor = batch.context, batch.context.processor
     connection, several = connections[batch.question.using], len(batch.rows) > 1
     if processor._handles_batches and several:
         with RowSavepoint(connection, shared=False) as savepoint:
@@ -82,11 +82,14 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
 
     Raises when that cannot be done; the transaction must then be rolled back.
     """
-    processor, question = batch.processor, batch.question
+    processor, question = batch.context.processor, batch.question
     handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
-    writing.refuse_moved(question, {pk: batch.rows[pk] for pk in handled}, processor.name)
+    writing.refuse_moved(question, {pk: batch.rows[pk] for pk in handled}, processor)
     flips = flip.flips(processor, batch.rows, handled)
-    writes = grouping.group(flips)
+    if len(flips) > 1:
+        writes = grouping.group(flips)
+    else:
+        writes = [(writing.resolve(values), [pk]) for pk, values in flips.items()]
     notes = []
     for pk in [pk for pk in batch.outcomes if pk not in handled]:
         batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
@@ -97,15 +100,15 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
     if guard.transaction_id is not None and not any(values for values, _ in writes + notes):
         writing.refuse_another(question.using, guard.transaction_id)
     for values, pks in writes:
-        with flip.refusing_values(processor):
-            writing.write(question, pks, values, processor.name, guard.transaction_id)
+        writing.write(question, pks, values, processor, guard.transaction_id, is_flip=True)
     for values, pks in notes:
-        writing.write(question, pks, values, processor.name, guard.transaction_id)
+        writing.write(question, pks, values, processor, guard.transaction_id)
     # The flip could not be rehearsed beforehand, or its rehearsal on one row proves nothing for
     # the other rows.
     if handled and batch.context.doubts("done"):
         writing.refuse_pending(processor, question, list(handled))
-    _keep_callbacks_apart(question.using)
+    if connections[question.using].run_on_commit:
+        _keep_callbacks_apart(question.using)
 
 
 def _keep_callbacks_apart(using: str) -> None:

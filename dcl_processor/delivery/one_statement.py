@@ -21,7 +21,7 @@ from dcl_processor.clock import recognisable
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.statements.keys import Keys, Rows
-from dcl_processor.statements.places import Open, Template, open_values, prepared_values, written
+from dcl_processor.statements.places import Open, Template, open_values, written
 from dcl_processor.statements.selection import Evaluation
 from dcl_processor.statements.update import compiled
 
@@ -134,7 +134,9 @@ class _Statement:
         ``None``: nothing was sent, because a field turns its value into SQL.
         """
         connection = self._connection
-        filled = prepared_values(self._open, values, connection)
+        filled: dict[Open, Any] = {
+            place: place.prepared(values[name], connection) for name, place in self._open.items()
+        }
         if any(hasattr(value, "as_sql") for value in filled.values()):
             return None
         if self._keys is not None:

@@ -15,7 +15,7 @@ from dcl_processor.errors import add_note, describe
 from dcl_processor.exceptions import ProcessorError, SessionLost, TransactionLost
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception, ends_the_run
 from dcl_processor.locking.claiming import Claimed, Miss, claim
-from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.rehearsal import RowRefused
@@ -45,12 +45,12 @@ def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
     pks = batch.wanted.pks[: batch.wanted.most]
     if _is_transient(batch, error, session):
         # A later pass asks again.
-        batch.claimed = Claimed({}, dict.fromkeys(pks, Miss.ABSENT))
+        batch.take(Claimed({}, dict.fromkeys(pks, Miss.ABSENT)))
         batch.outcomes = {}
         return
     # A claim may fail because of one row that cannot be loaded.
-    ours = [*pks] if batch.claimed is None else list(batch.rows)
-    is_alone = len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1)
+    ours = [*pks] if not batch.is_claimed else list(batch.rows)
+    is_alone = len(ours) == 1 and (batch.is_claimed or len(batch.wanted.pks) == 1)
     if is_alone:
         batch.to_blame = ours[0]
     elif isinstance(error, TransactionLost):
@@ -78,14 +78,14 @@ def _is_transient(batch: Batch[Any], error: Exception, session: Any) -> bool:
     if not wrote_nothing:
         return False
     is_transient = is_contention(error) or reconnected(using, since=session)
-    if not is_transient and batch.claimed is None:
+    if not is_transient and not batch.is_claimed:
         raise error
     return is_transient
 
 
 def _wrote_nothing(batch: Batch[Any]) -> bool:
     """Return whether the error came in the claim or the rehearsal, so before any COMMIT."""
-    return batch.claimed is None or not (batch.context.rehearsal or batch.started)
+    return not batch.is_claimed or not (batch.context.rehearsal or batch.started)
 
 
 def _tell_of_end(batch: Batch[Any], ours: Sequence[Any]) -> None:
@@ -117,12 +117,12 @@ def _failed(batch: Batch[M], pk: Any, error: Exception, session: Any) -> Outcome
         return failed
     again: Batch[M] = Batch(batch.context, batch.question, Wanted([pk]))
     try:
-        with row_transaction(batch.question.using):
+        with RowTransaction(batch.question.using):
             # Race: double claim. Without the lock another worker may have finished the row.
             again.take(claim(again.question, again.wanted))
             if again.rows:
                 failed, values = again.notes(pk, failed)
-                writing.write(batch.question, [pk], values, batch.processor.name)
+                writing.write(batch.question, [pk], values, batch.processor)
     except Exception as second:  # noqa: BLE001  # the first is the one to be reported
         name = batch.processor.name
         logger.warning(

@@ -201,7 +201,7 @@ def _not_written(batch: Batch[M], pk: Any, outcome: Outcome) -> Outcome:
     if table.filter(pk=pk).exists():
         return Lost()
     if isinstance(outcome, Handled):
-        writing.refuse_moved(batch.question, {pk: batch.rows[pk]}, batch.processor.name)
+        writing.refuse_moved(batch.question, {pk: batch.rows[pk]}, batch.processor)
     return outcome
 
 

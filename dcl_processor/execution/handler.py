@@ -77,7 +77,8 @@ def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) ->
             [outcome] = execute_together(processor, [row], arguments)
             return outcome
         result = processor.process(row, *arguments)
-        _refuse_coroutine(processor, result)
+        if result is not None:
+            _refuse_coroutine(processor, result)
     except BaseException as error:
         if ends_the_run(error):
             raise
@@ -167,8 +168,6 @@ def execute_together(
 
 
 def _refuse_coroutine(processor: Definition[Any], result: Any) -> None:
-    if result is None:
-        return
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         kind = "generator" if inspect.isgenerator(result) else "coroutine"
         getattr(result, "close", bool)()

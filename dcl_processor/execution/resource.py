@@ -39,7 +39,8 @@ class Opened:
 class Resource(threading.local):
     """The processor's ``resource()`` in one run; each thread, or event loop, has its own.
 
-    ``error``: why it could not be opened. No row is to blame for that, so no attempt is counted.
+    ``broken``: gets the error, if it cannot be opened. No row is to blame for that, so no attempt
+    is counted.
     """
 
     def __init__(
@@ -50,15 +51,11 @@ class Resource(threading.local):
         self._opened: Opened | None = None
         self._broken = broken
 
-    @property
-    def error(self) -> BaseException | None:
-        return self._broken.error
-
     def ready(self) -> bool:
         """Open it unless it is open and not worn; return whether a handler may be called."""
         if self._opened is not None and self._opened.is_worn:
             self._let_go()
-        if self._opened is None and self.error is None:
+        if self._opened is None and self._broken.error is None:
             stack = ExitStack()
             try:
                 arguments = self._enter(self._processor.resource(), stack)
@@ -74,7 +71,7 @@ class Resource(threading.local):
                 self._broken.error = error
             else:
                 self._opened = Opened(stack, arguments)
-        return self.error is None
+        return self._broken.error is None
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the handler's arguments after its row: the resource, or nothing."""

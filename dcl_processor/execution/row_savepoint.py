@@ -74,7 +74,8 @@ class RowSavepoint:
         """
         if isinstance(outcome, Handled) or (not isinstance(outcome, Lost) and outcome.kept):
             if not self._connection.needs_rollback:
-                self._savepoint("savepoint_commit_sql")
+                if self._open:
+                    self._savepoint("savepoint_commit_sql")
                 return outcome
             asked = TransactionManagementError("the handler left the transaction to be rolled back")
             outcome = Failed(asked, handled=True)
@@ -89,13 +90,12 @@ class RowSavepoint:
             raise UnseenWork
         # The handler called set_rollback(True): roll back this row only.
         self._connection.set_rollback(False)
-        self._savepoint("savepoint_rollback_sql")
-        self._savepoint("savepoint_commit_sql")
+        if self._open:
+            self._savepoint("savepoint_rollback_sql")
+            self._savepoint("savepoint_commit_sql")
         del self._connection.run_on_commit[self._callbacks :]
 
     def _savepoint(self, kind: str) -> None:
-        if not self._open:
-            return
         try:
             self._execute(kind)
         except DatabaseError as error:

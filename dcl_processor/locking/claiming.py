@@ -83,7 +83,10 @@ def _claim_own(question: Question[M], wanted: Wanted) -> Claimed[M]:
     found = {row.pk: row for row in _select(question, ("claim", wanted.choice), wanted.pks, asked)}
     # Removed before a handler sees it, because it is not a column.
     ids = [vars(row).pop(NAME, None) for row in found.values()]
-    return _claimed(wanted.reached(found), found, _Locked([], next(iter(ids), None)))
+    locked = _Locked([], ids[0] if ids else None)
+    if len(found) == len(wanted.pks) == 1:
+        return Claimed(found, {}, locked.transaction_id)
+    return _claimed(wanted.reached(found), found, locked)
 
 
 def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:

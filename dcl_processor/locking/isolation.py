@@ -8,8 +8,8 @@ statement for it, so their level is read once per connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import sys
+from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -63,48 +63,71 @@ def refuse_test_case(using: str, label: str) -> None:
         )
 
 
-@contextmanager
-def row_transaction(using: str) -> Iterator[None]:
-    """Open the transaction of one row, at READ COMMITTED whatever the connection's default.
+class RowTransaction:
+    """The transaction of one row, at READ COMMITTED whatever the connection's default.
 
     Inside Django's ``TestCase`` it is a savepoint, and the isolation level stays as it is.
     """
-    connection = connections[using]
-    fresh = not connection.in_atomic_block
-    level = _read_committed(connection) if fresh else nullcontext()
-    with level, transaction.atomic(using=using, durable=True):
-        if fresh and _is_psycopg2(connection):
-            _set_read_committed(connection)
-        yield
 
+    __slots__ = ("_atomic", "_connection", "_driver", "_level")
 
-@contextmanager
-def _read_committed(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Start the next transaction at READ COMMITTED, whatever the session's current default is."""
-    connection.ensure_connection()
-    driver: Any = connection.connection
-    if connection.vendor == "mysql":
-        # Set before the transaction starts. At any level InnoDB takes the snapshot at the first
-        # plain read, which is the question itself, so a default that a handler changes is harmless.
-        if driver not in _levels:
-            _levels[driver] = _ask(connection) == "READ COMMITTED"
-        if not _levels[driver]:
+    def __init__(self, using: str) -> None:
+        self._connection: Any = connections[using]
+        self._atomic = transaction.atomic(using=using, durable=True)
+        #: The driver's connection, if it gets the level with BEGIN, and the level that it had.
+        self._driver: Any = None
+        self._level: Any = None
+
+    def __enter__(self) -> None:
+        connection = self._connection
+        if connection.in_atomic_block:
+            self._atomic.__enter__()
+            return
+        connection.ensure_connection()
+        driver = connection.connection
+        if hasattr(driver, "pgconn"):
+            # As a part of BEGIN, the level costs no round trip.
+            self._driver, self._level = driver, driver.isolation_level
+            driver.isolation_level = _READ_COMMITTED
+        elif connection.vendor == "mysql" and not _is_read_committed(connection):
             _set_read_committed(connection)
-    elif connection.vendor == "postgresql" and not _is_psycopg2(connection):
-        # As a part of BEGIN, the level costs no round trip.
-        before, driver.isolation_level = driver.isolation_level, _READ_COMMITTED
         try:
-            yield
+            self._atomic.__enter__()
+        except BaseException:
+            self._restore()
+            raise
+        if self._driver is None and connection.vendor == "postgresql":
+            # psycopg2 would send the level in a statement whenever autocommit is switched.
+            try:
+                _set_read_committed(connection)
+            except BaseException:
+                self.__exit__(*sys.exc_info())
+                raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._atomic.__exit__(kind, error, trace)
         finally:
-            if not driver.closed:
-                driver.isolation_level = before
-        return
-    yield
+            self._restore()
+
+    def _restore(self) -> None:
+        if self._driver is not None and not self._driver.closed:
+            self._driver.isolation_level = self._level
 
 
-def _is_psycopg2(connection: BaseDatabaseWrapper) -> bool:
-    # psycopg2 would send the level in a statement whenever autocommit is switched.
-    return connection.vendor == "postgresql" and not hasattr(connection.connection, "pgconn")
+def _is_read_committed(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the session's transactions begin at READ COMMITTED, on MariaDB and MySQL."""
+    # Known before the transaction starts. At any level InnoDB takes the snapshot at the first plain
+    # read, which is the question itself, so a default that a handler changes is harmless.
+    driver: Any = connection.connection
+    if driver not in _levels:
+        _levels[driver] = _ask(connection) == "READ COMMITTED"
+    return _levels[driver]
 
 
 def _set_read_committed(connection: BaseDatabaseWrapper) -> None:

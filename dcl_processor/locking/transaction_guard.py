@@ -33,7 +33,7 @@ class TransactionGuard:
         self._lost: Exception | None = None
         # Without an id the guard uses a savepoint, which is gone when its transaction ends; the
         # next transaction has no savepoint of that name.
-        self._has_savepoint = not transaction.has_id(self._connection)
+        self._has_savepoint = self._connection.vendor != "postgresql"
         self.transaction_id = transaction_id
 
     def __enter__(self) -> Self:
@@ -51,9 +51,7 @@ class TransactionGuard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # By identity and not by position: a handler may have left a wrapper of its own on top.
-        wrappers = self._connection.execute_wrappers
-        wrappers[:] = [each for each in wrappers if each != self._watch]
+        self._watch_no_more()
 
     def check(self) -> None:
         """Raise ``TransactionLost`` if the loss is known; sends nothing."""
@@ -62,7 +60,8 @@ class TransactionGuard:
             raise TransactionLost from self._lost
 
     def close(self) -> None:
-        """Check for the last time, just before the flip."""
+        """Check for the last time, just before the flip, which fails by itself from here on."""
+        self._watch_no_more()
         self.check()
         if self._has_savepoint and not self._connection.needs_rollback:
             try:
@@ -72,6 +71,12 @@ class TransactionGuard:
                     raise SessionLost from error
                 self._lost = error
                 self.check()
+
+    def _watch_no_more(self) -> None:
+        # By identity and not by position: a handler may have left a wrapper of its own on top.
+        wrappers = self._connection.execute_wrappers
+        if wrappers:
+            wrappers[:] = [each for each in wrappers if each != self._watch]
 
     def _look(self) -> None:
         if self._lost is None and in_transaction(self._connection) is False:

@@ -17,7 +17,7 @@ from django.db.models import Model, QuerySet
 from dcl_processor.candidates.pending import Question, these
 
 from .claiming import lock_database, parent_keys
-from .isolation import row_transaction
+from .isolation import RowTransaction
 
 
 def holders(model: type[Model], columns: Iterable[str]) -> list[type[Model]]:
@@ -55,7 +55,7 @@ def settling(
 def settlement_transaction(using: str) -> Iterator[None]:
     """Open a transaction at READ COMMITTED, or a savepoint if a transaction is open."""
     inside = connections[using].in_atomic_block
-    with transaction.atomic(using=using) if inside else row_transaction(using):
+    with transaction.atomic(using=using) if inside else RowTransaction(using):
         yield
 
 

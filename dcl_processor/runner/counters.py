@@ -45,11 +45,6 @@ class Counters:
         self.streak = Streak(self.processor)
 
     @property
-    def fails_on(self) -> bool:
-        """Whether the run is to end, because the next row would fail like those before."""
-        return self.streak.processor_is_wrong or self.streak.is_too_long
-
-    @property
     def is_to_be_careful(self) -> bool:
         """Whether the next batch is to have one row, because its flip may turn out to be wrong."""
         seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
@@ -66,45 +61,33 @@ class Counters:
         for each in so_far.values():
             after.note(each)
         to_be_another = after.to_probe > 0 and not self.probing
-        return to_be_another or after.processor_is_wrong or after.is_too_long
+        return to_be_another or after.ends_the_run
 
     def count(self, pk: Any, outcome: Outcome) -> None:
         """Add an outcome to the report."""
         self.streak.note(outcome)
         match outcome:
             case Handled():
-                self.processed(pk)
+                self._tell(pk, "processed")
             case Failed():
-                self.failed(pk, outcome)
+                self._failed(pk, outcome)
             case Snoozed():
-                self.snoozed(pk)
+                self._tell(pk, "snoozed")
             case Discarded():
-                self.discarded(pk, outcome)
+                self._discarded(pk, outcome)
             case Lost(called):
                 self.counts["lease_lost"] += 1
                 self.handled += called
 
-    def processed(self, pk: Any) -> None:
-        """Count a row that was settled."""
-        self.counts["processed"] += 1
-        self._tell(pk, "processed")
-
-    def snoozed(self, pk: Any) -> None:
-        """Count a row whose handler raised ``Snooze``."""
-        self.counts["snoozed"] += 1
-        self._tell(pk, "snoozed")
-
-    def discarded(self, pk: Any, outcome: Discarded) -> None:
-        """Count and log a row whose handler raised ``Discard``."""
-        self.counts["discarded"] += 1
+    def _discarded(self, pk: Any, outcome: Discarded) -> None:
+        """Log a row whose handler raised ``Discard``, and count it."""
         why = printable(describe(outcome.error))
         logger.warning("%s: row %s discarded: %s", self.processor.name, printable(str(pk)), why)
         forget_frames(outcome.error)
         self._tell(pk, "discarded")
 
-    def failed(self, pk: Any, outcome: Failed) -> None:
-        """Count a row that failed, and log it with its traceback."""
-        self.counts["failed"] += 1
+    def _failed(self, pk: Any, outcome: Failed) -> None:
+        """Log a row that failed with its traceback, and count it."""
         self.counts["retried"] += outcome.again_in is not None
         error = outcome.error
         if len(self.failures) < MOST_FAILURES:
@@ -139,6 +122,8 @@ class Counters:
         )
 
     def _tell(self, pk: Any, outcome: str) -> None:
+        """Count a row, and send the signal."""
+        self.counts[outcome] += 1
         self.handled += 1
         sender = type(self.processor)
         row_finished.send_robust(sender, processor=self.processor, pk=pk, outcome=outcome)

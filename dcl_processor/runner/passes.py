@@ -71,7 +71,7 @@ class Passes:
         """Visit a window's candidates; return whether to read another window before its end."""
         self._leave_out_visited(waiting)
         while self._without_suspects(waiting) and not self._run.must_stop():
-            if self._probes(question, waiting):
+            if self._run.counters.streak.to_probe and self._probes(question, waiting):
                 continue
             chooses = self._run.dispatcher.may_choose and patience.wants_choice(
                 own_table=question.own_table
@@ -84,7 +84,7 @@ class Passes:
     def _probes(self, question: pending.Question[Any], waiting: deque[Any]) -> bool:
         """Try rows at random places if the next rows are likely to fail like those before."""
         counters = self._run.counters
-        if not counters.streak.to_probe or counters.probing:
+        if counters.probing:
             return False
         self.take(self._run.dispatcher.ended(everything=True), waiting)
         counters.probing = True
@@ -158,8 +158,10 @@ class Passes:
         run = self._run
         in_flight = run.dispatcher.rows_in_flight
         size = run.limits.clip(run.dispatcher.room, run.counters.handled + in_flight)
-        size, more = self._clipped(size, more, waiting)
-        if run.counters.is_to_be_careful:
+        size = min(size, len(waiting))
+        if self._alone and size > 0:
+            size, more = self._clipped(size, more, waiting)
+        if run.processor._flip_needs_result and run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
             size = min(size, max(0, 1 - in_flight))
         if size:
@@ -175,9 +177,6 @@ class Passes:
 
     def _clipped(self, size: int, more: int, waiting: deque[Any]) -> tuple[int, int]:
         """Return how many of the waiting rows the next batch may take, and choose among."""
-        size = min(size, len(waiting))
-        if not self._alone or size < 1:
-            return size, more
         # A row that is to be redone is alone in its batch.
         among = itertools.islice(waiting, size + more)
         before = next((place for place, pk in enumerate(among) if pk in self._alone), None)
@@ -195,31 +194,26 @@ class Passes:
         got = missed = 0
         counters = self._run.counters
         for batch in ended:
-            outcomes = batch.all_outcomes()
-            self._in_flight.difference_update(batch.wanted.pks)
+            pks, outcomes, misses = batch.wanted.pks, batch.outcomes, batch.misses
+            got, missed = got + len(outcomes), missed + len(misses)
+            self._in_flight.difference_update(pks)
             for pk, outcome in outcomes.items():
-                if isinstance(outcome, Miss):
-                    missed += 1
-                    if outcome is Miss.ABSENT:
-                        self._absent.append(pk)
-                    else:
-                        counters.counts["stale"] += 1
+                counters.count(pk, outcome)
+                if counters.streak.succeeded:
+                    self._failing.clear()
+                elif len(self._failing) < MOST_LOCKED:
+                    self._failing.add(pk)
+            for pk, miss in misses.items():
+                if miss is Miss.ABSENT:
+                    self._absent.append(pk)
                 else:
-                    got += 1
-                    counters.count(pk, outcome)
-                    self._note_failing(pk)
+                    counters.counts["stale"] += 1
             self._alone.update(batch.to_redo)
-            behind = [pk for pk in batch.wanted.pks if pk not in outcomes]
+            behind = [pk for pk in pks if pk not in outcomes and pk not in misses]
             if waiting is not None and behind:
                 self._tried.difference_update(behind)
                 waiting.extendleft(reversed(behind))
         return got, missed
-
-    def _note_failing(self, pk: Any) -> None:
-        if self._run.counters.streak.succeeded:
-            self._failing.clear()
-        elif len(self._failing) < MOST_LOCKED:
-            self._failing.add(pk)
 
     def _look_at_absent(self, question: pending.Question[Any]) -> None:
         """Remember the rows that other workers have locked, and count those that are finished.

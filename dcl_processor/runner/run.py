@@ -54,9 +54,12 @@ class Starts:
         """
         if self.is_interrupted or self.limits.exceeded(self.counters.handled):
             return False
-        if so_far and self.counters.reaches_a_limit(so_far):
+        if not so_far:
+            return True
+        if self.counters.reaches_a_limit(so_far):
             return False
-        # Handlers on the event loop share the resource, which is reopened between batches.
+        # A failed row may have worn the resource. Handlers on the event loop share it, and it is
+        # reopened between batches.
         return self.event_loop is not None or self.resource.ready()
 
 
@@ -91,7 +94,8 @@ class Run(Generic[M]):
         self.using = using or processor.using
         self.counters = Counters(processor)
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
-        self.resource = Resource(processor, self.event_loop, Broken())
+        self.broken = Broken()
+        self.resource = Resource(processor, self.event_loop, self.broken)
         self.notes = Notes(processor.name)
         self.in_flight = InFlight(self.notes)
         self.heartbeat = Heartbeat(processor.lease, processor.name) if processor.lease else None
@@ -165,7 +169,7 @@ class Run(Generic[M]):
                 self.dispatcher.close()
             finally:
                 self.leave()
-                report = self.counters.report(self.stopped or "drained", self.resource.error)
+                report = self.counters.report(self.stopped or "drained", self.broken.error)
                 log_end(report)
                 carry(ended_by, report)
                 ended_by = None  # or it would keep this frame, and this frame the error
@@ -189,7 +193,7 @@ class Run(Generic[M]):
 
     def must_stop(self) -> bool:
         """Return whether the run must stop; called before each batch."""
-        if self.counters.fails_on or self.resource.error is not None:
+        if self.counters.streak.ends_the_run or self.broken.error is not None:
             self.stopped = "failures"
         else:
             self.stopped = self.limits.exceeded(self.counters.handled)

@@ -29,12 +29,18 @@ class Streak:
     #: Rows whose flip cannot be written, or leaves them pending.
     wrong: int = 0
     succeeded: bool = False
+    #: Whether the run is to end, because the next row would fail like those before.
+    ends_the_run: bool = False
+    #: The number of rows to take from random places before the failures end the run.
+    to_probe: int = 0
 
     def note(self, outcome: Outcome) -> None:
         """Take one more outcome into account."""
         match outcome:
             case Handled():
                 self.succeeded, self.failed = True, 0
+                self.ends_the_run, self.to_probe = False, 0
+                return
             case Snoozed() | Discarded():
                 self.succeeded = True
             case Failed():
@@ -42,9 +48,11 @@ class Streak:
                 self.wrong += _is_wrong(outcome)
             case Lost(called=True):
                 self.failed += 1
+        self.ends_the_run = self._processor_is_wrong or self.failed >= self._most
+        self.to_probe = self._number_to_probe()
 
     @property
-    def processor_is_wrong(self) -> bool:
+    def _processor_is_wrong(self) -> bool:
         """Whether the processor is at fault: no flip of the handled rows could be written.
 
         The first such row counts as a failure of that row. At the second one the run has to end,
@@ -52,14 +60,7 @@ class Streak:
         """
         return self.wrong >= 2 and not self.succeeded
 
-    @property
-    def is_too_long(self) -> bool:
-        """Whether so many consecutive rows failed that the next row would fail, too."""
-        return self.failed >= self._most
-
-    @property
-    def to_probe(self) -> int:
-        """The number of rows to take from random places before the failures end the run."""
+    def _number_to_probe(self) -> int:
         # A strict order has no random places.
         if self.succeeded or self.processor.strict_order:
             return 0

@@ -57,7 +57,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     doubtful: set[str] = set()
     for option, values in fixed.items():
         if values:
-            left = _rehearsed(question, pk, _written(processor, option, values), processor.name)
+            left = _rehearsed(processor, question, pk, _written(processor, option, values))
             if left is Left.NOT:
                 raise StillPending(still_pending(processor, option, pk, values))
             if left is Left.MAYBE_ALONE:
@@ -81,7 +81,7 @@ def _rehearse_function(
             return
         writes = _written(processor, "done", values)
         with flip.refusing_values(processor):
-            left = _rehearsed(question, pk, writes, processor.name)
+            left = _rehearsed(processor, question, pk, writes)
         if left is Left.NOT and not processor.repeats:
             raise StillPending(still_pending(processor, "done", pk, values))
     except ProcessorError as error:
@@ -102,7 +102,7 @@ def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -
     if not processor.claim or not processor.reset:
         return
     back = _written(processor, "reset", processor.reset)
-    if _rehearsed(question, pk, back, processor.name) is not Left.NOT:
+    if _rehearsed(processor, question, pk, back) is not Left.NOT:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
             f"back into pending, got row {pk} not pending after it; no handler was called."
@@ -119,7 +119,7 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
         return {}
     table = question.table
     with transaction.atomic(using=question.using):
-        writing.write(question, [pk], {**constants, **times}, processor.name)
+        writing.write(question, [pk], {**constants, **times}, processor)
         kept = table.filter(pk=pk).values(*constants, *times).get()
         # The same query as in a settlement, because the database decides which values are equal.
         lost = [n for n, v in constants.items() if not table.filter(pk=pk, **{n: v}).exists()]
@@ -166,14 +166,16 @@ class Left(Enum):
     LIKE_ALL = "left, as every row does"
 
 
-def _rehearsed(question: Question[Any], pk: Any, writes: Sequence[Values], label: str) -> Left:
+def _rehearsed(
+    processor: Definition[Any], question: Question[Any], pk: Any, writes: Sequence[Values]
+) -> Left:
     meta = question.model._meta
     values = {name: value for write in writes for name, value in write.items()}
     constants = {meta.get_field(n).attname for n, value in values.items() if _is_constant(value)}
     alike = decided(question.unfiltered, constants)
     with transaction.atomic(using=question.using):
         for each in writes:
-            writing.write(question, [pk], each, label)
+            writing.write(question, [pk], each, processor)
         # Most questions contain a condition on the flip's columns alone, and this check suffices.
         if alike is not None and not alike.filter(pk=pk).exists():
             left = Left.LIKE_ALL

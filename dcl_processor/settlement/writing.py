@@ -15,6 +15,8 @@ from dcl_processor.statements.cache import names
 from dcl_processor.statements.transaction import current, within
 from dcl_processor.statements.update import Update
 
+from .flip import UNWRITABLE, invalid_done
+
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
@@ -31,8 +33,10 @@ def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Seq
         )
 
 
-def resolve(values: Values) -> dict[str, Any]:
+def resolve(values: Values) -> Values:
     """Call the values that are callables, as ``update_or_create()`` does."""
+    if not any(map(callable, values.values())):
+        return values
     return {name: value() if callable(value) else value for name, value in values.items()}
 
 
@@ -40,15 +44,18 @@ def write(
     question: Question[Any],
     pks: Sequence[Any],
     values: Values,
-    label: str,
+    processor: Definition[Any],
     transaction_id: str | None = None,
+    *,
+    is_flip: bool = False,
 ) -> None:
     """Write these columns and nothing else, by primary key.
 
     Never ``save()``, which would overwrite columns that another session has changed since. The
     keys are those of the claim, because a handler that deletes or copies its row changes
     ``row.pk``. ``transaction_id``: of the transaction that must still be open; raises
-    ``TransactionLost``.
+    ``TransactionLost``. ``is_flip``: the values are those of ``done``; raises ``InvalidDone`` if
+    Django cannot build a statement from them.
     """
     if not values:
         return
@@ -60,13 +67,20 @@ def write(
             rows = _rows(question, pks)
             fenced = rows if transaction_id is None else rows.filter(within(transaction_id))
             written = fenced.update(**resolved)
-    except FieldError as error:
-        raise InvalidDone(f"{label}: expected done to name columns, got: {error}") from error
+    except UNWRITABLE as error:
+        if is_flip:
+            raise invalid_done(processor, error) from error
+        if isinstance(error, FieldError):
+            words = f"{processor.name}: expected done to name columns, got: {error}"
+            raise InvalidDone(words) from error
+        raise
     if written < len(pks):
-        _look_up(question, pks, written, label, transaction_id)
+        _look_up(question, pks, written, processor, transaction_id)
 
 
-def refuse_moved(question: Question[Any], rows: Mapping[Any, Any], label: str) -> None:
+def refuse_moved(
+    question: Question[Any], rows: Mapping[Any, Any], processor: Definition[Any]
+) -> None:
     """Raise for a row that its handler moved to another key; ``rows``: by their keys.
 
     The row would count as done, because its old key is gone, and be pending under the new key.
@@ -77,8 +91,8 @@ def refuse_moved(question: Question[Any], rows: Mapping[Any, Any], label: str) -
         moved = row.pk != pk and None not in key and not _rows(question, [pk]).exists()
         if moved and _rows(question, [row.pk]).exists():
             raise ProcessorError(
-                f"{label}: expected the handler to leave its row's primary key alone, got row {pk} "
-                f"moved to the key {row.pk}; write a column that is no key, or a new row."
+                f"{processor.name}: expected the handler to leave its row's primary key alone, got "
+                f"row {pk} moved to the key {row.pk}; write a column that is no key, or a new row."
             )
 
 
@@ -92,7 +106,7 @@ def _look_up(
     question: Question[Any],
     pks: Sequence[Any],
     written: int,
-    label: str,
+    processor: Definition[Any],
     transaction_id: str | None,
 ) -> None:
     """Raise unless the rows that were not written are deleted."""
@@ -101,9 +115,9 @@ def _look_up(
     # A query is needed, because rows that the handler deleted have left pending, too.
     if _rows(question, pks).count() > written:
         raise ProcessorError(
-            f"{label}: expected the flip to write {_named(pks)}, got {written} of {len(pks)} rows "
-            "written although they are there; look for a trigger, a rule or row-level security "
-            "that drops the update."
+            f"{processor.name}: expected the flip to write {_named(pks)}, got {written} of "
+            f"{len(pks)} rows written although they are there; look for a trigger, a rule or "
+            "row-level security that drops the update."
         )
 
 

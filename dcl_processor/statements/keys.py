@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import BooleanField, F, Func, IntegerField, Model, Q
 
-from .places import NotOpenError, Open, prepared_key
+from .places import NotOpenError, Open
 
 #: The types of which the database accepts a list as one parameter without a type of its own.
 _LISTED = ("integer", "bigint", "smallint", "uuid", "varchar")
@@ -58,7 +58,8 @@ class Keys:
 
     def filled(self, pks: Sequence[Any]) -> dict[Open, Any]:
         """Return the keys in the database's form, by their place."""
-        keys = [prepared_key(self.place, pk, self._connection) for pk in pks]
+        prepare, connection = self.place.output_field.get_db_prep_value, self._connection
+        keys = [prepare(pk, connection) for pk in pks]
         return {self.place: keys if self._many else keys[0]}
 
 

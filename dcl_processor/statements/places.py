@@ -104,11 +104,6 @@ def written(opened: Mapping[str, Open]) -> dict[str, Any]:
     return {name: place.written() for name, place in opened.items()}
 
 
-def prepared_values(opened: Mapping[str, Open], values: Values, connection: Any) -> dict[Open, Any]:
-    """Return values in the database's form, by their places."""
-    return {place: place.prepared(values[name], connection) for name, place in opened.items()}
-
-
 def prepared_key(place: Open, pk: Any, connection: Any) -> Any:
     """Return a key, or a value that a column is compared with, in the database's form."""
     return place.output_field.get_db_prep_value(pk, connection)

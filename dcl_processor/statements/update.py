@@ -19,7 +19,6 @@ from .places import (
     open_values,
     plain_field,
     prepared_key,
-    prepared_values,
     written,
 )
 from .transaction import within
@@ -73,7 +72,9 @@ class Update:
         ``None``: nothing was sent, because a field turns its value into SQL.
         """
         connection = self._connection
-        filled = prepared_values(self._open, values, connection)
+        filled: dict[Open, Any] = {
+            place: place.prepared(values[name], connection) for name, place in self._open.items()
+        }
         if any(hasattr(value, "as_sql") for value in filled.values()):
             return None
         filled.update(self._keys.filled(pks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.locking import isolation
+from dcl_processor.locking.isolation import RowTransaction
 from tests.contract.sessions import before_statement, connected
 from tests.models import Depot, Parcel
 
@@ -98,7 +97,7 @@ if connection.vendor == "postgresql":
     ) -> None:
         """The broken variant: this is what setting the level is for."""
         Parcel.objects.create(depot=Depot.objects.create())
-        monkeypatch.setattr(isolation, "_read_committed", lambda connection: nullcontext())
+        monkeypatch.setattr(RowTransaction, "__enter__", lambda self: self._atomic.__enter__())
         calls: list[Any] = []
         with connected(options), before_statement(between_lock_and_question, close_depots):
             processor(calls)()

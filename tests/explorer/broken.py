@@ -28,7 +28,7 @@ from dcl_processor.delivery.batch import Batch, Context
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.locking import claiming
 from dcl_processor.locking.claiming import Claimed
-from dcl_processor.locking.isolation import row_transaction
+from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.locking.wanted import Wanted
@@ -73,7 +73,7 @@ def flip_outside_the_transaction() -> Any:
 
     def transactional(batch: Batch[Any]) -> None:
         question = batch.question
-        with row_transaction(question.using):
+        with RowTransaction(question.using):
             batch.take(claiming.claim(question, batch.wanted))
             with TransactionGuard(question.using) as guard:
                 in_transaction.handle(batch, guard)
