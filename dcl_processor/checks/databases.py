@@ -11,7 +11,7 @@ from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, connections
 
 from dcl_processor.candidates.pending import Question
-from dcl_processor.definition.kinds import Delivery
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.locking.engines import refuse_without_transactions
 from dcl_processor.processor import BatchProcessor
@@ -80,7 +80,7 @@ def check(
         )
     if not connection.features.has_select_for_update:
         # The other deliveries hold no lock while a handler runs, and their workers share the work.
-        inside = [p.name for p in processors if p.delivery == Delivery.TRANSACTIONAL]
+        inside = [p.name for p in processors if rules_of(p).in_transaction]
         if inside:
             yield checks.Warning(
                 f"this database has no row locks: copies of {', '.join(inside)} handle one row at "

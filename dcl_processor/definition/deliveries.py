@@ -8,33 +8,36 @@ from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.lease import Lease
 
 from . import functions
-from .kinds import Delivery
+from .kinds import rules_of
 
 if TYPE_CHECKING:
     from .definition import Definition
 
 
+#: The options that only some deliveries use.
+_OPTIONS = ("claim", "claimed_at", "lease")
+
+
 def check(processor: Definition[Any]) -> None:
     """Refuse options that the delivery does not use, and require those that it needs."""
-    label = functions.label(processor)
-    match processor.delivery:
-        case Delivery.TRANSACTIONAL:
-            _refuse(processor, label, "claim", "claimed_at", "lease")
-        case Delivery.AT_MOST_ONCE:
-            _refuse(processor, label, "lease")
-            _check_claim(processor, label)
-        case Delivery.AT_LEAST_ONCE:
-            _refuse(processor, label, "claim", "claimed_at")
-            if not isinstance(processor.lease, Lease):
-                raise InvalidOption(
-                    f"{label}: expected AT_LEAST_ONCE to have lease=Lease(…), which says when "
-                    f"another worker may take a row over, got {processor.lease!r}."
-                )
-    if processor._handles_batches and processor.delivery != Delivery.TRANSACTIONAL:
+    label, rules = functions.label(processor), rules_of(processor)
+    _refuse(processor, label, *(option for option in _OPTIONS if option not in rules.options))
+    if "claim" in rules.options:
+        _check_claim(processor, label)
+    if "lease" in rules.options and not isinstance(processor.lease, Lease):
+        raise InvalidOption(
+            f"{label}: expected {_name(processor)} to have lease=Lease(…), which says when "
+            f"another worker may take a row over, got {processor.lease!r}."
+        )
+    if processor._handles_batches and not rules.in_transaction:
         raise Unsupported(
             f"{label}: expected process_batch() with TRANSACTIONAL, whose transaction takes a "
-            f"whole batch back, got it with {str(processor.delivery).upper()}; write process()."
+            f"whole batch back, got it with {_name(processor)}; write process()."
         )
+
+
+def _name(processor: Definition[Any]) -> str:
+    return str(processor.delivery).upper()
 
 
 def _refuse(processor: Definition[Any], label: str, *options: str) -> None:
@@ -42,7 +45,7 @@ def _refuse(processor: Definition[Any], label: str, *options: str) -> None:
         if getattr(processor, option) is not None:
             raise InvalidOption(
                 f"{label}: expected {option} only with another delivery than "
-                f"{str(processor.delivery).upper()}, got {option}={getattr(processor, option)!r}; "
+                f"{_name(processor)}, got {option}={getattr(processor, option)!r}; "
                 "leave it out, or choose the delivery that it belongs to."
             )
 

@@ -9,7 +9,7 @@ from django.db.models import Manager, Model, QuerySet
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption, InvalidPending, Unsupported
 
-from .kinds import Delivery
+from .kinds import rules_of
 
 if TYPE_CHECKING:
     from .definition import Definition
@@ -97,7 +97,7 @@ def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
         )
     if not inspect.iscoroutinefunction(handler):
         return
-    if processor.delivery == Delivery.TRANSACTIONAL:
+    if rules_of(processor).in_transaction:
         raise Unsupported(
             f"{label(processor)}: expected a plain function, got 'async def {called}': a row's "
             "lock cannot be held across an event loop; write 'def', or choose "

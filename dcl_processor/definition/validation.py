@@ -12,7 +12,7 @@ from dcl_processor.retry import Retry
 
 from . import deliveries, functions
 from .functions import label as _label
-from .kinds import Delivery
+from .kinds import RULES
 
 if TYPE_CHECKING:
     from .definition import Definition
@@ -59,10 +59,10 @@ def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:
 
 
 def _check_delivery(processor: Definition[Any]) -> None:
-    if processor.delivery not in list(Delivery):
+    if processor.delivery not in list(RULES):
         raise InvalidOption(
             f"{_label(processor)}: expected delivery to be one of "
-            f"{', '.join(str(d) for d in Delivery)}, got {processor.delivery!r}."
+            f"{', '.join(str(d) for d in RULES)}, got {processor.delivery!r}."
         )
 
 

@@ -64,8 +64,9 @@ class Batch(Generic[M]):
     ended. ``attempts``: for each row, the number of this attempt, with a ``retry``. ``started``:
     the rows whose handler was called; ``outcomes``: those of the handled rows. ``to_blame``: the
     row that makes the transaction roll back, if it is known. ``to_redo``: rows that have to be
-    claimed again, each in a batch of its own. ``marked``: for a delivery that handles its rows after the claim is committed.
-    ``handlers``: asynchronous handlers of the batch that go on after its delivery has returned.
+    claimed again, each in a batch of its own. ``marked``: for a delivery that handles its rows
+    after the claim is committed. ``handlers``: asynchronous handlers of the batch that go on after
+    its delivery has returned.
     """
 
     context: Context

@@ -1,18 +1,20 @@
 """The possible orders of lock, work, flip and commit.
 
 Each of the three functions is one row of the crash table: the place where its transaction ends
-shows what a killed process leaves behind. To add a delivery, add its function here, and its rules
-to ``definition/deliveries.py``.
+shows what a killed process leaves behind. To add a delivery, add its function here, and its line
+of rules to ``definition/kinds.py``.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 from django.db.models import Model
 
 from dcl_processor.definition.kinds import Delivery
+from dcl_processor.exceptions import Unsupported
 from dcl_processor.locking.claiming import claim
 from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.transaction_guard import TransactionGuard
@@ -22,6 +24,9 @@ from .batch import Batch
 from .claim_and_commit import claim_and_commit
 from .marks import claim_mark, lease_mark
 from .recovery import recover
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
 
 M = TypeVar("M", bound=Model)
 
@@ -52,11 +57,22 @@ def at_least_once(batch: Batch[M]) -> None:
     after_commit.handle_and_settle(batch)
 
 
-DELIVERIES: dict[str, Any] = {
+#: The function of each delivery, which has its rules in ``definition/kinds.py``.
+DELIVERIES: dict[str, Callable[[Batch[Any]], None]] = {
     Delivery.TRANSACTIONAL: transactional,
     Delivery.AT_MOST_ONCE: at_most_once,
     Delivery.AT_LEAST_ONCE: at_least_once,
 }
+
+
+def refuse_unknown(processor: Definition[Any]) -> None:
+    """Raise ``Unsupported`` unless the processor's delivery has a function."""
+    if processor.delivery not in DELIVERIES:
+        raise Unsupported(
+            f"{processor.name}: expected a delivery with a function, one of "
+            f"{', '.join(map(str, DELIVERIES))}, got {processor.delivery!r}, which has only rules; "
+            "add its function to DELIVERIES in dcl_processor/delivery/deliveries.py."
+        )
 
 
 def deliver(batch: Batch[M]) -> None:

@@ -13,8 +13,9 @@ from django.db.models import Model, Q
 
 from dcl_processor.candidates import pending
 from dcl_processor.definition import requirements
-from dcl_processor.definition.kinds import Delivery
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
+from dcl_processor.delivery.deliveries import refuse_unknown
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import Outcome
@@ -78,6 +79,7 @@ class Run(Generic[M]):
         concurrency: int | None,
         stop: Event | None,
     ) -> None:
+        refuse_unknown(processor)
         limits.check_alias("using", using or processor.using)
         limits.check_alias("read_using", processor.read_using)
         limits.check_filter(filter)
@@ -146,7 +148,7 @@ class Run(Generic[M]):
             heartbeat=self.heartbeat is not None,
         )
         # In the other deliveries a claim outlives its process, so that the row is not first again.
-        if self.processor.delivery is Delivery.TRANSACTIONAL:
+        if rules_of(self.processor).in_transaction:
             self.notes.using = question.using
         passes = Passes(self)
         ended_by: BaseException | None = None

@@ -16,7 +16,7 @@ from dcl_processor import clock
 from dcl_processor.candidates.flip_coverage import decided
 from dcl_processor.candidates.pending import Question
 from dcl_processor.clock import DatabaseNow
-from dcl_processor.definition.kinds import Delivery
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 
 from . import flip, writing
@@ -142,12 +142,14 @@ def _marks(
 ) -> tuple[dict[str, Any], dict[str, datetime]]:
     """Return the mark of a claimed row: the constants, and the columns that contain a time."""
     constants: dict[str, Any] = {}
-    if processor.delivery == Delivery.AT_MOST_ONCE:
-        constants = {
-            name: value
-            for name, value in (processor.claim or processor.done or {}).items()
-            if not callable(value) and not hasattr(value, "resolve_expression")
-        }
+    for option in rules_of(processor).marked_by:
+        if getattr(processor, option):
+            constants = {
+                name: value
+                for name, value in getattr(processor, option).items()
+                if not callable(value) and not hasattr(value, "resolve_expression")
+            }
+            break
     columns = [processor.claimed_at, processor.lease.field if processor.lease else None]
     if not any(columns):
         return constants, {}

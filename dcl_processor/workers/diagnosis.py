@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from dcl_processor import errors
 from dcl_processor.candidates import pending
 from dcl_processor.database.contention import is_database_error
-from dcl_processor.definition.kinds import Delivery
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
@@ -26,7 +26,7 @@ def explain(error: BaseException, processor: BatchProcessor[Any], using: str | N
 
 def in_doubt(processor: BatchProcessor[Any]) -> str:
     """Return what an interrupted run leaves behind if its claims are committed before the work."""
-    if processor.delivery is not Delivery.AT_MOST_ONCE:
+    if not rules_of(processor).marked_by:
         return ""
     if processor.claim is None:
         return f"; {processor.name}: rows that were flipped and not handled count as done"
