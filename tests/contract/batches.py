@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connections
 
 from dcl_processor import BatchProcessor, batch_processor
-from tests.models import Parcel
+from tests.models import Archived, Parcel
 
 
 def parcels(number: int) -> None:
@@ -38,9 +38,11 @@ def worked() -> list[int]:
     return _places(note="worked")
 
 
-def _places(**conditions: Any) -> list[int]:
-    rows = Parcel.objects.filter(**conditions).order_by("priority")
-    return list(rows.values_list("priority", flat=True))
+def _places(**values: Any) -> list[int]:
+    """Return the places of parcels with these values, also of those that a delivery archived."""
+    rows = list(Parcel.objects.filter(**values).values_list("priority", flat=True))
+    archived = [fields["fields"] for fields in Archived.objects.values_list("row", flat=True)]
+    return sorted(rows + [each["priority"] for each in archived if values.items() <= each.items()])
 
 
 @contextmanager
