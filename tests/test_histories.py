@@ -45,7 +45,7 @@ def count_no_attempt_at_the_claim(patch: Patch) -> None:
 def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
     def lease_mark(batch: Batch[Any]) -> Mark:
         mark = marks.lease_mark(batch)
-        return replace(mark, undone=mark.removed())
+        return replace(mark, undone=mark.removed)
 
     patch.setattr(deliveries, "lease_mark", lease_mark)
 

@@ -82,10 +82,10 @@ class Batch(Generic[M]):
     to_redo: list[Any] = field(default_factory=list)
     marked: MarkedRows | None = None
     handlers: AsyncHandlers[M] | None = None
+    processor: Definition[Any] = field(init=False)
 
-    @property
-    def processor(self) -> Definition[Any]:
-        return self.context.processor
+    def __post_init__(self) -> None:
+        self.processor = self.context.processor
 
     @property
     def is_over(self) -> bool:
@@ -95,7 +95,7 @@ class Batch(Generic[M]):
     def take(self, claimed: Claimed[M]) -> None:
         """Store the claimed rows, before a handler changes them."""
         self.is_claimed, self.rows, self.misses = True, claimed.rows, claimed.misses
-        retry = self.context.processor.retry
+        retry = self.processor.retry
         if retry is not None:
             self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
 
@@ -121,4 +121,4 @@ class Batch(Generic[M]):
         ``undone``: as in ``notes()``.
         """
         attempt = self.attempts.get(pk, 0)
-        return notes(self.context.processor, self.rows[pk], outcome, attempt=attempt, **undone)
+        return notes(self.processor, self.rows[pk], outcome, attempt=attempt, **undone)

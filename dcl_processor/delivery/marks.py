@@ -51,8 +51,9 @@ class Mark:
     def is_lease(self) -> bool:
         return self.option is None
 
+    @property
     def removed(self) -> dict[str, Any]:
-        """Return the values that remove the mark from a settled row."""
+        """The values that remove the mark from a settled row."""
         return {} if self.time is None else {self.time: None}
 
 

@@ -46,7 +46,8 @@ class SomeRowsLostError(Exception):
 
 def settle(batch: Batch[M], pk: Any, outcome: Outcome) -> None:
     """Settle a row; its final outcome may differ from ``outcome``."""
-    marked = _marked(batch)
+    marked = batch.marked
+    assert marked is not None
     batch.outcomes[pk] = final = outcome
     marked.ended.pop(pk, None)
     try:
@@ -105,7 +106,7 @@ def _values_of_failure(
     columns = set(processor.retry.columns) if processor.retry else set()
     if not mark.is_lease and not noted.keys() - columns:
         return outcome, noted  # still claimed, so in_doubt() still returns it
-    return outcome, {**mark.removed(), **noted}
+    return outcome, {**mark.removed, **noted}
 
 
 def _flip(batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Handled) -> Values:
@@ -113,7 +114,7 @@ def _flip(batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Handled) -> Val
     known = marked.flips.pop(pk, None)
     if known is not None:
         return known
-    return {**marked.mark.removed(), **flip(batch.processor, batch.rows[pk], outcome.result)}
+    return {**marked.mark.removed, **flip(batch.processor, batch.rows[pk], outcome.result)}
 
 
 def _guard(batch: Batch[M], marked: MarkedRows, pk: Any) -> Guard:

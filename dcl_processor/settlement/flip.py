@@ -23,6 +23,8 @@ Values = Mapping[str, Any]
 
 def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
     """Return the values that take a handled row out of pending, or raise ``InvalidDone``."""
+    if processor._has_fixed_flip and processor.retry is None:
+        return processor.done or {}
     given = _given(processor, row, *([result] if processor._flip_needs_result else []))
     return with_cleared_retry(processor, given)
 
@@ -32,7 +34,10 @@ def flips(
 ) -> dict[Any, Values]:
     """Return the flips of handled rows by key; a fixed flip is one object for all of them."""
     if processor._has_fixed_flip:
-        return dict.fromkeys(results, with_cleared_retry(processor, processor.done or {}))
+        values: Values = processor.done or {}
+        if processor.retry is not None:
+            values = with_cleared_retry(processor, values)
+        return dict.fromkeys(results, values)
     return {pk: flip(processor, rows[pk], result) for pk, result in results.items()}
 
 
