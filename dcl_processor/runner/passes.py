@@ -164,16 +164,20 @@ class Passes:
         if run.processor._flip_needs_result and run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
             size = min(size, max(0, 1 - in_flight))
+        is_redone = False
         if size:
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
             # Noted now, not when the batch ends, because the next window may be read before that.
             self._tried.update(pks)
             self._in_flight.update(pks)
+            # After a row that is missed, the others that were rolled back with it come next, and no
+            # new window.
+            is_redone = pks[0] in self._alone
             run.dispatcher.begin(Batch(run.context, question, Wanted(pks, size)))
         # Without room for a row, only the end of the batches in flight shows if the limit is met.
         got, missed = self.take(run.dispatcher.ended(everything=not size), waiting)
-        return got, 0 if more and got == size else missed
+        return got, 0 if is_redone or (more and got == size) else missed
 
     def _clipped(self, size: int, more: int, waiting: deque[Any]) -> tuple[int, int]:
         """Return how many of the waiting rows the next batch may take, and choose among."""
