@@ -14,7 +14,6 @@ from dcl_processor.exceptions import TransactionLost, UnseenWork
 from dcl_processor.execution.handler import (
     Failed,
     Handled,
-    Outcome,
     as_exception,
     ends_the_run,
     execute,
@@ -34,13 +33,7 @@ def handle(batch: Batch[M], guard: TransactionGuard) -> None:
     context, processor = batch.context, batch.context.processor
     connection, several = connections[batch.question.using], len(batch.rows) > 1
     if processor._handles_batches and several:
-        with RowSavepoint(connection, shared=False) as savepoint:
-            together = _handle_together(batch)
-        guard.check()
-        savepoint.close(Handled())
-        batch.outcomes.update(zip(batch.rows, together, strict=True))
-        if any(isinstance(outcome, Failed) for outcome in together):
-            context.resource.worn()
+        _handle_together(batch, guard)
         return
     shared = several or processor._notes_failures
     context.in_flight.note(batch.rows)
@@ -65,16 +58,26 @@ def handle(batch: Batch[M], guard: TransactionGuard) -> None:
             context.resource.worn()
 
 
-def _handle_together(batch: Batch[M]) -> list[Outcome]:
+def _handle_together(batch: Batch[M], guard: TransactionGuard) -> None:
+    """Call ``process_batch()``; raises if nothing of the batch can be kept."""
     resource = batch.context.resource
     batch.started.update(batch.rows)
     batch.context.in_flight.note(batch.rows)
     try:
-        return execute_together(batch.processor, [*batch.rows.values()], resource.arguments())
+        with RowSavepoint(connections[batch.question.using], shared=False) as savepoint:
+            rows, arguments = [*batch.rows.values()], resource.arguments()
+            outcomes = execute_together(batch.processor, rows, arguments)
+        guard.check()
+        kept = savepoint.close(Handled())
     except BaseException:
         # The rows are about to be redone, and the open resource may have caused the failure.
         resource.worn()
         raise
+    if isinstance(kept, Failed):
+        raise kept.error  # the handler asked for a rollback
+    batch.outcomes.update(zip(batch.rows, outcomes, strict=True))
+    if any(isinstance(outcome, Failed) for outcome in outcomes):
+        resource.worn()
 
 
 def settle(batch: Batch[M], guard: TransactionGuard) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections
@@ -39,14 +39,16 @@ def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
     """
     is_committed = batch.marked is not None and batch.marked.is_committed
     is_early = isinstance(raised, ProcessorError) and not batch.started
-    if ends_the_run(raised) or is_committed or is_early:
+    if is_committed:
+        raise raised
+    rolled_back, batch.outcomes = batch.outcomes, {}
+    if ends_the_run(raised) or is_early:
         raise raised
     error = as_exception(raised)
     pks = batch.wanted.pks[: batch.wanted.most]
-    if _is_transient(batch, error, session):
+    if _is_transient(batch, error, session, rolled_back):
         # A later pass asks again.
         batch.take(Claimed({}, dict.fromkeys(pks, Miss.ABSENT)))
-        batch.outcomes = {}
         return
     # A claim may fail because of one row that cannot be loaded.
     ours = [*pks] if not batch.is_claimed else list(batch.rows)
@@ -56,14 +58,17 @@ def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
     elif isinstance(error, TransactionLost):
         _tell_of_end(batch, ours)
     failed = batch.to_blame
-    outcomes = {} if failed is None else {failed: _failed(batch, failed, error, session)}
-    batch.outcomes = outcomes
+    if failed is not None:
+        outcome = rolled_back.get(failed)
+        batch.outcomes[failed] = _failed(batch, failed, outcome, _explained(batch, error, session))
     # Race: poison row. Each row is redone alone, so that one fails and the others are done. A row
     # that is known to be at fault would fail again, so its handler is not called again.
-    batch.to_redo = [pk for pk in ours if pk not in outcomes]
+    batch.to_redo = [pk for pk in ours if pk != failed]
 
 
-def _is_transient(batch: Batch[Any], error: Exception, session: Any) -> bool:
+def _is_transient(
+    batch: Batch[Any], error: Exception, session: Any, rolled_back: Mapping[Any, Outcome]
+) -> bool:
     """Return whether to leave the rows to a later pass; raises errors that no row caused."""
     if not is_database_error(error):
         return False
@@ -71,7 +76,7 @@ def _is_transient(batch: Batch[Any], error: Exception, session: Any) -> bool:
     wrote_nothing = _wrote_nothing(batch)
     # A read-only InnoDB still grants locks, so each row's handler would be called before its
     # flip is refused. Elsewhere a handler may have made its own transaction read-only.
-    if wrote_nothing or (batch.outcomes and connections[using].vendor == "mysql"):
+    if wrote_nothing or (rolled_back and connections[using].vendor == "mysql"):
         refused = unwritable(error, using)
         if refused is not None:
             raise refused from error
@@ -84,7 +89,7 @@ def _is_transient(batch: Batch[Any], error: Exception, session: Any) -> bool:
 
 
 def _wrote_nothing(batch: Batch[Any]) -> bool:
-    """Return whether the error came in the claim or the rehearsal, so before any COMMIT."""
+    """Return whether the error came in the claim or the rehearsal, so before any handler."""
     return not batch.is_claimed or not (batch.context.rehearsal or batch.started)
 
 
@@ -102,17 +107,19 @@ def _tell_of_end(batch: Batch[Any], ours: Sequence[Any]) -> None:
         )
 
 
-def _failed(batch: Batch[M], pk: Any, error: Exception, session: Any) -> Outcome:
-    """Record a failure in a new transaction, because the row's own is lost."""
+def _failed(batch: Batch[M], pk: Any, failed: Outcome | None, error: Exception) -> Outcome:
+    """Record a failure in a new transaction, because the row's own is lost.
+
+    ``failed``: the outcome that was rolled back, if the handler had ended.
+    """
     if isinstance(error, RowRefused):
         # No handler was called, and no attempt is counted.
         return Failed(error.error, handled=True)
-    failed = batch.outcomes.get(pk)
     if isinstance(failed, Failed):
         # The handler's own error explains more than that of the lost transaction.
         add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
     elif failed is None or isinstance(failed, Handled):
-        failed = Failed(_explained(batch, error, session), handled=True)
+        failed = Failed(error, handled=True)
     if isinstance(failed, Failed) and not _is_to_be_noted(batch, failed):
         return failed
     again: Batch[M] = Batch(batch.context, batch.question, Wanted([pk]))

@@ -44,23 +44,29 @@ class SomeRowsLostError(Exception):
     """A row was taken over, or is gone; settling each row alone finds out which one."""
 
 
-def settle(batch: Batch[M], pk: Any, outcome: Outcome) -> None:
-    """Settle a row; its final outcome may differ from ``outcome``."""
+def settle(batch: Batch[M], pk: Any, outcome: Outcome, *, is_last: bool = False) -> None:
+    """Settle a row; its final outcome may differ from ``outcome``.
+
+    An interrupt during the write is raised again after one more write, and at once if ``is_last``.
+    """
     marked = batch.marked
     assert marked is not None
     batch.outcomes[pk] = final = outcome
     marked.ended.pop(pk, None)
     try:
         final, values = _values(batch, marked, pk, outcome)
-        written = not values or _write(batch, marked, pk, values, isinstance(final, Handled))
+        written = not values or _write(
+            batch, marked, pk, values, is_flip=isinstance(final, Handled)
+        )
         if not written and not isinstance(final, Lost):
             final = _not_written(batch, pk, final)
-    except Exception as error:
+    except BaseException as error:
         if ends_the_run(error):
             # The work is done. It must not be repeated because an interrupt came during this write.
-            settle(batch, pk, outcome)
+            if not is_last:
+                settle(batch, pk, outcome, is_last=True)
             raise
-        final = _unsettled(batch, marked, pk, outcome, error)
+        final = _unsettled(batch, marked, pk, outcome, as_exception(error))
     batch.outcomes[pk] = final
 
 
@@ -138,7 +144,8 @@ def _write(
     marked: MarkedRows,
     pk: Any,
     values: Values,
-    is_flip: bool = False,  # as the last of the arguments that describe a write
+    *,
+    is_flip: bool = False,
 ) -> bool:
     """Write; retry transient errors and reconnect. Return whether this worker held the row.
 
@@ -156,7 +163,9 @@ def _write(
                 if check and written:
                     writing.refuse_pending(batch.processor, question, [pk])
         except UNWRITABLE as error:
-            raise invalid_done(batch.processor, error) if is_flip else error from error
+            if is_flip:
+                raise invalid_done(batch.processor, error) from error
+            raise
         except Exception as error:
             is_last = pause is None or connections[using].in_atomic_block
             if is_last or not _is_transient(error, using, since=session):

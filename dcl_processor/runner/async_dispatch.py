@@ -46,8 +46,12 @@ class AsyncDispatcher:
 
     def begin(self, batch: Batch[Any]) -> None:
         """Claim a batch and start its handlers, as many as there is room for."""
-        deliver(batch)
-        (self._over if batch.is_over else self._open).append(batch)
+        goes_on = False
+        try:
+            deliver(batch)
+            goes_on = not batch.is_over
+        finally:
+            (self._open if goes_on else self._over).append(batch)
 
     def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
         """Return ended batches; wait until a batch is worth claiming, or until all have ended.
@@ -73,17 +77,20 @@ class AsyncDispatcher:
                 self._loop.give_up()
             for batch in self._open:
                 stack.callback(finish, batch)
+            self._over += self._open
             self._open = []
+
+    def left(self) -> Iterator[Batch[Any]]:
+        return iter(self._over)
 
     def _go_on(self, batch: Batch[Any]) -> None:
         assert batch.handlers is not None
+        goes_on = False
         try:
             batch.handlers.go_on()
-        except BaseException:
-            self._open.remove(batch)
-            finish(batch)
-            raise
-        if batch.is_over:
-            self._open.remove(batch)
-            finish(batch)
-            self._over.append(batch)
+            goes_on = not batch.is_over
+        finally:
+            if not goes_on:
+                self._open.remove(batch)
+                self._over.append(batch)
+                finish(batch)

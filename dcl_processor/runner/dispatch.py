@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -47,6 +48,10 @@ class Dispatcher(Protocol):
     def close(self) -> None:
         """End everything in flight."""
 
+    def left(self) -> Iterator[Batch[Any]]:
+        """Return the batches that have ended, also by an error, and were not returned yet."""
+        raise NotImplementedError
+
 
 class InlineDispatcher:
     """Delivers each batch at once, in the thread that dispatches it."""
@@ -60,8 +65,10 @@ class InlineDispatcher:
         self._ended: list[Batch[Any]] = []
 
     def begin(self, batch: Batch[Any]) -> None:
-        deliver(batch)
-        self._ended.append(batch)
+        try:
+            deliver(batch)
+        finally:
+            self._ended.append(batch)
 
     def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:  # noqa: ARG002  # nothing is in flight
         ended, self._ended = self._ended, []
@@ -69,6 +76,9 @@ class InlineDispatcher:
 
     def close(self) -> None:
         """Do nothing, because nothing is in flight."""
+
+    def left(self) -> Iterator[Batch[Any]]:
+        return self.ended()
 
 
 class ThreadDispatcher:
@@ -89,6 +99,7 @@ class ThreadDispatcher:
         self._begun: SimpleQueue[Batch[Any] | None] = SimpleQueue()
         #: Ended batches, with an error that ended one; ``None``: there may be room now.
         self._done: SimpleQueue[tuple[Batch[Any], BaseException | None] | None] = SimpleQueue()
+        self._failed: list[Batch[Any]] = []
         self._batches = 0
         self.rows_in_flight = 0
         done = self._done
@@ -122,6 +133,7 @@ class ThreadDispatcher:
             if error is None:
                 yield batch
             else:
+                self._failed.append(batch)
                 first = first or error
         if first is not None:
             raise first
@@ -133,6 +145,14 @@ class ThreadDispatcher:
         if not self._batches:
             for thread in self._threads:
                 thread.join()
+
+    def left(self) -> Iterator[Batch[Any]]:
+        yield from self._failed
+        with suppress(Empty):
+            while True:
+                ended = self._done.get_nowait()
+                if ended is not None:
+                    yield ended[0]
 
     def _start_one(self) -> None:
         number = len(self._threads) + 1

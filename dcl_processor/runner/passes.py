@@ -87,6 +87,8 @@ class Passes:
         if counters.probing:
             return False
         self.take(self._run.dispatcher.ended(everything=True), waiting)
+        if not counters.streak.to_probe:
+            return False  # one of those that were in flight has succeeded
         counters.probing = True
         found = windows.anywhere(question, counters.streak.to_probe)
         probed = deque(pk for pk in found if pk not in self._tried | self._failing)

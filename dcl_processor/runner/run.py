@@ -169,6 +169,7 @@ class Run(Generic[M]):
         finally:
             try:
                 self.dispatcher.close()
+                passes.take(self.dispatcher.left())
             finally:
                 self.leave()
                 report = self.counters.report(self.stopped or "drained", self.broken.error)
@@ -194,7 +195,9 @@ class Run(Generic[M]):
         return self.filter is not None
 
     def must_stop(self) -> bool:
-        """Return whether the run must stop; called before each batch."""
+        """Return whether the run must stop; called before each batch. Once stopped, it stays so."""
+        if self.stopped is not None:
+            return True
         if self.counters.streak.ends_the_run or self.broken.error is not None:
             self.stopped = "failures"
         else:

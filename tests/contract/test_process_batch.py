@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
 from dcl_processor.exceptions import HandlerExited
@@ -232,3 +232,21 @@ def test_a_returned_exception_does_not_hide_a_transaction_that_is_to_be_rolled_b
     report = Broken({0: ValueError("no such address")})()
     assert (report.processed, report.failed) == (0, 1)
     assert [row[3] for row in said()] == [""]
+
+
+def test_process_batch_that_asks_for_a_rollback_gets_one() -> None:
+    """Nothing is written after it: the handler itself takes its rows out of pending."""
+    parcels(3)
+
+    class Undecided(Together):
+        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> None:
+            super().process_batch(rows)
+            if any(row.priority == 1 for row in rows):
+                transaction.set_rollback(True)
+
+    run = Undecided(done=None, repeats=True)
+    report = run()
+    assert (report.processed, report.failed) == (2, 1)
+    # The first row is handled alone, because nothing shows beforehand that it leaves pending.
+    assert run.calls == [[0], [1, 2], [1], [2]]
+    assert worked() == [0, 2]

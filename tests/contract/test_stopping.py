@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
 
+from dcl_processor.execution.handler import Interruption
+from dcl_processor.runner.passes import Passes
+from dcl_processor.runner.run import Run
+from dcl_processor.signals import row_finished
+from tests.contract import errands as the
 from tests.contract.batches import (
     in_batches,
     note,
@@ -14,8 +20,9 @@ from tests.contract.batches import (
     sent,
     worked,
 )
+from tests.contract.choosing import held
 from tests.contract.clocks import HOUR, Clock
-from tests.models import Parcel
+from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -143,3 +150,94 @@ if connection.features.has_select_for_update:
         assert (report.processed, report.skipped, report.passes) == (1, 2, 2)
         assert report.stopped == ("signal" if limit is None else "limit")
         assert calls == sent() == [0]
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+def test_an_interrupted_run_reports_the_rows_of_its_last_batch_that_were_settled(
+    make: the.Make, concurrency: int
+) -> None:
+    rows = the.errands(5)
+    told: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        if row.place == 2:
+            raise Interruption
+
+    def listen(pk: Any, **_: Any) -> None:
+        told.append(pk)
+
+    row_finished.connect(listen)
+    try:
+        with pytest.raises(Interruption) as interrupted:
+            make(handle, batch_size=5)(concurrency=concurrency)
+    finally:
+        row_finished.disconnect(listen)
+    assert [the.state(row)["done"] for row in rows] == [True, True, False, False, False]
+    assert interrupted.value.report.processed == 2  # type: ignore[attr-defined]  # as documented
+    assert told == [row.pk for row in rows[:2]]
+
+
+def test_an_interrupted_transaction_reports_none_of_its_rows() -> None:
+    parcels(3)
+
+    def handle(row: Parcel) -> None:
+        if row.priority == 2:
+            raise Interruption
+
+    with pytest.raises(Interruption) as interrupted:
+        in_batches(handle)()
+    assert sent() == []
+    assert interrupted.value.report.processed == 0  # type: ignore[attr-defined]  # as documented
+
+
+if connection.features.has_select_for_update:
+
+    def test_a_success_after_the_last_failure_does_not_change_why_the_run_stopped(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A slow handler goes on while failures end the run, and one row is locked all the time."""
+        parcels(8)
+        stopped = threading.Event()
+        real = Run.must_stop
+
+        def must_stop(run: Run[Any]) -> bool:
+            if real(run):
+                stopped.set()
+            return run.stopped is not None
+
+        monkeypatch.setattr(Run, "must_stop", must_stop)
+
+        def handle(row: Parcel) -> None:
+            if row.priority:
+                raise ValueError(row.priority)
+            assert stopped.wait(30)
+
+        run = in_batches(handle, batch_size=1, max_consecutive_failures=3, strict_order=True)
+        with held([Parcel.objects.get(priority=1)]):
+            report = run(concurrency=2, wait_for_locked=0)
+        assert (report.processed, report.failed, report.stopped) == (1, 3, "failures")
+
+
+def test_a_success_that_was_under_way_makes_probes_unnecessary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows at random places are tried after failures alone; this success is counted just before."""
+    parcels(6)
+    probing = threading.Event()
+    real = Passes._probes
+
+    def probes(passes: Passes, *args: Any) -> bool:
+        probing.set()
+        return real(passes, *args)
+
+    monkeypatch.setattr(Passes, "_probes", probes)
+
+    def handle(row: Parcel) -> None:
+        if row.priority:
+            raise ValueError(row.priority)
+        assert probing.wait(30)
+
+    report = in_batches(handle, batch_size=1, max_consecutive_failures=4)(concurrency=2)
+    assert probing.is_set()
+    assert (report.processed, report.failed) == (1, 5)

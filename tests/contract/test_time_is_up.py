@@ -94,14 +94,16 @@ def test_at_most_once_the_row_at_hand_is_in_doubt_and_not_failed() -> None:
 
 
 @contextmanager
-def time_is_up(when: Callable[[str], bool]) -> Iterator[None]:
+def time_is_up(
+    when: Callable[[str], bool], error: type[BaseException] = SoftTimeLimitExceeded
+) -> Iterator[None]:
     """Raise the limit once, instead of the first statement for which it is time."""
     raised: list[str] = []
 
     def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
         if not raised and when(sql):
             raised.append(sql)
-            raise SoftTimeLimitExceeded
+            raise error
         return execute(sql, *args)
 
     with connection.execute_wrapper(wrapper):
@@ -129,9 +131,10 @@ def test_in_the_claim_it_leaves_the_row_as_it_was(
     assert logged() == []
 
 
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded, KeyboardInterrupt])
 @EACH
 def test_while_the_outcome_is_written_it_is_no_failure(
-    make: Make, logged: Callable[[], list[str]]
+    make: Make, error: type[BaseException], logged: Callable[[], list[str]]
 ) -> None:
     rows = errands(2)
     handled: list[int] = []
@@ -139,7 +142,7 @@ def test_while_the_outcome_is_written_it_is_no_failure(
     def settles(sql: str) -> bool:
         return bool(handled) and sql.startswith("UPDATE")
 
-    with pytest.raises(SoftTimeLimitExceeded), time_is_up(settles):
+    with pytest.raises(error), time_is_up(settles, error):
         all_again(make)(lambda row: handled.append(row.place))()
     assert handled == [0]
     # Outside a transaction the work cannot be undone, and so it is noted first.
