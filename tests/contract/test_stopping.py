@@ -218,26 +218,25 @@ if connection.features.has_select_for_update:
             report = run(concurrency=2, wait_for_locked=0)
         assert (report.processed, report.failed, report.stopped) == (1, 3, "failures")
 
+    def test_a_success_that_was_under_way_makes_probes_unnecessary(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Rows at random places are tried after failures alone; this success is counted just before."""
+        parcels(6)
+        probing = threading.Event()
+        real = Passes._probes
 
-def test_a_success_that_was_under_way_makes_probes_unnecessary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rows at random places are tried after failures alone; this success is counted just before."""
-    parcels(6)
-    probing = threading.Event()
-    real = Passes._probes
+        def probes(passes: Passes, *args: Any) -> bool:
+            probing.set()
+            return real(passes, *args)
 
-    def probes(passes: Passes, *args: Any) -> bool:
-        probing.set()
-        return real(passes, *args)
+        monkeypatch.setattr(Passes, "_probes", probes)
 
-    monkeypatch.setattr(Passes, "_probes", probes)
+        def handle(row: Parcel) -> None:
+            if row.priority:
+                raise ValueError(row.priority)
+            assert probing.wait(30)
 
-    def handle(row: Parcel) -> None:
-        if row.priority:
-            raise ValueError(row.priority)
-        assert probing.wait(30)
-
-    report = in_batches(handle, batch_size=1, max_consecutive_failures=4)(concurrency=2)
-    assert probing.is_set()
-    assert (report.processed, report.failed) == (1, 5)
+        report = in_batches(handle, batch_size=1, max_consecutive_failures=4)(concurrency=2)
+        assert probing.is_set()
+        assert (report.processed, report.failed) == (1, 5)
