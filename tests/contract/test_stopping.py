@@ -221,7 +221,7 @@ if connection.features.has_select_for_update:
     def test_a_success_that_was_under_way_makes_probes_unnecessary(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Rows at random places are tried after failures alone; this success is counted just before."""
+        """Failures make the run try rows at random places; this success is counted just before."""
         parcels(6)
         probing = threading.Event()
         real = Passes._probes
