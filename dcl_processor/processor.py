@@ -134,7 +134,7 @@ class BatchProcessor(Definition[M]):
                 wait_for_locked=wait_for_locked,
                 concurrency=concurrency,
                 stop=stop,
-            ).report()
+            ).execute()
 
     def __call__(
         self,

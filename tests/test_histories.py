@@ -70,12 +70,12 @@ def give_up_one_attempt_late(patch: Patch) -> None:
 
 
 def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
-    def commit(self: MarkedRows, batch: Batch[Any], since: float) -> None:
+    def record_commit(self: MarkedRows, batch: Batch[Any], since: float) -> None:
         committed(self, batch, since)
         batch.attempts = dict.fromkeys(self.after, 1)
 
-    committed = MarkedRows.commit
-    patch.setattr(MarkedRows, "commit", commit)
+    committed = MarkedRows.record_commit
+    patch.setattr(MarkedRows, "record_commit", record_commit)
 
 
 def leave_behind_what_was_interrupted(patch: Patch) -> None:

@@ -137,6 +137,7 @@ def ask(
         tables=tables_of(queryset, flips),
         using=alias,
         read_using=read_using or alias,
+        # Race: stale second check. Only for such a question may the lock check it as well.
         own_table=is_own_table(queryset),
     )
 

@@ -110,9 +110,9 @@ class Walk(Generic[M]):
     def _read_on(self, question: Question[M], start: Q, size: int = 0) -> tuple[list[Any], bool]:
         """Read the next window, while there are visits left."""
         keys = _keys(question).filter(start, pk__lte=self._last)
-        # Only an increasing key shows when a row arrived, and no key shows whether a row came back
-        # to a window that is read again. In both cases a number of rows is a second end. Counting
-        # is slow, but a short run never comes here.
+        # Race: endless run. Only an increasing key shows when a row arrived, and no key shows that
+        # a row came back to a window that is read again. In both cases a number of rows is a second
+        # end. Counting is slow, but a short run never comes here.
         needs_number = self.among_others or not _counts_up(question.model)
         if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
             self._left = _patiently(keys.count, keys.db)

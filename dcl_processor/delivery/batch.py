@@ -32,7 +32,7 @@ M = TypeVar("M", bound=Model)
 class Context:
     """What all deliveries of one run share.
 
-    ``may_start``: whether one more handler may be called, after outcomes that are not counted yet.
+    ``may_start``: whether one more handler may be called, given the outcomes of its batch so far.
     ``rehearsal``: what the rehearsal of the flips has shown; ``None`` before the run's first row.
     ``on_rehearsed``: called when it has ended.
     """

@@ -54,7 +54,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
         if isinstance(error, Exception) or mark.time is None:
             marked.after.clear()
         raise
-    marked.commit(batch, began)
+    marked.record_commit(batch, began)
 
 
 def _write(batch: Batch[Any], marked: MarkedRows) -> None:

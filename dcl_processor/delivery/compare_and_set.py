@@ -19,7 +19,8 @@ Guard = Mapping[str, Sequence[Any]]
 
 def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, Any]) -> int:
     """Write a row if the guard matches; return how many rows were written, 0 or 1."""
-    # Race: lost lease that writes. A row that another worker has taken over does not match.
+    # Race: lost lease that writes. A row that another worker has taken over does not match these
+    # columns, whichever of the two statements below writes it.
     only = {column: known[0] for column, known in guard.items() if len(known) == 1}
     # NULL needs a comparison of its own.
     if len(only) == len(guard) and None not in only.values():

@@ -86,6 +86,7 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
     Raises when that cannot be done; the transaction must then be rolled back.
     """
     processor, question = batch.context.processor, batch.question
+    # Race: flip without work. The work of a row whose handler raised was rolled back.
     handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
     writing.refuse_moved(question, {pk: batch.rows[pk] for pk in handled}, processor)
     flips = flip.flips(processor, batch.rows, handled)

@@ -33,12 +33,12 @@ _NOW = DatabaseNow()
 class Mark:
     """What a claim writes to its rows; columns are named by their ``attname``.
 
-    ``values``: what is written, expressions included; ``name``: of the statement that writes them.
+    ``values``: what is written, expressions included; ``name``: the key of the compiled statement.
     ``time``: the one of these columns that is set from the database's clock, which distinguishes
     the mark from that of any other worker; ``None``: no column does.
     ``undone``: the values that put back a row after its handler was called; ``None``: it stays
-    claimed. ``option``: the option that has to take a marked row out of pending; ``None``: the mark
-    is a lease, which hides the row until it lapses, so that the row may be handled again.
+    claimed. ``option``: the option that the mark writes, "claim" or "done", which has to take the
+    row out of pending; ``None``: the mark is a lease, which hides the row until it lapses.
     """
 
     values: Values
@@ -78,7 +78,7 @@ class MarkedRows:
     flips: dict[Any, Values] = field(default_factory=dict)
     maybe_written: set[Any] = field(default_factory=set)
 
-    def commit(self, batch: Batch[Any], since: float) -> None:
+    def record_commit(self, batch: Batch[Any], since: float) -> None:
         """Record that the marks are committed, and begin to renew those that are leases.
 
         ``since``: when the claim began, by this process's monotonic clock.

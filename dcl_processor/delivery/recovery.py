@@ -33,9 +33,12 @@ def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
     With several rows it is unknown which of them caused the error, so each of them is redone in a
     batch of its own; a single row fails. ``session``: the driver's connection before the delivery.
 
-    Raises an error that ``ends_the_run()``; one that came after the claim was committed; and one
-    that came before any handler and is no row's failure: that of a rehearsal, or of a claim that
-    the database refused for another reason than contention.
+    Raises the error if
+
+    - it ``ends_the_run()``,
+    - it came after the claim was committed,
+    - it came before any handler, and no row can be the cause: an error of the rehearsal, or of a
+      claim that the database refused for another reason than contention.
     """
     is_committed = batch.marked is not None and batch.marked.is_committed
     is_early = isinstance(raised, ProcessorError) and not batch.started

@@ -35,8 +35,6 @@ Values = Mapping[str, Any]
 logger = logging.getLogger("dcl_processor")
 
 #: Seconds between the attempts to write a settlement.
-# Race: work without flip. The work is done, so a lock that another session holds or a connection
-# that was idle for too long must not lose the flip.
 PAUSES = (0.0, 0.1, 0.5, 2.0)
 
 
@@ -155,6 +153,8 @@ def _write(
     guard, unknown = _guard(batch, marked, pk), pk in marked.maybe_written
     check = is_flip and batch.context.doubts("done")
     resolved = writing.resolve(values)
+    # Race: work without flip. The work is done, so a lock that another session holds, or a
+    # connection that was idle for too long, must not lose the flip.
     for pause in (*PAUSES, None):
         session = connections[using].connection
         try:

@@ -152,8 +152,9 @@ def _lock(
     columns = [field.attname for field in table._meta.pk_fields]
 
     def parts(named: Rows) -> QuerySet[Any, Any]:
-        # Keys alone, because an instance would run the model's own code for a row that is not used.
-        # Without the model's own order, which may join rows that MariaDB would lock as well.
+        # Race: lock on joined rows. This statement joins no table: it has the row's keys alone, not
+        # the question, and no order, because the model's own may join rows that would be locked.
+        # An instance would run the model's own code for a row that is not used.
         # With a choice, the question is added as a hint, like the read before it, and not as the
         # check: it avoids useless locks of rows that were finished before this statement.
         asked = named.condition
@@ -209,7 +210,7 @@ def _locking(queryset: QuerySet[Any, R], using: str) -> QuerySet[Any, R]:
     return queryset.select_for_update(
         skip_locked=skip_locked,
         nowait=not skip_locked and features.has_select_for_update_nowait,
-        # Race: lock on joined rows. Other sessions use them, and would wait for the lock.
+        # In case a statement joins a table after all: its rows stay free for other sessions.
         of=("self",) if joins and features.has_select_for_update_of else (),
         # The lock that an UPDATE of plain columns takes: other sessions can insert child rows.
         no_key=features.has_select_for_no_key_update,

@@ -86,7 +86,8 @@ class RowTransaction:
         connection.ensure_connection()
         driver = connection.connection
         if hasattr(driver, "pgconn"):
-            # As a part of BEGIN, the level costs no round trip.
+            # Race: stale second check. At a higher level the statement that checks again would read
+            # the lock statement's snapshot. As a part of BEGIN, the level costs no round trip.
             self._driver, self._level = driver, driver.isolation_level
             driver.isolation_level = _READ_COMMITTED
         elif connection.vendor == "mysql" and not _is_read_committed(connection):

@@ -34,7 +34,7 @@ class Counters:
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
-    #: Whether the next rows are probes, or there are none left to probe.
+    #: Set during probes, and for good when no row is left to probe.
     probing: bool = False
     started: float = field(default_factory=time.monotonic)
     #: Rows that were tried, which is what ``limit`` counts.
@@ -50,10 +50,10 @@ class Counters:
         seems_wrong = self.streak.wrong > 0 and not self.streak.succeeded
         return self.processor._flip_needs_result and (seems_wrong or not self.handled)
 
-    def reaches_a_limit(self, so_far: dict[Any, Outcome]) -> bool:
-        """Return whether, with these outcomes too, the next row would fail like those before.
+    def fails_too_often(self, so_far: dict[Any, Outcome]) -> bool:
+        """Return whether these outcomes, once they are counted, end the run or begin probes.
 
-        ``so_far``: the outcomes of a batch in the order of its rows; they are counted later.
+        ``so_far``: the outcomes of a batch in the order of its rows.
         """
         if not isinstance(next(reversed(so_far.values()), None), Failed | Lost):
             return False
@@ -129,7 +129,7 @@ class Counters:
         row_finished.send_robust(sender, processor=self.processor, pk=pk, outcome=outcome)
 
 
-def carry(error: BaseException | None, report: Report) -> None:
+def attach_report(error: BaseException | None, report: Report) -> None:
     """Attach the report to the error that ended the run; what the run did until then stays done."""
     if error is not None:
         with suppress(Exception):  # a class without room for it

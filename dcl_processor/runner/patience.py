@@ -9,10 +9,9 @@ FIRST_PATIENCE = 8
 class Patience:
     """Decides when a worker among others reads a new window.
 
-    If this window already gave rows, a miss means that it is stale. If it gave none yet, another
-    worker may hold the rows in bulk, and a new window does not change that; or other workers have
-    been through all of them while this worker slept. So this worker reads a new window after some
-    consecutive misses, and then less and less often.
+    After a window gave rows, one miss means that it is stale, and a new one is read. If it gave
+    none yet, another worker may hold its rows in bulk, and a new window would not change that. So a
+    new one is read after 8 consecutive misses, then after 16, and so on.
 
     ``endless``: it never does.
     """
@@ -32,9 +31,9 @@ class Patience:
     def wants_choice(self, *, own_table: bool) -> bool:
         """Return whether the next claim is to choose among the rows that come next.
 
-        A lone worker never does. Where the lock asks nothing, a choice makes the server look at all
-        of these rows. That is worth it only if other workers seem to hold them, and this worker
-        will meet them in any case.
+        A lone worker never does. If the locking statement does not check the question, because it
+        spans tables, a choice makes the server check it for each of these rows. That is worth it
+        only after a miss.
         """
         if own_table or self._endless:
             return self._met_another

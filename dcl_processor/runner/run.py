@@ -27,7 +27,7 @@ from dcl_processor.signals import run_finished
 
 from . import limits
 from .async_dispatch import AsyncDispatcher
-from .counters import Counters, carry, log_end
+from .counters import Counters, attach_report, log_end
 from .dispatch import Dispatcher, InlineDispatcher, ThreadDispatcher
 from .passes import Passes
 from .pool import refuse_small_pool
@@ -57,7 +57,7 @@ class Starts:
             return False
         if not so_far:
             return True
-        if self.counters.reaches_a_limit(so_far):
+        if self.counters.fails_too_often(so_far):
             return False
         # A failed row may have worn the resource. Handlers on the event loop share it, and it is
         # reopened between batches.
@@ -133,7 +133,7 @@ class Run(Generic[M]):
                 self.event_loop.concurrency = 1
             self.dispatcher = self.make_dispatcher(1)
 
-    def report(self) -> Report:
+    def execute(self) -> Report:
         """Do the run, and return its report."""
         # Without the processor's own conditions, because their columns are not checked yet.
         question = self.ask(due=False)
@@ -174,7 +174,7 @@ class Run(Generic[M]):
                 self.leave()
                 report = self.counters.report(self.stopped or "drained", self.broken.error)
                 log_end(report)
-                carry(ended_by, report)
+                attach_report(ended_by, report)
                 ended_by = None  # or it would keep this frame, and this frame the error
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)

@@ -133,7 +133,7 @@ def _update(
     many, fenced = len(pks) > 1, transaction_id is not None
     make = partial(Update, question.model, question.using, values, many=many, fenced=fenced)
     update = question.statements.get(("update", many, fenced, names(values)), make)
-    # Race: flip without work. As above.
+    # Race: flip without work. The statement writes nothing in another transaction.
     return None if update is None else update.write(pks, values, transaction_id=transaction_id)
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 #: What is called first when the claim has been committed, and what calls the handler: from there on
 #: nobody can tell whether it has begun.
-COMMITTED: CodeType = MarkedRows.commit.__code__
+COMMITTED: CodeType = MarkedRows.record_commit.__code__
 BEGUN: CodeType = execute.__code__
 
 PROCESSORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {

@@ -80,7 +80,7 @@ class Subject:
         )
         if self.rehearsed:
             run.context.rehearsal = Rehearsal(set(self.doubtful), {})
-        return run.report()
+        return run.execute()
 
     def __str__(self) -> str:
         return self.name
