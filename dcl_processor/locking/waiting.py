@@ -94,10 +94,14 @@ def _limits(connection: Any, seconds: float) -> tuple[str, str]:
         return f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}", ""
     if connection.vendor != "mysql":
         return "", ""
-    if connection.mysql_is_mariadb:
-        return f"SET max_statement_time = {seconds:.3f}", "SET max_statement_time = DEFAULT"
     # MySQL's timeout has whole seconds only.
+    name, value = (
+        ("max_statement_time", f"{seconds:.3f}")
+        if connection.mysql_is_mariadb
+        else ("innodb_lock_wait_timeout", str(math.ceil(seconds)))
+    )
+    # The session's own value may be another one than the server's default.
     return (
-        f"SET innodb_lock_wait_timeout = {math.ceil(seconds)}",
-        "SET innodb_lock_wait_timeout = DEFAULT",
+        f"SET @dcl_{name} = @@SESSION.{name}, SESSION {name} = {value}",
+        f"SET SESSION {name} = @dcl_{name}",
     )

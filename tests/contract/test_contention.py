@@ -7,9 +7,10 @@ from one isolation level, and one version of a server, to another.
 from __future__ import annotations
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, transaction
 
 from dcl_processor import batch_processor
+from dcl_processor.locking.waiting import lock_timeout
 from tests.contract.sessions import before_statement
 from tests.models import Parcel
 
@@ -64,3 +65,23 @@ if HAS_SERVER:
         with pytest.raises(DatabaseError):
             run_while_the_server_says(OTHERWISE[connection.vendor], 1)
         assert Parcel.objects.filter(sent=False).count() == 2
+
+
+if connection.vendor == "mysql":
+
+    def test_a_wait_for_a_lock_gives_the_session_its_own_limit_back() -> None:
+        """Not the server's default: a limit may be set in ``init_command``."""
+
+        def limit() -> float:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT @@SESSION.max_statement_time")
+                return float(cursor.fetchone()[0])
+
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION max_statement_time = 7")
+        try:
+            with transaction.atomic(), lock_timeout("default", 0.5):
+                assert limit() == 0.5
+            assert limit() == 7
+        finally:
+            connection.close()
