@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from .decorator import batch_processor
 from .definition.kinds import Delivery
-from .exceptions import Discard, Snooze
-from .lease import Lease
+from .definition.lease import Lease
+from .definition.retry import Retry
+from .outcomes import Discard, Snooze
 from .processor import BatchProcessor
 from .report import Report
-from .retry import Retry
 
 __all__ = [
     "BatchProcessor",

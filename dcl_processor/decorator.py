@@ -9,9 +9,9 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 from django.db.models import Model, QuerySet
 
 from dcl_processor.definition.kinds import Delivery
+from dcl_processor.definition.lease import Lease
+from dcl_processor.definition.retry import Retry
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.lease import Lease
-from dcl_processor.retry import Retry
 
 from .processor import BatchProcessor
 

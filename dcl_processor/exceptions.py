@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -133,51 +132,3 @@ class AttemptsUsedUp(ProcessorError):
             f"all {attempts} attempts were used up, and the last one ended without an outcome: the "
             "process died, or lost its lease"
         )
-
-
-class Snooze(Exception):
-    """Raised by a handler for "not now": the row's work is rolled back and it stays pending.
-
-    This is an outcome, not a failure, and uses up no attempt. ``delay``: seconds (or a
-    ``timedelta``) before the row is tried again; ``until``: the time from which it may be tried.
-    Either needs the processor's ``retry``, whose column keeps the time. With neither, the row waits
-    for the ``retry``'s ``backoff``, or without a ``retry`` for the next run.
-    """
-
-    def __init__(
-        self,
-        reason: str = "",
-        *,
-        delay: float | timedelta | None = None,
-        until: datetime | None = None,
-    ) -> None:
-        super().__init__(reason)
-        if delay is not None and until is not None:
-            raise InvalidOption(
-                f"expected delay or until, got Snooze with {delay!r} and {until!r}."
-            )
-        if delay is not None and not _is_wait(delay):
-            raise InvalidOption(
-                "expected a Snooze's delay to be a number of seconds from 0, or a timedelta, got "
-                f"{delay!r}."
-            )
-        if until is not None and not isinstance(until, datetime):
-            raise InvalidOption(f"expected a Snooze's until to be a datetime, got {until!r}.")
-        self.delay = delay
-        self.until = until
-
-
-class Discard(Exception):
-    """Raised by a handler for "never".
-
-    The row's work is rolled back, and the processor's ``failed`` is written to it.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-
-
-def _is_wait(delay: Any) -> bool:
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    return number and 0 <= seconds <= timedelta.max.total_seconds()

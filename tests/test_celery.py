@@ -131,14 +131,14 @@ def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"copies": 0}, "copies to be a number of tasks from 1 to 256, got 0"),
-        ({"copies": "2"}, "copies to be a number of tasks from 1 to 256, got '2'"),
+        ({"copies": 0}, "copies to be a whole number of tasks from 1 to 256, got 0"),
+        ({"copies": "2"}, "copies to be a whole number of tasks from 1 to 256, got '2'"),
         ({"timeout": "1m"}, "timeout to be a number of seconds from 0"),
-        ({"copies": 2, "limit": "all"}, "limit to be a number of rows from 0"),
-        ({"copies": 2, "limit": 1.5}, "limit to be a number of rows from 0"),
+        ({"copies": 2, "limit": "all"}, "limit to be a whole number of rows from 0"),
+        ({"copies": 2, "limit": 1.5}, "limit to be a whole number of rows from 0"),
         ({"copies": 2, "timeout": "1m"}, "timeout to be a number of seconds from 0"),
         ({"copies": 2, "wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
-        ({"copies": 2, "concurrency": 0}, "concurrency to be a number of handlers from 1"),
+        ({"copies": 2, "concurrency": 0}, "concurrency to be a whole number of handlers from 1"),
     ],
 )
 def test_parameters_that_cannot_work_are_refused(
@@ -196,11 +196,11 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
         ({"schedule": 0}, "schedule to be a number of seconds above 0, or a timedelta, got 0"),
         ({"schedule": crontab()}, "timeout=… beside a schedule that is no number of seconds"),
         ({"timeout": "60"}, "timeout to be a number of seconds above 0, or a timedelta, got '60'"),
-        ({"copies": 1.5}, "copies to be a number of tasks from 1 to 256, got 1.5"),
+        ({"copies": 1.5}, "copies to be a whole number of tasks from 1 to 256, got 1.5"),
         ({"rows": 5}, "parameters out of limit, .*, got rows"),
-        ({"limit": "all"}, "limit to be a number of rows from 0, got 'all'"),
+        ({"limit": "all"}, "limit to be a whole number of rows from 0, got 'all'"),
         ({"wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
-        ({"concurrency": 0}, "concurrency to be a number of handlers from 1 to 10000, got 0"),
+        ({"concurrency": 0}, "concurrency to be a whole number of handlers from 1 to 10000, got 0"),
     ],
 )
 def test_an_entry_that_cannot_work_is_refused(wrong: dict[str, Any], words: str) -> None:

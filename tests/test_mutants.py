@@ -11,9 +11,9 @@ from tests.mutants import __main__ as runner
 from tests.mutants.listed import Mutant, mutants
 
 LASTS = Mutant(
-    file="lease.py",
-    find="not 1 <= seconds <= LONGEST",
-    put="not 0 <= seconds <= LONGEST",
+    file="definition/lease.py",
+    find="least=1,",
+    put="least=0,",
     tests="tests/test_deliveries.py::test_a_lease_lasts_from_a_second_to_a_day",
     on="sqlite",
 )
@@ -74,8 +74,8 @@ def test_tests_that_are_not_there_kill_nothing(
 
 HANGS = replace(
     LASTS,
-    find="value: Any = self.duration\n",
-    put="value: Any = self.duration\n        while value != 60: pass\n",
+    find="        expect_seconds(\n",
+    put="        while self.duration != 60: pass\n        expect_seconds(\n",
 )
 
 

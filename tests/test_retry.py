@@ -71,11 +71,11 @@ def test_it_is_a_value() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_attempts": 0}, "max_attempts to be a whole number from 1, got 0"),
-        ({"max_attempts": True}, "max_attempts to be a whole number from 1, got True"),
+        ({"max_attempts": 0}, "max_attempts to be a whole number of attempts from 1, got 0"),
+        ({"max_attempts": True}, "max_attempts to be a whole number of attempts from 1, got True"),
         ({"backoff": -1}, "backoff to be a number of seconds from 0.* got -1"),
         ({"max_delay": float("nan")}, "max_delay .* got nan"),
-        ({"jitter": 1.5}, "jitter to be from 0 to 1, got 1.5"),
+        ({"jitter": 1.5}, "jitter to be a number from 0 to 1, got 1.5"),
         ({"on": "ValueError"}, "on to be an exception class or a tuple of them, got 'ValueError'"),
         ({"give_up_on": [ValueError]}, "give_up_on to be an exception class or a tuple"),
     ],

@@ -11,9 +11,10 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ValidationError
 from django.db.models import Field, Model, Value
 
-from dcl_processor.definition.requirements import FLIPS, check_columns, check_own_columns
+from dcl_processor.definition.model_columns import FLIPS, check_columns, check_own_columns
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.values import Values, is_constant
 
 from .clock import is_frozen
 
@@ -42,7 +43,7 @@ class _Flip:
         self.name = processor.name
         self.model = model
         self.option = option
-        self.values: Mapping[str, Any] = getattr(processor, option) or {}
+        self.values: Values = getattr(processor, option) or {}
 
     def check(self) -> Iterator[CheckMessage]:
         try:
@@ -65,8 +66,7 @@ class _Flip:
         return {
             columns[name]: value.value if isinstance(value, Value) else value
             for name, value in self.values.items()
-            if not callable(value)
-            and (isinstance(value, Value) or not hasattr(value, "resolve_expression"))
+            if isinstance(value, Value) or is_constant(value)
         }
 
     def _check_unique(self, constants: Constants) -> Iterator[CheckMessage]:

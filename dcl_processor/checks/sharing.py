@@ -22,6 +22,7 @@ from django.db.models.sql.where import AND, WhereNode
 
 from dcl_processor.candidates.pending import Question
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.values import constants_of
 
 User = tuple[BatchProcessor[Any], Question[Any]]
 
@@ -75,8 +76,7 @@ def _claim(
     """Return the constants by which a claimed row is recognised."""
     return {
         (_column(question, name), repr(value))
-        for name, value in (processor.claim or {}).items()
-        if not callable(value) and not hasattr(value, "resolve_expression")
+        for name, value in constants_of(processor.claim or {}).items()
     }
 
 

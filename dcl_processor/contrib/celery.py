@@ -25,6 +25,7 @@ from django.conf import settings
 from dcl_processor import registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
 from dcl_processor.runner import limits
+from dcl_processor.values import expect_seconds, expect_whole_number, is_number, seconds
 from dcl_processor.workers import backlog
 from dcl_processor.workers.stopping import Stop
 
@@ -97,7 +98,8 @@ def run(
         _check(
             limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, concurrency=concurrency
         )
-        needed = _needed(processor, _whole("copies", copies), limit, using)
+        _check_copies(copies)
+        needed = _needed(processor, copies, limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
             others = {**own, "limit": share, "raise_for_failures": raise_for_failures}
@@ -140,19 +142,21 @@ def every(
             f"expected timeout=… beside a schedule that is no number of seconds, got {schedule!r} "
             "alone; say how many seconds a run may take."
         )
-    seconds = _seconds("timeout", timeout) if timeout is not None else None
-    if seconds is None and interval is not None:
-        seconds = interval * SHARE_OF_INTERVAL
+    if timeout is not None:
+        timeout = expect_seconds("expected timeout", timeout, above_zero=True)
+    elif interval is not None:
+        timeout = interval * SHARE_OF_INTERVAL
     if unknown := parameters.keys() - set(PARAMETERS):
         raise InvalidOption(
             f"expected parameters out of {', '.join(PARAMETERS)}, got {', '.join(sorted(unknown))}."
         )
     wait = parameters.get("wait_for_locked")
     if isinstance(wait, timedelta):  # a message cannot carry a timedelta
-        parameters["wait_for_locked"] = wait.total_seconds()
+        parameters["wait_for_locked"] = seconds(wait)
     _check(**{name: value for name, value in parameters.items() if name in CHECKED})
-    kwargs = {"copies": _whole("copies", copies), "timeout": seconds, **parameters}
-    options = {"expires": interval or seconds, **({"queue": queue} if queue else {})}
+    _check_copies(copies)
+    kwargs = {"copies": copies, "timeout": timeout, **parameters}
+    options = {"expires": interval or timeout, **({"queue": queue} if queue else {})}
     return {
         "task": run.name,
         "schedule": schedule,
@@ -244,25 +248,12 @@ def _send_others(task: Any, number: int, name: str, kwargs: dict[str, Any]) -> N
 
 def _interval(schedule: Any) -> float | None:
     """Return the seconds between two beats, or ``None`` if the schedule depends on the calendar."""
-    is_interval = isinstance(schedule, int | float | timedelta) and not isinstance(schedule, bool)
-    return _seconds("schedule", schedule) if is_interval else None
+    is_interval = is_number(schedule) or isinstance(schedule, timedelta)
+    return expect_seconds("expected schedule", schedule, above_zero=True) if is_interval else None
 
 
-def _seconds(name: str, value: Any) -> float:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
-        raise InvalidOption(
-            f"expected {name} to be a number of seconds above 0, or a timedelta, got {value!r}."
-        )
-    return float(seconds)
-
-
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TASKS:
-        raise InvalidOption(
-            f"expected {name} to be a number of tasks from 1 to {MOST_TASKS}, got {value!r}."
-        )
-    return value
+def _check_copies(copies: Any) -> None:
+    expect_whole_number("expected copies", copies, of="tasks", least=1, most=MOST_TASKS)
 
 
 def _refuse_unless_allowed(name: str, using: str | None) -> None:

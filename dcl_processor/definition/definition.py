@@ -16,11 +16,10 @@ from typing import Any, Generic, TypeVar
 from django.apps import apps
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.lease import Lease
-from dcl_processor.retry import Retry
-
 from . import functions, names, validation
 from .kinds import Delivery
+from .lease import Lease
+from .retry import Retry
 
 M = TypeVar("M", bound=Model)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.lease import Lease
 
 from . import functions
 from .kinds import rules_of
+from .lease import Lease
 
 if TYPE_CHECKING:
     from .definition import Definition

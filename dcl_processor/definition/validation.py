@@ -7,12 +7,12 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption, Unsupported
-from dcl_processor.lease import Lease
-from dcl_processor.retry import Retry
 
 from . import deliveries, functions
 from .functions import label as _label
 from .kinds import RULES
+from .lease import Lease
+from .retry import Retry
 
 if TYPE_CHECKING:
     from .definition import Definition

@@ -12,8 +12,9 @@ from dcl_processor.candidates.pending import Question, these
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.locking.wanted import Wanted
-from dcl_processor.settlement.failure_columns import Values, notes
+from dcl_processor.settlement.failure_columns import notes
 from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
+from dcl_processor.values import Values
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition

@@ -16,10 +16,11 @@ from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.claiming import claim
 from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.settlement import rehearsal
+from dcl_processor.values import Values
 
 from . import one_statement
 from .batch import Batch
-from .marks import Mark, MarkedRows, Values
+from .marks import Mark, MarkedRows
 
 logger = logging.getLogger("dcl_processor")
 

@@ -12,12 +12,13 @@ from dcl_processor.candidates.pending import Question, these
 from dcl_processor.locking.waiting import settling
 from dcl_processor.statements.cache import names
 from dcl_processor.statements.update import Update
+from dcl_processor.values import Values
 
 #: Each column, with all values that this worker may have written to it.
 Guard = Mapping[str, Sequence[Any]]
 
 
-def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, Any]) -> int:
+def write(question: Question[Any], pk: Any, guard: Guard, values: Values) -> int:
     """Write a row if the guard matches; return how many rows were written, 0 or 1."""
     # Race: lost lease that writes. A row that another worker has taken over does not match these
     # columns, whichever of the two statements below writes it.
@@ -33,9 +34,7 @@ def write(question: Question[Any], pk: Any, guard: Guard, values: Mapping[str, A
     return write_all(question, [pk], guard, values)
 
 
-def write_all(
-    question: Question[Any], pks: Sequence[Any], guard: Guard, values: Mapping[str, Any]
-) -> int:
+def write_all(question: Question[Any], pks: Sequence[Any], guard: Guard, values: Values) -> int:
     """Write the same values to the rows that match the guard; return how many were written."""
     table = question.table
     with settling(question, pks, {*guard, *values}):

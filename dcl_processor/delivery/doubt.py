@@ -13,17 +13,21 @@ from dcl_processor.candidates import pending
 from dcl_processor.candidates.pending import Question
 from dcl_processor.candidates.windows import WINDOW
 from dcl_processor.clock import DatabaseNow
-from dcl_processor.definition.requirements import check_columns
+from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.locking.waiting import holders, lock_rows, settlement_transaction
-from dcl_processor.retry import LONGEST_DELAY
-from dcl_processor.settlement import writing
 from dcl_processor.settlement.flip import with_cleared_retry
+from dcl_processor.values import (
+    TEN_YEARS,
+    Values,
+    as_timedelta,
+    constants_of,
+    expect_seconds,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
-
-Values = Mapping[str, Any]
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
@@ -33,9 +37,8 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
             f"{processor.name}: expected claim=… and claimed_at=… to tell since when a row is "
             "claimed, got in_doubt() without both."
         )
-    _check_age(processor, older_than)
-    age = older_than if isinstance(older_than, timedelta) else timedelta(seconds=older_than)
-    since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - age})
+    expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
+    since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(older_than)})
     return _rows(processor).filter(_claimed(processor), since).order_by(processor.claimed_at, "pk")
 
 
@@ -90,7 +93,7 @@ def _write(
     values: Values,
 ) -> int:
     """Lock the rows, and write to those of them that still meet the condition."""
-    resolved = writing.resolve(with_cleared_retry(processor, values))
+    resolved = resolve(with_cleared_retry(processor, values))
     written = {**_unclaimed(processor), **resolved}
     others = [t for t in holders(question.model, written) if t is not question.model]
     meant = rows.order_by().filter(condition)
@@ -105,16 +108,6 @@ def _write(
             still = set(meant.filter(pk__in=some).values_list("pk", flat=True))
             count += question.table.filter(pk__in=still).update(**written)
     return count
-
-
-def _check_age(processor: Definition[Any], older_than: Any) -> None:
-    seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not 0 <= seconds <= LONGEST_DELAY:
-        raise InvalidOption(
-            f"{processor.name}: expected older_than to be a number of seconds from 0, or a "
-            f"timedelta, got {older_than!r}."
-        )
 
 
 def _check_rows(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
@@ -150,11 +143,6 @@ def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
 
 def _claimed(processor: Definition[Any]) -> Q:
     """Recognise a claimed row by the constants that the claim wrote, and by its time."""
-    constants = {
-        name: value
-        for name, value in (processor.claim or {}).items()
-        if not hasattr(value, "resolve_expression") and not callable(value)
-    }
     # A settled row may still contain the claim's constants, but not the time of the claim.
     since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
-    return Q(**constants, **since)
+    return Q(**constants_of(processor.claim or {}), **since)

@@ -13,10 +13,11 @@ from django.db import OperationalError, connections
 
 from dcl_processor import clock
 from dcl_processor.candidates.pending import Question, these
-from dcl_processor.lease import Lease
+from dcl_processor.definition.lease import Lease
 from dcl_processor.locking.claiming import lock_free
 from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.waiting import lock_rows, lock_timeout
+from dcl_processor.values import Values
 
 from .compare_and_set import Guard, write_all
 
@@ -48,9 +49,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def hold(
-        self, question: Question[Any], claimed: Mapping[Any, Mapping[str, Any]], since: float
-    ) -> None:
+    def hold(self, question: Question[Any], claimed: Mapping[Any, Values], since: float) -> None:
         """Begin to renew the leases of these rows, whose claim has been committed.
 
         ``claimed``: the columns that the claim wrote, by row, with the lease token among them.
@@ -75,7 +74,7 @@ class Heartbeat:
         with self._lock:
             return time.monotonic() < self._alive_until.get(pk, 0.0)
 
-    def let_go(self, pk: Any, claimed: Mapping[str, Any]) -> Guard:
+    def let_go(self, pk: Any, claimed: Values) -> Guard:
         """Stop renewing a row's lease, and return the tokens that recognise it.
 
         These are all tokens that this worker wrote. A renewal may come between the end of the

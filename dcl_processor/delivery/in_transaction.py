@@ -22,6 +22,7 @@ from dcl_processor.execution.handler import (
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement import flip, grouping, writing
+from dcl_processor.values import resolve
 
 from .batch import Batch
 
@@ -93,11 +94,11 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
     if len(flips) > 1:
         writes = grouping.group(flips)
     else:
-        writes = [(writing.resolve(values), [pk]) for pk, values in flips.items()]
+        writes = [(resolve(values), [pk]) for pk, values in flips.items()]
     notes = []
     for pk in [pk for pk in batch.outcomes if pk not in handled]:
         batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
-        notes.append((writing.resolve(values), [pk]))
+        notes.append((resolve(values), [pk]))
     # Race: flip without work. If the transaction has ended, the lock and the work are lost, and the
     # next transaction would contain the flip alone. No user code runs between this and the flip.
     guard.close()

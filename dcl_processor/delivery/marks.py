@@ -6,7 +6,7 @@ mark, because another worker may have taken the row over, or an operator may hav
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -16,15 +16,13 @@ from django.db.models import F, Value
 from django.db.models.functions import Coalesce
 
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.definition.lease import Lease
 from dcl_processor.execution.handler import Outcome
-from dcl_processor.lease import Lease
-from dcl_processor.settlement.writing import resolve
 from dcl_processor.statements.cache import names
+from dcl_processor.values import Values, resolve
 
 from .batch import Batch
 from .compare_and_set import Guard
-
-Values = Mapping[str, Any]
 
 _NOW = DatabaseNow()
 

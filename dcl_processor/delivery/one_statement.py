@@ -26,8 +26,10 @@ from dcl_processor.statements.selection import Evaluation
 from dcl_processor.statements.update import compiled
 
 if TYPE_CHECKING:
+    from dcl_processor.values import Values
+
     from .batch import Batch
-    from .marks import Mark, Values
+    from .marks import Mark
 
 #: Tables, by alias and model, for which the database refuses such a statement because a rule turns
 #: it into several. Only sending a statement shows this.

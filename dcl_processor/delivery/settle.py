@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -24,13 +24,13 @@ from dcl_processor.execution.handler import (
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import grouping, writing
 from dcl_processor.settlement.flip import UNWRITABLE, flip, invalid_done
+from dcl_processor.values import Values, constants_of, resolve
 
 from .batch import Batch
 from .compare_and_set import Guard, write, write_all
 from .marks import MarkedRows
 
 M = TypeVar("M", bound=Model)
-Values = Mapping[str, Any]
 
 logger = logging.getLogger("dcl_processor")
 
@@ -152,7 +152,7 @@ def _write(
     question, using = batch.question, batch.question.using
     guard, unknown = _guard(batch, marked, pk), pk in marked.maybe_written
     check = is_flip and batch.context.doubts("done")
-    resolved = writing.resolve(values)
+    resolved = resolve(values)
     # Race: work without flip. The work is done, so a lock that another session holds, or a
     # connection that was idle for too long, must not lose the flip.
     for pause in (*PAUSES, None):
@@ -181,13 +181,8 @@ def _write(
 
 def _is_there(batch: Batch[Any], pk: Any, values: Values) -> bool:
     """Return whether the row has all values; a write whose answer was lost may be committed."""
-    constants = {
-        name: value
-        for name, value in values.items()
-        if not hasattr(value, "resolve_expression") and not callable(value)
-    }
     table = batch.question.table
-    return table.filter(pk=pk, **constants).exists()
+    return table.filter(pk=pk, **constants_of(values)).exists()
 
 
 def _is_transient(error: Exception, using: str, *, since: Any = None) -> bool:

@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.exceptions import Discard, HandlerExited, Snooze, Unsupported
+from dcl_processor.exceptions import HandlerExited, Unsupported
+from dcl_processor.outcomes import Discard, Snooze
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition

@@ -12,8 +12,8 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
-from dcl_processor.exceptions import InvalidOption
 from dcl_processor.report import Stopped
+from dcl_processor.values import DAY, expect, expect_seconds, expect_whole_number
 
 # The first wait is about as long as a short handler, the longest about as long as a person waits.
 # Half of each wait is random, so that workers that collided once do not collide again.
@@ -23,7 +23,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 MOST_THREADS, MOST_TASKS = 1_000, 10_000
 
 #: Seconds. A run that waits longer only keeps a worker busy.
-LONGEST_WAIT_FOR_LOCKED = 86_400.0
+LONGEST_WAIT_FOR_LOCKED = DAY
 
 
 class Limits:
@@ -37,17 +37,18 @@ class Limits:
         wait_for_locked: float | timedelta,
         stop: Event | None,
     ) -> None:
-        if limit is not None and (not _is_number(limit, int) or limit < 0):
-            raise InvalidOption(f"expected limit to be a number of rows from 0, got {limit!r}.")
-        seconds = None if timeout is None else _seconds("timeout", timeout)
+        if limit is not None:
+            expect_whole_number("expected limit", limit, of="rows", least=0)
         self._limit = limit
-        self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._wait = _seconds("wait_for_locked", wait_for_locked)
-        if self._wait > LONGEST_WAIT_FOR_LOCKED:
-            raise InvalidOption(
-                f"expected wait_for_locked to be a day at most, got {wait_for_locked!r}; the rows "
-                "that are still locked are found by the next run."
-            )
+        self._deadline = None
+        if timeout is not None:
+            self._deadline = time.monotonic() + expect_seconds("expected timeout", timeout)
+        self._wait = expect_seconds(
+            "expected wait_for_locked",
+            wait_for_locked,
+            most=LONGEST_WAIT_FOR_LOCKED,
+            fix="; the next run finds the rows that are still locked",
+        )
         self._stop = stop or Event()
 
     def exceeded(self, handled: int) -> Stopped | None:
@@ -80,45 +81,24 @@ class Limits:
 def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:
     """Raise unless this number of handlers may be in flight at once."""
     most = MOST_TASKS if is_async else MOST_THREADS
-    if not _is_number(concurrency, int) or not 1 <= concurrency <= most:
-        raise InvalidOption(
-            f"expected concurrency to be a number of handlers from 1 to {most}, got "
-            f"{concurrency!r}."
-        )
+    expect_whole_number("expected concurrency", concurrency, of="handlers", least=1, most=most)
 
 
 def check_stop(stop: Any) -> None:
     """Raise unless ``stop`` has ``is_set`` and ``wait``, as a ``threading.Event`` has."""
-    if stop is not None and not (hasattr(stop, "is_set") and hasattr(stop, "wait")):
-        raise InvalidOption(
-            "expected stop to be a threading.Event, which ends the run when it is set, got "
-            f"{stop!r}."
-        )
+    fits = stop is None or (hasattr(stop, "is_set") and hasattr(stop, "wait"))
+    words = "a threading.Event, which ends the run when it is set"
+    expect(fits, "expected stop", words, stop)
 
 
 def check_alias(name: str, alias: str | None) -> None:
     """Raise ``InvalidOption`` unless the alias is one of the settings' ``DATABASES``."""
-    if alias is not None and alias not in connections.databases:
-        raise InvalidOption(
-            f"expected {name} to be one of the databases {', '.join(connections.databases)}, got "
-            f"{alias!r}."
-        )
+    known = connections.databases
+    words = f"one of the databases {', '.join(known)}"
+    expect(alias is None or alias in known, f"expected {name}", words, alias)
 
 
 def check_filter(filter: Any) -> None:
     """Raise ``InvalidOption`` unless the filter can be ANDed into a queryset."""
-    if filter is not None and not isinstance(filter, Q) and not getattr(filter, "conditional", 0):
-        raise InvalidOption(f"expected filter to be a Q object, got {filter!r}.")
-
-
-def _seconds(name: str, value: Any) -> float:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not _is_number(seconds, int | float) or not seconds >= 0:
-        raise InvalidOption(
-            f"expected {name} to be a number of seconds from 0, or a timedelta, got {value!r}."
-        )
-    return float(seconds)
-
-
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+    fits = filter is None or isinstance(filter, Q) or getattr(filter, "conditional", False)
+    expect(fits, "expected filter", "a Q object", filter)

@@ -12,7 +12,7 @@ from django.db import connections
 from django.db.models import Model, Q
 
 from dcl_processor.candidates import pending
-from dcl_processor.definition import requirements
+from dcl_processor.definition import model_columns
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.deliveries import refuse_unknown
@@ -137,7 +137,7 @@ class Run(Generic[M]):
         """Do the run, and return its report."""
         # Without the processor's own conditions, because their columns are not checked yet.
         question = self.ask(due=False)
-        requirements.check(self.processor, question.model, question.using)
+        model_columns.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
         if self.concurrency > 1:
             self.share_no_test_case(question.using)

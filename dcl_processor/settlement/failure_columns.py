@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Model
 
-from dcl_processor.definition.requirements import check_columns
+from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.errors import add_note, describe
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.execution.handler import (
@@ -20,11 +20,11 @@ from dcl_processor.execution.handler import (
     Snoozed,
     ends_the_run,
 )
+from dcl_processor.values import Values
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
-Values = Mapping[str, Any]
 
 logger = logging.getLogger("dcl_processor")
 

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.db.models import Model, Value
 
-from dcl_processor.definition.requirements import check_columns
+from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.errors import describe
 from dcl_processor.exceptions import InvalidDone
 from dcl_processor.execution.handler import ends_the_run
+from dcl_processor.values import Values
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
-
-Values = Mapping[str, Any]
 
 
 def flip(processor: Definition[Any], row: Model, result: Any) -> Values:

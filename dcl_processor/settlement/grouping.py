@@ -8,8 +8,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from dcl_processor.statements import likeness
-
-Values = Mapping[str, Any]
+from dcl_processor.values import Values
 
 # Equal if they call the same function; other callables may define any comparison, or none.
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)

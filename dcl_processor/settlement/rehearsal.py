@@ -18,9 +18,9 @@ from dcl_processor.candidates.pending import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
+from dcl_processor.values import Values, constants_of
 
 from . import flip, writing
-from .writing import Values
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -144,11 +144,7 @@ def _marks(
     constants: dict[str, Any] = {}
     for option in rules_of(processor).marked_by:
         if getattr(processor, option):
-            constants = {
-                name: value
-                for name, value in getattr(processor, option).items()
-                if not callable(value) and not hasattr(value, "resolve_expression")
-            }
+            constants = constants_of(getattr(processor, option))
             break
     columns = [processor.claimed_at, processor.lease.field if processor.lease else None]
     if not any(columns):

@@ -14,13 +14,12 @@ from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, 
 from dcl_processor.statements.cache import names
 from dcl_processor.statements.transaction import current, within
 from dcl_processor.statements.update import Update
+from dcl_processor.values import Values, resolve
 
 from .flip import UNWRITABLE, invalid_done
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
-
-Values = Mapping[str, Any]
 
 
 def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Sequence[Any]) -> None:
@@ -31,13 +30,6 @@ def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Seq
             "that is still pending; make the handler or done change what pending asks for, or "
             "say repeats=True."
         )
-
-
-def resolve(values: Values) -> Values:
-    """Call the values that are callables, as ``update_or_create()`` does."""
-    if not any(map(callable, values.values())):
-        return values
-    return {name: value() if callable(value) else value for name, value in values.items()}
 
 
 def write(

@@ -10,9 +10,10 @@ from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
 from django.db.models import Model
 
 from dcl_processor.clock import Later
+from dcl_processor.values import Values
 
 from . import likeness
-from .places import NotOpenError, Values
+from .places import NotOpenError
 
 S = TypeVar("S")
 

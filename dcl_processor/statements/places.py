@@ -9,8 +9,7 @@ from django.db.models import DurationField, Expression, Field, Model
 from django.db.models.lookups import Exact
 
 from dcl_processor.clock import DatabaseNow, Later
-
-Values = Mapping[str, Any]
+from dcl_processor.values import Values
 
 
 class Open(Expression):

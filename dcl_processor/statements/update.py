@@ -10,12 +10,13 @@ from django.core.exceptions import ValidationError
 from django.db import connections, transaction
 from django.db.models import Model, QuerySet, TextField, sql
 
+from dcl_processor.values import Values
+
 from .keys import Keys
 from .places import (
     NotOpenError,
     Open,
     Template,
-    Values,
     open_values,
     plain_field,
     prepared_key,

@@ -10,11 +10,11 @@ from typing import Any
 
 from django.db.models import Q
 
-from dcl_processor.exceptions import InvalidOption
 from dcl_processor.locking.isolation import refuse_outer_transaction
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report
 from dcl_processor.signals import row_finished
+from dcl_processor.values import expect_whole_number
 
 from .copies import Copy
 from .handlers import raise_asserted
@@ -81,8 +81,7 @@ def race(
     Steps are statements, as in the lock-step tests of databases themselves (PostgreSQL's isolation
     tester); a race cannot control what happens inside a statement.
     """
-    if copies < 2:  # a race takes two
-        raise InvalidOption(f"expected copies to be a number from 2, got {copies!r}.")
+    expect_whole_number("expected copies", copies, of="workers", least=2)
     question = question_of(processor, using)
     what = f"race({processor.name})"
     refuse_where_nothing_is_tested(question.using, what)

@@ -271,7 +271,9 @@ if HAS_ROW_LOCKS:
             race(transactional(ignore, done={"place": 5}), copies=2)
 
     def test_one_copy_is_no_race() -> None:
-        with pytest.raises(InvalidOption, match="expected copies to be a number from 2, got 1"):
+        with pytest.raises(
+            InvalidOption, match="copies to be a whole number of workers from 2, got 1"
+        ):
             race(transactional(ignore), copies=1)
 
     def test_inside_a_transaction_it_is_refused() -> None:

@@ -234,8 +234,8 @@ def test_the_log_of_failures_is_capped_and_says_so(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"limit": -1}, r"expected limit to be a number of rows from 0, got -1"),
-        ({"limit": "3"}, r"expected limit to be a number of rows from 0, got '3'"),
+        ({"limit": -1}, r"expected limit to be a whole number of rows from 0, got -1"),
+        ({"limit": "3"}, r"expected limit to be a whole number of rows from 0, got '3'"),
         ({"limit": True}, r"expected limit .* got True"),
         ({"timeout": -0.5}, r"expected timeout to be a number of seconds from 0.* got -0.5"),
         ({"timeout": "soon"}, r"expected timeout .* got 'soon'"),

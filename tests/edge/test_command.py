@@ -283,7 +283,7 @@ def test_a_usage_error_ends_with_exit_code_2(
 
 def test_call_command_raises_what_the_command_line_would_print(installed: None) -> None:
     for wrong, words in (
-        ({"limit": -1}, "expected limit to be a number of rows from 0, got -1"),
+        ({"limit": -1}, "expected limit to be a whole number of rows from 0, got -1"),
         ({"copies": 0}, "expected copies to be a number of processes from 1 to 256, got 0"),
         ({"using": "nowhere"}, "expected using to be one of the databases"),
     ):

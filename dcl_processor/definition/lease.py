@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.db.models import DateTimeField, Model, Q
 
-from . import clock
-from .exceptions import InvalidOption, Unsupported
-from .expectation import expect
+from dcl_processor import clock
+from dcl_processor.exceptions import Unsupported
+from dcl_processor.values import DAY, expect_seconds, expect_type, seconds
 
-logger = logging.getLogger("dcl_processor")
-
+from .model_columns import expect_column
 
 #: Seconds. A row whose worker died waits this long, and a living worker renews its leases anyway.
-LONGEST = 86_400.0
+LONGEST = DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +35,18 @@ class Lease:
     field: str = "leased_until"
 
     def __post_init__(self) -> None:
-        value: Any = self.duration
-        seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not number or not 1 <= seconds <= LONGEST:
-            raise InvalidOption(
-                "expected a Lease's duration to be a number of seconds from 1 to a day, or a "
-                f"timedelta, got {value!r}; the renewal at a third of it has to go through in time."
-            )
-        if not isinstance(self.field, str):
-            raise InvalidOption(f"expected a Lease's field to be a name, got {self.field!r}.")
+        expect_seconds(
+            "expected a Lease's duration",
+            self.duration,
+            least=1,
+            most=LONGEST,
+            fix="; the renewal at a third of it has to go through in time",
+        )
+        expect_type("expected a Lease's field", self.field, str, "a name")
 
     @property
     def seconds(self) -> float:
-        value = self.duration
-        return value.total_seconds() if isinstance(value, timedelta) else float(value)
+        return seconds(self.duration)
 
     def free(self) -> Q:
         """Return the condition under which no worker holds a row."""
@@ -62,7 +57,7 @@ class Lease:
         """Raise ``InvalidOption`` unless the model has a column that can keep the lease."""
         named = f"{label}: expected the Lease's field={self.field!r}"
         words = "a nullable DateTimeField"
-        expect(model, self.field, DateTimeField, null=True, named=named, words=words)
+        expect_column(model, self.field, DateTimeField, null=True, named=named, words=words)
 
     def check_clock(self, model: type[Model], using: str, label: str) -> None:
         """Raise ``Unsupported`` if the column's time would be an hour off some day.

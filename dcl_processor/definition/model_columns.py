@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import DateTimeField, Model
+from django.db.models import DateTimeField, Field, Model
 
-from dcl_processor.exceptions import InvalidDone
-from dcl_processor.expectation import expect
+from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.values import Values
 
 if TYPE_CHECKING:
     from .definition import Definition
@@ -31,16 +30,16 @@ def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
     if processor.claimed_at is not None:
         words = "a nullable DateTimeField"
         named = f"{processor.name}: expected claimed_at={processor.claimed_at!r}"
-        expect(model, processor.claimed_at, DateTimeField, null=True, named=named, words=words)
+        expect_column(
+            model, processor.claimed_at, DateTimeField, null=True, named=named, words=words
+        )
     if processor.retry is not None:
         processor.retry.check(model, processor.name)
     if processor.lease is not None:
         processor.lease.check(model, processor.name)
 
 
-def check_columns(
-    values: Mapping[str, Any], model: type[Model], label: str, option: str = "done"
-) -> None:
+def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:
     """Raise ``InvalidDone`` unless every name is a column of the model that a flip may write."""
     columns = {name: f for f in model._meta.concrete_fields for name in (f.name, f.attname)}
     for name in values:
@@ -54,3 +53,33 @@ def check_columns(
                 f"{label}: expected {option} to name columns that a flip may write, got {name!r}, "
                 f"which is {'the primary key' if columns[name].primary_key else 'generated'}."
             )
+
+
+def expect_column(
+    model: type[Model],
+    name: str,
+    kind: type[Field[Any, Any]] | tuple[type[Field[Any, Any]], ...],
+    *,
+    null: bool | None = None,
+    named: str,
+    words: str,
+) -> None:
+    """Raise ``InvalidOption`` unless the model has such a column; ``null``: whether it may be NULL.
+
+    ``named`` and ``words`` are the beginning and the middle of the sentence.
+    """
+    column = {field.name: field for field in model._meta.concrete_fields}.get(name)
+    fits = isinstance(column, kind) and not column.primary_key and not column.generated
+    if fits and null in (None, column.null):  # type: ignore[union-attr]  # it fits: it is one
+        return
+    raise InvalidOption(
+        f"{named} to name {words} of {model._meta.label}, got {_kind_of(column)}; add the column, "
+        "or name another."
+    )
+
+
+def _kind_of(column: Any) -> str:
+    if column is None:
+        return "no such column"
+    kind = "the primary key" if column.primary_key else f"a {type(column).__name__}"
+    return f"{kind} that {'may' if column.null else 'cannot'} be NULL"

@@ -9,16 +9,17 @@ from typing import Any
 
 from django.db.models import CharField, DateTimeField, IntegerField, Model, Q, TextField
 
-from .clock import DatabaseNow, Later
-from .errors import describe
-from .exceptions import InvalidOption
-from .expectation import expect
+from dcl_processor import values
+from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.errors import describe
+
+from .model_columns import expect_column
 
 #: Characters of an error that ``last_error`` keeps.
 LONGEST_ERROR = 2_000
 
-#: Seconds. Ten years: a longer delay would mean to give up, and no clock overflows.
-LONGEST_DELAY = 10 * 366 * 86_400.0
+#: Seconds. A longer delay would mean to give up, and no clock overflows.
+LONGEST_DELAY = values.TEN_YEARS
 
 _Errors = type[BaseException] | tuple[type[BaseException], ...]
 
@@ -50,25 +51,20 @@ class Retry:
     last_error: str = "last_error"
 
     def __post_init__(self) -> None:
-        most: Any = self.max_attempts
-        if not isinstance(most, int) or isinstance(most, bool) or most < 1:
-            raise InvalidOption(
-                f"expected Retry's max_attempts to be a whole number from 1, got {most!r}."
-            )
+        named = "expected Retry's"
+        values.expect_whole_number(
+            f"{named} max_attempts", self.max_attempts, of="attempts", least=1
+        )
         for name in ("backoff", "max_delay"):
-            _seconds(name, getattr(self, name))
-        jitter: Any = self.jitter
-        number = isinstance(jitter, int | float) and not isinstance(jitter, bool)
-        if not number or not 0 <= jitter <= 1:
-            raise InvalidOption(f"expected Retry's jitter to be from 0 to 1, got {self.jitter!r}.")
+            values.expect_seconds(f"{named} {name}", getattr(self, name), most=LONGEST_DELAY)
+        fits = values.is_number(self.jitter) and 0 <= self.jitter <= 1
+        values.expect(fits, f"{named} jitter", "a number from 0 to 1", self.jitter)
         for name in ("on", "give_up_on"):
-            _check_errors(name, getattr(self, name))
+            errors = getattr(self, name)
+            words = "an exception class or a tuple of them"
+            values.expect(_are_errors(errors), f"{named} {name}", words, errors)
         for name in ("attempts", "next_attempt_at", "last_error"):
-            column: Any = getattr(self, name)
-            if not isinstance(column, str):
-                raise InvalidOption(
-                    f"expected Retry's {name} to be the name of a column, got {column!r}."
-                )
+            values.expect_type(f"{named} {name}", getattr(self, name), str, "the name of a column")
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -83,7 +79,7 @@ class Retry:
         ):
             name = getattr(self, option)
             named = f"{label}: expected Retry's {option}={name!r}"
-            expect(model, name, kind, null=null, named=named, words=words)
+            expect_column(model, name, kind, null=null, named=named, words=words)
 
     def due(self) -> Q:
         """Return the condition under which a row may be tried now."""
@@ -113,7 +109,7 @@ class Retry:
         if until is not None:
             return {self.next_attempt_at: until}
         wait = self.backoff if delay is None else delay
-        return {self.next_attempt_at: Later(_timedelta(wait))}
+        return {self.next_attempt_at: Later(values.as_timedelta(wait))}
 
     def fresh(self) -> dict[str, Any]:
         """Return the columns' values for a row that was never tried."""
@@ -121,9 +117,9 @@ class Retry:
 
     def in_(self, attempt: int) -> Later:
         """Return the time of the attempt after this one, by the database's clock."""
-        longest = _timedelta(self.max_delay).total_seconds()
+        longest = values.seconds(self.max_delay)
         # The exponent is bounded first, because 2 ** 10,000 seconds does not fit a float.
-        doubled = _timedelta(self.backoff).total_seconds() * 2 ** min(attempt - 1, 60)
+        doubled = values.seconds(self.backoff) * 2 ** min(attempt - 1, 60)
         spread = random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311  # no secret
         delay = min(min(doubled, longest) * spread, longest)
         return Later(timedelta(seconds=delay))
@@ -141,25 +137,6 @@ def _text(error: BaseException, longest: int | None) -> str:
     return said[: min(longest or LONGEST_ERROR, LONGEST_ERROR)]
 
 
-def _timedelta(value: float | timedelta) -> timedelta:
-    return value if isinstance(value, timedelta) else timedelta(seconds=value)
-
-
-def _seconds(name: str, value: Any) -> None:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not 0 <= seconds <= LONGEST_DELAY:
-        raise InvalidOption(
-            f"expected Retry's {name} to be a number of seconds from 0 up to ten years, or a "
-            f"timedelta, got {value!r}."
-        )
-
-
-def _check_errors(name: str, errors: Any) -> None:
-    kinds: Any = errors if isinstance(errors, tuple) else (errors,)
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise InvalidOption(
-                f"expected Retry's {name} to be an exception class or a tuple of them, got "
-                f"{errors!r}."
-            )
+def _are_errors(errors: Any) -> bool:
+    kinds = errors if isinstance(errors, tuple) else (errors,)
+    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
