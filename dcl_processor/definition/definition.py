@@ -69,10 +69,10 @@ class Definition(Generic[M]):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = _DefaultName()  # type: ignore[assignment]  # as above; never inherited
-        names.check_class(cls)
+        names.check_class(cls, _options())
 
     def __init__(self, **options: Any) -> None:
-        names.check_options(type(self), options)
+        names.check_options(type(self), _options(), options)
         self.__name__ = type(self).__name__
         #: Copies of the instance share this object, because they are the same processor.
         self._identity = object()
@@ -84,7 +84,7 @@ class Definition(Generic[M]):
         }
         if self._handles_batches:
             missing.discard("process")
-        validation.check_options(self, missing)
+        validation.check(self, missing)
         #: Whether the flip cannot be known before the handler has returned.
         self._flip_needs_result = not self._has_fixed_flip and functions.takes(
             self.get_done, None, None
@@ -142,6 +142,12 @@ class Definition(Generic[M]):
         """
         return self.done or {}
 
+    @property
+    def _label(self) -> str:
+        """Return the user's name for the processor; its option ``name`` may be what is wrong."""
+        handler = vars(self).get("process")
+        return getattr(handler, "__name__", None) or type(self).__name__
+
     @functools.cached_property
     def _has_fixed_flip(self) -> bool:
         """Whether the flip is ``done``, whatever the handler returns."""
@@ -187,3 +193,8 @@ class Definition(Generic[M]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
+
+
+def _options() -> list[str]:
+    """Return the names of the options, which are annotated in the class."""
+    return [name for name in Definition.__annotations__ if not name.startswith("_")]

@@ -23,35 +23,29 @@ def check(processor: Definition[Any]) -> None:
     _check_flips(processor)
 
 
-def label(processor: Definition[Any]) -> str:
-    """Return the user's name for the processor; its option ``name`` may be what is wrong."""
-    handler = vars(processor).get("process")
-    return getattr(handler, "__name__", None) or type(processor).__name__
-
-
 def _check_pending(processor: Definition[Any]) -> None:
     source: Any = processor.pending
     if isinstance(source, QuerySet):
         return
     if isinstance(source, Manager) or (isinstance(source, type) and issubclass(source, Model)):
         raise InvalidPending(
-            f"{label(processor)}: expected pending to be a queryset or a callable that returns "
+            f"{processor._label}: expected pending to be a queryset or a callable that returns "
             f"one, got {source!r}; write …objects.filter(…)."
         )
     if not callable(source):
         raise InvalidPending(
-            f"{label(processor)}: expected pending to be a queryset or a callable that returns "
+            f"{processor._label}: expected pending to be a queryset or a callable that returns "
             f"one, got {source!r}."
         )
     written = inspect.getattr_static(type(processor), "pending", None)
     if inspect.isfunction(written) and "pending" not in vars(processor) and takes(written):
         raise InvalidPending(
-            f"{label(processor)}: expected pending in a class to be a method, pending(self), got a "
+            f"{processor._label}: expected pending in a class to be a method, pending(self), got a "
             "function without arguments, such as a lambda; write 'def pending(self)'."
         )
     if not takes(source):
         raise InvalidPending(
-            f"{label(processor)}: expected pending to take no arguments, got "
+            f"{processor._label}: expected pending to take no arguments, got "
             f"pending{inspect.signature(source)}; narrow a run with filter=Q(…) instead."
         )
 
@@ -60,12 +54,12 @@ def _check_resource(processor: Definition[Any]) -> None:
     resource: Any = processor.resource
     if not callable(resource) or not takes(resource):
         raise InvalidOption(
-            f"{label(processor)}: expected resource to be a callable without arguments that "
+            f"{processor._label}: expected resource to be a callable without arguments that "
             f"returns a context manager, got {resource!r}."
         )
     if inspect.isgeneratorfunction(resource) or inspect.isasyncgenfunction(resource):
         raise InvalidOption(
-            f"{label(processor)}: expected resource() to return a context manager, got the "
+            f"{processor._label}: expected resource() to return a context manager, got the "
             f"generator {resource.__name__}(); decorate it with contextlib's "
             f"{'async' * inspect.isasyncgenfunction(resource)}contextmanager."
         )
@@ -77,13 +71,13 @@ def _check_handler(processor: Definition[Any]) -> None:
     called = getattr(handler, "__name__", name)
     if not callable(handler):
         raise InvalidOption(
-            f"{label(processor)}: expected {name} to be a function of {what}, got {handler!r}."
+            f"{processor._label}: expected {name} to be a function of {what}, got {handler!r}."
         )
     _check_kind(processor, handler, called)
     resource = ["resource"] if _has_resource(processor) else []
     if not takes(handler, "row or rows", *resource):
         raise InvalidOption(
-            f"{label(processor)}: expected the handler to take {what}"
+            f"{processor._label}: expected the handler to take {what}"
             f"{' and the resource' if resource else ''}, got {called}{inspect.signature(handler)}."
         )
 
@@ -92,14 +86,14 @@ def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
         when = "awaited" if inspect.isasyncgenfunction(handler) else "called"
         raise InvalidOption(
-            f"{label(processor)}: expected a function that does the work when it is {when}, got "
+            f"{processor._label}: expected a function that does the work when it is {when}, got "
             f"the generator {called}(); take the 'yield' out."
         )
     if not inspect.iscoroutinefunction(handler):
         return
     if rules_of(processor).in_transaction:
         raise Unsupported(
-            f"{label(processor)}: expected a plain function, got 'async def {called}': a row's "
+            f"{processor._label}: expected a plain function, got 'async def {called}': a row's "
             "lock cannot be held across an event loop; write 'def', or choose "
             "Delivery.AT_LEAST_ONCE or AT_MOST_ONCE, whose handlers run outside the transaction."
         )
@@ -114,7 +108,7 @@ def _check_flips(processor: Definition[Any]) -> None:
         fits = takes(get, None, None) or (option == "done" and takes(get, None))
         if not callable(get) or not fits:
             raise InvalidDone(
-                f"{label(processor)}: expected {option} as a callable to take {words}, got {get!r}."
+                f"{processor._label}: expected {option} as a callable to take {words}, got {get!r}."
             )
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
 
 from dcl_processor.exceptions import InvalidOption
-
-if TYPE_CHECKING:
-    from .definition import Definition
 
 #: What the user writes as functions.
 HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_failed")
@@ -24,10 +20,10 @@ SHORT = 5
 LONG = 8
 
 
-def check_options(cls: type[Definition[Any]], options: Mapping[str, Any]) -> None:
-    """Refuse options that override nothing, by the rule of Django's ``View.as_view()``."""
-    allowed = _allowed(cls)
-    for name in options:
+def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> None:
+    """Refuse given options that override nothing, by the rule of Django's ``View.as_view()``."""
+    allowed = _allowed(cls, options)
+    for name in given:
         if name in allowed:
             continue
         if name in PARAMETERS:
@@ -39,13 +35,12 @@ def check_options(cls: type[Definition[Any]], options: Mapping[str, Any]) -> Non
         raise InvalidOption(f"{cls.__name__} has no option {name!r}; {guess}")
 
 
-def check_class(cls: type[Definition[Any]]) -> None:
+def check_class(cls: type, options: Collection[str]) -> None:
     """Refuse attributes of a class that look like a misspelled option.
 
     Helpers and constants are the user's own, and may have any name: only a name that differs from
     an option or a hook by a typing error is refused.
     """
-    options = _options(cls)
     for name, value in vars(cls).items():
         own = name.startswith("_") or name.isupper() or isinstance(value, type)
         if own or any(hasattr(base, name) for base in cls.__mro__[1:]):
@@ -59,19 +54,12 @@ def check_class(cls: type[Definition[Any]]) -> None:
             )
 
 
-def _allowed(cls: type[Definition[Any]]) -> list[str]:
+def _allowed(cls: type, options: Collection[str]) -> list[str]:
     """Return the options, the hooks, and the other attributes of the user's own classes."""
     ours = [base for base in cls.__mro__ if base.__module__.startswith("dcl_processor.")]
     inherited = {name for base in ours for name in vars(base)}
     own = {name for name in dir(cls) if not name.startswith("_")} - inherited
-    return sorted({*_options(cls), *HOOKS, *own})
-
-
-def _options(cls: type[Definition[Any]]) -> list[str]:
-    """Return the names of the options, which are annotated in the definition."""
-    home = f"{__package__}.definition"
-    definition = next(base for base in cls.__mro__ if base.__module__ == home)
-    return [name for name in definition.__annotations__ if not name.startswith("_")]
+    return sorted({*options, *HOOKS, *own})
 
 
 def _meant(name: str, known: Iterable[str]) -> str | None:

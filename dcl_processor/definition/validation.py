@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption, Unsupported
+from dcl_processor.values import constants_of, expect, expect_type, expect_whole_number
 
-from . import deliveries, functions
-from .functions import label as _label
-from .kinds import RULES
+from . import functions
+from .kinds import RULES, rules_of
 from .lease import Lease
+from .model_columns import FLIPS
 from .retry import Retry
 
 if TYPE_CHECKING:
     from .definition import Definition
 
+_Check = Callable[[str, Any], object]
 
-def check_options(processor: Definition[Any], missing: AbstractSet[str]) -> None:
+
+def _a(kind: Any, words: str) -> _Check:
+    return partial(expect_type, kind=kind, words=words)
+
+
+def _number_of(things: str, *, least: int, fix: str = "") -> _Check:
+    return partial(expect_whole_number, of=things, least=least, fix=fix)
+
+
+#: What each option has to be. The flips and the functions have checks of their own.
+_REQUIRED: dict[str, _Check] = {
+    "name": _a(str, "a string"),
+    "batch_size": _number_of("rows", least=1),
+    "concurrency": _number_of("handlers", least=1),
+    "strict_order": _a(bool, "True or False"),
+    "repeats": _a(bool, "True or False"),
+}
+
+#: The same for the options that may be ``None``.
+_OPTIONAL: dict[str, _Check] = {
+    "retry": _a(Retry, "a Retry"),
+    "max_consecutive_failures": _number_of(
+        "rows", least=0, fix="; with 0, failures do not end a run"
+    ),
+    "claimed_at": _a(str, "the name of a column"),
+    "lease": _a(Lease, "a Lease"),
+    "using": _a(str, "the name of a database in DATABASES"),
+    "read_using": _a(str, "the name of a database in DATABASES"),
+}
+
+
+def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
     """Refuse options that cannot work, in either spelling; ``missing``: methods not written."""
     if missing:
         raise InvalidOption(
-            f"{_label(processor)}: expected the methods pending(self) and process(self, row), got "
+            f"{processor._label}: expected the methods pending(self) and process(self, row), got "
             f"no {' and no '.join(sorted(missing))}; write what is missing."
         )
-    _check_delivery(processor)
-    _check_batch_size(processor)
-    for name in ("strict_order", "repeats"):
-        _expect(processor, name, bool, "True or False")
-    for name in ("using", "read_using"):
-        _expect(processor, name, str | None, "the name of a database in DATABASES")
-    _check_name(processor)
+    _check_values(processor)
     functions.check(processor)
-    for option in ("done", "failed", "reset", "claim"):
+    for option in FLIPS:
         _check_flip(processor, option)
-    _expect(processor, "retry", Retry | None, "a Retry")
-    _expect(processor, "lease", Lease | None, "a Lease")
-    _expect(processor, "claimed_at", str | None, "the name of a column")
-    deliveries.check(processor)
-    _check_most(processor)
-    _check_concurrency(processor)
+    _check_delivery(processor)
     if processor.strict_order and processor.repeats:
         raise Unsupported(
-            f"{_label(processor)}: expected strict_order or repeats, got both: a row that stays "
+            f"{processor._label}: expected strict_order or repeats, got both: a row that stays "
             "pending would be at the head of the order forever; leave one of them out."
         )
 
@@ -58,46 +81,18 @@ def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:
         )
 
 
-def _check_delivery(processor: Definition[Any]) -> None:
-    if processor.delivery not in list(RULES):
-        raise InvalidOption(
-            f"{_label(processor)}: expected delivery to be one of "
-            f"{', '.join(str(d) for d in RULES)}, got {processor.delivery!r}."
-        )
-
-
-def _check_batch_size(processor: Definition[Any]) -> None:
-    size: Any = processor.batch_size
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise InvalidOption(
-            f"{_label(processor)}: expected batch_size to be a whole number of rows from 1, "
-            f"got {size!r}."
-        )
-
-
-def _check_concurrency(processor: Definition[Any]) -> None:
-    handlers: Any = processor.concurrency
-    if not isinstance(handlers, int) or isinstance(handlers, bool) or handlers < 1:
-        raise InvalidOption(
-            f"{_label(processor)}: expected concurrency to be a number of handlers from 1, got "
-            f"{handlers!r}."
-        )
-
-
-def _check_name(processor: Definition[Any]) -> None:
-    _expect(processor, "name", str, "a string")
+def _check_values(processor: Definition[Any]) -> None:
+    """Check each option by itself."""
+    named = f"{processor._label}: expected"
+    deliveries = ", ".join(str(delivery) for delivery in RULES)
+    known = processor.delivery in list(RULES)  # a list, because what is given may have no hash()
+    expect(known, f"{named} delivery", f"one of {deliveries}", processor.delivery)
+    for option, check_value in {**_REQUIRED, **_OPTIONAL}.items():
+        value = getattr(processor, option)
+        if value is not None or option in _REQUIRED:
+            check_value(f"{named} {option}", value)
     name = processor.name
-    if not name or name != name.strip():
-        raise InvalidOption(f"{_label(processor)}: expected name to be a word, got {name!r}.")
-
-
-def _check_most(processor: Definition[Any]) -> None:
-    most: Any = processor.max_consecutive_failures
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
-        raise InvalidOption(
-            f"{_label(processor)}: expected max_consecutive_failures to be a number of rows from "
-            f"1, or 0 for no end, got {most!r}."
-        )
+    expect(name and name == name.strip(), f"{named} name", "a word", name)
 
 
 def _check_flip(processor: Definition[Any], option: str) -> None:
@@ -106,13 +101,13 @@ def _check_flip(processor: Definition[Any], option: str) -> None:
         return
     if not isinstance(flip, Mapping) or not all(isinstance(name, str) for name in flip):
         raise InvalidDone(
-            f"{_label(processor)}: expected {option} to be a mapping of column names to values, "
+            f"{processor._label}: expected {option} to be a mapping of column names to values, "
             f"such as {{'sent': True}}, got {flip!r}{_as_a_method(option, flip)}."
         )
     if not flip:
         leave = " when the handler itself takes the row out of pending" if option == "done" else ""
         raise InvalidDone(
-            f"{_label(processor)}: expected {option} to name at least one column, got {{}}; leave "
+            f"{processor._label}: expected {option} to name at least one column, got {{}}; leave "
             f"it out{leave}."
         )
 
@@ -123,7 +118,62 @@ def _as_a_method(option: str, flip: Any) -> str:
     return ""
 
 
-def _expect(processor: Definition[Any], name: str, kind: Any, words: str) -> None:
-    value = getattr(processor, name)
-    if not isinstance(value, kind):
-        raise InvalidOption(f"{_label(processor)}: expected {name} to be {words}, got {value!r}.")
+def _check_delivery(processor: Definition[Any]) -> None:
+    """Refuse options that the delivery does not use, and require those that it needs."""
+    rules, delivery = rules_of(processor), str(processor.delivery).upper()
+    of_some = {option for each in RULES.values() for option in each.options}
+    for option in sorted(of_some - rules.options):
+        if getattr(processor, option) is not None:
+            raise InvalidOption(
+                f"{processor._label}: expected {option} only with another delivery than "
+                f"{delivery}, got {option}={getattr(processor, option)!r}; leave it out, or choose "
+                "the delivery that it belongs to."
+            )
+    if "claim" in rules.options:
+        check_claim = _check_claimless if processor.claim is None else _check_claim
+        check_claim(processor)
+    if "lease" in rules.options and processor.lease is None:
+        raise InvalidOption(
+            f"{processor._label}: expected {delivery} to have lease=Lease(…), which says when "
+            "another worker may take a row over, got None."
+        )
+    if processor._handles_batches and not rules.in_transaction:
+        raise Unsupported(
+            f"{processor._label}: expected process_batch() with TRANSACTIONAL, whose transaction "
+            f"takes a whole batch back, got it with {delivery}; write process()."
+        )
+
+
+def _check_claim(processor: Definition[Any]) -> None:
+    label, claim = processor._label, processor.claim or {}
+    if claim == processor.done:
+        raise InvalidOption(
+            f"{label}: expected claim to differ from done, so that a row in doubt differs "
+            f"from a finished one, got {dict(claim)!r} for both."
+        )
+    if not constants_of(claim):
+        raise InvalidOption(
+            f"{label}: expected claim to have at least one plain value, by which a claimed row "
+            f"is recognised, got {dict(claim)!r}; add claimed_at=… for the time, and a status or "
+            "a flag to claim."
+        )
+    if processor.retry is not None and processor.reset is None:
+        raise InvalidOption(
+            f"{label}: expected reset=… to say what puts a claimed row back for its next "
+            "attempt, got retry without it."
+        )
+
+
+def _check_claimless(processor: Definition[Any]) -> None:
+    label = processor._label
+    if not processor._has_fixed_flip:
+        raise InvalidOption(
+            f"{label}: expected AT_MOST_ONCE without claim to have a plain done=…, which is "
+            "written before the work, got a flip that depends on the handler; add claim=…."
+        )
+    for option in ("retry", "claimed_at"):
+        if getattr(processor, option) is not None:
+            raise InvalidOption(
+                f"{label}: expected {option} together with claim=…, got AT_MOST_ONCE without "
+                "claim, where a row counts as done before the work."
+            )
