@@ -57,6 +57,19 @@ def arrows() -> dict[str, set[str]]:
     return found
 
 
+def dotted(path: Path) -> str:
+    return ".".join(["dcl_processor", *path.relative_to(PACKAGE).with_suffix("").parts])
+
+
+def circular(arrows: dict[str, set[str]]) -> set[str]:
+    """Return what is left when, again and again, what imports from nothing left is taken away."""
+    left = dict(arrows)
+    while done := [each for each, others in left.items() if not others & left.keys()]:
+        for each in done:
+            del left[each]
+    return {*left}
+
+
 def test_the_map_has_all_folders() -> None:
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == {*ROOMS, "contrib"}
 
@@ -68,13 +81,25 @@ def test_a_stage_imports_only_from_those_before_it(stage: str) -> None:
 
 
 def test_no_two_rooms_import_from_each_other() -> None:
-    """Not through others either: take away what imports from nothing that is left."""
+    """Not through others either."""
     left = arrows()
     del left["__init__"]  # the front door, which all may look at
-    while done := [room for room, others in left.items() if not others & left.keys()]:
-        for room in done:
-            del left[room]
-    assert not left
+    assert not circular(left)
+
+
+def test_no_two_modules_import_from_each_other() -> None:
+    """Nor inside a folder."""
+    files = {dotted(path): path for path in PACKAGE.rglob("*.py") if path.stem != "__init__"}
+    left = {
+        module: {name if name in files else name.rpartition(".")[0] for name in imported(path)}
+        for module, path in files.items()
+    }
+    assert left["dcl_processor.definition.validation"] >= {"dcl_processor.definition.kinds"}
+    assert not circular(left)
+
+
+def test_a_circle_is_found_through_others_too() -> None:
+    assert circular({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == {*"abcd"}
 
 
 def test_an_import_for_types_alone_is_no_arrow() -> None:
