@@ -16,11 +16,11 @@ from hypothesis import Phase
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry
 from dcl_processor.candidates.pending import Question
+from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.delivery import after_commit, deliveries, marks, settle
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.delivery.marks import Mark, MarkedRows
 from dcl_processor.execution.row_savepoint import RowSavepoint
-from dcl_processor.statements.cache import names
 from tests.contract.machine import play
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +37,7 @@ def count_no_attempt_at_the_claim(patch: Patch) -> None:
     def lease_mark(batch: Batch[Any]) -> Mark:
         mark = marks.lease_mark(batch)
         values = {**mark.values, "attempts": F("attempts")}
-        return replace(mark, values=values, name=names(values))
+        return replace(mark, values=values, name=signature(values))
 
     patch.setattr(deliveries, "lease_mark", lease_mark)
 

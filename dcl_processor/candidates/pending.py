@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from django.db import router
 from django.db.models import Case, IntegerField, Model, Q, QuerySet, Value, When, lookups
@@ -25,9 +25,8 @@ from django.db.models.query import ModelIterable, ValuesIterable
 from django.db.models.sql.where import WhereNode
 
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.statements.cache import Statements
-from dcl_processor.statements.keys import Rows
 
 M = TypeVar("M", bound=Model)
 
@@ -52,7 +51,7 @@ class Question(Generic[M]):
     read_using: str
     own_table: bool
     #: The statements that were compiled for this window.
-    statements: Statements = field(default_factory=Statements, compare=False)
+    statements: StatementCache = field(default_factory=StatementCache, compare=False)
 
     @property
     def table(self) -> QuerySet[M, M]:
@@ -61,11 +60,11 @@ class Question(Generic[M]):
 
     def among(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Narrow the question to some rows, with everything that the handler's row needs."""
-        return self.narrowed(these(pks))
+        return self.narrowed(KeyList(pks))
 
-    def narrowed(self, rows: Q) -> QuerySet[M, M]:
-        """Narrow the question to the rows that the condition names."""
-        return self.queryset.filter(rows).order_by()
+    def narrowed(self, rows: RowFilter) -> QuerySet[M, M]:
+        """Narrow the question to the rows of the filter."""
+        return self.queryset.filter(rows.condition).order_by()
 
     def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Return those of the rows that are pending, even if they are not due or filtered out."""
@@ -85,14 +84,32 @@ def these(pks: Collection[Any]) -> Q:
     return Q(pk=some[0]) if len(some) == 1 else Q(pk__in=some)
 
 
-def listed(pks: Sequence[Any]) -> Rows:
-    """Name rows by their primary keys, in this order."""
+class RowFilter(Protocol):
+    """Rows that a statement is about, by their primary keys.
 
-    def order() -> Case:
-        places = [When(pk=pk, then=place) for place, pk in enumerate(pks)]
+    ``condition``: is true for these rows; ``order``: returns the expression that sorts them in the
+    order in which their keys are given.
+    """
+
+    @property
+    def condition(self) -> Q: ...
+
+    def order(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyList:
+    """The rows with these primary keys."""
+
+    pks: Collection[Any]
+
+    @property
+    def condition(self) -> Q:
+        return these(self.pks)
+
+    def order(self) -> Any:
+        places = [When(pk=pk, then=place) for place, pk in enumerate(self.pks)]
         return Case(*places, output_field=IntegerField())
-
-    return Rows(these(pks), order)
 
 
 def ask(

@@ -9,9 +9,9 @@ from typing import Any
 from django.db.models import Q
 
 from dcl_processor.candidates.pending import Question, these
+from dcl_processor.compiled_sql.cache import signature
+from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.locking.waiting import settling
-from dcl_processor.statements.cache import names
-from dcl_processor.statements.update import Update
 from dcl_processor.values import Values
 
 #: Each column, with all values that this worker may have written to it.
@@ -25,10 +25,10 @@ def write(question: Question[Any], pk: Any, guard: Guard, values: Values) -> int
     only = {column: known[0] for column, known in guard.items() if len(known) == 1}
     # NULL needs a comparison of its own.
     if len(only) == len(guard) and None not in only.values():
-        name = "settle", *only, names(values)
-        make = partial(Update, question.model, question.using, values, guard=only)
+        name = "settle", *only, signature(values)
+        make = partial(CompiledUpdate, question.model, question.using, values, guard=only)
         update = question.statements.get(name, make)
-        written = None if update is None else update.write([pk], values, only)
+        written = None if update is None else update.execute([pk], values, only)
         if written is not None:
             return written
     return write_all(question, [pk], guard, values)

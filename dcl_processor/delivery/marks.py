@@ -16,9 +16,9 @@ from django.db.models import F, Value
 from django.db.models.functions import Coalesce
 
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.definition.lease import Lease
 from dcl_processor.execution.handler import Outcome
-from dcl_processor.statements.cache import names
 from dcl_processor.values import Values, resolve
 
 from .batch import Batch
@@ -105,7 +105,7 @@ def claim_mark(batch: Batch[Any]) -> Mark:
     if processor.reset is not None:
         undone = {**({at: None} if at else {}), **processor.reset}
     option = "claim" if processor.claim else "done"
-    return Mark(values, names(values), time=at, undone=undone, option=option)
+    return Mark(values, signature(values), time=at, undone=undone, option=option)
 
 
 def lease_mark(batch: Batch[Any]) -> Mark:
@@ -123,4 +123,4 @@ def _lease_mark(lease: Lease, count: str | None) -> Mark:
     if count is not None:
         values[count] = Coalesce(F(count), Value(0)) + 1
         undone[count] = F(count) - 1
-    return Mark(values, names(values), time=lease.field, undone=undone, option=None)
+    return Mark(values, signature(values), time=lease.field, undone=undone, option=None)

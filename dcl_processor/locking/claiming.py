@@ -12,11 +12,10 @@ from django.db import connections
 from django.db.models import Model, Q, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
-from dcl_processor.candidates.pending import Question, listed, these
+from dcl_processor.candidates.pending import KeyList, Question, RowFilter, these
+from dcl_processor.compiled_sql.select import CompiledSelect
+from dcl_processor.database.transaction_id import NAME, with_transaction_id
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.statements.keys import Rows
-from dcl_processor.statements.selection import Selection
-from dcl_processor.statements.transaction import NAME, identified
 
 from .engines import refuse_without_transactions
 from .wanted import Wanted
@@ -76,9 +75,9 @@ def claim(question: Question[M], wanted: Wanted) -> Claimed[M]:
 def _claim_own(question: Question[M], wanted: Wanted) -> Claimed[M]:
     # Race: double claim. Another worker may have finished a row since its key was read. The
     # lock and the second check are one statement, which checks the locked row's newest version.
-    def asked(rows: Rows) -> QuerySet[Any, M]:
-        locking = _locking(question.narrowed(rows.condition), question.using)
-        return wanted.first(identified(locking, question.using), rows)
+    def asked(rows: RowFilter) -> QuerySet[Any, M]:
+        locking = _locking(question.narrowed(rows), question.using)
+        return wanted.first(with_transaction_id(locking, question.using), rows)
 
     found = {row.pk: row for row in _select(question, ("claim", wanted.choice), wanted.pks, asked)}
     # Removed before a handler sees it, because it is not a column.
@@ -151,7 +150,7 @@ def _lock(
     # By column, because Django cannot resolve OF for a composite key as a whole.
     columns = [field.attname for field in table._meta.pk_fields]
 
-    def parts(named: Rows) -> QuerySet[Any, Any]:
+    def parts(named: RowFilter) -> QuerySet[Any, Any]:
         # Race: lock on joined rows. This statement joins no table: it has the row's keys alone, not
         # the question, and no order, because the model's own may join rows that would be locked.
         # An instance would run the model's own code for a row that is not used.
@@ -159,10 +158,12 @@ def _lock(
         # check: it avoids useless locks of rows that were finished before this statement.
         asked = named.condition
         if wanted.choice is not None:
-            asked = Q(pk__in=question.narrowed(asked).values("pk"))
+            asked = Q(pk__in=question.narrowed(named).values("pk"))
         rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
         # The id comes last, behind the columns of the key.
-        locking = identified(_locking(rows.values_list(*columns), question.using), question.using)
+        locking = with_transaction_id(
+            _locking(rows.values_list(*columns), question.using), question.using
+        )
         return wanted.first(locking, named)
 
     locked = _select(question, (table, wanted.choice), list(keys.values()), parts)
@@ -227,8 +228,8 @@ def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
     # A to-many join returns a row once per match, and only its annotations can differ.
     most = None if added or len(pks) > 1 else 1
 
-    def asked(rows: Rows) -> QuerySet[Any, M]:
-        return question.narrowed(rows.condition)[:most]
+    def asked(rows: RowFilter) -> QuerySet[Any, M]:
+        return question.narrowed(rows)[:most]
 
     for row in _select(question, ("ask", None), pks, asked):
         first = answers.setdefault(row.pk, row)
@@ -240,14 +241,14 @@ def _select(
     question: Question[Any],
     name: tuple[str | type[Model], tuple[int, bool] | None],
     pks: Sequence[Any],
-    ask: Callable[[Rows], QuerySet[Any, R]],
+    ask: Callable[[RowFilter], QuerySet[Any, R]],
 ) -> list[R]:
     """Select rows by their keys, by a statement that is compiled once per window if possible."""
     many = len(pks) > 1
     model = question.model if isinstance(name[0], str) else name[0]
-    make = partial(Selection, model, question.using, ask, many=many)
-    selection: Selection[R] | None = question.statements.get((name, many), make)
-    return list(ask(listed(pks))) if selection is None else selection.of(pks)
+    make = partial(CompiledSelect, model, question.using, ask, many=many)
+    select: CompiledSelect[R] | None = question.statements.get((name, many), make)
+    return list(ask(KeyList(pks))) if select is None else select.execute(pks)
 
 
 def _refuse_two_answers(

@@ -15,8 +15,8 @@ from django.db import Error, connections
 
 from dcl_processor.database.contention import ends_transaction, savepoint_is_gone
 from dcl_processor.database.driver import in_transaction, send
+from dcl_processor.database.transaction_id import current_transaction_id
 from dcl_processor.exceptions import SessionLost, TransactionLost
-from dcl_processor.statements import transaction
 
 _SAVEPOINT = "dcl_fence"
 
@@ -41,7 +41,7 @@ class TransactionGuard:
             self._savepoint("savepoint_create_sql")
         elif self.transaction_id is None:
             # The iterable class of the user's queryset did not pass it on.
-            self.transaction_id = transaction.current(self._using)
+            self.transaction_id = current_transaction_id(self._using)
         self._connection.execute_wrappers.append(self._watch)
         return self
 

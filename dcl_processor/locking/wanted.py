@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import QuerySet
 
-from dcl_processor.candidates.pending import Question
-from dcl_processor.statements.keys import Rows
+from dcl_processor.candidates.pending import Question, RowFilter
 
 R = TypeVar("R")
 
@@ -38,7 +37,7 @@ class Wanted:
         self.most = len(pks) if most is None else most
         self.choice = (most, _are_ascending(pks)) if most is not None and most < len(pks) else None
 
-    def first(self, queryset: QuerySet[Any, R], rows: Rows) -> QuerySet[Any, R]:
+    def first(self, queryset: QuerySet[Any, R], rows: RowFilter) -> QuerySet[Any, R]:
         """Limit the queryset to the first ``most`` rows, if more are named."""
         if self.choice is None:
             return queryset

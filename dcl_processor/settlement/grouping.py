@@ -7,7 +7,7 @@ from datetime import date
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-from dcl_processor.statements import likeness
+from dcl_processor.database import likeness
 from dcl_processor.values import Values
 
 # Equal if they call the same function; other callables may define any comparison, or none.

@@ -10,10 +10,10 @@ from django.core.exceptions import FieldError
 from django.db.models import QuerySet
 
 from dcl_processor.candidates.pending import Question, these
+from dcl_processor.compiled_sql.cache import signature
+from dcl_processor.compiled_sql.update import CompiledUpdate
+from dcl_processor.database.transaction_id import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
-from dcl_processor.statements.cache import names
-from dcl_processor.statements.transaction import current, within
-from dcl_processor.statements.update import Update
 from dcl_processor.values import Values, resolve
 
 from .flip import UNWRITABLE, invalid_done
@@ -55,10 +55,12 @@ def write(
     try:
         written = _update(question, pks, resolved, transaction_id)
         if written is None:
-            # Race: flip without work. Another transaction may have replaced the one with the locks.
             rows = _rows(question, pks)
-            fenced = rows if transaction_id is None else rows.filter(within(transaction_id))
-            written = fenced.update(**resolved)
+            if transaction_id is not None:
+                # Race: flip without work. Another transaction may have replaced the one with the
+                # locks.
+                rows = rows.filter(is_in_transaction(transaction_id))
+            written = rows.update(**resolved)
     except UNWRITABLE as error:
         if is_flip:
             raise invalid_done(processor, error) from error
@@ -90,7 +92,7 @@ def refuse_moved(
 
 def refuse_another(using: str, transaction_id: str) -> None:
     """Raise ``TransactionLost`` unless the open transaction has this id."""
-    if current(using) != transaction_id:
+    if current_transaction_id(using) != transaction_id:
         raise TransactionLost
 
 
@@ -123,10 +125,10 @@ def _update(
 ) -> int | None:
     """Write rows by a statement that is compiled once per window; ``None`` if there is none."""
     many, fenced = len(pks) > 1, transaction_id is not None
-    make = partial(Update, question.model, question.using, values, many=many, fenced=fenced)
-    update = question.statements.get(("update", many, fenced, names(values)), make)
+    make = partial(CompiledUpdate, question.model, question.using, values, many=many, fenced=fenced)
+    update = question.statements.get(("update", many, fenced, signature(values)), make)
     # Race: flip without work. The statement writes nothing in another transaction.
-    return None if update is None else update.write(pks, values, transaction_id=transaction_id)
+    return None if update is None else update.execute(pks, values, transaction_id=transaction_id)
 
 
 def _named(pks: Sequence[Any]) -> str:

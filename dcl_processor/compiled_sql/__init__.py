@@ -2,6 +2,6 @@
 
 Django takes longer to build and compile a query than the database takes to answer it. The
 statements of a window differ only in the row's key and the values that are written, so these are
-left open, and filled in for each row. The SQL that is sent is Django's, but for a pair of
-parentheses, and the answer is processed as Django processes it.
+placeholders, which get their values for each row. The SQL that is sent is Django's, except for a
+pair of parentheses, and the answer is processed as Django processes it.
 """

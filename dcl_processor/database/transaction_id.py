@@ -34,7 +34,7 @@ def has_id(connection: BaseDatabaseWrapper) -> bool:
     return connection.vendor == "postgresql"
 
 
-def identified(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
+def with_transaction_id(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
     """Add the transaction's id as the last column of the rows, if the database has ids."""
     if not has_id(connections[using]):
         return queryset
@@ -42,12 +42,15 @@ def identified(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
     return numbered
 
 
-def within(place: Any) -> Exact[Any]:
-    """Return the condition that a statement runs in the transaction that has this id."""
-    return Exact(TransactionId(), place)
+def is_in_transaction(transaction_id: Any) -> Exact[Any]:
+    """Return the condition that a statement runs in the transaction that has this id.
+
+    ``transaction_id``: a text, or an expression.
+    """
+    return Exact(TransactionId(), transaction_id)
 
 
-def current(using: str) -> str:
+def current_transaction_id(using: str) -> str:
     """Return the id of the open transaction, by a query."""
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT pg_current_xact_id()")

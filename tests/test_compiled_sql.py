@@ -19,10 +19,10 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.compiled_sql.cache import MOST_KEPT
+from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.delivery import compare_and_set
 from dcl_processor.settlement import writing
-from dcl_processor.statements.cache import MOST_KEPT
-from dcl_processor.statements.update import Update
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -238,13 +238,13 @@ def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPat
     """Each delay has its own jitter."""
     Errand.objects.bulk_create([Errand(place=place) for place in range(20)])
     compiled: list[Any] = []
-    make = Update.__init__
+    make = CompiledUpdate.__init__
 
     def noted(update: Any, *args: Any, **options: Any) -> None:
         compiled.append(update)
         make(update, *args, **options)
 
-    monkeypatch.setattr(Update, "__init__", noted)
+    monkeypatch.setattr(CompiledUpdate, "__init__", noted)
 
     @batch_processor(
         pending=Errand.objects.filter(done=False),
@@ -257,7 +257,7 @@ def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPat
 
     assert fail().failed == 20
     # The other is the flip's, which is rehearsed.
-    assert len([each for each in compiled if "done" not in each._values]) == 1
+    assert len([each for each in compiled if "done" not in each._assignments.columns]) == 1
     times = {each.next_attempt_at for each in Errand.objects.all()}
     assert len(times) == 20
     assert all(times)

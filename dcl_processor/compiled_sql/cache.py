@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
 from django.db.models import Model
 
 from dcl_processor.clock import Later
-from dcl_processor.values import Values
+from dcl_processor.database import likeness
 
-from . import likeness
-from .places import NotOpenError
+from .placeholders import CannotParametrize
 
 S = TypeVar("S")
 
@@ -28,14 +27,17 @@ UNKNOWN = _Unknown()
 MOST_KEPT = 16
 
 
-class Statements(threading.local):
+class StatementCache(threading.local):
     """The statements of one window; each thread compiles its own, for its own connection."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Any] = {}
 
     def get(self, name: tuple[Hashable, ...], make: Callable[[], S]) -> S | None:
-        """Return the statement of that name; ``None`` if no statement fits every row."""
+        """Return the statement of that name; ``None`` if no statement fits every row.
+
+        The caller then builds a queryset for its rows and executes that.
+        """
         if UNKNOWN in name:
             return None
         if name in self._kept:
@@ -53,12 +55,12 @@ class Statements(threading.local):
 def _made(make: Callable[[], S]) -> S | None:
     try:
         return make()
-    except (NotOpenError, EmptyResultSet, FieldDoesNotExist):
+    except (CannotParametrize, EmptyResultSet, FieldDoesNotExist):
         return None
 
 
-def names(values: Values) -> Hashable:
-    """Return the name of the statement that writes such values.
+def signature(values: Mapping[str, Any]) -> Hashable:
+    """Return what the statements that write such values have in common, as part of their name.
 
     ``UNKNOWN``: one of the values may compile to something else each time.
     """
@@ -70,7 +72,7 @@ def _kind(value: Any) -> Hashable:
     if type(value) is Later:
         return Later
     if hasattr(value, "prepare_database_save"):
-        return Model  # a related row, whose key cannot be an open place
+        return Model  # a related row, whose key cannot be a placeholder
     if not hasattr(value, "resolve_expression"):
         return None
     known = likeness.of_expression(value)

@@ -1,0 +1,202 @@
+"""The placeholders of a compiled statement: for keys, for values, and what fills them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import connections
+from django.db.models import (
+    BooleanField,
+    DurationField,
+    Expression,
+    F,
+    Field,
+    Func,
+    IntegerField,
+    Model,
+    Q,
+)
+
+from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.values import Values
+
+#: The types of which the database accepts a list as one parameter without a type of its own.
+_LISTED = ("integer", "bigint", "smallint", "uuid", "varchar")
+
+
+class CannotParametrize(Exception):
+    """The statement has no place for a value that comes later, so it is built for each row.
+
+    Fields and keys of other kinds than Django's usual ones cause it.
+    """
+
+
+class Placeholder(Expression):
+    """A value of a field that is not known when the statement is compiled.
+
+    It is its own parameter, so that it is found among the parameters of the compiled statement.
+    """
+
+    def __init__(self, field: Any) -> None:
+        super().__init__(output_field=field)
+
+    def resolve_expression(self, *_: Any, **__: Any) -> Placeholder:
+        return self  # a copy would not be found among the parameters
+
+    def relabeled_clone(self, change_map: Any) -> Placeholder:  # noqa: ARG002  # Django's signature
+        return self  # as above: it names no table
+
+    def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:  # noqa: ARG002  # Django's signature
+        return "%s", [self]
+
+    def assigned(self) -> Any:
+        """Return what a column is set to, as an expression with this placeholder."""
+        return self
+
+    def saved(self, value: Any, connection: Any) -> Any:
+        """Return a value to write, in the database's form."""
+        return self.output_field.get_db_prep_save(value, connection)
+
+    def compared(self, value: Any, connection: Any) -> Any:
+        """Return a value to compare with, in the database's form."""
+        return self.output_field.get_db_prep_value(value, connection)
+
+    # Placeholders are compared by identity.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class DelayPlaceholder(Placeholder):
+    """The delay of a ``Later``."""
+
+    def __init__(self) -> None:
+        super().__init__(DurationField())
+
+    def assigned(self) -> Any:
+        return DatabaseNow() + self
+
+    def saved(self, value: Any, connection: Any) -> Any:
+        return super().saved(value.delay, connection)
+
+
+class KeyPlaceholder:
+    """The primary key of one row, or with ``many`` the keys of any number of rows.
+
+    Many keys are one parameter if the database accepts a list, so that a statement fits a batch of
+    any size, and is not parsed again key by key. Raises ``CannotParametrize`` if it does not, and
+    for a composite key. ``condition``: is true for the rows with these keys.
+    """
+
+    def __init__(self, model: type[Model], using: str, *, many: bool) -> None:
+        fields = model._meta.pk_fields
+        if len(fields) != 1:
+            raise CannotParametrize
+        self._connection = connections[using]
+        self._many = many
+        self.placeholder = Placeholder(fields[0])
+        self._list_type = _list_type(fields[0], self._connection) if many else None
+        self.condition = Q(self._is_listed()) if many else Q(pk=self.placeholder)
+
+    def order(self) -> Any:
+        """Return the expression that sorts the rows in the order in which the keys are given."""
+        if not self._many:
+            return "pk"
+        return Func(
+            *(self.placeholder, F("pk")),
+            template="array_position(%(expressions)s)",
+            arg_joiner=f"::{self._list_type}[], ",
+            output_field=IntegerField(),
+        )
+
+    def filled(self, pks: Sequence[Any]) -> dict[Placeholder, Any]:
+        """Return the keys in the database's form, by their placeholder."""
+        prepare, connection = self.placeholder.output_field.get_db_prep_value, self._connection
+        keys = [prepare(pk, connection) for pk in pks]
+        return {self.placeholder: keys if self._many else keys[0]}
+
+    def _is_listed(self) -> Func:
+        return Func(
+            *(F("pk"), self.placeholder),
+            template="%(expressions)s)",
+            arg_joiner=" = ANY(",
+            output_field=BooleanField(),
+        )
+
+
+def _list_type(field: Any, connection: Any) -> str:
+    """Return the type of a key that may be listed; raises ``CannotParametrize`` for another one."""
+    named = field.db_type(connection) or ""
+    kinds = [kind for kind in _LISTED if named.startswith(kind)]
+    if connection.vendor != "postgresql" or not kinds:
+        raise CannotParametrize
+    return kinds[0]
+
+
+class Assignments:
+    """What a statement writes: expressions, and placeholders for values and delays.
+
+    ``columns``: by name, what the statement sets them to. Raises ``CannotParametrize`` for related
+    rows, and for fields that add SQL around their value.
+    """
+
+    def __init__(self, model: type[Model], values: Values) -> None:
+        self.placeholders: dict[str, Placeholder] = {}
+        for name, value in values.items():
+            field: Field[Any, Any] = model._meta.get_field(name)  # type: ignore[assignment]  # relations too
+            if hasattr(value, "prepare_database_save") or _has_placeholder(field):
+                raise CannotParametrize
+            if type(value) is Later:
+                self.placeholders[name] = DelayPlaceholder()
+            elif not hasattr(value, "resolve_expression"):
+                self.placeholders[name] = Placeholder(field)
+        assigned = {name: each.assigned() for name, each in self.placeholders.items()}
+        self.columns: Values = {**values, **assigned}
+
+    def filled(self, values: Values, connection: Any) -> dict[Placeholder, Any] | None:
+        """Return the values in the database's form, by their placeholder.
+
+        ``None``: a field turns its value into SQL, so that the statement does not fit.
+        """
+        filled = {
+            each: each.saved(values[name], connection) for name, each in self.placeholders.items()
+        }
+        return None if any(hasattr(value, "as_sql") for value in filled.values()) else filled
+
+
+def _has_placeholder(field: Any) -> bool:
+    """Return whether a field adds SQL around its value; Django 6.1 uses the second name."""
+    return hasattr(field, "get_placeholder") or hasattr(field, "get_placeholder_sql")
+
+
+class CompiledStatement:
+    """The SQL of a statement, and its parameters with their placeholders.
+
+    Raises ``CannotParametrize`` if one of the placeholders is not among the parameters, because a
+    field, unlike Django's own, changed it.
+    """
+
+    def __init__(
+        self, sql: str, params: Sequence[Any], placeholders: Sequence[Placeholder]
+    ) -> None:
+        if not {*placeholders} <= {each for each in params if isinstance(each, Placeholder)}:
+            raise CannotParametrize
+        self.sql = sql
+        self._params = params
+
+    def params(self, values: Mapping[Placeholder, Any]) -> tuple[Any, ...]:
+        """Return the parameters of one execution."""
+        return tuple(
+            values[each] if isinstance(each, Placeholder) else each for each in self._params
+        )
+
+
+def compiled(compiler: Any) -> tuple[str, Sequence[Any]]:
+    """Compile; raises ``CannotParametrize`` if a user's field fails on a placeholder."""
+    try:
+        sql, params = compiler.as_sql()
+    except (ValidationError, AttributeError, TypeError, ValueError) as error:
+        # A user's field failed on the placeholder; with a value its own error is raised.
+        raise CannotParametrize from error
+    return sql, params
