@@ -42,6 +42,7 @@ PROGRAMS = (
     "tests/test_mutants.py",
     "tests/test_pools.py",
     "tests/test_strict.py",
+    "tests/test_uncompiled.py",
     "tests/typing",
 )
 # Schedules, processes, servers and other packages are the same under each Django: once is enough.
@@ -75,6 +76,7 @@ ABOUT_THE_REST = (
     "tests/test_packaging.py",
     "tests/test_strict.py",
     "tests/test_suite.py",
+    "tests/test_uncompiled.py",
 )
 #: What knows the driver: transactions, their ends and levels, and sessions that are lost.
 ABOUT_THE_DRIVER = tuple(

@@ -272,10 +272,11 @@ def test_i11_the_flip_writes_its_columns_by_primary_key_and_nothing_else() -> No
     settings, _, where = flip.partition(" WHERE ")
     assert settings.count("=") == 1
     assert quote("sent") in settings
-    # The parentheses are Django's, around what was filled in.
-    by_key = f"{quote('tests_parcel')}.{quote('id')} = ({row.pk})"
+    # A statement that was compiled once has its values in parentheses.
+    where = re.sub(r"= \(([^()]+)\)", r"= \1", where)
+    by_key = f"{quote('tests_parcel')}.{quote('id')} = {row.pk}"
     if connection.vendor == "postgresql":
-        by_key = rf"\({re.escape(by_key)} AND pg_current_xact_id\(\) = \('\d+'\)\)"
+        by_key = rf"\({re.escape(by_key)} AND pg_current_xact_id\(\) = '\d+'\)"
         assert re.fullmatch(by_key, where)
     else:
         assert where == by_key
