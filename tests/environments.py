@@ -91,6 +91,10 @@ def _call(*command: str) -> None:
 
 ENVIRONMENTS = (
     Environment(django="5.2", python="3.11"),
-    Environment(django="6.0", python="3.12", pytest_arguments=("tests/contract",)),
+    Environment(
+        django="6.0",
+        python="3.12",
+        pytest_arguments=("tests/contract", "tests/test_django_internals.py"),
+    ),
     Environment(django="6.1", python="3.13"),
 )

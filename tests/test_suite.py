@@ -118,6 +118,7 @@ def test_an_unknown_stage_is_answered_with_the_known_ones(
 
 CONTRACT = "tests/contract tests/crash tests/fuzz"
 ON_MARIADB = f"tests.servers.mariadb -- {sys.executable} -m pytest"
+ON_6_0 = "tests/contract tests/test_django_internals.py"
 RUN = {
     "lint": ["ruff check .", "ruff format --check .", "mypy", "pyright"],
     "docs": ["sphinx -W --keep-going --quiet docs docs/_build/html"],
@@ -128,7 +129,7 @@ RUN = {
     "psycopg2": [f"pytest {' '.join(suite.ABOUT_THE_DRIVER)} --expect-database=postgresql"],
     "mutants": ["tests.mutants --sample=10 --jobs=1"],
     "django5.2": ["pytest OTHER --expect-database=postgresql --expect-django=5.2"],
-    "django6.0": ["pytest tests/contract OTHER --expect-database=postgresql --expect-django=6.0"],
+    "django6.0": [f"pytest {ON_6_0} OTHER --expect-database=postgresql --expect-django=6.0"],
     "django6.1": ["pytest OTHER --expect-database=postgresql --expect-django=6.1"],
     "speed": ["pytest tests/speed --expect-database=postgresql"],
 }

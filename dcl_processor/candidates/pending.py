@@ -135,7 +135,8 @@ def ask(
     refuse(unfiltered, label)
     # From the hints a sharding router learns which instance a related manager belongs to.
     hints = unfiltered._hints  # noqa: SLF001  # Django has no other name for them
-    alias = using or unfiltered._db or router.db_for_write(unfiltered.model, **hints)
+    chosen = unfiltered._db  # noqa: SLF001  # .db would ask the router
+    alias = using or chosen or router.db_for_write(unfiltered.model, **hints)
     unfiltered = unfiltered.using(alias)
     # A related manager would set its one related instance on every row, however old that is.
     unfiltered._known_related_objects = {}  # noqa: SLF001  # as above
@@ -179,7 +180,7 @@ def _refused_shape(queryset: Any) -> str | None:
         return f"{article} {query.combinator}(); write it as one filter with Q objects"
     if query.is_sliced:
         return "a slice; pass limit= to the run instead"
-    kind: Any = queryset._iterable_class
+    kind: Any = queryset._iterable_class  # noqa: SLF001  # Django has no other name for it
     if not issubclass(kind, ModelIterable):
         called = "values()" if kind is ValuesIterable else "values_list() or dates()"
         return f"{called}; leave that out"

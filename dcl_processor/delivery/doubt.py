@@ -121,8 +121,9 @@ def _check_rows(processor: Definition[Any], rows: Any, method: str) -> Question[
             f"{processor.name}: expected {method}() to take a queryset of {model._meta.label} "
             f"without a slice, got {got}; for one row write …objects.filter(pk=…)."
         )
-    chosen: Any = rows  # the stubs do not know the alias that using() chose
-    return replace(question, using=chosen._db or question.using)
+    named: Any = rows
+    chosen = named._db  # noqa: SLF001  # .db would ask the router
+    return replace(question, using=chosen or question.using)
 
 
 def _kind(rows: Any) -> str:
