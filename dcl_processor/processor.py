@@ -9,13 +9,13 @@ from typing import Any, Never, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
-from . import notify
 from .definition import validation
 from .definition.definition import Definition
 from .delivery import doubt
 from .execution.nesting import entered
 from .report import Report
 from .runner.run import Run
+from .watch import notify
 
 M = TypeVar("M", bound=Model)
 

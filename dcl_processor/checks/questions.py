@@ -14,9 +14,9 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 
 from dcl_processor.candidates import pending
+from dcl_processor.diagnosis import describe
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.workers.diagnosis import describe
 
 from .clock import is_frozen
 from .offline import DatabaseAskedError, offline

@@ -22,12 +22,11 @@ from celery import shared_task
 from celery.signals import worker_shutting_down
 from django.conf import settings
 
-from dcl_processor import registry
+from dcl_processor import backlog, registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
+from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.runner import limits
 from dcl_processor.values import expect_seconds, expect_whole_number, is_number, seconds
-from dcl_processor.workers import backlog
-from dcl_processor.workers.stopping import Stop
 
 logger = logging.getLogger("dcl_processor")
 

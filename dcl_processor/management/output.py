@@ -14,15 +14,14 @@ from typing import Any
 
 from django.core.management.base import OutputWrapper
 
-from dcl_processor import registry
+from dcl_processor import backlog, registry
+from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
+from dcl_processor.processes.console_log import logs_to_stderr
+from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Failure, Report
-from dcl_processor.workers import backlog
-from dcl_processor.workers.child import Trouble, said
-from dcl_processor.workers.diagnosis import describe
-from dcl_processor.workers.row_callback import OnRow, logs_to_stderr
-from dcl_processor.workers.stopping import Stop
+from dcl_processor.signals import OnRow
 
 Outcome = Report | Trouble
 
@@ -218,7 +217,7 @@ class Output:
     def _failure(self, name: str, failure: Failure) -> None:
         """Write a row that failed for good to stderr, and a row to be retried to stdout."""
         line = f"{name}: row {printable(str(failure.pk))} failed{failure.attempts}: "
-        line += said(failure.error)
+        line += describe(failure.error)
         if not failure.is_final:
             if self._verbosity > 0 and not self._json:
                 self._write(self._stdout, line)

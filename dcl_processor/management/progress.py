@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from dcl_processor.workers import backlog
+from dcl_processor import backlog
 
 
 class _Figures(ProgressColumn):

@@ -15,15 +15,16 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.processes import pool
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.supervisor import Died, News
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.workers.child import Trouble
-from dcl_processor.workers.error_dedup import ErrorDedup
-from dcl_processor.workers.listening import aliases, refuse_the_deaf
-from dcl_processor.workers.stopping import Stop
-from dcl_processor.workers.supervisor import Died, News, keep
-from dcl_processor.workers.watch import GoesOn, Plan, Watch
+from dcl_processor.watch.error_dedup import ErrorDedup
+from dcl_processor.watch.listener import aliases, check_can_listen
+from dcl_processor.watch.watch import Plan, Recovered
 
 from .output import Output
 
@@ -84,7 +85,7 @@ def watch(
 ) -> None:
     """Watch until a signal, or the end that the options set; failed rows do not end the watch."""
     if options["listen"]:
-        _refuse_the_deaf(chosen, options["using"])
+        _check_can_listen(chosen, options["using"])
     runtime = options["max_runtime"]
     plan = Plan(
         interval=options["watch"],
@@ -98,20 +99,17 @@ def watch(
     )
     log = _Log(output, [processor.name for processor in chosen])
     try:
-        if options["copies"] == 1:
-            ran = Watch(chosen, plan, stop, lambda name, news: log.tell(None, name, news)).run()
-        else:
-            ran = keep(log.names, options["copies"], plan, stop=stop, tell=log.tell)
+        ran = pool.watch(chosen, plan, copies=options["copies"], stop=stop, tell=log.tell)
     except ProcessorError as error:
         raise CommandError(str(error)) from error
     if not ran:
         raise CommandError(f"nothing is left to watch: {' and '.join(log.names)} cannot run.")
 
 
-def _refuse_the_deaf(chosen: Sequence[BatchProcessor[Any]], using: str | None) -> None:
+def _check_can_listen(chosen: Sequence[BatchProcessor[Any]], using: str | None) -> None:
     try:
         for each in sorted(set(aliases(chosen, using).values())):
-            refuse_the_deaf(each)
+            check_can_listen(each)
     except ProcessorError as error:
         raise CommandError(str(error), returncode=USAGE_ERROR) from error
 
@@ -136,14 +134,14 @@ class _Log:
                 for each in self.names:
                     self._outages.end((copy, each))
                 logger.error("%s: %s", label, news)
-                trouble = Trouble(str(news), news.how.traceback)
+                trouble = Trouble(str(news), news.trouble.traceback)
                 self._output.watch_broke(label, trouble, name, copy)
             case Trouble():
                 if sentence := self._outages.say((copy, name), news):
                     logger.error("%s: %s", who, sentence)
                     trouble = replace(news, sentence=sentence)
                     self._output.watch_broke(who, trouble, name, copy)
-            case GoesOn():
+            case Recovered():
                 seconds = self._outages.end((copy, name))
                 if seconds is not None:
                     sentence = f"goes on after {seconds:.1f} s"

@@ -6,7 +6,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import batch_processor, notify
+from dcl_processor import batch_processor
+from dcl_processor.watch import notify
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)

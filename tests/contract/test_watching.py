@@ -7,8 +7,8 @@ import time
 import pytest
 
 from dcl_processor import Report, batch_processor
-from dcl_processor.workers.stopping import Stop
-from dcl_processor.workers.watch import Plan, Watch
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.watch.watch import Plan, Watch
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from pytest_django import DjangoAssertNumQueries
 
-from dcl_processor.workers import backlog
+from dcl_processor import backlog
 from tests.edge.manage import (
     CHECKOUT,
     Install,

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from django.db import connection, connections
 
+from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
-from dcl_processor.workers.connection_age import Recycler
-from dcl_processor.workers.stopping import Stop
-from dcl_processor.workers.watch import Plan, Watch
+from dcl_processor.watch.connection_age import Recycler
+from dcl_processor.watch.watch import Plan, Watch
 from tests.edge.manage import database_url
 from tests.edge.watchers import parcels, watching
 from tests.warehouse.processors import deliver, weigh
@@ -149,7 +149,7 @@ def test_a_connection_that_is_too_old_is_closed(monkeypatch: pytest.MonkeyPatch)
     recycler.between_runs()
     recycler.between_runs()
     assert connection.connection is driver
-    monkeypatch.setattr("dcl_processor.workers.connection_age.OLDEST", 0)
+    monkeypatch.setattr("dcl_processor.watch.connection_age.OLDEST", 0)
     recycler.between_runs()
     assert connection.connection is None
     # Another one is as old as it is, and not as the one before it.
@@ -162,7 +162,7 @@ def test_a_connection_that_is_too_old_is_closed(monkeypatch: pytest.MonkeyPatch)
 def test_a_transaction_of_somebody_elses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from django.db import transaction
 
-    monkeypatch.setattr("dcl_processor.workers.connection_age.OLDEST", 0)
+    monkeypatch.setattr("dcl_processor.watch.connection_age.OLDEST", 0)
     recycler = Recycler()
     with transaction.atomic():
         for _ in range(2):

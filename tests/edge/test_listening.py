@@ -14,11 +14,11 @@ import pytest
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import notify
+from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
-from dcl_processor.workers.listening import Listener
-from dcl_processor.workers.stopping import Stop
-from dcl_processor.workers.watch import Plan, Watch
+from dcl_processor.watch import notify
+from dcl_processor.watch.listener import Listener
+from dcl_processor.watch.watch import Plan, Watch
 from tests.edge.manage import processors, wait_for
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
 from tests.models import Parcel
@@ -120,22 +120,22 @@ def test_what_a_burst_leaves_out_is_found_after_it(
 
 def test_a_burst_makes_one_run(installed: None) -> None:
     with closing(Listener("default", {notify.channel(deliver.name): "deliver"})) as listener:
-        assert listener.heard() == {"deliver"}  # a new one knows nothing of what was before
-        assert listener.heard() == set()
+        assert listener.poll() == {"deliver"}  # a new one knows nothing of what was before
+        assert listener.poll() == set()
         with connection.cursor() as cursor:
             for _ in range(50):
                 cursor.execute("SELECT pg_notify(%s, '')", [notify.channel(deliver.name)])
-        wait_for(lambda: listener.heard() == {"deliver"}, "the notifications")
-        assert listener.heard() == set()
+        wait_for(lambda: listener.poll() == {"deliver"}, "the notifications")
+        assert listener.poll() == set()
 
 
 def test_only_who_is_meant_is_woken(installed: None) -> None:
     names = {notify.channel(each.name): each.name for each in (deliver, weigh)}
     with closing(Listener("default", names)) as listener:
-        listener.heard()
+        listener.poll()
         notify._notified.clear()
         weigh.wake()
-        wait_for(lambda: listener.heard() == {weigh.name}, "the notification")
+        wait_for(lambda: listener.poll() == {weigh.name}, "the notification")
 
 
 def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher, stamps: Path) -> None:
@@ -167,10 +167,10 @@ def test_it_polls_as_well() -> None:
 def test_a_channel_may_have_quotes_in_its_name() -> None:
     channel = notify.channel('shop."odd"')
     with closing(Listener("default", {channel: "odd"})) as listener:
-        listener.heard()
+        listener.poll()
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, '')", [channel])
-        wait_for(lambda: listener.heard() == {"odd"}, "the notification")
+        wait_for(lambda: listener.poll() == {"odd"}, "the notification")
 
 
 def test_listening_where_nobody_can_is_refused(tmp_path: Path) -> None:

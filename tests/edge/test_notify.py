@@ -11,7 +11,8 @@ import psycopg
 import pytest
 from django.db import connection, connections, transaction
 
-from dcl_processor import BatchProcessor, batch_processor, notify
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.watch import notify
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report
-from dcl_processor.workers import polling
-from dcl_processor.workers.polling import (
-    LAST_RETRY,
+from dcl_processor.watch import polling
+from dcl_processor.watch.polling import (
+    BACKOFF,
     MOST_INTERVALS,
     Pace,
     did_something,
-    retry_after,
 )
 
 BURST = 0.01
@@ -127,7 +126,7 @@ def test_a_run_that_could_not_be_made_is_tried_later_each_time(clock: Clock) -> 
     broken = pace()
     waits = [broken.broke() for _ in range(12)]
     assert 0.5 <= waits[0] <= 1
-    assert all(LAST_RETRY / 2 <= wait <= LAST_RETRY for wait in waits[-5:])
+    assert all(BACKOFF.last / 2 <= wait <= BACKOFF.last for wait in waits[-5:])
     broken.wake(BURST)  # of no use
     assert broken.due - clock.now == pytest.approx(waits[-1])
     after(broken)
@@ -135,7 +134,7 @@ def test_a_run_that_could_not_be_made_is_tried_later_each_time(clock: Clock) -> 
 
 
 def test_a_retry_is_bounded_however_often() -> None:
-    assert retry_after(10_000) <= LAST_RETRY
+    assert BACKOFF.after(10_000) <= BACKOFF.last
 
 
 @pytest.mark.parametrize("count", ["processed", "failed", "discarded", "snoozed", "lease_lost"])

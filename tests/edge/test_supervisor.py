@@ -8,10 +8,14 @@ import resource
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dcl_processor.workers import supervisor
+from dcl_processor.diagnosis import Trouble
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.supervisor import LIVED_LONG, Died, Supervisor
+from dcl_processor.watch.polling import BACKOFF
 from tests.edge.manage import at_gate, wait_for
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
@@ -159,20 +163,21 @@ def test_copies_end_when_the_parent_is_killed(gate: Path, audit: Path) -> None:
 
 def test_a_copy_that_lived_long_is_started_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its predecessors' deaths are forgotten."""
-    from dcl_processor.workers.child import Trouble
-    from dcl_processor.workers.watch import Plan
-
     waits: list[float] = []
 
     def tell(number: int, name: str | None, news: object) -> None:
-        assert isinstance(news, supervisor.Died)
+        assert isinstance(news, Died)
         assert news.wait is not None
         waits.append(news.wait)
 
-    place = supervisor._Place(1, supervisor.WatchWork((), Plan(interval=5.0), {}), tell)
-    for lived in [0.0] * 5 + [supervisor.LIVED_LONG]:
-        place._started = time.monotonic() - lived
-        place._bury(Trouble("killed"))
+    def work(number: int) -> Any:
+        pytest.fail("no copy is to be started")
+
+    supervised = Supervisor(1, work, stop=Stop(), tell=tell, restart=BACKOFF)
+    (place,) = supervised._places
+    for lived in [0.0] * 5 + [LIVED_LONG]:
+        place.started = time.monotonic() - lived
+        supervised._died(place, Trouble("killed"))
     assert waits[0] <= 1
     assert 8 <= waits[4] <= 16
     assert waits[5] <= 1

@@ -26,12 +26,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcl_processor import Report
+from dcl_processor.diagnosis import ErrorInCopy, Trouble
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.management.output import Output
+from dcl_processor.processes import pool
+from dcl_processor.processes.child import portable
+from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.report import Failure
-from dcl_processor.workers import worker_pool
-from dcl_processor.workers.child import ErrorInCopy, Trouble, portable
-from dcl_processor.workers.stopping import Stop, StoppedAtOnce, polite_stop
 from tests.edge.manage import alias, at_gate, processors, started, wait_for
 from tests.models import Parcel
 
@@ -74,7 +75,7 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
 
     rows = Parcel.objects.bulk_create(Parcel(note="broken" if n == 3 else "") for n in range(200))
     told: list[str] = []
-    report, copies = worker_pool.run(deliver, copies=2, stop=Stop(), on_row=told.append)
+    report, copies = pool.run(deliver, copies=2, stop=Stop(), on_row=told.append)
     good = {row.pk for row in rows if not row.note}
     assert Counter(pk for pk, _ in handled(audit)) == Counter(good)
     assert unsent() == 1
@@ -133,7 +134,7 @@ def test_what_is_wrong_with_the_processor_is_said_in_a_sentence_each() -> None:
 def test_what_is_wrong_with_every_copy_is_said_once() -> None:
     written, _, err = output()
     troubles = [Trouble("cannot run"), Trouble("cannot run")]
-    written.report(worker_pool.merge("p", troubles, None), troubles)
+    written.report(pool.merge("p", troubles, None), troubles)
     assert err.getvalue() == "p: cannot run\n"
 
 
@@ -190,7 +191,7 @@ def test_a_copy_that_cannot_be_started_costs_the_others_nothing(
 
     Parcel.objects.bulk_create(Parcel() for _ in range(20))
     with room_for_files(16):
-        copies = worker_pool.run_copies(deliver, 8, stop=Stop())
+        _, copies = pool.run(deliver, copies=8, stop=Stop())
     assert len(copies) == 8
     reports = [copy for copy in copies if isinstance(copy, Report)]
     assert sum(report.processed for report in reports) == len(handled(audit)) == 20
@@ -218,7 +219,7 @@ def output() -> tuple[Output, StringIO, StringIO]:
 def test_a_share_that_is_not_known_is_a_question_mark() -> None:
     written, out, _ = output()
     copies: list[Report | Trouble] = [report(processed=5), Trouble("killed by SIGKILL")]
-    written.report(worker_pool.merge("p", copies, None), copies)
+    written.report(pool.merge("p", copies, None), copies)
     assert out.getvalue() == "p: 5 processed in 0.00 s (2 copies: 5, ?)\n"
 
 
@@ -294,7 +295,7 @@ def refused(words: str, **options: Any) -> None:
     from tests.warehouse.processors import deliver
 
     with pytest.raises(Unsupported, match=words):
-        worker_pool.run(deliver, copies=2, stop=Stop(), **options)
+        pool.run(deliver, copies=2, stop=Stop(), **options)
 
 
 def test_an_open_transaction_is_refused(installed: None) -> None:
@@ -336,10 +337,10 @@ def test_reports_are_added_up() -> None:
         report(processed=4, stale=1, passes=1, duration=2.5),
         Trouble("killed by SIGKILL"),
     ]
-    assert worker_pool.merge("p", copies, None) == report(
+    assert pool.merge("p", copies, None) == report(
         processed=7, skipped=1, stale=6, passes=2, duration=2.5
     )
-    assert worker_pool.merge("p", [Trouble("killed")], None) == report()
+    assert pool.merge("p", [Trouble("killed")], None) == report()
 
 
 def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
@@ -347,10 +348,10 @@ def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
         report(failed=2, failures=(failure(1), failure(2))),
         report(failed=2, failures=(failure(2), failure(3))),
     ]
-    merged = worker_pool.merge("p", copies, None)
+    merged = pool.merge("p", copies, None)
     assert (merged.failed, [failure.pk for failure in merged.failures]) == (3, [1, 2, 3])
     many = [report(failed=150, failures=tuple(map(failure, range(100)))) for _ in "12"]
-    merged = worker_pool.merge("p", many, None)
+    merged = pool.merge("p", many, None)
     assert (merged.failed, len(merged.failures)) == (300, 100)
 
 
@@ -368,18 +369,18 @@ def test_the_strongest_reason_ends_the_run(
     reasons: list[Any], limit: int | None, stopped: str
 ) -> None:
     copies = [report(processed=1, stopped=reason) for reason in reasons]
-    assert worker_pool.merge("p", copies, limit).stopped == stopped
+    assert pool.merge("p", copies, limit).stopped == stopped
 
 
 def test_a_limit_is_reached_by_every_row_that_was_tried() -> None:
     copies = [report(snoozed=1, discarded=1, stopped="limit"), report(failed=1, stopped="limit")]
-    assert worker_pool.merge("p", copies, 3).stopped == "limit"
-    assert worker_pool.merge("p", copies, 4).stopped == "drained"
+    assert pool.merge("p", copies, 3).stopped == "limit"
+    assert pool.merge("p", copies, 4).stopped == "drained"
 
 
 @given(limit=st.none() | st.integers(0, 1000), copies=st.integers(1, 50))
 def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, copies: int) -> None:
-    shares = worker_pool.shares(limit, copies)
+    shares = pool.shares(limit, copies)
     if limit is None:
         assert shares == [None] * copies
         return

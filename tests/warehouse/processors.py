@@ -14,7 +14,7 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.workers.stopping import Stop
+from dcl_processor.processes.graceful_stop import Stop
 from tests.models import Errand, Parcel
 
 PATIENCE = 30.0  # seconds

@@ -13,17 +13,17 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.management.color import no_style
 from django.db import close_old_connections, connections
 
-from dcl_processor import registry
+from dcl_processor import backlog, diagnosis, registry
+from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import ProcessorError, UnknownProcessor
 from dcl_processor.management import watching
 from dcl_processor.management.output import Output
+from dcl_processor.processes import pool
+from dcl_processor.processes.child import refuse_import
+from dcl_processor.processes.console_log import quiet_unless_configured
+from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-from dcl_processor.workers import backlog, diagnosis, worker_pool
-from dcl_processor.workers.child import Trouble
-from dcl_processor.workers.child_handle import refuse_import
-from dcl_processor.workers.row_callback import quiet_unless_configured
-from dcl_processor.workers.stopping import Stop, StoppedAtOnce, polite_stop
 
 USAGE_ERROR = 2
 
@@ -144,7 +144,7 @@ class Command(BaseCommand):
             left = None if end is None else max(0.0, end - time.monotonic())
             try:
                 with output.watching(processor, stop, using=using, limit=limit) as on_row:
-                    report, copies = worker_pool.run(
+                    report, copies = pool.run(
                         processor,
                         copies=options["copies"],
                         using=using,
@@ -259,7 +259,7 @@ def _rows(text: str) -> int:
 
 
 def _processes(text: str) -> int:
-    most = worker_pool.MOST_COPIES
+    most = pool.MOST_COPIES
     return _whole(text, 1, f"a number of processes from 1 to {most}", most)
 
 

@@ -10,17 +10,19 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
-from dcl_processor import notify
+from dcl_processor.diagnosis import one_line
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.processor import BatchProcessor
 
+from . import notify
 from .connection_age import OLDEST
-from .diagnosis import one_line
-from .polling import retry_after
+from .polling import BACKOFF
+
+if TYPE_CHECKING:
+    from dcl_processor.processor import BatchProcessor
 
 #: Shown by the command in any case.
 logger = logging.getLogger("dcl_processor.operations")
@@ -30,13 +32,16 @@ class Listener:
     """One database's notifications; ``names`` are the processors by their channels."""
 
     def __init__(self, using: str, names: Mapping[str, str]) -> None:
-        refuse_the_deaf(using)
+        check_can_listen(using)
         self.using = using
         self.names = names
+        wrapper: Any = connections[using]
+        # The driver's own errors too, because notifications are not read by Django's cursor.
+        self._errors = (Error, wrapper.Database.Error)
         self._wrapper: Any = None
         self._open_until = 0.0
         self._retry_at = 0.0
-        self._troubles = 0
+        self._failures = 0
 
     @property
     def is_open(self) -> bool:
@@ -46,7 +51,7 @@ class Listener:
         """Return the file descriptor to wait on until there is a notification."""
         return int(self._wrapper.connection.fileno())
 
-    def heard(self) -> set[str]:
+    def poll(self) -> set[str]:
         """Return the processors to run now, each once in a burst.
 
         All of them if the connection is new, because notifications may have been missed before it.
@@ -58,9 +63,9 @@ class Listener:
             if time.monotonic() >= self._open_until:
                 self.close()
                 return self._open()
-            return {self.names[each.channel] for each in self._driver().notifies(timeout=0)}
-        # The driver's own errors too, because notifications are not read by Django's cursor.
-        except (Error, self._database().Error) as error:
+            notifications = self._wrapper.connection.notifies(timeout=0)
+            return {self.names[each.channel] for each in notifications}
+        except self._errors as error:
             return self._lost(error)
 
     def close(self) -> None:
@@ -83,14 +88,14 @@ class Listener:
             raise
         self._wrapper = wrapper
         self._open_until = time.monotonic() + OLDEST
-        self._troubles = 0
+        self._failures = 0
         return set(self.names.values())
 
     def _lost(self, error: Exception) -> set[str]:
         self.close()
-        self._troubles += 1
-        self._retry_at = time.monotonic() + retry_after(self._troubles)
-        if self._troubles > 1:
+        self._failures += 1
+        self._retry_at = time.monotonic() + BACKOFF.after(self._failures)
+        if self._failures > 1:
             return set()
         logger.warning(
             "wake() is not heard on %r for now, and rows are found by looking for them: %s",
@@ -98,13 +103,6 @@ class Listener:
             one_line(error),
         )
         return set(self.names.values())
-
-    def _driver(self) -> Any:
-        return self._wrapper.connection
-
-    def _database(self) -> Any:
-        wrapper: Any = connections[self.using]
-        return wrapper.Database
 
 
 def aliases(processors: Iterable[BatchProcessor[Any]], using: str | None) -> dict[str, str]:
@@ -119,7 +117,7 @@ def aliases(processors: Iterable[BatchProcessor[Any]], using: str | None) -> dic
     return found
 
 
-def refuse_the_deaf(using: str) -> None:
+def check_can_listen(using: str) -> None:
     """Raise ``Unsupported`` if the alias does not support LISTEN; sends no query."""
     wrapper: Any = connections[using]
     connection_class = getattr(wrapper.Database, "Connection", None)

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .candidates import pending
-from .errors import describe
+from dcl_processor.candidates import pending
+from dcl_processor.errors import describe
 
 if TYPE_CHECKING:
-    from .definition.definition import Definition
+    from dcl_processor.definition.definition import Definition
 
 logger = logging.getLogger("dcl_processor")
 

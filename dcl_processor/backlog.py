@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dcl_processor.candidates import pending
-from dcl_processor.processor import BatchProcessor
-from dcl_processor.runner import limits
+from .candidates import pending
+from .processor import BatchProcessor
+from .runner import limits
 
 #: The most rows that are counted; to count the backlog of a forgotten table takes minutes.
 MOST = 10_000

@@ -6,26 +6,25 @@ happens; that function may print the event, or send it to the process that does.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection
-from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import ImproperlyConfigured
-
-from dcl_processor import notify
-from dcl_processor.exceptions import StillPending
-from dcl_processor.processor import BatchProcessor
+from dcl_processor.diagnosis import Trouble
 from dcl_processor.report import Report
+from dcl_processor.signals import row_callback
 
-from .child import Trouble
+from . import notify
 from .connection_age import Recycler
-from .listening import Listener, aliases
-from .polling import Pace, did_something
-from .row_callback import watched
-from .stopping import POLL_IDLE
+from .listener import Listener, aliases
+from .polling import POLL_IDLE, Pace, did_something
+
+if TYPE_CHECKING:
+    from dcl_processor.processor import BatchProcessor
 
 # Seconds. Before a shorter wait, a connection that Django would close stays open.
 _WORTH_CLOSING = 0.1
@@ -49,12 +48,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
+class Recovered:
     """A processor could be run again after a trouble."""
 
 
+#: What happens in a watch; ``str``: the outcome of a row that was tried.
+Event = str | Report | Trouble | Recovered
+
 #: Takes a processor's name, and what happened to it.
-Tell = Callable[[str, Report | Trouble | GoesOn], None]
+Tell = Callable[[str, Event], None]
 
 
 @dataclass(slots=True)
@@ -70,10 +72,8 @@ class Watch:
 
     processors: Sequence[BatchProcessor[Any]]
     plan: Plan
-    stop: Event
+    stop: threading.Event
     tell: Tell
-    #: Called for each row that was tried.
-    on_row: Callable[[str], None] = lambda _: None
     _tried: int = 0
     _turns: dict[str, _Turn] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
@@ -84,7 +84,9 @@ class Watch:
 
         Returns whether there was a processor to run until the end.
         """
-        self._turns = {each.name: _Turn(each, self._pace(each)) for each in self.processors}
+        for each in self.processors:
+            pace = Pace(self.plan.interval, each.retry is not None, each.repeats)
+            self._turns[each.name] = _Turn(each, pace)
         self._listeners = self._listen() if self.plan.listen else []
         try:
             while self._turns and not self._is_over():
@@ -97,9 +99,6 @@ class Watch:
                 listener.close()
         return bool(self._turns)
 
-    def _pace(self, processor: BatchProcessor[Any]) -> Pace:
-        return Pace(self.plan.interval, processor.retry is not None, processor.repeats)
-
     def _listen(self) -> list[Listener]:
         names: dict[str, dict[str, str]] = {}
         for name, using in aliases(self.processors, self.plan.using).items():
@@ -107,15 +106,15 @@ class Watch:
         return [Listener(using, channels) for using, channels in names.items()]
 
     def _is_over(self) -> bool:
-        return (
-            self.stop.is_set()
-            or self._rows_left() == 0
-            or (self.plan.deadline is not None and time.monotonic() >= self.plan.deadline)
-        )
+        return self.stop.is_set() or self._rows_left() == 0 or self._seconds_left() == 0
 
     def _rows_left(self) -> int | None:
         most = self.plan.max_rows
         return None if most is None else max(0, most - self._tried)
+
+    def _seconds_left(self) -> float | None:
+        deadline = self.plan.deadline
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _wait(self, until: float) -> None:
         """Wait until then, or until the end of the plan, a stop, or a notification."""
@@ -132,59 +131,55 @@ class Watch:
             connection.wait(listening, min(left, POLL_IDLE))
 
     def _is_woken(self) -> bool:
-        heard = {name for listener in self._listeners for name in listener.heard()}
-        for name in heard & self._turns.keys():
+        woken = {name for listener in self._listeners for name in listener.poll()}
+        for name in woken & self._turns.keys():
             self._turns[name].pace.wake(notify.BURST)
-        return bool(heard)
+        return bool(woken)
 
     def _run(self, turn: _Turn) -> None:
         processor, started = turn.processor, time.monotonic()
+        trouble = None
         try:
-            with watched(processor, self._count):
+            with row_callback(processor, partial(self._count, processor.name)):
                 report = processor.run(
                     using=self.plan.using,
                     limit=_least(self.plan.limit, self._rows_left()),
-                    timeout=_least(self.plan.timeout, self._seconds_left(started)),
+                    timeout=_least(self.plan.timeout, self._seconds_left()),
                     # A worker that has a row locked is at work on it, and new rows are not to wait
                     # for that: the next run looks at the locked row again.
                     wait_for_locked=0,
                     concurrency=self.plan.concurrency,
                     stop=self.stop,
                 )
+            if report.error is not None:
+                trouble = Trouble.of_resource(report.error)
         except Exception as error:  # noqa: BLE001  # the others, and the next try, are still to come
             trouble = Trouble.of(error, processor, self.plan.using)
-            if trouble.report is not None:
-                self.tell(processor.name, trouble.report)
-            self._broke(turn, trouble)
-            # A row may cause StillPending, but no row fixes an option.
-            if isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending):
-                del self._turns[processor.name]
+            report = trouble.report or Report(name=processor.name)
+        if did_something(report):
+            self.tell(processor.name, report)
+        if trouble is None:
+            self._ran(turn, report, started)
         else:
-            if report.error is None:
-                self._ran(turn, report, started)
-            else:
-                self._broke(turn, Trouble.of_resource(report.error))
-            if did_something(report):
-                self.tell(processor.name, report)
+            self._broke(turn, trouble)
         self._recycler.between_runs()
 
     def _ran(self, turn: _Turn, report: Report, started: float) -> None:
         turn.pace.ran(report, started)
         if turn.in_trouble:
             turn.in_trouble = False
-            self.tell(turn.processor.name, GoesOn())
+            self.tell(turn.processor.name, Recovered())
 
     def _broke(self, turn: _Turn, trouble: Trouble) -> None:
         self.tell(turn.processor.name, trouble)
         turn.pace.broke()
         turn.in_trouble = True
+        if trouble.is_final:
+            del self._turns[turn.processor.name]
 
-    def _seconds_left(self, now: float) -> float | None:
-        return None if self.plan.deadline is None else max(0.0, self.plan.deadline - now)
-
-    def _count(self, outcome: str) -> None:
+    def _count(self, name: str, outcome: str) -> None:
         self._tried += 1
-        self.on_row(outcome)
+        self.tell(name, outcome)
 
 
 def _least(*numbers: Any) -> Any:

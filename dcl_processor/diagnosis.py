@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from dcl_processor import errors
-from dcl_processor.candidates import pending
-from dcl_processor.database.contention import is_database_error
-from dcl_processor.definition.kinds import rules_of
-from dcl_processor.exceptions import ProcessorError
-from dcl_processor.processor import BatchProcessor
+from . import errors
+from .candidates import pending
+from .database.contention import is_database_error
+from .definition.kinds import rules_of
+from .exceptions import ProcessorError, StillPending
+from .report import Report
+
+if TYPE_CHECKING:
+    from .processor import BatchProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a run did not complete; ``report``: what it did until then."""
+
+    sentence: str
+    traceback: str = ""
+    report: Report | None = None
+    #: Whether every further try would fail in the same way.
+    is_final: bool = False
+
+    @classmethod
+    def of(cls, error: Exception, processor: BatchProcessor[Any], using: str | None) -> Trouble:
+        """Explain the exception that is being handled."""
+        sentence, trace = explain(error, processor, using), traceback.format_exc()
+        # A row may cause StillPending, but no row fixes an option.
+        is_final = isinstance(error, ImproperlyConfigured) and not isinstance(error, StillPending)
+        report = getattr(error, "report", None)
+        if not isinstance(report, Report) or not report.did_something:
+            return cls(sentence, trace, is_final=is_final)
+        return cls(f"{sentence}{in_doubt(processor)}", trace, report, is_final)
+
+    @classmethod
+    def of_resource(cls, error: BaseException) -> Trouble:
+        """Return why no handler could be called; the traceback is in the log."""
+        return cls(f"expected its resource to open, got {describe(error)}.")
+
+
+class ErrorInCopy(ProcessorError):
+    """Stands for an error in another process, whose own class may not be picklable."""
+
+    def __init__(self, text: str, representation: str) -> None:
+        super().__init__(text, representation)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __repr__(self) -> str:
+        return str(self.args[1])
 
 
 def explain(error: BaseException, processor: BatchProcessor[Any], using: str | None = None) -> str:
@@ -34,7 +80,9 @@ def in_doubt(processor: BatchProcessor[Any]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error's kind and text in one line."""
+    """Return the error's kind and text in one line, wherever it was raised."""
+    if isinstance(error, ErrorInCopy):
+        return str(error)
     kind, text = type(error).__name__, one_line(error)
     return f"{kind}: {text}" if text else kind
 

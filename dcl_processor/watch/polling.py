@@ -12,21 +12,32 @@ from dataclasses import dataclass, field
 
 from dcl_processor.report import Report
 
+#: Seconds between two looks for a stop while a watch waits, which is most of its life.
+POLL_IDLE = 0.2
+
 #: Intervals that a wait grows to while no rows are found, a quarter longer with each look.
 MOST_INTERVALS = 3
 _SLOWER = 1.25
-
-#: Seconds until a run that could not start is tried again: doubled each time, up to the last.
-FIRST_RETRY, LAST_RETRY = 1.0, 60.0
 
 #: The fewest seconds between two runs if the second one would try the same failing rows.
 _NO_SOONER = 1.0
 
 
-def retry_after(troubles: int) -> float:
-    """Return how long to wait after this many consecutive troubles; half of it is random."""
-    longest: float = min(FIRST_RETRY * 2.0 ** min(troubles - 1, 16), LAST_RETRY)
-    return longest * random.uniform(0.5, 1)  # noqa: S311  # no secret
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds until a further try: doubled after each failure, up to ``last``; half is random."""
+
+    first: float = 1.0
+    last: float = 60.0
+
+    def after(self, failures: int) -> float:
+        """Return how long to wait after this many consecutive failures."""
+        longest: float = min(self.first * 2.0 ** min(failures - 1, 16), self.last)
+        return longest * random.uniform(0.5, 1)  # noqa: S311  # no secret
+
+
+#: The waits of a run, a connection or a worker process that could not start.
+BACKOFF = Backoff()
 
 
 def did_something(report: Report) -> bool:
@@ -48,12 +59,12 @@ class Pace:
     _no_sooner: float = 0.0
     _look_again: float = 0.0
     _idle: int = 0
-    _troubles: int = 0
+    _failures: int = 0
 
     def ran(self, report: Report, started: float) -> None:
         """Run again at once after a run that made progress, unless it would try the same rows."""
         now = time.monotonic()
-        self._troubles = 0
+        self._failures = 0
         got_on = report.processed + report.discarded > 0
         same_rows = self.repeats or (report.failed + report.snoozed > 0 and not self.rows_wait)
         self._idle = 0 if got_on else self._idle + 1
@@ -70,8 +81,8 @@ class Pace:
 
     def broke(self) -> float:
         """Postpone the next try after a run that could not start; return by how many seconds."""
-        self._troubles += 1
-        wait = retry_after(self._troubles)
+        self._failures += 1
+        wait = BACKOFF.after(self._failures)
         self.due = self._no_sooner = time.monotonic() + wait
         return wait
 

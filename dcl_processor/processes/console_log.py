@@ -1,38 +1,16 @@
-"""Reports each row's outcome to the watcher of one processor's run, once and not twice."""
+"""What the package's loggers write to stderr where the project configures no logging."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from dcl_processor.errors import printable
-from dcl_processor.processor import BatchProcessor
-from dcl_processor.signals import row_finished
-
-OnRow = Callable[[str], None]
 
 logger = logging.getLogger("dcl_processor")
 operations = logging.getLogger("dcl_processor.operations")
-
-
-@contextmanager
-def watched(processor: BatchProcessor[Any], on_row: OnRow | None) -> Iterator[None]:
-    """Call ``on_row`` with the outcome of each row that the processor finishes in the block."""
-
-    def tell(outcome: str, **sent: Any) -> None:
-        # A handler may run another processor of the same class.
-        if on_row is not None and sent["processor"] is processor:
-            on_row(outcome)
-
-    if on_row is not None:
-        row_finished.connect(tell, sender=type(processor))
-    try:
-        yield
-    finally:
-        row_finished.disconnect(tell, sender=type(processor))
 
 
 @contextmanager

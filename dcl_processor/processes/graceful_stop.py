@@ -20,9 +20,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 #: Seconds between two looks while a run waits for rows that other workers have locked.
 POLL = 0.05
 
-#: The same while a watch waits, which is most of its life: not noticeable, and it saves CPU time.
-POLL_IDLE = 0.2
-
 
 class StoppedAtOnce(KeyboardInterrupt):
     """The second signal: whatever is open is rolled back on the way out."""

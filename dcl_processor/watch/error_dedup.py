@@ -6,7 +6,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from .child import Trouble
+from dcl_processor.diagnosis import Trouble
 
 #: Seconds after which a lasting trouble is reported again.
 REMIND_EVERY = 3600.0

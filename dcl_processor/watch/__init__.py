@@ -1,0 +1,1 @@
+"""The watch: run after run in one process, and what wakes it."""

@@ -1,1 +1,0 @@
-"""Worker processes (copies), the signals that stop them, and the watch."""
