@@ -63,7 +63,8 @@ class Listener:
             if time.monotonic() >= self._open_until:
                 self.close()
                 return self._open()
-            notifications = self._wrapper.connection.notifies(timeout=0)
+            driver = self._wrapper.connection
+            notifications = driver.notifies(timeout=0)
             return {self.names[each.channel] for each in notifications}
         except self._errors as error:
             return self._lost(error)
