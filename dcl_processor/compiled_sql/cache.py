@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
@@ -11,6 +11,7 @@ from django.db.models import Model
 
 from dcl_processor.clock import Later
 from dcl_processor.database import likeness
+from dcl_processor.values import Values
 
 from .placeholders import CannotParametrize
 
@@ -59,7 +60,7 @@ def _made(make: Callable[[], S]) -> S | None:
         return None
 
 
-def signature(values: Mapping[str, Any]) -> Hashable:
+def signature(values: Values) -> Hashable:
     """Return what the statements that write such values have in common, as part of their name.
 
     ``UNKNOWN``: one of the values may compile to something else each time.
