@@ -43,8 +43,8 @@ DOCUMENTED = (
     "get_autocommit in_atomic_block introspection is_usable ops query rollback set_autocommit "
     "set_rollback settings_dict timezone vendor"
 )
-#: Names of the driver's connections, and of multiprocessing.
-NOT_DJANGOS = frozenset({"fileno", "info", "_inheriting"})
+#: Of multiprocessing.
+NOT_DJANGOS = frozenset({"_inheriting"})
 
 
 def is_private(name: str) -> bool:
@@ -55,7 +55,9 @@ def uses(lines: list[str], node: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield the parts of Django, and their names, that one node of the code uses."""
     match node:
         case ast.Attribute(value=value, attr=name) if ast.unparse(value) not in {"self", "cls"}:
-            last = ast.unparse(value).rpartition(".")[2].removeprefix("_")
+            before, _, last = ast.unparse(value).rpartition(".")
+            # The connection of a connection is the driver's.
+            last = "driver" if before and last == "connection" else last.removeprefix("_")
             # The linter refuses every other private name.
             if is_private(name) and "noqa: SLF001" in lines[node.lineno - 1]:
                 yield "private names", name
@@ -98,6 +100,8 @@ def test_the_table_lists_each_use_of_a_name_and_nothing_else() -> None:
     [
         ("rows._hidden  # noqa: SLF001  # reason", [("private names", "_hidden")]),
         ("getattr(rows, '_hidden', None)", [("private names", "_hidden")]),
+        ("self._connection.novel", [("connection", "novel")]),
+        ("connection.connection.novel", [("connection", "connection")]),
         ("rows.query.novel", [("`Query`", "novel")]),
         ("self._compiler.novel", [("`SQLCompiler`", "novel")]),
         ("vars(rows)['novel'] = 1", [("replaced on an instance", "novel")]),
