@@ -64,7 +64,9 @@ def settle(batch: Batch[M], pk: Any, outcome: Outcome, *, is_last: bool = False)
             if not is_last:
                 settle(batch, pk, outcome, is_last=True)
             raise
-        final = _unsettled(batch, marked, pk, outcome, as_exception(error))
+        if not isinstance(error, Exception):
+            raise
+        final = _unsettled(batch, marked, pk, outcome, error)
     batch.outcomes[pk] = final
 
 
