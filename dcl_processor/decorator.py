@@ -114,8 +114,8 @@ def batch_processor(
     """
     if misplaced:
         raise InvalidOption(
-            "expected @batch_processor(pending=…, done=…), with its options by name, got "
-            f"{misplaced[0]!r}."
+            "expected @batch_processor(pending=…, done=…) with keyword arguments only, got "
+            f"{misplaced[0]!r}; give each option by its name."
         )
     kind: Any = base
     if not (isinstance(kind, type) and issubclass(kind, BatchProcessor)):
@@ -145,8 +145,8 @@ def _identity(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the attributes that the processor takes over from its handler."""
     if not hasattr(function, "__name__") or getattr(function, "__module__", None) is None:
         raise InvalidOption(
-            "expected the handler to be a function, whose name is the processor's, got "
-            f"{function!r}; give it to BatchProcessor(process=…, pending=…, name=…) instead."
+            "expected the handler to be a function, which gives the processor its name, got "
+            f"{function!r}; pass it to BatchProcessor(process=…, pending=…, name=…) instead."
         )
     names = ("__module__", "__name__", "__qualname__", "__doc__")
     return {name: getattr(function, name) for name in names}

@@ -45,7 +45,7 @@ class Trouble:
     @classmethod
     def of_resource(cls, error: BaseException) -> Trouble:
         """Return why no handler could be called; the traceback is in the log."""
-        return cls(f"expected its resource to open, got {describe(error)}.")
+        return cls(f"expected the resource to open, got {describe(error)}.")
 
 
 class ErrorInCopy(ProcessorError):
@@ -66,7 +66,7 @@ def explain(error: BaseException, processor: BatchProcessor[Any], using: str | N
     if isinstance(error, ProcessorError):
         return str(error).removeprefix(f"{processor.name}: ")
     if is_database_error(error):
-        return _find_fault(processor, using) or f"the database said: {one_line(error)}"
+        return _find_fault(processor, using) or f"the database reported: {one_line(error)}"
     return describe(error)
 
 

@@ -45,8 +45,8 @@ class TransactionLost(ProcessorError):
     def _sentence(self) -> str:
         return (
             "expected the transaction that locked the row to be open until its flip, got one that "
-            "was ended in between; leave COMMIT, ROLLBACK and DDL out of the handler, and let a "
-            "deadlock get out of it."
+            "ended earlier; remove COMMIT, ROLLBACK and DDL from the handler, and do not catch a "
+            "deadlock in it."
         )
 
 
@@ -56,8 +56,8 @@ class SessionLost(TransactionLost):
     def _sentence(self) -> str:
         return (
             "expected the database session that locked the row to last until its flip, got one "
-            "that the server or the network ended before; look for a timeout that is shorter than "
-            "the handler takes (wait_timeout, idle_transaction_timeout, "
+            "that the server or the network ended earlier; raise the timeouts that are shorter "
+            "than the handler's work (wait_timeout, idle_transaction_timeout, "
             "idle_in_transaction_session_timeout), or use Delivery.AT_LEAST_ONCE for slow work."
         )
 
@@ -68,7 +68,7 @@ class TransactionLeftOpen(ProcessorError):
     def __init__(self) -> None:
         super().__init__(
             "expected the handler to leave no transaction open, got one that it began and did not "
-            "end, which was rolled back; use transaction.atomic(), or commit it"
+            "end, which was rolled back; use transaction.atomic(), or commit it."
         )
 
 
@@ -77,8 +77,8 @@ class UnseenWork(ProcessorError):
 
     def __init__(self) -> None:
         super().__init__(
-            "what the handler wrote through the driver, past Django's connection, was taken back "
-            "with the whole transaction"
+            "expected the row's work to go through Django's connection, got writes through the "
+            "driver, which were rolled back with the whole transaction"
         )
 
 
@@ -87,8 +87,8 @@ class ReadOnlyDatabase(ProcessorError):
 
     def __init__(self, using: str) -> None:
         super().__init__(
-            f"expected a database {using!r} that can be written, got one that is read-only; "
-            "connect to the primary, or wait until it is writable again."
+            f"expected the database {using!r} to accept writes, got one that is read-only; "
+            "connect to the primary, or wait until it accepts writes again."
         )
 
 

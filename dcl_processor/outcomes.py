@@ -30,7 +30,7 @@ class Snooze(Exception):
         super().__init__(reason)
         if delay is not None and until is not None:
             raise InvalidOption(
-                f"expected delay or until, got Snooze with {delay!r} and {until!r}."
+                f"expected a Snooze with delay or until, got both: {delay!r} and {until!r}."
             )
         if delay is not None:
             expect_seconds("expected a Snooze's delay", delay, most=_LONGEST)

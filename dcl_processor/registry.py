@@ -104,7 +104,7 @@ def get(names: Iterable[str]) -> list[BatchProcessor[Any]]:
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known:
-            left_out = "".join(f" Besides, {each}" for each in broken())
+            left_out = "".join(f" Also: {each}" for each in broken())
             raise UnknownProcessor(_unknown(name, list(known)) + left_out)
     return [known[name] for name in wanted]
 
@@ -112,8 +112,8 @@ def get(names: Iterable[str]) -> list[BatchProcessor[Any]]:
 def shared_name(first: Found, second: Found) -> str:
     """Return a message that two processors have one name, and how to fix it."""
     return (
-        f"expected every processor to have a name of its own, got {first.processor.name!r} for "
-        f"both {first.place} and {second.place}; give one of them name=."
+        f"expected processors to have different names, got {first.processor.name!r} for both "
+        f"{first.place} and {second.place}; set name= on one of them."
     )
 
 
@@ -130,11 +130,11 @@ def _of(config: AppConfig) -> Iterator[Found]:
 def _unknown(name: str, known: list[str]) -> str:
     if not known:
         return (
-            f"expected the name of a processor, got {name!r}, and there are none: put one into "
-            f"{MODULE}.py of an app in INSTALLED_APPS."
+            f"expected the name of a processor, got {name!r}, but no app has a processor; write "
+            f"one in the {MODULE}.py of an app in INSTALLED_APPS."
         )
     # Users often leave the app label out.
     short = {each.rpartition(".")[2]: each for each in known}
     close = difflib.get_close_matches(name, [*known, *short], n=1)
     guess = f"; did you mean {short.get(close[0], close[0])}?" if close else "."
-    return f"expected the name of a processor, got {name!r}{guess} Known are {', '.join(known)}."
+    return f"expected the name of a processor, one of {', '.join(known)}, got {name!r}{guess}"

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001  # Sphinx reads this file by its path; the folder is no package
 """Sphinx's configuration; warnings are errors (make docs)."""
 
 from __future__ import annotations

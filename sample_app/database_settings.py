@@ -25,8 +25,10 @@ def database_settings(env: environ.Env) -> dict[str, Any]:
     except ValueError:
         # Show neither the error's text nor the error as a cause, because it quotes a part of the
         # URL, which may be the password.
-        wrong = "one that cannot be read: write special characters, such as / in a password, as %2F"
+        wrong = (
+            "one that cannot be read (write special characters, such as / in a password, as %2F)"
+        )
     raise ImproperlyConfigured(
         "Expected a DATABASE_URL like postgres://user:password@host:5432/name, mysql://… or "
-        f"sqlite:////path, got {wrong}. Mend it, or unset it to use the embedded PostgreSQL."
+        f"sqlite:////path, got {wrong}; correct it, or unset it to use the embedded PostgreSQL."
     )

@@ -89,7 +89,7 @@ def remove(home: Path | None = None) -> None:
             os.close(users)
         if time.monotonic() > deadline:
             raise EmbeddedServerError(
-                f"Expected nobody to use the server in {home}, but some process does: end it first."
+                f"Expected no process to use the server in {home}, got at least one; end it first."
             )
         time.sleep(supervisor.POLL)
 
@@ -108,7 +108,7 @@ def _make_private(home: Path) -> None:
     found = home.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise EmbeddedServerError(
-            f"Expected {home} to be your own folder, but another user made it: delete it, set "
+            f"Expected {home} to be your own folder, got one of another user; delete it, set "
             "TMPDIR to another directory, or DATABASE_URL to a server of your own."
         )
     # Root's server runs as another user, which must enter this folder and owns its data folder.
@@ -153,7 +153,7 @@ def _join(home: Path, wheel: Path) -> psycopg.Connection[tuple[object, ...]]:
         except psycopg.OperationalError:
             time.sleep(0.05)
     raise EmbeddedServerError(
-        f"Expected the embedded PostgreSQL to start, but it did not ({_last_words(home)}): delete "
+        f"Expected the embedded PostgreSQL to start, got its log: {_last_words(home)}; delete "
         f"{home}, or set DATABASE_URL to a server of your own."
     )
 

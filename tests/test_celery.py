@@ -118,12 +118,14 @@ def test_copies_share_what_there_is(limit: int | None) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(UnknownProcessor, match="expected the name of a processor, got 'nobody'"):
+    with pytest.raises(
+        UnknownProcessor, match=r"expected the name of a processor, .* got 'nobody'"
+    ):
         run.delay("nobody").get()
     (said,) = [each for each in caplog.records if each.name == "dcl_processor"]
     assert said.levelname == "ERROR"
     assert said.exc_info is None
-    assert said.getMessage().startswith("expected the name of a processor, got 'nobody'")
+    assert said.getMessage().startswith("expected the name of a processor, one of ")
 
 
 @pytest.mark.usefixtures("known")
@@ -157,9 +159,9 @@ def test_a_message_may_ask_for_what_the_settings_list_and_for_nothing_else() -> 
     name = send_parcels.name
     with override_settings(DCL_PROCESSOR_TASK_NAMES=[name], DCL_PROCESSOR_TASK_DATABASES=[]):
         assert run.delay(name).get()["processed"] == 0
-        with pytest.raises(InvalidOption, match=r"that DCL_PROCESSOR_TASK_DATABASES lists"):
+        with pytest.raises(InvalidOption, match=r"in the setting DCL_PROCESSOR_TASK_DATABASES"):
             run.delay(name, using="default").get()
-        with pytest.raises(InvalidOption, match=r"TASK_NAMES lists, got 'shop\.send'"):
+        with pytest.raises(InvalidOption, match=r"TASK_NAMES, got 'shop\.send'"):
             run.delay("shop.send").get()
 
 
@@ -194,10 +196,10 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
     ("wrong", "words"),
     [
         ({"schedule": 0}, "schedule to be a number of seconds above 0, or a timedelta, got 0"),
-        ({"schedule": crontab()}, "timeout=… beside a schedule that is no number of seconds"),
+        ({"schedule": crontab()}, "timeout=… with a schedule that is not a number of seconds"),
         ({"timeout": "60"}, "timeout to be a number of seconds above 0, or a timedelta, got '60'"),
         ({"copies": 1.5}, "copies to be a whole number of tasks from 1 to 256, got 1.5"),
-        ({"rows": 5}, "parameters out of limit, .*, got rows"),
+        ({"rows": 5}, "only the parameters limit, .*, got rows"),
         ({"limit": "all"}, "limit to be a whole number of rows from 0, got 'all'"),
         ({"wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
         ({"concurrency": 0}, "concurrency to be a whole number of handlers from 1 to 10000, got 0"),

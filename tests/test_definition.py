@@ -49,7 +49,7 @@ def test_process_is_the_plain_handler() -> None:
 
 
 def test_calling_a_processor_with_a_row_says_which_of_the_two_to_use() -> None:
-    words = r"send\(\) runs over all pending rows .* got <Parcel.*>; call send.process\(row\)"
+    words = r"expected send\(\) without a row, .* got <Parcel.*>; call send.process\(row\)"
     with pytest.raises(TypeError, match=words):
         define()(Parcel(pk=7))  # type: ignore[arg-type]  # the mistake
 
@@ -161,13 +161,13 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"repeats": 1}, InvalidOption, r"expected repeats to be True or False, got 1"),
     ({"repeats": True, "strict_order": True}, Unsupported, r"strict_order or repeats, got both"),
     ({"using": 3}, InvalidOption, r"expected using to be the name of a database .* got 3"),
-    ({"name": ""}, InvalidOption, r"expected name to be a word, got ''"),
+    ({"name": ""}, InvalidOption, r"expected name to be a text without spaces around it, got ''"),
     ({"name": 3}, InvalidOption, r"expected name to be a string, got 3"),
     ({"bach_size": 3}, InvalidOption, r"no option 'bach_size'; did you mean 'batch_size'\?"),
-    ({"zzz": 3}, InvalidOption, r"no option 'zzz'; known are .*delivery.*"),
+    ({"zzz": 3}, InvalidOption, r"no option 'zzz'; the options are .*delivery.*"),
     ({"_has_fixed_flip": 3}, InvalidOption, r"no option '_has_fixed_flip'"),
     ({"handler": asynchronous}, Unsupported, r"expected a plain function, got 'async def asyn"),
-    ({"handler": lazy}, InvalidOption, r"got the generator lazy\(\); take the 'yield' out"),
+    ({"handler": lazy}, InvalidOption, r"got the generator lazy\(\); remove the 'yield'"),
     ({"handler": lambda: None}, InvalidOption, r"expected the handler to take one row, got"),
     ({"handler": lambda row, more: None}, InvalidOption, r"handler to take one row, got"),
     ({"process": print}, InvalidOption, r"expected the decorated function to be the handler, got"),
@@ -213,7 +213,7 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
         InvalidOption,
         r"expected the handler to take rows and the resource, got <lambda>\(rows\)",
     ),
-    ({"process_batch": lazy}, InvalidOption, r"got the generator lazy\(\); take the 'yield' out"),
+    ({"process_batch": lazy}, InvalidOption, r"got the generator lazy\(\); remove the 'yield'"),
     ({"process_batch": asynchronous}, Unsupported, r"expected a plain function, got 'async def"),
 ]
 
@@ -394,7 +394,7 @@ def test_methods_are_neither_options_nor_listed_as_such() -> None:
         define(requeue=None)
     with pytest.raises(InvalidOption) as info:
         define(xyzzy=None)
-    listed = str(info.value).partition("known are ")[2].rstrip(".").split(", ")
+    listed = str(info.value).partition("the options are ")[2].rstrip(".").split(", ")
     assert {"done", "concurrency", "pending", "get_done"} <= set(listed)
     assert not {"run", "in_doubt", "mark_done", "requeue", "wake"} & set(listed)
 
@@ -409,5 +409,5 @@ def test_a_lambda_without_arguments_in_a_class_is_no_method() -> None:
 
 def test_a_function_for_done_in_a_class_is_a_method_of_another_name() -> None:
     kind = type("Send", (SendParcels,), {"done": lambda self, row: {}})
-    with pytest.raises(InvalidDone, match=r"in a class write the method get_done\(\)"):
+    with pytest.raises(InvalidDone, match=r"in a class, write the method get_done\(\)"):
         kind()

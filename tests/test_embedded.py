@@ -215,7 +215,8 @@ def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
     home = folder / "broken"
     (home / "data").mkdir(parents=True)
     (home / "data" / "PG_VERSION").write_text("9\n")
-    with pytest.raises(EmbeddedServerError, match=r"did not .*postgresql.conf.*: delete .*broken"):
+    words = r"got its log: .*postgresql.conf.*; delete .*broken"
+    with pytest.raises(EmbeddedServerError, match=words):
         database_url(home=home)
 
 

@@ -183,7 +183,7 @@ def _refused_shape(queryset: Any) -> str | None:
     kind: Any = queryset._iterable_class  # noqa: SLF001  # Django has no other name for it
     if not issubclass(kind, ModelIterable):
         called = "values()" if kind is ValuesIterable else "values_list() or dates()"
-        return f"{called}; leave that out"
+        return f"{called}; remove that call"
     if query.distinct_fields:
         return "distinct() on columns, which gives other rows once it is narrowed; use a subquery"
     if query.where.contains_over_clause or _has_window(query.annotations.values()):

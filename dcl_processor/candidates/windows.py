@@ -220,9 +220,9 @@ def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
     for pk in rows:
         if not _is_known_again(pk):
             raise InvalidPending(
-                f"{keys.model._meta.label}: expected primary keys that equal themselves and have "
-                f"a hash, got {pk!r:.100} of type {type(pk).__name__}; give its class __eq__ and "
-                "__hash__, or leave the row out of pending."
+                f"{keys.model._meta.label}: expected hashable primary keys that compare equal to "
+                f"themselves, got {pk!r:.100} of type {type(pk).__name__}; define __eq__ and "
+                "__hash__ in that class, or exclude the row from pending."
             )
     # A filter over a to-many relation returns a row once per match.
     return list(dict.fromkeys(rows)), len(rows) == size

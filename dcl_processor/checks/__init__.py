@@ -85,7 +85,9 @@ def _find(configs: Iterable[AppConfig]) -> tuple[list[registry.Found], list[Chec
             for each in registry.find([config]):
                 found.setdefault(id(each.processor), each)
         except ProcessorError as error:
-            hint = f"It is defined in {config.name}.{registry.MODULE}, or in what that imports."
+            hint = (
+                f"It is defined in {config.name}.{registry.MODULE}, or in a module that it imports."
+            )
             messages.append(
                 checks.Error(str(error), hint=hint, obj=config.label, id="dcl_processor.E008")
             )
@@ -97,7 +99,7 @@ def _shared_names(found: Sequence[registry.Found]) -> list[CheckMessage]:
     return [
         checks.Error(
             registry.shared_name(other, each),
-            hint="The command and the logs know a processor by its name.",
+            hint="The command and the log identify a processor by its name.",
             obj=each.processor.name,
             id="dcl_processor.E005",
         )

@@ -24,7 +24,9 @@ def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
         try:
             limits.check_alias(option, getattr(processor, option))
         except InvalidOption as error:
-            hint = "Add it to DATABASES, or leave the option out: the router chooses then."
+            hint = (
+                "Add it to DATABASES, or leave the option out: then the router chooses the alias."
+            )
             yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")
 
 
@@ -38,7 +40,7 @@ def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iter
     except Unsupported as error:
         yield checks.Error(
             str(error).removeprefix(f"{processor.name}: "),
-            hint="Columns without a time zone keep UTC with USE_TZ=True.",
+            hint="With USE_TZ=True, columns without a time zone store UTC.",
             obj=processor.name,
             id="dcl_processor.E011",
         )
@@ -72,8 +74,8 @@ def check(
     names = [processor.name for processor in processors]
     if not connection.settings_dict["AUTOCOMMIT"]:
         yield checks.Error(
-            f"expected autocommit for {', '.join(names)}, got AUTOCOMMIT=False, where Django "
-            "never commits.",
+            f"expected autocommit for {', '.join(names)}, got AUTOCOMMIT=False, with "
+            "which Django never commits.",
             hint="Set it to True, or give the processors an alias of their own with using=.",
             obj=who,
             id="dcl_processor.E007",
@@ -83,18 +85,18 @@ def check(
         inside = [p.name for p in processors if rules_of(p).in_transaction]
         if inside:
             yield checks.Warning(
-                f"this database has no row locks: copies of {', '.join(inside)} handle one row at "
-                "a time between them, and all other writers wait while a handler runs.",
-                hint="Keep handlers short and run one copy, choose AT_LEAST_ONCE, whose handlers "
+                f"this database has no row locks: all workers of {', '.join(inside)} together "
+                "handle one row at a time, and all other writers wait while a handler runs.",
+                hint="Keep handlers short and run one worker, choose AT_LEAST_ONCE, whose handlers "
                 "hold no lock, or use PostgreSQL, MariaDB or MySQL.",
                 obj=who,
                 id="dcl_processor.W004",
             )
     elif ask and not _skips_locked(alias):
         yield checks.Warning(
-            f"this database has row locks and no SKIP LOCKED: copies of {', '.join(names)} may "
+            f"this database has row locks but no SKIP LOCKED: workers of {', '.join(names)} may "
             "wait for each other's rows.",
-            hint="PostgreSQL, MariaDB from 10.6 and MySQL from 8.0.1 skip locked rows.",
+            hint="Use PostgreSQL, MariaDB from 10.6 or MySQL from 8.0.1, which skip locked rows.",
             obj=who,
             id="dcl_processor.W005",
         )

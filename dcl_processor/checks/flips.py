@@ -76,8 +76,8 @@ class _Flip:
             if set(columns) <= values:
                 yield checks.Error(
                     f"{self.option} writes the same value into {' and '.join(columns)} of every "
-                    "row, which is unique: the second row would fail.",
-                    hint="Give a callable or an expression, or the handler's result by get_done().",
+                    "row, where values must be unique: the second row would fail.",
+                    hint="Give a callable or an expression, or, in get_done(), the result.",
                     obj=self.name,
                     id="dcl_processor.E003",
                 )
@@ -95,8 +95,8 @@ class _Flip:
     def _check_frozen(self, field: Field[Any, Any], value: Any) -> Iterator[CheckMessage]:
         if is_frozen(value):
             yield checks.Warning(
-                f"{self.option} writes {value} into {field.name}, which was read from the clock at "
-                "import and stays.",
+                f"{self.option} writes {value} into {field.name}: the time was read from the clock "
+                "at import, so every row gets the same time.",
                 hint="Give the function itself, such as timezone.now, or the database's Now().",
                 obj=self.name,
                 id="dcl_processor.W002",

@@ -39,7 +39,9 @@ def check(
     except InvalidPending as error:
         return None, [_unusable(processor, str(error).removeprefix(f"{processor.name}: "))]
     except Exception as error:  # noqa: BLE001  # whatever the user's code raises is the finding
-        return None, [_unusable(processor, f"expected pending() to return, got {describe(error)}.")]
+        return None, [
+            _unusable(processor, f"expected pending() to return rows, got {describe(error)}.")
+        ]
     query = question.queryset.query
     return question, [*_check_frozen(processor, query), *_check_shared(processor, query)]
 
@@ -56,8 +58,9 @@ def _check_frozen(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
     frozen = {str(part) for part in _parts(query) if is_frozen(part)}
     for value in sorted(frozen):
         yield checks.Warning(
-            f"pending compares with {value}, which was read from the clock at import and stays.",
-            hint="Give a callable, which is asked for every window: pending=lambda: ….",
+            f"pending compares with {value}, which was read from the clock at import and does not "
+            "change.",
+            hint="Give a callable, which is called for every window: pending=lambda: ….",
             obj=processor.name,
             id="dcl_processor.W003",
         )
@@ -75,10 +78,11 @@ def _check_shared(processor: BatchProcessor[Any], query: Query) -> Iterator[Chec
     for label in sorted(shared):
         yield checks.Warning(
             f"pending tests {label} across a foreign key, and several rows may share one row "
-            "there: they can be handled at the same time, since a copy locks its own row only.",
+            "there: two workers can handle them at the same time, because a worker locks only the "
+            "row that it handles.",
             hint=(
-                "If handling changes the row itself, name the column in done. If it changes the "
-                f"shared row, take the rows of {label} for pending."
+                "If the handler changes the row itself, name the column in done. If it changes the "
+                f"shared row, write the processor over {label}."
             ),
             obj=processor.name,
             id="dcl_processor.W001",

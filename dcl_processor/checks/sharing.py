@@ -40,9 +40,9 @@ def check(users: Sequence[User]) -> Iterator[CheckMessage]:
         if shared:
             names = " and ".join(shared)
             yield checks.Error(
-                f"expected columns of its own for what {other[0].name} notes about a row, got "
-                f"{names} of {other[1].model._meta.label} shared with {one[0].name}: each would "
-                "take the other's notes for its own.",
+                f"expected {other[0].name} to write to columns of its own, got {names} of "
+                f"{other[1].model._meta.label} shared with {one[0].name}: each processor would "
+                "read the other's values as its own.",
                 hint="Name other columns, such as Retry(attempts='…', next_attempt_at='…'), "
                 "Lease(…, field='…') and claimed_at='…', or claim another value. If no row is "
                 "ever pending for both, silence dcl_processor.E010.",

@@ -138,8 +138,8 @@ def every(
     interval = _interval(schedule)
     if timeout is None and interval is None:
         raise InvalidOption(
-            f"expected timeout=… beside a schedule that is no number of seconds, got {schedule!r} "
-            "alone; say how many seconds a run may take."
+            f"expected timeout=… with a schedule that is not a number of seconds, got {schedule!r} "
+            "alone; set timeout to the seconds after which a run starts no row."
         )
     if timeout is not None:
         timeout = expect_seconds("expected timeout", timeout, above_zero=True)
@@ -147,7 +147,8 @@ def every(
         timeout = interval * SHARE_OF_INTERVAL
     if unknown := parameters.keys() - set(PARAMETERS):
         raise InvalidOption(
-            f"expected parameters out of {', '.join(PARAMETERS)}, got {', '.join(sorted(unknown))}."
+            f"expected only the parameters {', '.join(PARAMETERS)}, got "
+            f"{', '.join(sorted(unknown))}."
         )
     wait = parameters.get("wait_for_locked")
     if isinstance(wait, timedelta):  # a message cannot carry a timedelta
@@ -263,6 +264,6 @@ def _refuse_unless_allowed(name: str, using: str | None) -> None:
         allowed = getattr(settings, setting, None)
         if allowed is not None and value is not None and value not in allowed:
             raise InvalidOption(
-                f"expected one of those that {setting} lists, got {value!r}; add it there if "
-                "messages may ask for it."
+                f"expected one of the values in the setting {setting}, got {value!r}; add it to "
+                "the setting if tasks may use it."
             )

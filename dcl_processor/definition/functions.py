@@ -87,7 +87,7 @@ def _check_kind(processor: Definition[Any], handler: Any, called: str) -> None:
         when = "awaited" if inspect.isasyncgenfunction(handler) else "called"
         raise InvalidOption(
             f"{processor._label}: expected a function that does the work when it is {when}, got "
-            f"the generator {called}(); take the 'yield' out."
+            f"the generator {called}(); remove the 'yield'."
         )
     if not inspect.iscoroutinefunction(handler):
         return

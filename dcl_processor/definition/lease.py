@@ -40,7 +40,7 @@ class Lease:
             self.duration,
             least=1,
             most=LONGEST,
-            fix="; the renewal at a third of it has to go through in time",
+            fix="; the heartbeat renews a lease after a third of it",
         )
         expect_type("expected a Lease's field", self.field, str, "a name")
 

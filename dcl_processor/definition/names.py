@@ -31,7 +31,7 @@ def check_options(cls: type, options: Collection[str], given: Iterable[str]) -> 
         elif close := difflib.get_close_matches(name, allowed, n=1):
             guess = f"did you mean {close[0]!r}?"
         else:
-            guess = f"known are {', '.join(allowed)}."
+            guess = f"the options are {', '.join(allowed)}."
         raise InvalidOption(f"{cls.__name__} has no option {name!r}; {guess}")
 
 
@@ -50,7 +50,7 @@ def check_class(cls: type, options: Collection[str]) -> None:
         if meant is not None:
             raise InvalidOption(
                 f"{cls.__name__} has no option {name!r}; did you mean {meant!r}? If {name!r} is "
-                "something of your own, begin its name with an underscore."
+                "an attribute of your own, begin its name with an underscore."
             )
 
 

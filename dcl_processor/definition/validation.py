@@ -57,7 +57,7 @@ def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
     if missing:
         raise InvalidOption(
             f"{processor._label}: expected the methods pending(self) and process(self, row), got "
-            f"no {' and no '.join(sorted(missing))}; write what is missing."
+            f"no {' and no '.join(sorted(missing))}; write the missing method."
         )
     _check_values(processor)
     functions.check(processor)
@@ -67,7 +67,7 @@ def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
     if processor.strict_order and processor.repeats:
         raise Unsupported(
             f"{processor._label}: expected strict_order or repeats, got both: a row that stays "
-            "pending would be at the head of the order forever; leave one of them out."
+            "pending would be at the head of the order forever; leave one of the two out."
         )
 
 
@@ -75,9 +75,9 @@ def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:
     """Raise ``TypeError``, with what to call instead, if a processor is called like its handler."""
     if rows:
         raise TypeError(
-            f"{processor.__name__}() runs over all pending rows and takes no row, got "
-            f"{rows[0]!r}; call {processor.__name__}.process(row) to handle one row, or "
-            f"{processor.__name__}(filter=Q(pk=…)) to run for some."
+            f"expected {processor.__name__}() without a row, because it runs over all pending "
+            f"rows, got {rows[0]!r}; call {processor.__name__}.process(row) to handle one row, or "
+            f"{processor.__name__}(filter=Q(pk=…)) to run for some rows."
         )
 
 
@@ -92,7 +92,7 @@ def _check_values(processor: Definition[Any]) -> None:
         if value is not None or option in _REQUIRED:
             check_value(f"{named} {option}", value)
     name = processor.name
-    expect(name and name == name.strip(), f"{named} name", "a word", name)
+    expect(name and name == name.strip(), f"{named} name", "a text without spaces around it", name)
 
 
 def _check_flip(processor: Definition[Any], option: str) -> None:
@@ -114,7 +114,7 @@ def _check_flip(processor: Definition[Any], option: str) -> None:
 
 def _as_a_method(option: str, flip: Any) -> str:
     if option in {"done", "failed"} and callable(flip):
-        return f"; in a class write the method get_{option}(), which the decorator makes of it"
+        return f"; in a class, write the method get_{option}() instead"
     return ""
 
 
@@ -125,22 +125,22 @@ def _check_delivery(processor: Definition[Any]) -> None:
     for option in sorted(of_some - rules.options):
         if getattr(processor, option) is not None:
             raise InvalidOption(
-                f"{processor._label}: expected {option} only with another delivery than "
-                f"{delivery}, got {option}={getattr(processor, option)!r}; leave it out, or choose "
-                "the delivery that it belongs to."
+                f"{processor._label}: expected no {option} with {delivery}, got "
+                f"{option}={getattr(processor, option)!r}; leave it out, or choose a delivery "
+                "that uses it."
             )
     if "claim" in rules.options:
         check_claim = _check_claimless if processor.claim is None else _check_claim
         check_claim(processor)
     if "lease" in rules.options and processor.lease is None:
         raise InvalidOption(
-            f"{processor._label}: expected {delivery} to have lease=Lease(…), which says when "
-            "another worker may take a row over, got None."
+            f"{processor._label}: expected lease=Lease(…) with {delivery}, got None; set it to the "
+            "seconds after which another worker may take a row over."
         )
     if processor._handles_batches and not rules.in_transaction:
         raise Unsupported(
-            f"{processor._label}: expected process_batch() with TRANSACTIONAL, whose transaction "
-            f"takes a whole batch back, got it with {delivery}; write process()."
+            f"{processor._label}: expected process_batch() only with TRANSACTIONAL, whose "
+            f"transaction can roll back a whole batch, got it with {delivery}; write process()."
         )
 
 
@@ -153,14 +153,14 @@ def _check_claim(processor: Definition[Any]) -> None:
         )
     if not constants_of(claim):
         raise InvalidOption(
-            f"{label}: expected claim to have at least one plain value, by which a claimed row "
-            f"is recognised, got {dict(claim)!r}; add claimed_at=… for the time, and a status or "
-            "a flag to claim."
+            f"{label}: expected claim to have at least one constant, by which a claimed row is "
+            f"recognised, got {dict(claim)!r}; add a status or a flag to claim, and use "
+            "claimed_at=… for the time."
         )
     if processor.retry is not None and processor.reset is None:
         raise InvalidOption(
-            f"{label}: expected reset=… to say what puts a claimed row back for its next "
-            "attempt, got retry without it."
+            f"{label}: expected reset=… together with retry, got retry alone; set reset to the "
+            "values that put a claimed row back into pending."
         )
 
 
@@ -168,12 +168,12 @@ def _check_claimless(processor: Definition[Any]) -> None:
     label = processor._label
     if not processor._has_fixed_flip:
         raise InvalidOption(
-            f"{label}: expected AT_MOST_ONCE without claim to have a plain done=…, which is "
-            "written before the work, got a flip that depends on the handler; add claim=…."
+            f"{label}: expected done=… to be a mapping with AT_MOST_ONCE and no claim, because it "
+            "is written before the work, got a flip that depends on the handler; add claim=…."
         )
     for option in ("retry", "claimed_at"):
         if getattr(processor, option) is not None:
             raise InvalidOption(
                 f"{label}: expected {option} together with claim=…, got AT_MOST_ONCE without "
-                "claim, where a row counts as done before the work."
+                f"claim, where a row is done before the work; add claim=…, or leave {option} out."
             )

@@ -56,8 +56,8 @@ def _refuse_not_kept(batch: Batch[M], marked: MarkedRows) -> None:
         batch.outcomes[pk] = Failed(
             ProcessorError(
                 f"{batch.processor.name}: expected {column!r} of row {pk} to contain what the "
-                "claim wrote, got another value back, and did not call the handler; look for a "
-                "trigger that keeps the old value."
+                "claim wrote, got another value, so the handler was not called; look for a "
+                "trigger that restores the old value."
             )
         )
         put_back(batch, pk)

@@ -31,7 +31,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
     marked = batch.marked = MarkedRows(mark)
     if Leftover(question.using).end():
         name = batch.processor.name
-        logger.warning("%s: a transaction that was left open was rolled back", name)
+        logger.warning("%s: a transaction that a handler left open was rolled back", name)
     began = time.monotonic()
     try:
         # The rehearsal with the first rows of a run needs a transaction. So does a mark that may

@@ -34,8 +34,8 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
     """Return the rows that have been claimed for longer than ``older_than``."""
     if processor.claim is None or processor.claimed_at is None:
         raise InvalidOption(
-            f"{processor.name}: expected claim=… and claimed_at=… to tell since when a row is "
-            "claimed, got in_doubt() without both."
+            f"{processor.name}: expected claim=… and claimed_at=… for in_doubt(), got a processor "
+            "without both; add them, so that each claim records its time."
         )
     expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
     since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(older_than)})
@@ -48,8 +48,8 @@ def mark_done(
     """Write the flip, or ``values``, to those of the rows that are claimed."""
     if processor.claim is None:
         raise InvalidOption(
-            f"{processor.name}: expected claim=… to tell which rows are claimed, got mark_done() "
-            "without it."
+            f"{processor.name}: expected claim=… for mark_done(), which writes only to claimed "
+            "rows, got a processor without claim; update the rows with Django instead."
         )
     question = _check_rows(processor, rows, "mark_done")
     done = _flip_of(processor, values, question.model)
@@ -60,8 +60,8 @@ def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
     """Put rows back into ``pending``, as if they had never been tried."""
     if processor.reset is None:
         raise InvalidOption(
-            f"{processor.name}: expected reset=… to say what puts a row back into pending, got "
-            "requeue() without it."
+            f"{processor.name}: expected reset=… for requeue(), got a processor without reset; set "
+            "it to the values that put a row back into pending."
         )
     question = _check_rows(processor, rows, "requeue")
     return _write(processor, rows, question, Q(), processor.reset)
@@ -72,8 +72,8 @@ def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Val
     if values is None:
         if processor.done is None:
             raise InvalidOption(
-                f"{processor.name}: expected mark_done(rows, values={{…}}) to say what is written "
-                "where done=… is no plain mapping, got no values."
+                f"{processor.name}: expected mark_done(rows, values={{…}}) where done=… is not a "
+                "mapping, got no values; pass the values that take a row out of pending."
             )
         return processor.done
     if not isinstance(values, Mapping) or not values:

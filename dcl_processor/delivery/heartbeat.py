@@ -111,7 +111,7 @@ class Heartbeat:
                 self._wait_for(question, locked)
                 return False
         except Exception as error:  # noqa: BLE001  # the next beat tries again, in time or not
-            logger.warning("%s: the leases were not renewed: %s", self._label, error)
+            logger.warning("%s: the heartbeat did not renew the leases: %s", self._label, error)
             for connection in connections.all(initialized_only=True):
                 connection.close_if_unusable_or_obsolete()
             return False

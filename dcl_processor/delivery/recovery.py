@@ -101,8 +101,8 @@ def _tell_of_end(batch: Batch[Any], ours: Sequence[Any]) -> None:
     again = [str(pk) for pk in ours if pk in batch.started and pk != batch.to_blame]
     if again:
         logger.warning(
-            "%s: %s ended the transaction of its batch; work that it committed for other rows "
-            "stays, and these are handled again: %s%s.",
+            "%s: %s ended the transaction of its batch; these other rows are handled again, and "
+            "work that was committed for them stays: %s%s.",
             batch.processor.name,
             "a handler" if batch.to_blame is None else f"the handler of row {batch.to_blame}",
             ", ".join(again[:5]),

@@ -218,8 +218,8 @@ def _refuse_green_threads(label: str) -> None:
     ):
         if module in sys.modules and getattr(sys.modules[module], asked)(what):
             raise Unsupported(
-                f"{label}: expected real threads for an asynchronous handler, whose event loop has "
-                f"one of its own, got threads patched by {module.partition('.')[0]}; write 'def' "
+                f"{label}: expected real threads for an asynchronous handler, whose event loop "
+                f"needs one, got threads patched by {module.partition('.')[0]}; write 'def' "
                 "and use concurrency, or run it in a process that is not patched."
             )
 

@@ -174,5 +174,5 @@ def _refuse_coroutine(processor: Definition[Any], result: Any) -> None:
         getattr(result, "close", bool)()
         raise Unsupported(
             f"{processor.name}: expected the handler to do its work and return, got a {kind} that "
-            "nothing runs; write 'def', and call async code with async_to_sync()."
+            "is never run; write 'def', and call async code with async_to_sync()."
         )

@@ -67,10 +67,10 @@ class Death:
         rows = ", ".join(map(printable, self.keys[:MOST_NAMED]))
         rows += f" and {len(self.keys) - MOST_NAMED} more" if len(self.keys) > MOST_NAMED else ""
         since = datetime.fromtimestamp(self.since, UTC).isoformat(" ", "seconds")
-        before = f", as {self.number - 1} did before it" if self.number > 1 else ""
+        deaths = f"; {self.number} processes so far" if self.number > 1 else ""
         return (
-            f"process {self.pid} died with row{'s' * (len(self.keys) > 1)} {rows} at hand "
-            f"(since {since}{before})"
+            f"process {self.pid} died while it handled row{'s' * (len(self.keys) > 1)} {rows} "
+            f"(since {since}{deaths})"
         )
 
 
@@ -211,7 +211,7 @@ class InFlight(threading.local):
     def _make(self) -> mmap.mmap:
         place = self._notes.place()
         if place is None:
-            raise OSError("there is no place for notes")
+            raise OSError("no folder can be used for the notes")
         self._path = place.with_name(f"{place.name}-{os.getpid()}-{secrets.token_hex(4)}")
         self._notes.own.add(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

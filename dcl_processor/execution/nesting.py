@@ -22,9 +22,9 @@ def entered(processor: Definition[Any]) -> Iterator[None]:
     outer = running.get()
     if any(each is processor._identity for each in outer):
         raise Unsupported(
-            f"{processor.name}: expected its handler not to run its own processor, got a run "
-            "inside a run, which would take the next row, and so on, as deep as there are rows; "
-            "leave the call out: the run itself takes the other rows."
+            f"{processor.name}: expected the handler not to run its own processor, got a run "
+            "inside a run, which would nest once more for every row; remove the call, because the "
+            "current run takes the other rows."
         )
     token = running.set((*outer, processor._identity))
     try:

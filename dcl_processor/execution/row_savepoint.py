@@ -77,7 +77,7 @@ class RowSavepoint:
                 if self._open:
                     self._savepoint("savepoint_commit_sql")
                 return outcome
-            asked = TransactionManagementError("the handler left the transaction to be rolled back")
+            asked = TransactionManagementError("the handler marked the transaction for rollback")
             outcome = Failed(asked, handled=True)
         self._undo()
         return outcome

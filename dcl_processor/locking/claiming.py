@@ -257,7 +257,7 @@ def _refuse_two_answers(
     for name in added:
         if row is not first and getattr(row, name) != getattr(first, name):
             raise InvalidPending(
-                f"{question.model._meta.label}: expected pending to have one answer for each row, "
-                f"got row {row.pk} several times with different values of {name!r}; aggregate it, "
-                "or take it from a subquery."
+                f"{question.model._meta.label}: expected pending to return each row once, got row "
+                f"{row.pk} several times with different values of {name!r}; aggregate that value, "
+                "or compute it in a subquery."
             )

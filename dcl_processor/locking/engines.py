@@ -47,7 +47,7 @@ def refuse_without_transactions(question: Question[Any]) -> None:
             raise Unsupported(
                 f"{question.model._meta.label}: expected tables with transactions on "
                 f"{question.using!r}, got {table} with the engine {found[0]}, which locks no row "
-                f"and rolls nothing back; say ALTER TABLE {table} ENGINE=InnoDB."
+                f"and rolls nothing back; run ALTER TABLE {table} ENGINE=InnoDB."
             )
     trusted.add(question.model)
 

@@ -32,14 +32,14 @@ def refuse_outer_transaction(using: str, label: str) -> None:
     if connection.in_atomic_block:
         if not any(map(from_test_case, connection.atomic_blocks[-1:])):
             raise InsideTransaction(
-                f"{label}: expected to run outside any transaction, so that each row is "
-                f"committed by itself, got a run inside transaction.atomic() on {using!r}; call "
-                "it after the block, or from transaction.on_commit()."
+                f"{label}: expected a run outside any transaction, because each row is committed "
+                f"separately, got one inside transaction.atomic() on {using!r}; start it after the "
+                "block, or in transaction.on_commit()."
             )
     elif not connection.get_autocommit():
         raise Unsupported(
             f"{label}: expected a connection in autocommit mode, got AUTOCOMMIT=False on "
-            f"{using!r}, where Django never commits; set it to True, or give the processor an "
+            f"{using!r}, with which Django never commits; set it to True, or give the processor an "
             "alias of its own with using=."
         )
 
@@ -59,7 +59,7 @@ def refuse_test_case(using: str, label: str) -> None:
     if connections[using].in_atomic_block:
         raise Unsupported(
             f"{label}: expected TransactionTestCase for concurrency above 1, got a run inside "
-            "TestCase, whose rows are never committed; its handlers would see nothing of them."
+            "TestCase, which never commits its rows; other connections would not see them."
         )
 
 

@@ -158,7 +158,7 @@ class Output:
         name, other = (
             ("stdout", self._stderr) if stream is self._stdout else ("stderr", self._stdout)
         )
-        sentence = f"{name} cannot be written to, and the runs go on: {describe(error)}"
+        sentence = f"{name} cannot be written to, but the run continues: {describe(error)}"
         if other is self._stdout and self._json:
             sentence = json.dumps({"ok": False, "error": sentence})
         with suppress(OSError, ValueError):

@@ -31,7 +31,7 @@ class _Figures(ProgressColumn):
         if task.speed:
             figures.append(f", {task.speed:.0f} rows/s")
         if self.stopping():
-            figures.append(", finishing the row at hand", style="yellow")
+            figures.append(", finishing the current row", style="yellow")
         elif task.time_remaining:
             figures.append(f", {_clock(task.time_remaining)} left")
         return figures

@@ -44,38 +44,39 @@ def add_arguments(parser: CommandParser) -> None:
         type=_interval,
         const=INTERVAL,
         metavar="SECONDS",
-        help=f"Go on, and look for rows every so many seconds (default: {INTERVAL:g}).",
+        help=f"Keep running, and look for rows at this interval (default: {INTERVAL:g}).",
     )
     parser.add_argument(
         "--listen",
         action="store_true",
-        help="Watch, and look at once when wake() is called; PostgreSQL alone.",
+        help="With --watch: look at once when wake() is called; PostgreSQL only.",
     )
     parser.add_argument(
         "--max-rows",
         type=_rows,
         metavar="ROWS",
-        help="Watch, and end after so many rows were tried, all processors and copies together.",
+        help="With --watch: end after this number of tried rows, for all processors and workers "
+        "together.",
     )
     parser.add_argument(
         "--max-runtime",
         type=_seconds,
         metavar="SECONDS",
-        help="Watch, and end after so many seconds; a row at hand is finished.",
+        help="With --watch: end after this many seconds; the current row is finished.",
     )
 
 
 def refuse_without_watch(options: dict[str, Any]) -> None:
     """Raise for options that have no meaning for a single run."""
     for option, otherwise in (
-        ("listen", "leave it out, since a single run looks at once"),
+        ("listen", "leave --listen out for a single run"),
         ("max_rows", "use --limit for a single run"),
         ("max_runtime", "use --timeout for a single run"),
     ):
         if options.get(option):
             name = option.replace("_", "-")
             raise CommandError(
-                f"expected --watch with --{name}, got --{name} alone; add it, or {otherwise}.",
+                f"expected --watch with --{name}, got --{name} alone; add --watch, or {otherwise}.",
                 returncode=USAGE_ERROR,
             )
 
@@ -103,7 +104,7 @@ def watch(
     except ProcessorError as error:
         raise CommandError(str(error)) from error
     if not ran:
-        raise CommandError(f"nothing is left to watch: {' and '.join(log.names)} cannot run.")
+        raise CommandError(f"no processor is left to watch: {' and '.join(log.names)} cannot run.")
 
 
 def _check_can_listen(chosen: Sequence[BatchProcessor[Any]], using: str | None) -> None:
@@ -144,7 +145,7 @@ class _Log:
             case Recovered():
                 seconds = self._outages.end((copy, name))
                 if seconds is not None:
-                    sentence = f"goes on after {seconds:.1f} s"
+                    sentence = f"runs again after {seconds:.1f} s"
                     logger.warning("%s: %s", who, sentence)
                     self._output.goes_on(who, sentence)
 
@@ -153,8 +154,8 @@ def _interval(text: str) -> float:
     seconds = _number(text)
     if not SHORTEST_INTERVAL <= seconds < math.inf:
         raise argparse.ArgumentTypeError(
-            f"expected a number of seconds from {SHORTEST_INTERVAL}, got {text!r}; names of "
-            "processors stand before --watch"
+            f"expected a number of seconds from {SHORTEST_INTERVAL}, got {text!r}; write the names "
+            "of processors before --watch"
         )
     return seconds
 

@@ -121,14 +121,14 @@ class Child:
             guard = "\"if __name__ == '__main__':\""
             sentence = (
                 f"expected {program} to run the command below {guard}, got a call without it, "
-                "which every copy would make again when it imports the program; add that line."
+                "which each worker would repeat when it imports the program; add that line."
             )
             return Trouble(sentence, is_final=True)
         if code is not None and code < 0:
             how = f"killed by {_name(-code)}"
         else:
             how = f"ended with exit code {code} and without a report"
-        return Trouble(f"{how}; what it had committed stays, and is in no count")
+        return Trouble(f"{how}; its committed work stays, but is not counted")
 
 
 def _name(signum: int) -> str:

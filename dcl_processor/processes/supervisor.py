@@ -177,18 +177,18 @@ def _check_children_can_see_rows() -> None:
     if "DJANGO_SETTINGS_MODULE" not in os.environ:
         raise Unsupported(
             "expected DJANGO_SETTINGS_MODULE to name the settings, got settings made by "
-            "configure(), which other processes cannot read; run one copy."
+            "configure(), which other processes cannot read; run one worker."
         )
     for connected in connections.all(initialized_only=True):
         if connected.in_atomic_block:
             raise Unsupported(
-                f"expected no open transaction on {connected.alias!r}, got one: copies are other "
-                "processes, which see only what is committed; in tests use TransactionTestCase."
+                f"expected no open transaction on {connected.alias!r}, got one: workers are other "
+                "processes, which see only committed rows; in tests use TransactionTestCase."
             )
     for alias in connections:
         in_memory: Any = getattr(connections[alias], "is_in_memory_db", None)
         if in_memory is not None and in_memory():
             raise Unsupported(
                 f"expected a database that other processes can open, got {alias!r} in this "
-                "process's memory; use a file, or run one copy."
+                "process's memory; use a file, or run one worker."
             )

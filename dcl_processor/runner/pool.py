@@ -22,7 +22,7 @@ def refuse_small_pool(using: str, label: str, *, threads: int, heartbeat: bool) 
     needed = 1 + threads + heartbeat
     if pool.max_size < needed:
         each = f", one for each of {threads} threads" if threads else ""
-        renewals = ", and one that renews leases" if heartbeat else ""
+        renewals = ", and one for the heartbeat" if heartbeat else ""
         raise Unsupported(
             f"{label}: expected a connection pool on {using!r} with room for {needed} connections, "
             f"one for the run{each}{renewals}, got max_size={pool.max_size}; raise max_size in "

@@ -45,7 +45,7 @@ class Suspects:
     def _look(self) -> None:
         if deaths := self._notes.look():
             logger.error(
-                "%s: %s; what is still pending of that is handled last, row by row",
+                "%s: %s; if still pending, these rows are handled last, one by one",
                 self._notes.label,
                 "; ".join(map(str, deaths)),
             )

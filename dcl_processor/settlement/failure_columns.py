@@ -122,20 +122,20 @@ def _snoozed(
 
 def _no_dead_letter(processor: Definition[Any]) -> InvalidOption:
     return InvalidOption(
-        f"{processor.name}: expected failed=… to say what is written to a row that the handler "
-        "discards, got Discard without it; the row stays pending."
+        f"{processor.name}: expected failed=… for a handler that raises Discard, got none, so the "
+        "row stays pending; set failed to the values that take a row out of pending."
     )
 
 
 def _no_way_back(processor: Definition[Any]) -> InvalidOption:
     return InvalidOption(
-        f"{processor.name}: expected reset=… to say what puts a claimed row back, got Snooze "
-        "without it; the row stays claimed."
+        f"{processor.name}: expected reset=… for a handler that raises Snooze, got none, so the "
+        "row stays claimed; set reset to the values that put a row back into pending."
     )
 
 
 def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
     return InvalidOption(
-        f"{processor.name}: expected retry=Retry(…), whose column keeps until when a row is "
-        "snoozed, got Snooze with a time and no retry; raise Snooze() without one, or add retry."
+        f"{processor.name}: expected retry=Retry(…), whose column stores the time of a Snooze, got "
+        "a Snooze with a time and no retry; add retry, or raise Snooze() without a time."
     )

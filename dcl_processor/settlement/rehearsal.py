@@ -193,9 +193,9 @@ def still_pending(
 ) -> str:
     """Return the message for a row that a flip leaves pending, found before its handler ran."""
     written = dict(getattr(processor, option) if values is None else values)
-    repeats = ", or say repeats=True" if option == "done" else ""
+    repeats = ", or set repeats=True" if option == "done" else ""
     return (
         f"{processor.name}: expected {option}={written!r} to take a row out of pending, got row "
-        f"{pk} still pending after it; its handler was not called. Make {option} change what "
-        f"pending asks for{repeats}."
+        f"{pk} still pending after it, so its handler was not called; make {option} change a "
+        f"column that pending tests{repeats}."
     )

@@ -27,8 +27,8 @@ def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Seq
     for pk in question.still_pending(pks).values_list("pk", flat=True)[:1]:
         raise StillPending(
             f"{processor.name}: expected row {pk} to leave pending once it was handled, got a row "
-            "that is still pending; make the handler or done change what pending asks for, or "
-            "say repeats=True."
+            "that is still pending; make the handler or done change a column that pending tests, "
+            "or set repeats=True."
         )
 
 
@@ -85,8 +85,8 @@ def refuse_moved(
         moved = row.pk != pk and None not in key and not _rows(question, [pk]).exists()
         if moved and _rows(question, [row.pk]).exists():
             raise ProcessorError(
-                f"{processor.name}: expected the handler to leave its row's primary key alone, got "
-                f"row {pk} moved to the key {row.pk}; write a column that is no key, or a new row."
+                f"{processor.name}: expected the handler not to change its row's primary key, got "
+                f"row {pk} with the key {row.pk}; change another column, or create a new row."
             )
 
 
@@ -110,7 +110,7 @@ def _look_up(
     if _rows(question, pks).count() > written:
         raise ProcessorError(
             f"{processor.name}: expected the flip to write {_named(pks)}, got {written} of "
-            f"{len(pks)} rows written although they are there; look for a trigger, a rule or "
+            f"{len(pks)} rows written although they exist; look for a trigger, a rule or "
             "row-level security that drops the update."
         )
 

@@ -45,8 +45,8 @@ class assert_processed_once:  # noqa: N801  # used like a function, as pytest.ra
         self._pks = [row.pk for row in self._rows] or pending_keys(question)
         if not self._pks:
             raise AssertionError(
-                f"{self._processor.name}: expected pending rows, got none, so that nothing would "
-                "be tested; make the rows before the block."
+                f"{self._processor.name}: expected pending rows, got none, so nothing would be "
+                "tested; create rows before the block."
             )
         self._watching.enter_context(_replaced(self._processor, self._around))
 

@@ -35,7 +35,7 @@ def hold_lock(row: Model, *, using: str | None = None) -> Iterator[None]:
         if not _locked(row, session, alias):
             raise AssertionError(
                 f"hold_lock(): expected {row!r} in the database, got no row with the key {row.pk} "
-                f"on {alias!r} that another session sees; save it, and commit."
+                f"on {alias!r} that another session sees; save the row, and commit."
             )
         try:
             yield

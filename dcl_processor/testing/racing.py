@@ -155,13 +155,13 @@ class _Course:
                 raise copy.error
         if not in_time:
             raise AssertionError(
-                f"{name}: expected the race to end in time, got one that goes on; give it fewer "
-                f"rows, or a longer timeout (seed={self.seed}).\n\n{self.trace}"
+                f"{name}: expected the race to end before its timeout, got one that did not; use "
+                f"fewer rows, or a longer timeout (seed={self.seed}).\n\n{self.trace}"
             )
 
     def _refuse_no_race(self, reports: Sequence[Report]) -> None:
         if not any(getattr(report, count) for report in reports for count in COUNTS):
             raise AssertionError(
-                f"{self.processor.name}: expected pending rows to race for, got none, so that "
-                "nothing was tested; make some before the race, and commit them."
+                f"{self.processor.name}: expected pending rows to race for, got none, so "
+                "nothing was tested; create rows before the race, and commit them."
             )

@@ -14,12 +14,12 @@ def refuse_where_nothing_is_tested(using: str, what: str) -> None:
     if not connection.features.has_select_for_update:
         raise Unsupported(
             f"{what}: expected a database that locks single rows, such as PostgreSQL or MariaDB, "
-            f"got {connection.display_name}, which has one lock for all, so that the test would "
-            "test nothing; run it on the database of production."
+            f"got {connection.display_name}, which has one lock for all rows, so the test would "
+            "test nothing; run it on the database system of production."
         )
     if any(from_test_case(block) for block in connection.atomic_blocks):
         raise Unsupported(
             f"{what}: expected rows that are committed, got a test inside TestCase, whose rows no "
-            "other session sees, so that it would test nothing; use TransactionTestCase, or with "
-            "pytest-django django_db(transaction=True)."
+            "other session sees, so it would test nothing; use TransactionTestCase, or "
+            "pytest-django's django_db(transaction=True)."
         )

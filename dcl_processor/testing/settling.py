@@ -37,7 +37,7 @@ def assert_settles(processor: BatchProcessor[M], row: M, *, using: str | None = 
     if report.processed != 1:
         _complain(processor, row, _instead(report) or _why_not(question, row, report), report)
     if not processor.repeats and question_of(processor, using).still_pending([row.pk]).exists():
-        _complain(processor, row, "one that was processed and is pending still", report)
+        _complain(processor, row, "a row that was processed and is still pending", report)
     return report
 
 
@@ -53,13 +53,13 @@ def _instead(report: Report) -> str:
     """Return what happened to the row, or an empty string if it was no candidate."""
     if report.failures:
         error = report.failures[0].error
-        return f"one that failed with {type(error).__name__}: {describe(error)}"
+        return f"a row that failed with {type(error).__name__}: {describe(error)}"
     said = {
-        "discarded": "one that its handler discarded",
-        "snoozed": "one that its handler snoozed",
-        "skipped": "one that was skipped, because another session has it locked",
-        "stale": "one that was finished, deleted or not pending any more when it was to be locked",
-        "lease_lost": "one whose lease was lost before it was settled",
+        "discarded": "a row that its handler discarded",
+        "snoozed": "a row that its handler snoozed",
+        "skipped": "a row that was skipped, because another session has it locked",
+        "stale": "a row that was finished, deleted or no longer pending when the run locked it",
+        "lease_lost": "a row whose lease was lost before it was settled",
     }
     return next((words for count, words in said.items() if getattr(report, count)), "")
 
@@ -67,15 +67,15 @@ def _instead(report: Report) -> str:
 def _why_not(question: Question[Any], row: Any, report: Report) -> str:
     if report.error is not None:
         why = describe(report.error)
-        return f"one that was not started, because its resource could not be opened: {why}"
+        return f"a row that was not started, because its resource could not be opened: {why}"
     if question.among([row.pk]).exists():
-        return "one that pending did not ask for when the run began, and asks for now"
+        return "a row that pending did not contain when the run began, and contains now"
     if question.still_pending([row.pk]).exists():
         return (
-            "one that is pending and not due: its next attempt is later, its attempts are used up, "
-            "or it is leased"
+            "a row that is pending and not due: its next attempt is later, its attempts are used "
+            "up, or it is leased"
         )
     table: QuerySet[Any] = QuerySet(question.model, using=question.using)
     if table.filter(pk=row.pk).exists():
-        return "one that pending does not ask for"
-    return "one that is not in the database"
+        return "a row that pending does not contain"
+    return "a row that is not in the database"

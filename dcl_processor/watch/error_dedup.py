@@ -47,7 +47,7 @@ class ErrorDedup:
             said = sentence
         elif now - max(each.said_at for each in alike) >= REMIND_EVERY:
             hours = (now - outage.since) / 3600
-            said = f"still, after {outage.tries} tries in {hours:.1f} hours: {sentence}"
+            said = f"after {outage.tries} tries in {hours:.1f} hours, still: {sentence}"
         self._open[who] = outage if said is None else replace(outage, said_at=now)
         return said
 

@@ -99,7 +99,7 @@ class Listener:
         if self._failures > 1:
             return set()
         logger.warning(
-            "wake() is not heard on %r for now, and rows are found by looking for them: %s",
+            "LISTEN failed on %r, and rows are found by polling until it works again: %s",
             self.using,
             one_line(error),
         )
@@ -124,6 +124,6 @@ def check_can_listen(using: str) -> None:
     connection_class = getattr(wrapper.Database, "Connection", None)
     if wrapper.vendor != "postgresql" or not hasattr(connection_class, "notifies"):
         raise Unsupported(
-            "expected PostgreSQL with psycopg 3 behind every processor that is listened for, got "
+            "expected PostgreSQL with psycopg 3 for every processor with --listen, got "
             f"{wrapper.settings_dict['ENGINE']!r} as {using!r}; leave --listen out, and poll."
         )

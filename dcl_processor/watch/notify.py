@@ -97,4 +97,4 @@ def _notify(using: str, channel: str) -> None:
     except Error as error:
         # The rows are committed, and will be found, so the caller need not fail.
         _notified.pop((using, channel), None)
-        logger.warning("no watcher was woken on %r: %s", channel, describe(error))
+        logger.warning("the watchers on %r were not notified: %s", channel, describe(error))

@@ -17,8 +17,8 @@ def told_plainly() -> Iterator[None]:
     except (OperationalError, InterfaceError) as error:
         reason = str(error).strip().split("\n")[0]
         raise CommandError(
-            f"Expected a database that answers, got: {reason}. "
-            "Start it, or mend or unset DATABASE_URL."
+            f"Expected a database that answers, got: {reason}; start it, or correct or unset "
+            "DATABASE_URL."
         ) from error
 
 
@@ -26,6 +26,6 @@ def require_tables() -> None:
     """Raise CommandError unless the shop's tables are there."""
     if "shop_order" not in connection.introspection.table_names():
         raise CommandError(
-            "Expected the shop's tables in the database, got none called shop_order. "
-            "Run 'manage.py migrate' first."
+            "Expected the shop's tables in the database, got none called shop_order; run "
+            "'manage.py migrate' first."
         )

@@ -79,7 +79,7 @@ class Loading:
                 yield from self._insert(batch, again=True)
             else:
                 reason = str(error).strip().split("\n")[0]
-                yield BadLine(batch[0].line, f"the database refuses it: {reason}")
+                yield BadLine(batch[0].line, f"the database refused it: {reason}")
         else:
             self.loaded += loaded
             self.already_there += len(batch) - loaded

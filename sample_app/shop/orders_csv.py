@@ -72,7 +72,9 @@ def read_orders(path: Path) -> Iterator[ParsedOrder | BadLine]:
                 if text.strip():
                     yield _read_line(number, text, header)
     except OSError as error:
-        raise OrderFileError(f"Cannot read {path}: {error.strerror}.") from error
+        raise OrderFileError(
+            f"Expected a file that can be read, got {path}: {error.strerror}."
+        ) from error
 
 
 def _header(path: Path, text: str) -> list[str]:
@@ -80,9 +82,11 @@ def _header(path: Path, text: str) -> list[str]:
     try:
         header = [name.strip() for name in _cells(text)]
     except ValueError as error:
-        raise OrderFileError(f"{path}: {expected}, but its first line {error}.") from error
+        raise OrderFileError(f"{path}: {expected}, got one whose first line {error}.") from error
     if missing := [name for name in COLUMNS if header.count(name) != 1]:
-        raise OrderFileError(f"{path}: {expected}; missing or named twice: {', '.join(missing)}.")
+        raise OrderFileError(
+            f"{path}: {expected}, got these missing or named twice: {', '.join(missing)}."
+        )
     return header
 
 

@@ -58,7 +58,7 @@ def open_gateway(url: str = "") -> Iterator[PaymentGateway]:
     url = url or settings.PAYMENTS_URL
     if not url:
         raise ImproperlyConfigured(
-            "Expected a PAYMENTS_URL like https://payments.example.com, got none. Set it in the "
+            "Expected a PAYMENTS_URL like https://payments.example.com, got none; set it in the "
             "environment."
         )
     # The gateway's log then shows which process a charge came from.

@@ -30,7 +30,7 @@ CART_KEPT = timedelta(days=30)
     resource=mail_connection,
 )
 def send_shipped_emails(order: Order, connection: BaseEmailBackend) -> None:
-    """Tell the customer that the order is on its way."""
+    """Send an e-mail for each shipped order."""
     mail = EmailMessage(
         subject=f"Your order {order.number} has shipped",
         body=f"Dear {order.customer.greeting_name},\n\nyour order {order.number} is on its way.\n",
@@ -41,7 +41,7 @@ def send_shipped_emails(order: Order, connection: BaseEmailBackend) -> None:
 
 
 class NoteOverdueOrders(BatchProcessor[Order]):
-    """Leave customer service one note about each order that is late and has not shipped."""
+    """Note each order whose shipment is late."""
 
     done = {"overdue_noted": True}
 
@@ -60,7 +60,7 @@ note_overdue_orders = NoteOverdueOrders()
 
 
 class CapturePayments(BatchProcessor[Payment]):
-    """Charge the customer's card when the order has shipped: never twice."""
+    """Charge a card at most once per shipped order."""
 
     name = "shop.capture_payments"
     delivery = Delivery.AT_MOST_ONCE
@@ -111,12 +111,12 @@ capture_payments = CapturePayments()
     resource=open_warehouse,
 )
 async def push_to_warehouse(order: Order, warehouse: Warehouse) -> None:
-    """Tell the warehouse of each order that is paid, until it says that it has heard."""
+    """Announce each paid order to the warehouse."""
     await warehouse.take(order)
 
 
 class ExpireCarts(BatchProcessor[Cart]):
-    """Put the pieces of carts that were not touched for long back on the shelf."""
+    """Put the pieces of old carts on the shelf."""
 
     name = "shop.expire_carts"
     batch_size = 100
@@ -143,7 +143,7 @@ expire_carts = ExpireCarts()
     batch_size=25,
 )
 def print_invoices(order: Order) -> None:
-    """Print the invoice that goes into the parcel; its own flag says that it was."""
+    """Print the invoice that goes into the parcel."""
     text = f"Invoice for order {order.number}\n{order.customer.company}\n"
     order.invoice.pages.create(text=text)
     Invoice.objects.filter(pk=order.invoice.pk).update(printed=True)

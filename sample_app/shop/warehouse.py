@@ -37,7 +37,7 @@ async def open_warehouse() -> AsyncIterator[Warehouse]:
     """Open the warehouse at the settings' WAREHOUSE_URL."""
     if not settings.WAREHOUSE_URL:
         raise ImproperlyConfigured(
-            "Expected a WAREHOUSE_URL like https://warehouse.example.com, got none. Set it in "
+            "Expected a WAREHOUSE_URL like https://warehouse.example.com, got none; set it in "
             "the environment."
         )
     async with httpx2.AsyncClient(base_url=settings.WAREHOUSE_URL, timeout=ANSWER_WITHIN) as client:

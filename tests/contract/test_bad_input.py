@@ -205,7 +205,7 @@ def test_a_snooze_until_a_time_that_no_column_keeps_is_its_rows_failure(
     options = {**delivery, **({"reset": {"claimed": False}} if "claim" in delivery else {})}
     report = errands(handle, **options).run()
     assert (report.processed, report.failed, report.snoozed) == (1, 1, 0)
-    words = "expected retry=Retry(…), whose column keeps until when a row is snoozed, got Snooze"
+    words = "expected retry=Retry(…), whose column stores the time of a Snooze, got a Snooze"
     assert words in str(report.failures[0].error)
     assert columns(first) == before
     second.refresh_from_db()
@@ -232,7 +232,7 @@ def test_a_discard_without_a_dead_letter_is_its_rows_failure(delivery: dict[str,
 
     report = errands(handle, **delivery).run()
     assert (report.failed, report.discarded) == (1, 0)
-    words = "expected failed=… to say what is written to a row that the handler discards"
+    words = "expected failed=… for a handler that raises Discard, got none"
     assert words in str(report.failures[0].error)
     assert not Errand.objects.get().done
 
@@ -253,13 +253,15 @@ def test_concurrency_is_refused_where_no_other_connection_sees_the_rows(
 
 
 def test_a_row_can_be_requeued_only_by_who_knows_how() -> None:
-    with pytest.raises(InvalidOption, match=r"expected reset=… .* got requeue\(\) without it"):
+    with pytest.raises(
+        InvalidOption, match=r"expected reset=… for requeue\(\), got a processor without reset"
+    ):
         errands().requeue(Errand.objects.all())
 
 
 @pytest.mark.parametrize("options", [{}, LEASING, {"delivery": MOST}, CLAIMING], ids=str)
 def test_only_claims_with_their_time_can_be_in_doubt(options: dict[str, Any]) -> None:
-    words = r"expected claim=… and claimed_at=… .* got in_doubt\(\) without both"
+    words = r"expected claim=… and claimed_at=… .* got a processor without both"
     with pytest.raises(InvalidOption, match=words):
         errands(**options).in_doubt(older_than=60)
 
@@ -267,9 +269,9 @@ def test_only_claims_with_their_time_can_be_in_doubt(options: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "expected claim=… to tell which rows are claimed"),
-        (LEASING, "expected claim=… to tell which rows are claimed"),
-        ({**CLAIMING, "done": None}, "where done=… is no plain mapping, got no values"),
+        ({}, r"expected claim=… for mark_done\(\)"),
+        (LEASING, r"expected claim=… for mark_done\(\)"),
+        ({**CLAIMING, "done": None}, "where done=… is not a mapping, got no values"),
     ],
     ids=str,
 )

@@ -119,7 +119,7 @@ def test_mark_done_takes_the_values_where_they_depend_on_a_result() -> None:
 @pytest.mark.parametrize(
     ("values", "error", "words"),
     [
-        (None, InvalidOption, r"expected mark_done\(rows, values=\{…\}\) to say what is written"),
+        (None, InvalidOption, r"expected mark_done\(rows, values=\{…\}\) where done"),
         ({}, InvalidOption, "values to be a mapping of column names"),
         ("done", InvalidOption, "values to be a mapping of column names"),
         ({"finished": True}, InvalidDone, "expected values to name columns of tests.Errand"),

@@ -251,7 +251,7 @@ def test_what_ended_the_transaction_is_said() -> None:
     report = run(lambda row: execute("ROLLBACK"))
     [failure] = report.failures
     assert isinstance(failure.error, TransactionLost)
-    assert "leave COMMIT, ROLLBACK and DDL out of the handler" in str(failure.error)
+    assert "remove COMMIT, ROLLBACK and DDL from the handler" in str(failure.error)
 
 
 def test_a_statement_after_the_end_does_not_hide_it() -> None:

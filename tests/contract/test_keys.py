@@ -77,7 +77,7 @@ def test_a_key_that_cannot_be_known_again_is_refused(
     run = batch_processor(
         pending=odd.objects.filter(sent=False), done={"sent": True}, strict_order=strict_order
     )(lambda row: calls.append(row.pk))
-    with pytest.raises(InvalidPending, match=rf"Oddity: expected primary keys .* {words}"):
+    with pytest.raises(InvalidPending, match=rf"Oddity: expected hashable primary keys .* {words}"):
         run()
     assert calls == []
     assert odd.objects.filter(sent=False).count() == 3
@@ -112,7 +112,7 @@ def test_a_row_that_its_handler_moves_to_another_key_has_failed(make: Any, size:
     report = run(filter=models.Q(pk__in=pks))
     assert (report.processed, report.failed) == (2, 1)
     [failure] = report.failures
-    assert f"got row {pks[1]} moved to the key {pks[1] + 1000}" in str(failure.error)
+    assert f"got row {pks[1]} with the key {pks[1] + 1000}" in str(failure.error)
     # The default delivery takes the row's work back.
     assert Errand.objects.filter(pk=pks[1]).exists() is (make is None)
 

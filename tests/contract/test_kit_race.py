@@ -261,7 +261,7 @@ if HAS_ROW_LOCKS:
     def test_a_race_that_goes_on_for_too_long_is_called_off() -> None:
         errands(2)
         over = threading.Event()
-        with pytest.raises(AssertionError, match="expected the race to end in time"):
+        with pytest.raises(AssertionError, match="expected the race to end before its timeout"):
             race(transactional(lambda row: over.wait(1.5)), copies=2, timeout=1)
         assert not _copies_left()
 

@@ -82,15 +82,15 @@ def raising(error: BaseException) -> Any:
 def test_a_row_that_failed_is_told_with_its_error() -> None:
     [row] = errands(1)
     error = complaint(processor(raising(ValueError("no address"))), row)
-    assert "got one that failed with ValueError: no address" in str(error)
+    assert "got a row that failed with ValueError: no address" in str(error)
     assert isinstance(error.__cause__, ValueError)
 
 
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
-        (Snooze("later"), "one that its handler snoozed"),
-        (Discard("never"), "one that its handler discarded"),
+        (Snooze("later"), "a row that its handler snoozed"),
+        (Discard("never"), "a row that its handler discarded"),
     ],
 )
 def test_other_outcomes_are_told(raised: Exception, said: str) -> None:
@@ -107,11 +107,11 @@ def test_rows_that_were_no_candidate_are_told_why() -> None:
     Errand.objects.filter(pk=leased.pk).update(leased_until=later)
     Errand.objects.filter(pk=deleted.pk).delete()
     tried = processor(retry=Retry(3))
-    assert "got one that pending does not ask for" in str(complaint(tried, finished))
+    assert "got a row that pending does not contain" in str(complaint(tried, finished))
     assert "pending and not due" in str(complaint(tried, waiting))
     assert "pending and not due" in str(complaint(tried, spent))
     assert "pending and not due" in str(complaint(at_least_once(ignore), leased))
-    assert "got one that is not in the database" in str(complaint(tried, deleted))
+    assert "got a row that is not in the database" in str(complaint(tried, deleted))
 
 
 def test_a_row_that_left_before_it_was_locked_is_told() -> None:
@@ -122,7 +122,7 @@ def test_a_row_that_left_before_it_was_locked_is_told() -> None:
 
     with before_lock(finish):
         error = complaint(processor(), row)
-    assert "got one that was finished, deleted or not pending any more" in str(error)
+    assert "got a row that was finished, deleted or no longer pending" in str(error)
 
 
 def test_a_row_that_came_only_after_the_run_is_told() -> None:
@@ -133,7 +133,7 @@ def test_a_row_that_came_only_after_the_run_is_told() -> None:
         return PENDING.all() if len(questions) != 3 else PENDING.filter(place=99)
 
     questions: list[int] = []
-    assert "did not ask for when the run began" in str(complaint(processor(pending=late), row))
+    assert "did not contain when the run began" in str(complaint(processor(pending=late), row))
 
 
 def test_a_resource_that_cannot_be_opened_is_told() -> None:
@@ -180,7 +180,7 @@ if HAS_ROW_LOCKS:
         [row] = errands(1)
         with hold_lock(row):
             said = str(complaint(processor(), row))
-        assert "got one that was skipped, because another session has it locked" in said
+        assert "got a row that was skipped, because another session has it locked" in said
         assert_settles(processor(), row)
 
 

@@ -325,7 +325,7 @@ if HAS_ROW_LOCKS:
         with held_beat(begins_to_write, first=_end) as beat, caplog.at_level(logging.WARNING):
             report = the.at_least_once(handle, lease=Lease(2))()
         assert (report.processed, report.lease_lost) == (1, 0)
-        assert "the leases were not renewed" in caplog.text
+        assert "the heartbeat did not renew the leases" in caplog.text
         assert the.our_threads() == []
 
     def test_a_settlement_whose_answer_was_lost_is_not_taken_for_a_lost_lease() -> None:

@@ -26,7 +26,7 @@ def test_a_run_inside_a_run_of_the_same_processor_is_refused(make: Any, concurre
 
     def handle(row: Errand) -> None:
         calls.append(row.place)
-        with pytest.raises(Unsupported, match="expected its handler not to run its own processor"):
+        with pytest.raises(Unsupported, match="expected the handler not to run its own processor"):
             run()
 
     run: BatchProcessor[Errand] = make(handle)

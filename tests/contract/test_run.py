@@ -118,7 +118,7 @@ def test_the_default_order_of_the_model_is_followed() -> None:
 def test_inside_a_transaction_nothing_is_done() -> None:
     parcels(1)
     calls: list[int] = []
-    words = r"outside any transaction.* got a run inside transaction.atomic\(\) on 'default'"
+    words = r"outside any transaction.* got one inside transaction.atomic\(\) on 'default'"
     with transaction.atomic(), pytest.raises(InsideTransaction, match=words):
         processor(calls)()
     assert calls == []

@@ -127,7 +127,10 @@ if MARIADB:
         run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
             lambda row: calls.append(row.pk)
         )
-        with read_only(), pytest.raises(ReadOnlyDatabase, match="'default' that can be written"):
+        with (
+            read_only(),
+            pytest.raises(ReadOnlyDatabase, match="database 'default' to accept writes"),
+        ):
             run()
         assert calls == []
         assert run().processed == 2
@@ -162,7 +165,7 @@ if connection.vendor == "postgresql":
         )
         with (
             connected({"options": "-c default_transaction_read_only=on"}),
-            pytest.raises(ReadOnlyDatabase, match="'default' that can be written"),
+            pytest.raises(ReadOnlyDatabase, match="database 'default' to accept writes"),
         ):
             run()
         assert calls == []
@@ -209,7 +212,7 @@ if connection.vendor == "sqlite":
         )
         execute("PRAGMA query_only = 1")
         try:
-            with pytest.raises(ReadOnlyDatabase, match="'default' that can be written"):
+            with pytest.raises(ReadOnlyDatabase, match="database 'default' to accept writes"):
                 run()
         finally:
             execute("PRAGMA query_only = 0")

@@ -147,7 +147,7 @@ def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
 
 
 def test_requeue_without_reset_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"expected reset=.* got requeue\(\) without it"):
+    with pytest.raises(InvalidOption, match=r"expected reset=.* got a processor without reset"):
         processor(fail).requeue(Errand.objects.all())
 
 
@@ -162,7 +162,7 @@ def test_a_snooze_with_a_time_and_no_column_for_it_is_a_failure_that_says_so(
 
     report = the.at_least_once(handle)()
     assert (report.failed, report.snoozed) == (1, 0)
-    assert "expected retry=Retry(…), whose column keeps until when" in str(report.failures[0].error)
+    assert "expected retry=Retry(…), whose column stores the time" in str(report.failures[0].error)
     assert the.untouched(row)
 
 
@@ -185,5 +185,5 @@ def test_a_claimed_row_that_nothing_puts_back_cannot_be_snoozed() -> None:
 
     report = the.at_most_once(handle)()
     assert (report.snoozed, report.failed) == (0, 1)
-    assert "got Snooze without it; the row stays claimed" in str(report.failures[0].error)
+    assert "got none, so the row stays claimed" in str(report.failures[0].error)
     assert the.state(row)["claimed"] is True

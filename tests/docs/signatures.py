@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-WIDTH = 100
+WIDTH = 80
 
 #: Names that the code has for itself, and what stands for them on a page.
 SPELLED_OUT = {
@@ -37,7 +37,11 @@ def shown(name: str, of: Callable[..., Any]) -> str:
     line = f"{name}({', '.join(parts)}{end}"
     if len(line) <= WIDTH:
         return line
-    return "\n".join([f"{name}(", *(f"    {part}," for part in parts), end])
+    return "\n".join([f"{name}(", *(_folded(f"    {part},") for part in parts), end])
+
+
+def _folded(line: str) -> str:
+    return line if len(line) <= WIDTH else line.replace(" | Callable", "\n        | Callable", 1)
 
 
 def type_of(annotation: Any) -> str:

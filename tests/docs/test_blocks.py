@@ -101,9 +101,13 @@ def test_a_command_that_is_no_manage_py_is_not_taken_for_one(tmp_path: Path) -> 
         ("(2 copies: 26, 24)\n", "(2 copies: 50, 0)\n", False),
         ("5 processed, 44 stale\n", "5 processed, 7 stale\n", True),
         ("5 processed, 44 stale\n", "5 processed\n", False),
+        ("a long\nline\n", "a long line\n", True),
+        ("a  column\n", "a column\n", False),
     ],
 )
-def test_only_durations_and_how_copies_met_may_differ(want: str, got: str, same: bool) -> None:
+def test_only_durations_line_breaks_and_how_copies_met_may_differ(
+    want: str, got: str, same: bool
+) -> None:
     assert (difference(want, got) is None) is same
 
 

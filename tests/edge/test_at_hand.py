@@ -21,8 +21,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
 DIED = (
-    r"warehouse\.deliver: process \d+ died with row {} at hand \(since \d{{4}}-\d\d-\d\d "
-    r"\d\d:\d\d:\d\d\+00:00{}\); what is still pending of that is handled last, row by row"
+    r"warehouse\.deliver: process \d+ died while it handled row {} \(since \d{{4}}-\d\d-\d\d "
+    r"\d\d:\d\d:\d\d\+00:00{}\); if still pending, these rows are handled last, one by one"
 )
 
 
@@ -57,7 +57,7 @@ def test_a_row_that_kills_its_process_costs_the_others_nothing(
     assert (second.returncode, unsent()) == (code, [deadly])
     assert re.fullmatch(DIED.format(deadly, ""), second.stderr.splitlines()[0])
     third = processors("run", DELIVER, AUDIT=str(tmp_path / "audit"))
-    assert re.fullmatch(DIED.format(deadly, ", as 1 did before it"), third.stderr.splitlines()[0])
+    assert re.fullmatch(DIED.format(deadly, "; 2 processes so far"), third.stderr.splitlines()[0])
     handled = (tmp_path / "audit").read_text().splitlines()
     assert len(handled) == 199 + 3
     # However often it dies, there is one note; and none once the row has been handled.
@@ -65,7 +65,7 @@ def test_a_row_that_kills_its_process_costs_the_others_nothing(
     Parcel.objects.filter(pk=deadly).update(note="")
     last = processors("run", DELIVER)
     assert (last.returncode, unsent()) == (0, [])
-    assert re.fullmatch(DIED.format(deadly, ", as 2 did before it"), last.stderr.strip())
+    assert re.fullmatch(DIED.format(deadly, "; 3 processes so far"), last.stderr.strip())
     assert list(folder.iterdir()) == []
     assert processors("run", DELIVER).stderr == ""
 
@@ -187,7 +187,7 @@ def test_each_death_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixt
         processor(limit=1)
     said = [record for record in caplog.records if record.name == suspects.logger.name]
     assert [record.levelname for record in said] == ["ERROR"]
-    assert f"process 4712 died with row {rows[0]} at hand" in said[0].getMessage()
+    assert f"process 4712 died while it handled row {rows[0]}" in said[0].getMessage()
     assert unsent() == []
 
 

@@ -446,7 +446,7 @@ def test_a_database_without_row_locks_is_one_warning_for_all_its_processors() ->
         assert messages(third) == []  # no transaction is open while its handlers run
         (message,) = messages(first, second, third)
     assert message.id == "dcl_processor.W004"
-    assert "copies of first, second handle one row at a time" in message.msg
+    assert "all workers of first, second together handle one row at a time" in message.msg
     assert str(message).startswith("database 'file'")
 
 

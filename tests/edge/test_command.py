@@ -165,7 +165,7 @@ def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
     done = processors("run", "faulty.post", "--copies", copies, "--json", **closed)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "faulty.post: expected its resource to open, got ConnectionRefusedError: closed today.",
+        "faulty.post: expected the resource to open, got ConnectionRefusedError: closed today.",
         "CommandError: faulty.post did not run to the end.",
     ]
     report = json.loads(done.stdout)
@@ -256,8 +256,8 @@ def test_a_database_that_is_down_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "warehouse.delivr"], "did you mean warehouse.deliver? Known are "),
-        (["run"], "expected names of processors or --all, got neither. Known are "),
+        (["run", "warehouse.delivr"], "did you mean warehouse.deliver?"),
+        (["run"], "expected names of processors or --all, got neither; the processors are "),
         (["run", "warehouse.deliver", "--all"], "got both"),
         (["run", "--all", "--limit", "-1"], "expected a number of rows from 0, got '-1'"),
         (["run", "--all", "--limit", "3.5"], "expected a number of rows from 0, got '3.5'"),
@@ -402,7 +402,9 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     assert "      ?  faulty.haunt" in done.stdout
     assert "      1  warehouse.deliver" in done.stdout
     assert "faulty.haunt: expected the table faulty_ghost" in done.stderr
-    assert done.stderr.endswith("CommandError: 2 of 15 could not be counted.\n")
+    assert done.stderr.endswith(
+        "CommandError: the pending rows of 2 of 15 processors could not be counted.\n"
+    )
 
 
 def test_list_says_once_that_the_database_is_down() -> None:
@@ -542,7 +544,7 @@ def test_the_second_signal_stops_at_once(
     assert process.returncode == 128 + signum
     assert out == ""
     assert err == (
-        f"CommandError: stopped at once by {signum.name}; what was not committed is rolled back.\n"
+        f"CommandError: stopped at once by {signum.name}; uncommitted work is rolled back.\n"
     )
     assert unsent() == 2
 

@@ -46,9 +46,9 @@ def test_one_that_lasts_is_told_of_each_hour(monkeypatch: pytest.MonkeyPatch) ->
     told = [each for each in said if each]
     assert told == [
         REFUSED.sentence,
-        f"still, after 61 tries in 1.0 hours: {REFUSED.sentence}",
-        f"still, after 121 tries in 2.0 hours: {REFUSED.sentence}",
-        f"still, after 181 tries in 3.0 hours: {REFUSED.sentence}",
+        f"after 61 tries in 1.0 hours, still: {REFUSED.sentence}",
+        f"after 121 tries in 2.0 hours, still: {REFUSED.sentence}",
+        f"after 181 tries in 3.0 hours, still: {REFUSED.sentence}",
     ]
 
 

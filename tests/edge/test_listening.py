@@ -151,9 +151,7 @@ def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher, stamp
     assert (code, err) == (0, "")
     # One line, whatever is configured: who waits for wake() waits for nothing meanwhile.
     [said] = watcher.operations
-    assert said.startswith(
-        "wake() is not heard on 'default' for now, and rows are found by looking"
-    )
+    assert said.startswith("LISTEN failed on 'default', and rows are found by polling")
 
 
 def test_it_polls_as_well() -> None:
@@ -178,7 +176,7 @@ def test_listening_where_nobody_can_is_refused(tmp_path: Path) -> None:
     done = processors("run", "warehouse.deliver", "--watch", "--listen", DATABASE_URL=url)
     assert (done.returncode, done.stdout) == (2, "")
     (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("CommandError: expected PostgreSQL with psycopg 3 behind every")
+    assert sentence.startswith("CommandError: expected PostgreSQL with psycopg 3 for every")
 
 
 def test_a_processor_that_cannot_be_asked_keeps_nobody_from_listening() -> None:

@@ -165,7 +165,7 @@ def test_a_notify_that_fails_is_logged_and_fails_nobody(
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
     with caplog.at_level(logging.WARNING, "dcl_processor"):
         send.wake()
-    assert "no watcher was woken on 'dcl_processor.depot.send': " in caplog.text
+    assert "the watchers on 'dcl_processor.depot.send' were not notified: " in caplog.text
     assert heard() == []
     connection.close()
     send.wake()  # the one that failed was none

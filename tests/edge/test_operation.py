@@ -44,7 +44,7 @@ def unsent() -> int:
 
 # --- a run that an error ends
 
-READ_ONLY = "expected a database 'default' that can be written"
+READ_ONLY = "expected the database 'default' to accept writes"
 
 
 def test_a_run_that_an_error_ends_says_what_it_did_until_then() -> None:
@@ -126,7 +126,7 @@ def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> 
         _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
     assert err.splitlines()[-1] == (
-        "CommandError: stopped at once by SIGTERM; what was not committed is rolled back; "
+        "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back; "
         "warehouse.fetch: rows that were claimed and not settled stay claimed, in doubt."
     )
     assert Errand.objects.filter(claimed=True, done=False).count() == 1
@@ -134,7 +134,7 @@ def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> 
 
 # --- output that cannot be written
 
-LOST = "stdout cannot be written to, and the runs go on: "
+LOST = "stdout cannot be written to, but the run continues: "
 
 
 def run_with(stdout: Any, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -159,7 +159,7 @@ def test_a_full_disk_ends_no_run(way: list[str]) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"{LOST}OSError: [Errno 28] No space left on device",
-        "CommandError: what was to be said could not be written.",
+        "CommandError: output could not be written.",
     ]
     assert unsent() == 0
     assert not Parcel.objects.filter(weight=None).exists()
@@ -174,7 +174,7 @@ def test_a_reader_that_has_gone_ends_no_run() -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"{LOST}BrokenPipeError: [Errno 32] Broken pipe",
-        "CommandError: what was to be said could not be written.",
+        "CommandError: output could not be written.",
     ]
     assert unsent() == 0
     assert not Parcel.objects.filter(weight=None).exists()
@@ -269,7 +269,7 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(watch: li
         if process.returncode != 0:
             assert process.returncode == 128 + signal.SIGTERM
             assert err.splitlines() == [
-                "CommandError: stopped at once by SIGTERM; what was not committed is rolled back."
+                "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back."
             ]
         assert "Traceback" not in err
         assert took < 4

@@ -114,7 +114,7 @@ def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies
         server.parcel()
         while (line := watcher.says("warehouse.deliver: ", err=True)).startswith(GONE):
             said.append(line)
-        assert re.fullmatch(r"warehouse.deliver: goes on after \d+\.\d s", line)
+        assert re.fullmatch(r"warehouse.deliver: runs again after \d+\.\d s", line)
         # That it is going, has gone, and is coming back.
         assert len(said) == len(set(said)) <= 4
         server.wait_until_sent()

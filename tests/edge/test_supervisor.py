@@ -23,7 +23,7 @@ from tests.models import Parcel
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
-DIED = "{}, copy [12]: killed by {}; what it had committed stays, and is in no count; "
+DIED = "{}, copy [12]: killed by {}; its committed work stays, but is not counted; "
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 AGAIN = r"it is started again in \d+\.\d s"
 

@@ -121,9 +121,7 @@ def test_i10_a_second_signal_stops_at_once(gate: Path, copies: str) -> None:
         os.killpg(watcher.process.pid, signal.SIGTERM)
         code, out, err = watcher.end(None)
     assert (code, out) == (128 + signal.SIGTERM, "")
-    assert err == (
-        "CommandError: stopped at once by SIGTERM; what was not committed is rolled back."
-    )
+    assert err == ("CommandError: stopped at once by SIGTERM; uncommitted work is rolled back.")
     assert len(unsent()) == 2
 
 
@@ -157,7 +155,7 @@ def test_it_ends_after_its_time(copies: str) -> None:
         (["--max-runtime", "3"], "expected --watch with --max-runtime, got --max-runtime alone"),
         (["--listen"], "expected --watch with --listen, got --listen alone"),
         (["--watch", "0"], "expected a number of seconds from 0.1, got '0'"),
-        (["--watch", DELIVER], f"got '{DELIVER}'; names of processors stand before --watch"),
+        (["--watch", DELIVER], f"got '{DELIVER}'; write the names of processors before --watch"),
         (["--watch", "--max-rows", "0"], "expected a number of rows from 1, got '0'"),
         (["--watch", "--max-runtime", "nan"], "expected a number of seconds above 0, got 'nan'"),
     ],
@@ -185,7 +183,7 @@ def test_what_can_never_run_is_not_waited_for(copies: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     sentence, end = done.stderr.splitlines()
     assert sentence.startswith(f"{name}: expected pending to be a queryset")
-    assert end == f"CommandError: nothing is left to watch: {name} cannot run."
+    assert end == f"CommandError: no processor is left to watch: {name} cannot run."
 
 
 @pytest.mark.parametrize("copies", ["1", "2"])
@@ -197,11 +195,11 @@ def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(
     options = ["--watch", "0.1", "--copies", copies]
     faulty = {"DJANGO_SETTINGS_MODULE": FAULTY, "MAILBOX": str(mailbox)}
     with watching("faulty.post", *options, **faulty) as watcher:
-        watcher.says("faulty.post: expected its resource to open, got Connection", err=True)
+        watcher.says("faulty.post: expected the resource to open, got Connection", err=True)
         mailbox.touch()
         wait_until_sent()
         watcher.says("faulty.post: 1 processed in ")
-        watcher.says("faulty.post: goes on after ", err=True)
+        watcher.says("faulty.post: runs again after ", err=True)
         assert watcher.end() == (0, "", "")
 
 

@@ -157,8 +157,8 @@ def test_a_copy_that_is_killed_costs_the_others_nothing(
     assert process.returncode == 1
     # What it had at hand, as far as the other one looked for that in time.
     *deaths, lost, summary = err.splitlines()
-    assert all(f"process {killed} died with row" in line for line in deaths)
-    sentence = f"killed by {name}; what it had committed stays, and is in no count"
+    assert all(f"process {killed} died while it handled row" in line for line in deaths)
+    sentence = f"killed by {name}; its committed work stays, but is not counted"
     assert re.fullmatch(f"warehouse.deliver, copy [12]: {sentence}", lost)
     assert summary == "CommandError: warehouse.deliver did not run to the end."
     # The other one took over its row too, which the database had let go.
@@ -255,7 +255,7 @@ def test_a_second_signal_stops_every_copy_at_once(gate: Path, audit: Path) -> No
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (128 + signum, "")
     assert err == (
-        f"CommandError: stopped at once by {signum.name}; what was not committed is rolled back.\n"
+        f"CommandError: stopped at once by {signum.name}; uncommitted work is rolled back.\n"
     )
     assert not any(is_running(pid) for pid in copies)
     assert (handled(audit), unsent()) == ([], 2)
@@ -302,14 +302,14 @@ def test_an_open_transaction_is_refused(installed: None) -> None:
     """The copies would not see its rows; TestCase is such a transaction too."""
     Parcel.objects.bulk_create(Parcel() for _ in range(3))
     with transaction.atomic():
-        refused("no open transaction on 'default', got one: copies are other processes")
+        refused("no open transaction on 'default', got one: workers are other processes")
     assert unsent() == 3
 
 
 def test_a_database_in_memory_is_refused(installed: None) -> None:
     Parcel.objects.bulk_create(Parcel() for _ in range(3))
     with alias("memory", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
-        refused("got 'memory' in this process's memory; use a file, or run one copy")
+        refused("got 'memory' in this process's memory; use a file, or run one worker")
 
 
 def test_settings_that_cannot_be_named_are_refused(

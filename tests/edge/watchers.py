@@ -63,7 +63,7 @@ def _follow(stream: IO[str] | None, operations: list[str]) -> Lines:
     def follow() -> None:
         with suppress(ValueError):  # closed, by a test that has ended before it was read
             for line in pipe:
-                if re.search(r"process \d+ died with row|wake\(\) is not heard", line):
+                if re.search(r"process \d+ died while it handled row|LISTEN failed", line):
                     operations.append(line.rstrip("\n"))
                 else:
                     lines.put(line.rstrip("\n"))

@@ -125,7 +125,7 @@ def _check_refusal(met: Met) -> None:
 
 
 def _is_about_a_row(error: ProcessorError) -> bool:
-    return isinstance(error, StillPending) or "one answer for each row" in str(error)
+    return isinstance(error, StillPending) or "to return each row once" in str(error)
 
 
 def _check_reports(met: Met, worlds: Worlds) -> None:

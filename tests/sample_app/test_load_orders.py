@@ -99,7 +99,7 @@ def test_a_line_that_the_database_refuses_costs_no_other(write_orders: WriteOrde
 
     closing, [complaint] = load(write_orders(*lines))
 
-    assert complaint.startswith("line 702: the database refuses it: ")
+    assert complaint.startswith("line 702: the database refused it: ")
     assert "shop_order_required_not_before_ordered" in complaint
     assert closing == "Orders: 999 loaded, 0 already there, 1 bad lines skipped"
     assert not Order.objects.filter(number=701).exists()
@@ -135,7 +135,8 @@ def test_what_came_before_an_interruption_stays(write_orders: WriteOrders) -> No
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(
-        CommandError, match=r"^Cannot read .*none\.csv: No such file or directory\.$"
+        CommandError,
+        match=r"^Expected a file that can be read, got .*none\.csv: No such file or directory\.$",
     ):
         load(tmp_path / "none.csv")
 

@@ -146,8 +146,8 @@ def test_bytes_that_are_not_utf8_spoil_their_own_line_only(write_orders: WriteOr
         (b"order_id;customer_id\n", "missing or named twice: order_id, customer_id"),
         (",".join(COLUMNS[:-1]).encode(), "missing or named twice: ship_country."),
         (",".join((*COLUMNS, "freight")).encode(), "missing or named twice: freight."),
-        (b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe", "but its first line is not UTF-8 text."),
-        (b'"order_id', "but its first line is not a complete line of CSV"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe", "got one whose first line is not UTF-8 text."),
+        (b'"order_id', "got one whose first line is not a complete line of CSV"),
     ],
 )
 def test_refuses_a_file_without_the_columns(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -162,10 +162,15 @@ def test_refuses_a_file_without_the_columns(tmp_path: Path, content: bytes, comp
 
 
 def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OrderFileError, match=r"^Cannot read .*: No such file or directory\.$"):
+    with pytest.raises(
+        OrderFileError,
+        match=r"^Expected a file that can be read, got .*: No such file or directory\.$",
+    ):
         list(read_orders(tmp_path / "none.csv"))
 
 
 def test_refuses_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(OrderFileError, match=r"^Cannot read .*: Is a directory\.$"):
+    with pytest.raises(
+        OrderFileError, match=r"^Expected a file that can be read, got .*: Is a directory\.$"
+    ):
         list(read_orders(tmp_path))

@@ -38,44 +38,48 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         common = _base_options()
         actions = parser.add_subparsers(dest="action", required=True, metavar="run | list")
-        run = actions.add_parser("run", parents=[common], help="Handle what is pending now.")
+        run = actions.add_parser(
+            "run", parents=[common], help="Handle the rows that are pending now."
+        )
         run.add_argument("names", nargs="*", metavar="NAME", help="Processors to run, in order.")
-        run.add_argument("--all", action="store_true", help="Run every processor there is.")
+        run.add_argument("--all", action="store_true", help="Run all processors.")
         run.add_argument(
             "--limit",
             type=_rows,
             metavar="ROWS",
-            help="Rows to try, at most, for each processor; of a watch, in each of its runs.",
+            help="Maximum number of rows to try, for each processor; with --watch, in each run.",
         )
         run.add_argument(
             "--timeout",
             type=_seconds,
             metavar="SECONDS",
-            help="Seconds after which no row starts, for all processors; of a watch, for each run.",
+            help="Seconds after which no row starts, for all processors; with --watch, per run.",
         )
         run.add_argument(
             "--copies",
             type=_processes,
             default=1,
             metavar="N",
-            help="Processes on this machine that share the rows, and the limit.",
+            help="Worker processes on this machine that share the rows, and the limit.",
         )
         run.add_argument(
             "--concurrency",
             type=_handlers,
             metavar="N",
-            help="Handlers in flight at once, in each copy, instead of the processors' own number: "
-            "threads, or tasks for async handlers.",
+            help="Handlers in flight at once, in each worker, instead of the processors' own "
+            "concurrency: threads, or tasks for async handlers.",
         )
         watching.add_arguments(run)
-        listing = actions.add_parser("list", parents=[common], help="Show what is pending.")
+        listing = actions.add_parser(
+            "list", parents=[common], help="Show the number of pending rows of each processor."
+        )
         for action in (run, listing):
             action.add_argument(
-                "--using", choices=tuple(connections), help="The database, instead of their own."
+                "--using",
+                choices=tuple(connections),
+                help="The database alias, instead of the processors' own.",
             )
-            action.add_argument(
-                "--json", action="store_true", help="Print JSON, and nothing else, to stdout."
-            )
+            action.add_argument("--json", action="store_true", help="Print only JSON to stdout.")
 
     def handle(self, *_: Any, action: str, **options: Any) -> None:
         refuse_import()
@@ -122,7 +126,7 @@ class Command(BaseCommand):
         except StoppedAtOnce as stopped:
             doubts = "".join(map(diagnosis.in_doubt, chosen))
             raise CommandError(
-                f"stopped at once by {stopped}; what was not committed is rolled back{doubts}.",
+                f"stopped at once by {stopped}; uncommitted work is rolled back{doubts}.",
                 returncode=128 + stopped.signum,
             ) from stopped
 
@@ -189,7 +193,8 @@ class Command(BaseCommand):
         left_out = registry.broken()
         output.left_out(left_out)
         if troubles:
-            raise CommandError(f"{len(troubles)} of {len(found)} could not be counted.")
+            number = f"{len(troubles)} of {len(found)}"
+            raise CommandError(f"the pending rows of {number} processors could not be counted.")
         if left_out or output.lost:
             raise CommandError(_summary(0, [each.app for each in left_out], lost=bool(output.lost)))
 
@@ -200,7 +205,7 @@ def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]
             got = "both" if names else "neither"
             known = ", ".join(registry.processors()) or "none"
             raise CommandError(
-                f"expected names of processors or --all, got {got}. Known are {known}.",
+                f"expected names of processors or --all, got {got}; the processors are {known}.",
                 returncode=USAGE_ERROR,
             )
         chosen = registry.get(names) if names else list(registry.processors().values())
@@ -226,7 +231,7 @@ def _failed(report: Report) -> int:
 def _summary(failed: int, broken: Sequence[str], *, lost: bool) -> str:
     rows = [f"{failed} row{'s' if failed > 1 else ''} failed"] if failed else []
     runs = [f"{' and '.join(broken)} did not run to the end"] if broken else []
-    output = ["what was to be said could not be written"] if lost else []
+    output = ["output could not be written"] if lost else []
     return "; ".join(rows + runs + output) + "."
 
 
@@ -244,7 +249,7 @@ def _base_options() -> CommandParser:
         action="store_true",
         # Django's own option would show, for a failed row, a traceback of this command.
         dest="tracebacks",
-        help="Show the traceback of what failed.",
+        help="Show the traceback of each failure.",
     )
     # Django reads these before it loads the command.
     options.add_argument("--settings", help=argparse.SUPPRESS)

@@ -43,7 +43,7 @@ def audit(due: Collection[int], log: Iterable[Charge]) -> Verdict:
             ("never charged: order", [n for n, p in payments.items() if p.state == State.DUE]),
         ),
         praise=(
-            "All is well: no card was charged twice, and the table says what the gateway says."
+            "All is well: no card was charged twice, and the table agrees with the gateway's log."
             if due
             else "All is well: no payment was due, and no card was charged."
         ),

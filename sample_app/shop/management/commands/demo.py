@@ -46,8 +46,8 @@ class Command(BaseCommand):
     """Race workers (copies) of the shop's processors, and audit what each processor promises."""
 
     help = (
-        "Load orders, run several copies of each of the shop's processors at once against local "
-        "servers, and audit what came of it: mails, charges, orders in the warehouse, carts and "
+        "Load orders, run several workers of each of the shop's processors at once against local "
+        "servers, and audit the results: mails, charges, orders in the warehouse, carts and "
         "invoices. Exits with 1 unless every audit is clean."
     )
 
