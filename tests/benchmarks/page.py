@@ -15,16 +15,17 @@ def write(results: Sequence[Measurement], server: Mapping[str, str], folder: Pat
     """Write three tables to be included in a page: server, targets and rates."""
     tables = {
         "server": _table(("what", "value"), server.items()),
-        "targets": _table(("what", "target", "measured", "rounds", ""), _targets(results)),
+        "targets": _table(("what", "target", "median", "lowest", "highest", ""), _targets(results)),
         "rates": _table(
             (
                 "scenario",
                 "contender",
                 "copies",
                 "rows",
-                "rows per second",
-                "rounds",
-                "CPU, ms per row",
+                "rows/s",
+                "lowest",
+                "highest",
+                "CPU ms/row",
             ),
             _rates(results),
         ),
@@ -37,9 +38,9 @@ def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
     for target in TARGETS:
         if found := verdict(target, results):
             middle, least, most = found
-            spread = f"{least:.2f} to {most:.2f}"
+            figures = (f"{figure:.2f}" for figure in (middle, least, most))
             met = "met" if target.is_met(middle) else "**missed**"
-            yield target.what, str(target), f"{middle:.2f}", spread, met
+            yield target.what, str(target), *figures, met
 
 
 def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
@@ -54,7 +55,7 @@ def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
         rates = [result.figures["rate"] for result in of_it]
         yield (
             *(scenario, name, str(copies), f"{of_it[0].rows:,}", f"{median(rates):,.0f}"),
-            f"{min(rates):,.0f} to {max(rates):,.0f}",
+            *(f"{min(rates):,.0f}", f"{max(rates):,.0f}"),
             _cpu(of_it),
         )
 

@@ -89,5 +89,8 @@ def describe() -> dict[str, str]:
         "django": django.get_version(),
         "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
         "processors": str(os.cpu_count()),
-        "load before": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+        **{
+            f"load before, {minutes} min": f"{load:.1f}"
+            for minutes, load in zip((1, 5, 15), os.getloadavg(), strict=True)
+        },
     }
