@@ -21,7 +21,7 @@ from tests.models import Parcel
 #: What the default delivery promises.
 CONTRACT = (
     "invariants batches process_batch stopping contention lost_transactions isolation threads "
-    "fence scopes resource"
+    "transaction_guard row_savepoints resource"
 )
 
 #: These compare columns of flipped rows, count their statements, or the bytes that Django's
@@ -32,7 +32,7 @@ READ_THE_FLIPPED_ROW = {
         "i7_a_row_that_raises_loses_its_own_work_and_no_other_rows",
         "snooze_and_discard_are_outcomes_of_their_own_rows",
     ],
-    "fence": ["a_replaced_transaction_counts_one_attempt"],
+    "transaction_guard": ["a_replaced_transaction_counts_one_attempt"],
     "invariants": [
         "a_filter_across_a_relation_narrows_a_run",
         "a_row_costs_two_statements_once_the_flip_was_rehearsed",
@@ -52,7 +52,7 @@ READ_THE_FLIPPED_ROW = {
         "process_batch_and_retry_count_the_attempt_of_the_row_to_blame",
         "the_results_of_process_batch_reach_the_flip_in_the_order_of_the_rows",
     ],
-    "scopes": [
+    "row_savepoints": [
         "i7_a_nested_atomic_block_is_rolled_back_alone",
         "i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_too",
         "i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone",

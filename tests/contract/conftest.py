@@ -17,7 +17,7 @@ from tests.contract.errands import our_threads
 from tests.contract.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
 
 # What it shows happens between a statement's snapshot and its lock.
-collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shapes_choosing.py"]
+collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shapes_wanted.py"]
 if HAS_ROW_LOCKS:
     collect_ignore += ["test_busy_reads.py"]  # a read never waits
 else:

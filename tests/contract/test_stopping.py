@@ -20,8 +20,8 @@ from tests.contract.batches import (
     sent,
     worked,
 )
-from tests.contract.choosing import held
 from tests.contract.clocks import HOUR, Clock
+from tests.contract.wanted import held
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
