@@ -14,7 +14,7 @@ from dcl_processor import Delivery, batch_processor
 from dcl_processor.definition.kinds import RULES, Rules
 from dcl_processor.delivery.deliveries import DELIVERIES
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from tests.contract import archive
+from tests.contract.support import archive
 from tests.environments import CHECKOUT
 from tests.models import Parcel
 
@@ -90,7 +90,7 @@ def test_a_fourth_delivery_takes_forty_lines_at_most_and_keeps_the_contract() ->
         for name, tests in READ_THE_FLIPPED_ROW.items()
         for test in tests
     ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contract.archive", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contract.support.archive", *files]
     done = subprocess.run(
         [*command, *others, "--expect-passed=200", "-p", "no:cacheprovider"],
         cwd=CHECKOUT,

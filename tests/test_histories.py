@@ -21,7 +21,7 @@ from dcl_processor.delivery import after_commit, deliveries, marks, settle
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.delivery.marks import Mark, MarkedRows
 from dcl_processor.execution.row_savepoint import RowSavepoint
-from tests.contract.machine import play
+from tests.contract.support.machine import play
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

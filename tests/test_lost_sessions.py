@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from django.db import connection, connections
 
-from tests.contract import errands as the
-from tests.contract.sessions import before_statement
+from tests.contract.support import errands as the
+from tests.contract.support.sessions import before_statement
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 

@@ -14,9 +14,9 @@ from django.db import connection, connections
 from dcl_processor import BatchProcessor, Lease, batch_processor
 from dcl_processor.delivery import heartbeat
 from dcl_processor.exceptions import Unsupported
-from tests.contract import errands as the
-from tests.contract.heartbeat import until
-from tests.contract.sessions import connected
+from tests.contract.support import errands as the
+from tests.contract.support.heartbeat import until
+from tests.contract.support.sessions import connected
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

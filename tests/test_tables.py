@@ -13,7 +13,7 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processo
 from dcl_processor.columns import LeaseColumn, RetryColumns
 from dcl_processor.delivery import one_statement
 from dcl_processor.testing import hold_lock
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

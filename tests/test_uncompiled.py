@@ -10,7 +10,7 @@ import pytest
 
 from dcl_processor import batch_processor
 from dcl_processor.compiled_sql.placeholders import Placeholder
-from tests.contract import uncompiled
+from tests.contract.support import uncompiled
 from tests.environments import CHECKOUT
 from tests.models import Parcel
 
@@ -35,7 +35,15 @@ def test_the_contract_is_kept_without_compiled_statements() -> None:
         for name, tests in NEED_ITS_SPEED.items()
         for test in tests
     ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contract.uncompiled", *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.contract.support.uncompiled",
+        *files,
+    ]
     done = subprocess.run(
         [*command, *others, "--expect-passed=250", "-p", "no:cacheprovider"],
         cwd=CHECKOUT,

@@ -12,9 +12,9 @@ from django.db import connection
 
 from dcl_processor.runner import limits
 from dcl_processor.runner.patience import Patience
-from tests.contract.clocks import Clock
-from tests.contract.errands import our_threads
-from tests.contract.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
+from tests.contract.support.clocks import Clock
+from tests.contract.support.errands import our_threads
+from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
 
 # What it shows happens between a statement's snapshot and its lock.
 collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shapes_wanted.py"]

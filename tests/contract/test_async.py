@@ -17,10 +17,10 @@ from django.db import connection, transaction
 from dcl_processor import Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.runner.counters import Counters
-from tests.contract import errands as the
-from tests.contract.clocks import HOUR, Clock
-from tests.contract.errands import Make, each_delivery
-from tests.contract.heartbeat import until
+from tests.contract.support import errands as the
+from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.errands import Make, each_delivery
+from tests.contract.support.heartbeat import until
 from tests.models import Errand
 
 pytestmark = [

@@ -12,8 +12,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from tests.contract import errands as the
-from tests.contract.errands import Make, each_delivery
+from tests.contract.support import errands as the
+from tests.contract.support.errands import Make, each_delivery
 from tests.models import Errand
 
 pytestmark = [

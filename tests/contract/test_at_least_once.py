@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from dcl_processor import Discard, Lease, Report, Snooze
 from dcl_processor.exceptions import AttemptsUsedUp, StillPending
-from tests.contract import errands as the
-from tests.contract.clocks import HOUR, Clock
-from tests.contract.gate import HAS_GATE, run_and_meanwhile
+from tests.contract.support import errands as the
+from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.gate import HAS_GATE, run_and_meanwhile
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

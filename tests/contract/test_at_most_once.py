@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Discard, Report, Snooze
 from dcl_processor.exceptions import InvalidDone, StillPending
-from tests.contract import errands as the
-from tests.contract.gate import HAS_GATE, other_than, run_and_meanwhile
-from tests.contract.heartbeat import until
-from tests.contract.sessions import before_statement
+from tests.contract.support import errands as the
+from tests.contract.support.gate import HAS_GATE, other_than, run_and_meanwhile
+from tests.contract.support.heartbeat import until
+from tests.contract.support.sessions import before_statement
 from tests.models import Errand, Priced
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -10,7 +10,7 @@ from django.db import IntegrityError, connection, connections, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InsideTransaction
-from tests.contract.batches import (
+from tests.contract.support.batches import (
     flips,
     in_batches,
     note,
@@ -20,7 +20,7 @@ from tests.contract.batches import (
     statements,
     worked,
 )
-from tests.contract.gate import before_lock
+from tests.contract.support.gate import before_lock
 from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

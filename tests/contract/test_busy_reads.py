@@ -13,8 +13,8 @@ from django.db import OperationalError, connection
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import windows
-from tests.contract import errands as the
-from tests.contract.sessions import connected
+from tests.contract.support import errands as the
+from tests.contract.support.sessions import connected
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

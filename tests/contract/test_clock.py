@@ -15,9 +15,9 @@ from dcl_processor import Lease, Snooze, clock
 from dcl_processor.candidates import pending
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidOption
-from tests.contract import errands as the
-from tests.contract.heartbeat import until
-from tests.contract.sessions import connected
+from tests.contract.support import errands as the
+from tests.contract.support.heartbeat import until
+from tests.contract.support.sessions import connected
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -21,9 +21,9 @@ from dcl_processor import Lease
 from dcl_processor.checks import check_found
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.registry import Found
-from tests.contract import errands as the
-from tests.contract.heartbeat import until
-from tests.contract.sessions import connected
+from tests.contract.support import errands as the
+from tests.contract.support.heartbeat import until
+from tests.contract.support.sessions import connected
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

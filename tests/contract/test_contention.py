@@ -11,7 +11,7 @@ from django.db import DatabaseError, connection, transaction
 
 from dcl_processor import batch_processor
 from dcl_processor.locking.waiting import lock_timeout
-from tests.contract.sessions import before_statement
+from tests.contract.support.sessions import before_statement
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import BatchProcessor, Discard, batch_processor
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidDone, InvalidOption
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -13,7 +13,7 @@ from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.registry import Found
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

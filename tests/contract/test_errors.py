@@ -23,7 +23,7 @@ from django.db import connection, transaction
 from dcl_processor import Report, batch_processor
 from dcl_processor.exceptions import HandlerExited, StillPending
 from dcl_processor.runner.counters import logger
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,8 +14,8 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from dcl_processor.exceptions import InvalidDone, StillPending
-from tests.contract import errands as the
-from tests.contract.batches import (
+from tests.contract.support import errands as the
+from tests.contract.support.batches import (
     flips,
     in_batches,
     note,

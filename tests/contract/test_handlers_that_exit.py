@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import HandlerExited
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,9 +14,9 @@ from django.db.backends.signals import connection_created
 
 from dcl_processor import Lease
 from dcl_processor.delivery import claim_and_commit, heartbeat
-from tests.contract import errands as the
-from tests.contract.clocks import Clock
-from tests.contract.heartbeat import held_beat, until, writes
+from tests.contract.support import errands as the
+from tests.contract.support.clocks import Clock
+from tests.contract.support.heartbeat import held_beat, until, writes
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from dcl_processor import Delivery
-from tests.contract.machine import Histories, play
+from tests.contract.support.machine import Histories, play
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

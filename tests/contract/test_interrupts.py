@@ -15,7 +15,7 @@ from django.db import connection
 
 from dcl_processor.delivery.marks import MarkedRows
 from dcl_processor.execution.handler import execute
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)

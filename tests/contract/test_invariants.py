@@ -18,7 +18,7 @@ from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import windows
 from dcl_processor.exceptions import StillPending
 from dcl_processor.runner import passes
-from tests.contract.clocks import Clock, Waits
+from tests.contract.support.clocks import Clock, Waits
 from tests.models import Depot, Letter, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

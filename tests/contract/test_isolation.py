@@ -11,7 +11,7 @@ from django.db import connection, connections, transaction
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.locking.isolation import RowTransaction
-from tests.contract.sessions import before_statement, connected
+from tests.contract.support.sessions import before_statement, connected
 from tests.models import Depot, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

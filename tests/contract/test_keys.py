@@ -11,7 +11,7 @@ from django.test.utils import isolate_apps
 
 from dcl_processor import batch_processor
 from dcl_processor.exceptions import InvalidPending
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -24,8 +24,15 @@ from dcl_processor.exceptions import (
 )
 from dcl_processor.locking import claiming
 from dcl_processor.testing import hold_lock, race, turns
-from tests.contract.errands import PENDING, at_least_once, at_most_once, errands, ignore, retry
-from tests.contract.gate import HAS_ROW_LOCKS
+from tests.contract.support.errands import (
+    PENDING,
+    at_least_once,
+    at_most_once,
+    errands,
+    ignore,
+    retry,
+)
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -15,8 +15,8 @@ from django.utils import timezone
 from dcl_processor import Discard, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InvalidOption, StillPending, Unsupported
 from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock, race
-from tests.contract.errands import PENDING, at_least_once, at_most_once, errands, ignore
-from tests.contract.gate import HAS_ROW_LOCKS, before_lock
+from tests.contract.support.errands import PENDING, at_least_once, at_most_once, errands, ignore
+from tests.contract.support.gate import HAS_ROW_LOCKS, before_lock
 from tests.models import Errand, Parcel, Seat, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

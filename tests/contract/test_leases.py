@@ -17,9 +17,15 @@ from django.utils import timezone
 
 from dcl_processor import Lease, Report
 from dcl_processor.delivery.heartbeat import Heartbeat
-from tests.contract import errands as the
-from tests.contract.heartbeat import HAS_ROW_LOCKS, begins_to_write, held_beat, until, writes
-from tests.contract.sessions import before_statement
+from tests.contract.support import errands as the
+from tests.contract.support.heartbeat import (
+    HAS_ROW_LOCKS,
+    begins_to_write,
+    held_beat,
+    until,
+    writes,
+)
+from tests.contract.support.sessions import before_statement
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

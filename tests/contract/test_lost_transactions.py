@@ -11,8 +11,8 @@ from django.db import DatabaseError, OperationalError, connection, connections, 
 
 from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
-from tests.contract.batches import in_batches, note, parcels, sent, worked
-from tests.contract.deadlocks import deadlock
+from tests.contract.support.batches import in_batches, note, parcels, sent, worked
+from tests.contract.support.deadlocks import deadlock
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

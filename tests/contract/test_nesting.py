@@ -11,8 +11,8 @@ from asgiref.sync import sync_to_async
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InsideTransaction, Unsupported
-from tests.contract import errands as the
-from tests.contract.batches import in_batches, parcels, sent
+from tests.contract.support import errands as the
+from tests.contract.support.batches import in_batches, parcels, sent
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

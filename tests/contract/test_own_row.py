@@ -10,8 +10,8 @@ import pytest
 from django.db import connection, connections, transaction
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
-from tests.contract import errands as the
-from tests.contract.heartbeat import HAS_ROW_LOCKS, until
+from tests.contract.support import errands as the
+from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
 from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

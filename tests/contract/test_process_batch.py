@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
 from dcl_processor.exceptions import HandlerExited
-from tests.contract.batches import (
+from tests.contract.support.batches import (
     note,
     parcels,
     sent,

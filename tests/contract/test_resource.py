@@ -14,7 +14,7 @@ from django.db import connection
 
 from dcl_processor import BatchProcessor, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InvalidOption, RowsFailed
-from tests.contract.batches import in_batches, note, parcels, sent, worked
+from tests.contract.support.batches import in_batches, note, parcels, sent, worked
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from dcl_processor import Retry
 from dcl_processor.clock import DatabaseNow
-from tests.contract.batches import in_batches, parcels, savepoints, sent, statements
-from tests.contract.retries import HOUR, delay, errands, fail, make_due, processor
+from tests.contract.support.batches import in_batches, parcels, savepoints, sent, statements
+from tests.contract.support.retries import HOUR, delay, errands, fail, make_due, processor
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

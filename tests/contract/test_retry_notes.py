@@ -8,8 +8,8 @@ import pytest
 from django.db import connection
 
 from dcl_processor import Retry, batch_processor
-from tests.contract.batches import statements
-from tests.contract.retries import HOUR, errands, fail, processor
+from tests.contract.support.batches import statements
+from tests.contract.support.retries import HOUR, errands, fail, processor
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

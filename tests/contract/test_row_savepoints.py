@@ -9,7 +9,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 
 from dcl_processor import Discard, Retry, Snooze, batch_processor
-from tests.contract.batches import (
+from tests.contract.support.batches import (
     in_batches,
     note,
     parcels,

@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
-from tests.contract.sessions import before_statement, connected
+from tests.contract.support.sessions import before_statement, connected
 from tests.models import Errand, Parcel
 from tests.servers.mariadb import mariadb
 

@@ -12,16 +12,16 @@ from django.db.models import CharField, Model, Q, QuerySet
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import pending
-from tests.contract.expression_shapes import EXPRESSIONS
-from tests.contract.gate import (
+from tests.contract.support.expression_shapes import EXPRESSIONS
+from tests.contract.support.gate import (
     HAS_ROW_LOCKS,
     before_lock,
     other_than,
     run_and_meanwhile,
 )
-from tests.contract.own_shapes import OWN
-from tests.contract.shapes import Shape, lock, row_of
-from tests.contract.spanning_shapes import SPANNING
+from tests.contract.support.own_shapes import OWN
+from tests.contract.support.shapes import Shape, lock, row_of
+from tests.contract.support.spanning_shapes import SPANNING
 from tests.models import OpenParcel, Parcel, Seat, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import pending
-from tests.contract.gate import HAS_GATE, run_and_meanwhile
+from tests.contract.support.gate import HAS_GATE, run_and_meanwhile
 from tests.models import Depot, Parcel, RoadTrain, Scan, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -14,11 +14,11 @@ import pytest
 from django.db import NotSupportedError
 
 from dcl_processor.candidates import pending
-from tests.contract.expression_shapes import EXPRESSIONS
-from tests.contract.gate import other_than, run_and_meanwhile
-from tests.contract.own_shapes import OWN
-from tests.contract.shapes import OneStatement, Shape
-from tests.contract.spanning_shapes import SPANNING
+from tests.contract.support.expression_shapes import EXPRESSIONS
+from tests.contract.support.gate import other_than, run_and_meanwhile
+from tests.contract.support.own_shapes import OWN
+from tests.contract.support.shapes import OneStatement, Shape
+from tests.contract.support.spanning_shapes import SPANNING
 from tests.contract.test_shapes import processor
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -14,11 +14,11 @@ from django.db import connections
 
 from dcl_processor import Report
 from dcl_processor.candidates import windows
-from tests.contract.expression_shapes import EXPRESSIONS
-from tests.contract.gate import PATIENCE
-from tests.contract.own_shapes import OWN
-from tests.contract.shapes import Shape
-from tests.contract.spanning_shapes import SPANNING
+from tests.contract.support.expression_shapes import EXPRESSIONS
+from tests.contract.support.gate import PATIENCE
+from tests.contract.support.own_shapes import OWN
+from tests.contract.support.shapes import Shape
+from tests.contract.support.spanning_shapes import SPANNING
 from tests.contract.test_shapes import is_pending, processor
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

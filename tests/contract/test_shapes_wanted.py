@@ -16,14 +16,14 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import pending, windows
-from tests.contract import errands as the
-from tests.contract.expression_shapes import EXPRESSIONS
-from tests.contract.gate import other_than, run_and_meanwhile
-from tests.contract.own_shapes import OWN
-from tests.contract.shapes import Shape, lock, row_of
-from tests.contract.spanning_shapes import SPANNING
+from tests.contract.support import errands as the
+from tests.contract.support.expression_shapes import EXPRESSIONS
+from tests.contract.support.gate import other_than, run_and_meanwhile
+from tests.contract.support.own_shapes import OWN
+from tests.contract.support.shapes import Shape, lock, row_of
+from tests.contract.support.spanning_shapes import SPANNING
+from tests.contract.support.wanted import UNSENT, held, parcels, refuse_to_load
 from tests.contract.test_shapes import is_pending, keys, processor
-from tests.contract.wanted import UNSENT, held, parcels, refuse_to_load
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

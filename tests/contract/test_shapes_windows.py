@@ -9,11 +9,11 @@ import pytest
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import windows
-from tests.contract.expression_shapes import EXPRESSIONS
-from tests.contract.gate import before_lock
-from tests.contract.own_shapes import OWN
-from tests.contract.shapes import Shape
-from tests.contract.spanning_shapes import SPANNING
+from tests.contract.support.expression_shapes import EXPRESSIONS
+from tests.contract.support.gate import before_lock
+from tests.contract.support.own_shapes import OWN
+from tests.contract.support.shapes import Shape
+from tests.contract.support.spanning_shapes import SPANNING
 from tests.contract.test_shapes import keys, processor
 from tests.models import Letter, Seat, Voucher
 

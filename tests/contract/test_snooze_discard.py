@@ -9,9 +9,9 @@ from django.db.models import QuerySet
 
 from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.exceptions import InvalidOption
-from tests.contract import errands as the
-from tests.contract.batches import in_batches, parcels
-from tests.contract.retries import HOUR, delay, errands, fail, make_due, processor
+from tests.contract.support import errands as the
+from tests.contract.support.batches import in_batches, parcels
+from tests.contract.support.retries import HOUR, delay, errands, fail, make_due, processor
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

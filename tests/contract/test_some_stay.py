@@ -9,8 +9,8 @@ from django.db.models import Case, Count, F, Q, When
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import StillPending
-from tests.contract import errands as the
-from tests.contract.batches import parcels, statements
+from tests.contract.support import errands as the
+from tests.contract.support.batches import parcels, statements
 from tests.models import Errand, Parcel, RoadTrain
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -12,16 +12,16 @@ from dcl_processor.execution.handler import Interruption
 from dcl_processor.runner.passes import Passes
 from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished
-from tests.contract import errands as the
-from tests.contract.batches import (
+from tests.contract.support import errands as the
+from tests.contract.support.batches import (
     in_batches,
     note,
     parcels,
     sent,
     worked,
 )
-from tests.contract.clocks import HOUR, Clock
-from tests.contract.wanted import held
+from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.wanted import held
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -14,8 +14,8 @@ from django.db import connection, connections, transaction
 from django.test import TestCase
 
 from dcl_processor.exceptions import StillPending, Unsupported
-from tests.contract.batches import in_batches, parcels, sent
-from tests.contract.errands import (
+from tests.contract.support.batches import in_batches, parcels, sent
+from tests.contract.support.errands import (
     PATIENCE,
     at_least_once,
     at_most_once,
@@ -26,7 +26,7 @@ from tests.contract.errands import (
     sessions,
     wait,
 )
-from tests.contract.heartbeat import until
+from tests.contract.support.heartbeat import until
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -11,7 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection
 
 from dcl_processor import BatchProcessor, batch_processor
-from tests.contract.errands import (
+from tests.contract.support.errands import (
     PENDING,
     at_least_once,
     at_most_once,

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor
 from dcl_processor.runner.counters import Counters
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

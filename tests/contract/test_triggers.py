@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from dcl_processor.exceptions import ProcessorError
-from tests.contract import errands as the
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

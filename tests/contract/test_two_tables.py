@@ -15,9 +15,9 @@ from django.db import connection, transaction
 from django.db.models import Q
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
-from tests.contract import errands as the
-from tests.contract.gate import HAS_ROW_LOCKS
-from tests.contract.sessions import before_statement
+from tests.contract.support import errands as the
+from tests.contract.support.gate import HAS_ROW_LOCKS
+from tests.contract.support.sessions import before_statement
 from tests.models import Express, Freight
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -12,7 +12,7 @@ from django.test.utils import isolate_apps
 from dcl_processor import batch_processor
 from dcl_processor.candidates import windows
 from dcl_processor.locking import wanted
-from tests.contract.wanted import UNSENT, parcels, refuse_to_load
+from tests.contract.support.wanted import UNSENT, parcels, refuse_to_load
 from tests.models import Parcel, Priced, Scan, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

@@ -11,8 +11,8 @@ from django.db.models import F
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.runner.streak import MOST_FROM_THE_START
-from tests.contract import errands as the
-from tests.contract.gate import HAS_ROW_LOCKS
+from tests.contract.support import errands as the
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)

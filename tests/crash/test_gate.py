@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from django.db import connection
 
-from tests.contract.gate import INSTALL_GATE, KEY
+from tests.contract.support.gate import INSTALL_GATE, KEY
 from tests.crash import processors, tally, victims
 from tests.crash.audit import effects
 from tests.crash.rows import FIRST, SECOND, fresh, those, time_passes

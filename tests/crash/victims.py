@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from dcl_processor import Report
-from tests.contract import gate
+from tests.contract.support import gate
 from tests.crash import processors, trace
 from tests.crash.trace import Boundary, Trace
 from tests.edge.manage import database_url

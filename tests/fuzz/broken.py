@@ -15,7 +15,7 @@ from dcl_processor.definition.definition import Definition
 from dcl_processor.delivery import claim_and_commit, compare_and_set
 from dcl_processor.delivery.batch import Context
 from dcl_processor.settlement import flip
-from tests.contract.gate import HAS_GATE
+from tests.contract.support.gate import HAS_GATE
 
 
 def no_second_check(patch: pytest.MonkeyPatch) -> None:

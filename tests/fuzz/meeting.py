@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import ProcessorError
 from tests import models as tables
-from tests.contract.gate import PATIENCE, other_than, run_and_meanwhile
+from tests.contract.support.gate import PATIENCE, other_than, run_and_meanwhile
 from tests.fuzz.acting import Actor, Log, in_thread
 from tests.fuzz.cases import RACE, STRANGER, Case
 from tests.fuzz.fresh import stale_facts

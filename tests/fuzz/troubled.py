@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.contract.gate import PATIENCE
+from tests.contract.support.gate import PATIENCE
 from tests.fuzz import model, oracle
 from tests.fuzz.acting import Log
 from tests.fuzz.cases import CLOCK, STRANGER, Case

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connection
 from django.db.backends.signals import connection_created
 
-from tests.contract.errands import PATIENCE
+from tests.contract.support.errands import PATIENCE
 
 HAS_ROW_LOCKS = connection.features.has_select_for_update
 

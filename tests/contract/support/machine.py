@@ -35,7 +35,7 @@ from dcl_processor import (
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.execution.handler import Interruption
 from dcl_processor.report import COUNTS
-from tests.contract.histories import DEATHS, MEETINGS, MOST, World
+from tests.contract.support.histories import DEATHS, MEETINGS, MOST, World
 from tests.models import Errand
 
 #: Seconds; long beside a history, which moves the clocks itself.

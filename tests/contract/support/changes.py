@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import Model
 
-from tests.contract.own_shapes import parcel
+from tests.contract.support.own_shapes import parcel
 from tests.models import Depot, OpenParcel, Parcel, Receipt, Scan, Tag, Trailer, Vehicle
 
 

@@ -25,7 +25,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce, Greatest, RowNumber
 from django.db.models.lookups import Exact
 
-from tests.contract.changes import (
+from tests.contract.support.changes import (
     add_scan,
     close_depot,
     in_view,
@@ -33,9 +33,9 @@ from tests.contract.changes import (
     spoil_scans,
     unscanned,
 )
-from tests.contract.own_shapes import parcel
-from tests.contract.shapes import MARIADB, POSTGRESQL, SQLITE, OneStatement, here
-from tests.contract.spanning_shapes import span
+from tests.contract.support.own_shapes import parcel
+from tests.contract.support.shapes import MARIADB, POSTGRESQL, SQLITE, OneStatement, here
+from tests.contract.support.spanning_shapes import span
 from tests.models import Depot, Letter, Message, OpenParcel, Parcel, Scan, Seat, Visit
 
 RIGHT, REFUSED = OneStatement.RIGHT, OneStatement.REFUSED

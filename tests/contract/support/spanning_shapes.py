@@ -10,7 +10,7 @@ from django.db.models import (
     Q,
 )
 
-from tests.contract.changes import (
+from tests.contract.support.changes import (
     add_scan,
     add_tag,
     close_depot,
@@ -26,8 +26,8 @@ from tests.contract.changes import (
     with_receipt,
     write_receipt,
 )
-from tests.contract.own_shapes import parcel
-from tests.contract.shapes import POSTGRESQL, SQLITE, OneStatement, Shape, here
+from tests.contract.support.own_shapes import parcel
+from tests.contract.support.shapes import POSTGRESQL, SQLITE, OneStatement, Shape, here
 from tests.models import (
     Caravan,
     Depot,

@@ -1,6 +1,6 @@
 """A fourth delivery: lock, work, copy the row to an archive, delete it, commit.
 
-``pytest -p tests.contract.archive`` gives it to all processors that choose no delivery.
+``pytest -p tests.contract.support.archive`` gives it to all processors that choose no delivery.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.db.models.lookups import Exact
 from django.utils import timezone
 
-from tests.contract.shapes import OneStatement, Shape, here
+from tests.contract.support.shapes import OneStatement, Shape, here
 from tests.models import (
     Badge,
     Crate,

@@ -1,6 +1,6 @@
 """Every statement is built for the rows that it is about, as if there was no ``compiled_sql/``.
 
-``pytest -p tests.contract.uncompiled`` does so for all processors.
+``pytest -p tests.contract.support.uncompiled`` does so for all processors.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What the tests of the contract share: rows, processors, clocks, sessions, questions."""
