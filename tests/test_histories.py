@@ -14,13 +14,12 @@ import pytest
 from django.db.models import F, Q
 from hypothesis import Phase
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Retry
-from dcl_processor.candidates.pending import Question
+from dcl_processor import Delivery
 from dcl_processor.compiled_sql.cache import signature
-from dcl_processor.delivery import after_commit, deliveries, marks, settle
+from dcl_processor.delivery import marks
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.delivery.marks import Mark, MarkedRows
-from dcl_processor.execution.row_savepoint import RowSavepoint
+from tests import seams
 from tests.contract.support.machine import play
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,7 +29,7 @@ Patch = pytest.MonkeyPatch
 
 
 def settle_whatever_the_row_says(patch: Patch) -> None:
-    patch.setattr(settle, "_guard", lambda batch, marked, pk: {})
+    seams.replace(patch, seams.EXPECTED, lambda batch, marked, pk: {})
 
 
 def count_no_attempt_at_the_claim(patch: Patch) -> None:
@@ -39,7 +38,7 @@ def count_no_attempt_at_the_claim(patch: Patch) -> None:
         values = {**mark.values, "attempts": F("attempts")}
         return replace(mark, values=values, name=signature(values))
 
-    patch.setattr(deliveries, "lease_mark", lease_mark)
+    seams.replace(patch, seams.LEASE_MARK, lease_mark)
 
 
 def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
@@ -47,26 +46,26 @@ def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
         mark = marks.lease_mark(batch)
         return replace(mark, undone=mark.removed)
 
-    patch.setattr(deliveries, "lease_mark", lease_mark)
+    seams.replace(patch, seams.LEASE_MARK, lease_mark)
 
 
 def keep_the_attempts_of_a_requeued_row(patch: Patch) -> None:
-    patch.setattr(Retry, "fresh", lambda self: {})
+    seams.replace(patch, seams.FRESH, lambda self: {})
 
 
 def ask_under_the_lock_for_pending_alone(patch: Patch) -> None:
     def narrowed(self: Any, those: Any) -> Any:
         return self.unfiltered.filter(those).order_by()
 
-    patch.setattr(Question, "narrowed", narrowed)
+    seams.replace(patch, seams.NARROWED, narrowed)
 
 
 def take_over_a_lease_that_lives(patch: Patch) -> None:
-    patch.setattr(Lease, "free", lambda self: Q(pk__isnull=False))
+    seams.replace(patch, seams.LEASE_FREE, lambda self: Q(pk__isnull=False))
 
 
 def give_up_one_attempt_late(patch: Patch) -> None:
-    patch.setattr(Retry, "gives_up", lambda self, error, attempt: attempt > self.max_attempts)
+    seams.replace(patch, seams.GIVES_UP, lambda self, error, attempt: attempt > self.max_attempts)
 
 
 def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
@@ -75,23 +74,23 @@ def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
         batch.attempts = dict.fromkeys(self.after, 1)
 
     committed = MarkedRows.record_commit
-    patch.setattr(MarkedRows, "record_commit", record_commit)
+    seams.replace(patch, seams.RECORD_COMMIT, record_commit)
 
 
 def leave_behind_what_was_interrupted(patch: Patch) -> None:
-    patch.setattr(after_commit, "clear_up", lambda batch: None)
+    seams.replace(patch, seams.CLEAR_UP, lambda batch: None)
 
 
 def put_back_what_a_dead_handler_had(patch: Patch) -> None:
-    patch.setattr(Mark, "is_lease", True)
+    seams.replace(patch, seams.IS_LEASE, True)
 
 
 def keep_the_work_of_a_failed_row(patch: Patch) -> None:
-    patch.setattr(RowSavepoint, "_undo", lambda self: None)
+    seams.replace(patch, seams.UNDO, lambda self: None)
 
 
 def forget_the_dead_letter(patch: Patch) -> None:
-    patch.setattr(BatchProcessor, "get_failed", lambda self, row, error: {})
+    seams.replace(patch, seams.GET_FAILED, lambda self, row, error: {})
 
 
 ERRORS: list[tuple[Callable[[Patch], None], Delivery]] = [

@@ -12,19 +12,13 @@ from typing import Any
 import pytest
 from django.db.models import Q, QuerySet
 
-from dcl_processor.candidates import pending
 from dcl_processor.candidates.pending import Question
-from dcl_processor.definition.definition import Definition
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.delivery import (
-    claim_and_commit,
-    compare_and_set,
     deliveries,
     in_transaction,
-    one_statement,
-    settle,
 )
-from dcl_processor.delivery.batch import Batch, Context
+from dcl_processor.delivery.batch import Batch
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.locking import claiming
 from dcl_processor.locking.claiming import Claimed
@@ -32,13 +26,14 @@ from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.locking.wanted import Wanted
+from tests import seams
 
 
 @contextmanager
-def _patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+def _patched(*changes: tuple[seams.Seam, Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name, value in changes:
-            patch.setattr(owner, name, value, raising=name != "transaction_id")
+        for seam, value in changes:
+            seams.replace(patch, seam, value)
         yield
 
 
@@ -52,19 +47,19 @@ def no_second_check() -> Any:
         rows = table.in_bulk(locked)
         return claiming._claimed(pks, rows, claiming._Locked([]))
 
-    return _patched((deliveries, "claim", claim), (claim_and_commit, "claim", claim))
+    return _patched((seams.CLAIM, claim))
 
 
 def check_in_the_lock_statement() -> Any:
     """Take a spanning question for one that the lock statement may ask."""
-    return _patched((pending, "is_own_table", lambda queryset: True))
+    return _patched((seams.IS_OWN_TABLE, lambda queryset: True))
 
 
 def one_statement_for_all() -> Any:
     """Claim in one statement whatever the question is, and take its flips for granted."""
     return _patched(
-        (one_statement, "suits", lambda question: True),
-        (Context, "doubts", lambda self, option: False),
+        (seams.SUITS_ONE_STATEMENT, lambda question: True),
+        (seams.DOUBTS, lambda self, option: False),
     )
 
 
@@ -82,7 +77,7 @@ def flip_outside_the_transaction() -> Any:
             rows.filter(pk=pk).update(**batch.processor.done or {})
 
     changed = {**deliveries.DELIVERIES, Delivery.TRANSACTIONAL: transactional}
-    return _patched((deliveries, "DELIVERIES", changed))
+    return _patched((seams.DELIVERIES, changed))
 
 
 def lock_without_skip() -> Any:
@@ -91,7 +86,7 @@ def lock_without_skip() -> Any:
     def locking(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
         return queryset.select_for_update(of=("self",), no_key=True)
 
-    return _patched((claiming, "_locking", locking))
+    return _patched((seams.LOCKING, locking))
 
 
 def settle_without_guard() -> Any:
@@ -101,7 +96,7 @@ def settle_without_guard() -> Any:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         return rows.filter(Q(pk=pk)).update(**values)
 
-    return _patched((settle, "write", write))
+    return _patched((seams.WRITE, write))
 
 
 def heartbeat_during_settle() -> Any:
@@ -112,12 +107,12 @@ def heartbeat_during_settle() -> Any:
         with self._lock:
             return {field: self._tokens.get(pk, [claimed[field]])[-1:]}
 
-    return _patched((Heartbeat, "let_go", let_go))
+    return _patched((seams.LET_GO, let_go))
 
 
 def settle_table_by_table() -> Any:
     """Settle a row of several tables by a statement for each, without lock and transaction."""
-    return _patched((compare_and_set, "settling", lambda *_: nullcontext()))
+    return _patched((seams.SETTLING, lambda *_: nullcontext()))
 
 
 def settle_without_the_locks() -> Any:
@@ -126,12 +121,12 @@ def settle_without_the_locks() -> Any:
     def settling(question: Question[Any], *_: Any) -> AbstractContextManager[None]:
         return settlement_transaction(question.using)
 
-    return _patched((compare_and_set, "settling", settling))
+    return _patched((seams.SETTLING, settling))
 
 
 def lease_on_the_instance() -> Any:
     """Load the lease with the handler's row, so that its ``save()`` writes it back."""
-    return _patched((Definition, "_renewed_columns", lambda self: []))
+    return _patched((seams.RENEWED_COLUMNS, lambda self: []))
 
 
 def first_and_last_lease() -> Any:
@@ -144,10 +139,10 @@ def first_and_last_lease() -> Any:
             tokens = self._tokens.pop(pk, [claimed[field]])
             return {field: [tokens[0], tokens[-1]]}
 
-    return _patched((Heartbeat, "let_go", let_go))
+    return _patched((seams.LET_GO, let_go))
 
 
 def any_transaction() -> Any:
     """Flip in whatever transaction is open by then."""
     nothing = property(lambda self: None, lambda self, number: None)
-    return _patched((TransactionGuard, "transaction_id", nothing))
+    return _patched((seams.TRANSACTION_ID, nothing))

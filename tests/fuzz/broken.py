@@ -11,16 +11,14 @@ from django.db.models import Q
 
 from dcl_processor import Delivery
 from dcl_processor.candidates import pending
-from dcl_processor.definition.definition import Definition
-from dcl_processor.delivery import claim_and_commit, compare_and_set
-from dcl_processor.delivery.batch import Context
 from dcl_processor.settlement import flip
+from tests import seams
 from tests.contract.support.gate import HAS_GATE
 
 
 def no_second_check(patch: pytest.MonkeyPatch) -> None:
     """Lock the row, and hand it out."""
-    patch.setattr(pending.Question, "narrowed", lambda self, rows: self.table.filter(rows))
+    seams.replace(patch, seams.NARROWED, lambda self, rows: self.table.filter(rows))
 
 
 def one_statement(patch: pytest.MonkeyPatch) -> None:
@@ -34,7 +32,7 @@ def one_statement(patch: pytest.MonkeyPatch) -> None:
         several = len(tables) > 1 or queryset.model._meta.parents
         return is_own_table(queryset) or not (refused or several)
 
-    patch.setattr(pending, "is_own_table", can_be_locked)
+    seams.replace(patch, seams.IS_OWN_TABLE, can_be_locked)
 
 
 def flip_by_save(patch: pytest.MonkeyPatch) -> None:
@@ -49,8 +47,8 @@ def flip_by_save(patch: pytest.MonkeyPatch) -> None:
     def get_all_of(processor: Any, rows: Any, results: Mapping[Any, Any]) -> dict[Any, Any]:
         return {pk: get_all(processor, rows[pk], result) for pk, result in results.items()}
 
-    patch.setattr(flip, "flip", get_all)
-    patch.setattr(flip, "flips", get_all_of)
+    seams.replace(patch, seams.FLIP, get_all)
+    seams.replace(patch, seams.FLIPS, get_all_of)
 
 
 def forgotten_filter(patch: pytest.MonkeyPatch) -> None:
@@ -62,32 +60,32 @@ def forgotten_filter(patch: pytest.MonkeyPatch) -> None:
         queryset.query.where.children = children[1:] or children
         return queryset.filter(rows).order_by()
 
-    patch.setattr(pending.Question, "narrowed", narrowed)
+    seams.replace(patch, seams.NARROWED, narrowed)
 
 
 def one_row_for_all(patch: pytest.MonkeyPatch) -> None:
     """Take it that what the flip does to one row, it does to all."""
-    patch.setattr(Context, "doubts", lambda context, option: False)
+    seams.replace(patch, seams.DOUBTS, lambda context, option: False)
 
 
 def unmarked_instance(patch: pytest.MonkeyPatch) -> None:
     """Hand the instance out as it was before its claim."""
-    patch.setattr(claim_and_commit, "show", lambda row, values: None)
+    seams.replace(patch, seams.SHOW, lambda row, values: None)
 
 
 def attempts_that_stay(patch: pytest.MonkeyPatch) -> None:
     """Leave the note of earlier failures in a row that succeeded."""
-    patch.setattr(flip, "with_cleared_retry", lambda processor, values: values)
+    seams.replace(patch, seams.CLEARED_RETRY, lambda processor, values: values)
 
 
 def unlocked_settlement(patch: pytest.MonkeyPatch) -> None:
     """Settle a row of two tables as Django does: a SELECT, and an UPDATE for each table."""
-    patch.setattr(compare_and_set, "settling", lambda *_: nullcontext())
+    seams.replace(patch, seams.SETTLING, lambda *_: nullcontext())
 
 
 def lease_that_is_saved(patch: pytest.MonkeyPatch) -> None:
     """Hand out an instance that has the lease, for a ``save()`` to write back."""
-    patch.setattr(Definition, "_renewed_columns", lambda self: [])
+    seams.replace(patch, seams.RENEWED_COLUMNS, lambda self: [])
 
 
 ALL = tuple(Delivery)

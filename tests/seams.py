@@ -1,0 +1,73 @@
+"""Where tests replace a part of the package, to see that a test finds what is wrong then.
+
+All of the package's internals that such variants replace are named here: a change that moves one of
+them changes this file, and no variant. A name that is gone is an error, not a variant without a
+fault.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dcl_processor import BatchProcessor, Lease, Retry
+from dcl_processor.candidates import pending
+from dcl_processor.definition.definition import Definition
+from dcl_processor.delivery import (
+    after_commit,
+    claim_and_commit,
+    compare_and_set,
+    deliveries,
+    one_statement,
+    settle,
+)
+from dcl_processor.delivery.batch import Context
+from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.delivery.marks import Mark, MarkedRows
+from dcl_processor.execution.row_savepoint import RowSavepoint
+from dcl_processor.locking import claiming
+from dcl_processor.locking.transaction_guard import TransactionGuard
+from dcl_processor.settlement import flip
+
+#: Objects, each with the name of an attribute that is replaced.
+Seam = tuple[tuple[Any, str], ...]
+
+# The question
+IS_OWN_TABLE: Seam = ((pending, "is_own_table"),)
+NARROWED: Seam = ((pending.Question, "narrowed"),)
+# The claim
+CLAIM: Seam = ((deliveries, "claim"), (claim_and_commit, "claim"))
+LOCKING: Seam = ((claiming, "_locking"),)
+SUITS_ONE_STATEMENT: Seam = ((one_statement, "suits"),)
+SHOW: Seam = ((claim_and_commit, "show"),)
+LEASE_MARK: Seam = ((deliveries, "lease_mark"),)
+RECORD_COMMIT: Seam = ((MarkedRows, "record_commit"),)
+IS_LEASE: Seam = ((Mark, "is_lease"),)
+LEASE_FREE: Seam = ((Lease, "free"),)
+RENEWED_COLUMNS: Seam = ((Definition, "_renewed_columns"),)
+# The work
+UNDO: Seam = ((RowSavepoint, "_undo"),)
+CLEAR_UP: Seam = ((after_commit, "clear_up"),)
+LET_GO: Seam = ((Heartbeat, "let_go"),)
+# The flip, and what is written after a failure
+DOUBTS: Seam = ((Context, "doubts"),)
+FLIP: Seam = ((flip, "flip"),)
+FLIPS: Seam = ((flip, "flips"),)
+CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
+FRESH: Seam = ((Retry, "fresh"),)
+GIVES_UP: Seam = ((Retry, "gives_up"),)
+GET_FAILED: Seam = ((BatchProcessor, "get_failed"),)
+EXPECTED: Seam = ((settle, "_guard"),)
+WRITE: Seam = ((settle, "write"),)
+SETTLING: Seam = ((compare_and_set, "settling"),)
+#: Set in ``__init__()``, so the class has no such name before.
+TRANSACTION_ID: Seam = ((TransactionGuard, "transaction_id"),)
+# The order of them
+DELIVERIES: Seam = ((deliveries, "DELIVERIES"),)
+
+
+def replace(patch: pytest.MonkeyPatch, seam: Seam, value: Any) -> None:
+    """Replace each attribute of the seam for as long as the patch lasts."""
+    for owner, name in seam:
+        patch.setattr(owner, name, value, raising=seam is not TRANSACTION_ID)
