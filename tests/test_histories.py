@@ -55,7 +55,7 @@ def keep_the_attempts_of_a_requeued_row(patch: Patch) -> None:
 
 def ask_under_the_lock_for_pending_alone(patch: Patch) -> None:
     def narrowed(self: Any, those: Any) -> Any:
-        return self.unfiltered.filter(those).order_by()
+        return self.unfiltered.filter(those.condition).order_by()
 
     seams.replace(patch, seams.NARROWED, narrowed)
 

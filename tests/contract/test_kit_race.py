@@ -117,10 +117,10 @@ if HAS_ROW_LOCKS:
         assert sum(place < lock for place in candidates) >= 3
 
     def narrowed_without_the_question(
-        question: pending.Question[Any], those: Q
+        question: pending.Question[Any], those: pending.RowFilter
     ) -> QuerySet[Any, Any]:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
-        return rows.filter(those).order_by()
+        return rows.filter(those.condition).order_by()
 
     @pytest.mark.parametrize("copies", [2, 4])
     @pytest.mark.parametrize("make", [transactional, spanning, at_most_once, at_least_once])

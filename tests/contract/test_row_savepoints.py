@@ -48,7 +48,7 @@ def test_i7_set_rollback_takes_back_the_row_that_asked_for_it() -> None:
     report = in_batches(handle)()
     assert (report.processed, report.failed) == (2, 1)
     assert sent() == worked() == [0, 2]
-    assert "rolled back" in str(report.failures[0].error)
+    assert "marked the transaction for rollback" in str(report.failures[0].error)
     assert calls == [0, 1, 2]  # the others' work is kept, and not redone
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.db import transaction
-from django.db.models import CharField, Model, Q, QuerySet
+from django.db.models import CharField, Model, QuerySet
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import pending
@@ -163,9 +163,9 @@ def test_without_the_second_check_the_finished_row_is_handed_out(
 ) -> None:
     """A broken variant: locks the row, and does not ask again. The same harness finds it."""
 
-    def narrowed(question: pending.Question[Any], those: Q) -> QuerySet[Any, Any]:
+    def narrowed(question: pending.Question[Any], those: pending.RowFilter) -> QuerySet[Any, Any]:
         rows = QuerySet[Any](question.model, using=question.using)
-        return rows.filter(those).order_by()
+        return rows.filter(those.condition).order_by()
 
     monkeypatch.setattr(pending.Question, "narrowed", narrowed)
     row = shape.make()

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from django.db.models import Q
 
 from dcl_processor import Delivery
 from dcl_processor.candidates import pending
@@ -18,7 +17,7 @@ from tests.contract.support.gate import HAS_GATE
 
 def no_second_check(patch: pytest.MonkeyPatch) -> None:
     """Lock the row, and hand it out."""
-    seams.replace(patch, seams.NARROWED, lambda self, rows: self.table.filter(rows))
+    seams.replace(patch, seams.NARROWED, lambda self, rows: self.table.filter(rows.condition))
 
 
 def one_statement(patch: pytest.MonkeyPatch) -> None:
@@ -54,11 +53,11 @@ def flip_by_save(patch: pytest.MonkeyPatch) -> None:
 def forgotten_filter(patch: pytest.MonkeyPatch) -> None:
     """Lose the first of several conditions when the question is narrowed."""
 
-    def narrowed(self: Any, rows: Q) -> Any:
+    def narrowed(self: Any, rows: pending.RowFilter) -> Any:
         queryset = self.queryset.all()
         children = queryset.query.where.children
         queryset.query.where.children = children[1:] or children
-        return queryset.filter(rows).order_by()
+        return queryset.filter(rows.condition).order_by()
 
     seams.replace(patch, seams.NARROWED, narrowed)
 

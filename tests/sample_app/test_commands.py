@@ -41,7 +41,11 @@ def test_two_loaders_of_the_same_file_share_its_orders(
             {"DATABASE_URL": "postgres://nobody@127.0.0.1:1/none"},
             "Expected a database that answers",
         ),
-        (["demo", "--orders", "none.csv"], {}, "Cannot read none.csv: No such file or directory."),
+        (
+            ["demo", "--orders", "none.csv"],
+            {},
+            "Expected a file that can be read, got none.csv: No such file or directory.",
+        ),
         (["demo"], {"EMAIL_URL": "pigeon://roof"}, "The settings are not usable: "),
         (["demo"], {"EMAIL_URL": "", "EMAIL_HOST": "h", "EMAIL_PORT": "x"}, "EMAIL_PORT, got"),
         (["demo"], {"DATABASE_URL": "oracle"}, "got one that begins with 'oracle'"),
