@@ -14,7 +14,7 @@ from tests.contract.support import uncompiled
 from tests.environments import CHECKOUT
 from tests.models import Parcel
 
-CONTRACT = "invariants batches at_least_once at_most_once flips fence instances"
+CONTRACT = "invariants batches at_least_once at_most_once flips transaction_guard instances"
 
 #: These count the statements of the claim that marks its rows at once, or measure memory for long.
 NEED_ITS_SPEED = {
