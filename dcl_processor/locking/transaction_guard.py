@@ -15,7 +15,7 @@ from django.db import Error, connections
 
 from dcl_processor.database.contention import ends_transaction, savepoint_is_gone
 from dcl_processor.database.driver import in_transaction, send
-from dcl_processor.database.transaction_id import current_transaction_id
+from dcl_processor.database.transaction_id import current_transaction_id, has_id
 from dcl_processor.exceptions import SessionLost, TransactionLost
 
 _SAVEPOINT = "dcl_fence"
@@ -33,7 +33,7 @@ class TransactionGuard:
         self._lost: Exception | None = None
         # Without an id the guard uses a savepoint, which is gone when its transaction ends; the
         # next transaction has no savepoint of that name.
-        self._has_savepoint = self._connection.vendor != "postgresql"
+        self._has_savepoint = not has_id(self._connection)
         self.transaction_id = transaction_id
 
     def __enter__(self) -> Self:
