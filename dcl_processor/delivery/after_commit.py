@@ -78,6 +78,7 @@ def _startable(
         if retry and batch.attempts[pk] > retry.max_attempts:
             refused.append((pk, Failed(AttemptsUsedUp(retry.max_attempts))))
         elif context.heartbeat is not None and not context.heartbeat.is_ours(pk):
+            # Race: double claim. Another worker may handle a row whose lease has lapsed.
             refused.append((pk, Lost(called=False)))
         else:
             yield pk, row

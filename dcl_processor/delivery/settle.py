@@ -47,8 +47,7 @@ def settle(batch: Batch[M], pk: Any, outcome: Outcome, *, is_last: bool = False)
 
     An interrupt during the write is raised again after one more write, and at once if ``is_last``.
     """
-    marked = batch.marked
-    assert marked is not None
+    marked = _marked(batch)
     batch.outcomes[pk] = final = outcome
     marked.ended.pop(pk, None)
     try:
@@ -60,8 +59,12 @@ def settle(batch: Batch[M], pk: Any, outcome: Outcome, *, is_last: bool = False)
             final = _not_written(batch, pk, final)
     except BaseException as error:
         if ends_the_run(error):
-            # The work is done. It must not be repeated because an interrupt came during this write.
-            if not is_last:
+            if is_last:
+                batch.outcomes[pk] = outcome if isinstance(outcome, Lost) else Lost()
+            else:
+                # Race: work without flip. The work is done, so an interrupt during the write must
+                # not lose the flip. The interrupted write may have been committed.
+                marked.maybe_written.add(pk)
                 settle(batch, pk, outcome, is_last=True)
             raise
         if not isinstance(error, Exception):

@@ -31,7 +31,7 @@ class Passes:
         self._absent: list[Any] = []
         self._tried: set[Any] = set()
         self._in_flight: set[Any] = set()
-        # Rows that were rolled back together with others.
+        # Rows that were rolled back together with others, until they are handled alone.
         self._alone: set[Any] = set()
         # Rows tried while nothing had succeeded, and rows tried out of order.
         self._failing: set[Any] = set()
@@ -61,7 +61,7 @@ class Passes:
         left: deque[Any] = deque()
         self.take(self._run.dispatcher.ended(everything=True), left)
         # A run that is to stop leaves rows of a batch behind, even of the last batch.
-        while left and not self._run.stopped and not self._run.must_stop():
+        while left and not self._run.must_stop():
             self._visit(self._run.ask(), left, more=0)
             self.take(self._run.dispatcher.ended(everything=True), left)
 
@@ -214,6 +214,7 @@ class Passes:
                     self._absent.append(pk)
                 else:
                     counters.counts["stale"] += 1
+            self._alone.difference_update(pks)
             self._alone.update(batch.to_redo)
             behind = [pk for pk in pks if pk not in outcomes and pk not in misses]
             if waiting is not None and behind:

@@ -7,12 +7,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 from django.db import connection
 
+import dcl_processor
+from dcl_processor.delivery.deliveries import deliver
 from dcl_processor.delivery.marks import MarkedRows
 from dcl_processor.execution.handler import execute
 from tests.contract.support import errands as the
@@ -24,6 +27,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 #: nobody can tell whether it has begun.
 COMMITTED: CodeType = MarkedRows.record_commit.__code__
 BEGUN: CodeType = execute.__code__
+
+PACKAGE = str(Path(dcl_processor.__file__).parent)
 
 PROCESSORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "claim and time": (the.at_most_once, {}),
@@ -96,3 +101,55 @@ def test_an_interrupt_in_the_commit_puts_no_claim_of_another_copy_back(
         the.at_most_once(the.ignore, claimed_at=None, reset={"claimed": False})()
     assert the.state(row)["claimed"] is True
     assert the.state(row)["done"] is False
+
+
+def is_of_the_package(frame: FrameType) -> bool:
+    """Say whether the package called, or is called: each line of it that does something."""
+    callers = (frame, frame.f_back)
+    return any(caller and caller.f_code.co_filename.startswith(PACKAGE) for caller in callers)
+
+
+@contextmanager
+def interrupted_after(handled: list[Any], at: int) -> Iterator[None]:
+    """Raise as Ctrl-C does, ``at`` calls after a handler has returned, within its delivery."""
+    calls = 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        if event == "return" and frame.f_code is deliver.__code__:
+            sys.setprofile(None)
+        elif event == "call" and handled and is_of_the_package(frame):
+            calls += 1
+            if calls > at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
+def test_i10_an_interrupt_after_the_handler_is_reported_as_it_left_the_row(kind: str) -> None:
+    """At each point: what the report counts as processed is done, and nothing else is."""
+    make, options = PROCESSORS[kind]
+    found: set[bool] = set()
+    for at in count():
+        Errand.objects.all().delete()
+        [row] = the.errands(1)
+        handled: list[Any] = []
+        try:
+            with interrupted_after(handled, at):
+                make(lambda row: handled.append(row.pk), **options)()  # noqa: B023  # called here
+        except KeyboardInterrupt as error:
+            done = the.state(row)["done"]
+            report = error.report  # type: ignore[attr-defined]  # as documented
+            assert (report.processed, report.failed) == (done, 0), at
+            found.add(done)
+        else:
+            assert at > 50
+            assert found == {False, True}
+            return

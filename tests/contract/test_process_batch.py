@@ -10,6 +10,7 @@ from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
 from dcl_processor.exceptions import HandlerExited
+from dcl_processor.runner.passes import Passes
 from tests.contract.support.batches import (
     note,
     parcels,
@@ -250,3 +251,20 @@ def test_process_batch_that_asks_for_a_rollback_gets_one() -> None:
     # The first row is handled alone, because nothing shows beforehand that it leaves pending.
     assert run.calls == [[0], [1, 2], [1], [2]]
     assert worked() == [0, 2]
+
+
+def test_no_row_that_was_redone_is_remembered_until_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run over a large backlog may redo all of it."""
+    parcels(6)
+    runs: list[Passes] = []
+    real = Passes.first
+
+    def first(passes: Passes) -> None:
+        runs.append(passes)
+        real(passes)
+
+    monkeypatch.setattr(Passes, "first", first)
+    assert Together(bad=[1, 4], batch_size=3)().processed == 4
+    assert [passes._alone for passes in runs] == [set()]

@@ -95,14 +95,20 @@ def test_at_most_once_the_row_at_hand_is_in_doubt_and_not_failed() -> None:
 
 @contextmanager
 def time_is_up(
-    when: Callable[[str], bool], error: type[BaseException] = SoftTimeLimitExceeded
+    when: Callable[[str], bool],
+    error: type[BaseException] = SoftTimeLimitExceeded,
+    *,
+    times: int = 1,
+    after: bool = False,
 ) -> Iterator[None]:
-    """Raise the limit once, instead of the first statement for which it is time."""
+    """Raise the limit instead of the first statements for which it is time, or after them."""
     raised: list[str] = []
 
     def wrapper(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-        if not raised and when(sql):
+        if len(raised) < times and when(sql):
             raised.append(sql)
+            if after:
+                execute(sql, *args)
             raise error
         return execute(sql, *args)
 
@@ -151,6 +157,43 @@ def test_while_the_outcome_is_written_it_is_no_failure(
     assert untouched(rows[1])
     assert logged() == []
     assert all_again(make)(ignore)().processed == (2 if make is transactional else 1)
+
+
+@pytest.mark.parametrize("make", [at_most_once, at_least_once])
+def test_after_the_outcome_was_written_the_row_is_reported_as_processed(make: Make) -> None:
+    """The write is repeated, finds nothing to write, and looks up what is there."""
+    [row] = errands(1)
+    handled: list[int] = []
+
+    def settles(sql: str) -> bool:
+        return bool(handled) and sql.startswith("UPDATE")
+
+    run = all_again(make)(lambda row: handled.append(row.place))
+    interrupts = time_is_up(settles, KeyboardInterrupt, after=True)
+    with pytest.raises(KeyboardInterrupt) as interrupted, interrupts:
+        run()
+    assert state(row)["done"] is True
+    report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
+    assert (report.processed, report.lease_lost) == (1, 0)
+
+
+@pytest.mark.parametrize("make", [at_most_once, at_least_once])
+def test_a_row_whose_repeated_write_is_interrupted_too_is_not_reported_as_processed(
+    make: Make,
+) -> None:
+    [row] = errands(1)
+    handled: list[int] = []
+
+    def settles(sql: str) -> bool:
+        return bool(handled) and sql.startswith("UPDATE")
+
+    run = all_again(make)(lambda row: handled.append(row.place))
+    interrupts = time_is_up(settles, KeyboardInterrupt, times=2)
+    with pytest.raises(KeyboardInterrupt) as interrupted, interrupts:
+        run()
+    assert state(row)["done"] is False
+    report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
+    assert (report.processed, report.lease_lost) == (0, 1)
 
 
 def test_in_an_asynchronous_handler_it_ends_the_run_as_well() -> None:
