@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .candidates import pending
+from .candidates.question import ask
 from .processor import BatchProcessor
 from .runner import limits
 
@@ -16,7 +16,7 @@ def count(processor: BatchProcessor[Any], *, using: str | None = None, most: int
     """Return the number of pending rows without a lock; ``most`` + 1 means that there are more."""
     limits.check_alias("using", using or processor.using)
     limits.check_alias("read_using", processor.read_using)
-    question = pending.ask(
+    question = ask(
         processor.pending,
         label=processor.name,
         using=using or processor.using,

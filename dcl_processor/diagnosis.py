@@ -11,7 +11,7 @@ from django.db import DatabaseError, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import errors
-from .candidates import pending
+from .candidates.question import ask
 from .database.contention import is_database_error
 from .definition.kinds import rules_of
 from .exceptions import ProcessorError, StillPending
@@ -94,7 +94,7 @@ def one_line(error: BaseException) -> str:
 
 def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None:
     try:
-        question = pending.ask(
+        question = ask(
             processor.pending,
             label=processor.name,
             using=using or processor.using,

@@ -36,7 +36,7 @@ def fast_files() -> list[str]:
     """Return the files of the contract but the slow ones, and those of single modules."""
     tests = CHECKOUT / "tests"
     contract = (each for each in tests.glob("contract/test_*.py") if each.name not in SLOW)
-    modules = ("limits", "definition", "deliveries", "grouping", "locking", "pending", "retry")
+    modules = ("limits", "definition", "deliveries", "grouping", "locking", "question", "retry")
     files = [*contract, *(tests / f"test_{name}.py" for name in modules)]
     return sorted(str(each.relative_to(CHECKOUT)) for each in files)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import BatchProcessor, Lease, Retry
-from dcl_processor.candidates import pending
+from dcl_processor.candidates import question
 from dcl_processor.definition.definition import Definition
 from dcl_processor.delivery import (
     after_commit,
@@ -34,8 +34,8 @@ from dcl_processor.settlement import flip
 Seam = tuple[tuple[Any, str], ...]
 
 # The question
-IS_OWN_TABLE: Seam = ((pending, "is_own_table"),)
-NARROWED: Seam = ((pending.Question, "narrowed"),)
+IS_OWN_TABLE: Seam = ((question, "is_own_table"),)
+NARROWED: Seam = ((question.Question, "narrowed"),)
 # The claim
 CLAIM: Seam = ((deliveries, "claim"), (claim_and_commit, "claim"))
 LOCKING: Seam = ((claiming, "_locking"),)

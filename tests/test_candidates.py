@@ -11,7 +11,8 @@ from django.db.models import Count, F, QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import pending, windows
+from dcl_processor.candidates import windows
+from dcl_processor.candidates.question import Question, ask
 from tests.models import Depot, Parcel, Scan, Visit, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -194,8 +195,8 @@ def test_i8_a_strict_order_forgets_the_rows_that_others_finished() -> None:
     assert len(rows) == 60
 
 
-def question(queryset: QuerySet[Any]) -> pending.Question[Any]:
-    return pending.ask(queryset, label="test")
+def question(queryset: QuerySet[Any]) -> Question[Any]:
+    return ask(queryset, label="test")
 
 
 def test_still_pending_keeps_the_order_and_what_is_pending() -> None:
@@ -207,7 +208,7 @@ def test_still_pending_keeps_the_order_and_what_is_pending() -> None:
 
 
 def walk(tried: set[Any]) -> windows.Walk[Any]:
-    return windows.Walk(lambda: pending.ask(unsent, label="test"), tried)
+    return windows.Walk(lambda: ask(unsent, label="test"), tried)
 
 
 def test_i8_keys_that_were_tried_are_forgotten_behind_the_walk() -> None:

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.compiled_sql.cache import MOST_KEPT
 from dcl_processor.compiled_sql.update import CompiledUpdate
@@ -28,8 +28,8 @@ from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def ask(model: type[Model]) -> Any:
-    return pending.ask(model._default_manager.all(), label="test")
+def question_of(model: type[Model]) -> Any:
+    return ask(model._default_manager.all(), label="test")
 
 
 PROCESSOR = batch_processor(pending=Parcel.objects.all(), done={"sent": True})(print)
@@ -53,7 +53,7 @@ def sql(act: Callable[[], Any]) -> list[str]:
 
 
 def test_one_statement_writes_any_plain_values() -> None:
-    question, row = ask(Parcel), Parcel.objects.create()
+    question, row = question_of(Parcel), Parcel.objects.create()
     for note, weight in (("a", 1), ("it's 100 %s", None), ("", 2)):
         write(question, row, note=note, weight=weight)
         assert (row.note, row.weight) == (note, weight)
@@ -62,7 +62,7 @@ def test_one_statement_writes_any_plain_values() -> None:
 
 
 def test_a_foreign_key_is_written_from_a_row_after_it_was_written_from_a_key() -> None:
-    question, row, depot = ask(Parcel), Parcel.objects.create(), Depot.objects.create()
+    question, row, depot = question_of(Parcel), Parcel.objects.create(), Depot.objects.create()
     for value in (None, depot, depot.pk, depot, None):
         write(question, row, depot=value)
         assert row.depot == (depot if value else None)
@@ -80,7 +80,7 @@ def test_a_processor_may_give_one_row_a_related_row_and_another_none() -> None:
 
 
 def test_callables_are_called_for_each_row() -> None:
-    question, row = ask(Parcel), Parcel.objects.create()
+    question, row = question_of(Parcel), Parcel.objects.create()
     numbers = iter(range(3))
     for expected in range(3):
         write(question, row, weight=lambda: next(numbers))
@@ -89,7 +89,7 @@ def test_callables_are_called_for_each_row() -> None:
 
 
 def test_an_expression_has_a_statement_of_its_own() -> None:
-    question, row = ask(Parcel), Parcel.objects.create(tries=1)
+    question, row = question_of(Parcel), Parcel.objects.create(tries=1)
     more, sent = F("tries") + 1, Now()
     for expected in (2, 3):
         write(question, row, tries=more, sent_at=sent, note=str(expected))
@@ -104,7 +104,7 @@ def test_an_expression_has_a_statement_of_its_own() -> None:
 
 
 def test_usual_flips_share_a_statement_although_each_is_made_for_its_row() -> None:
-    question, row = ask(Parcel), Parcel.objects.create(tries=0)
+    question, row = question_of(Parcel), Parcel.objects.create(tries=0)
     for tries in range(1, 4):
         more = Coalesce(F("tries"), Value(0)) + 1
         write(question, row, tries=more, sent_at=Now(), note=Value("a"), weight=F("tries") * 2)
@@ -195,7 +195,7 @@ def test_a_function_may_use_its_mapping_and_its_values_again(
 
 
 def test_a_value_that_holds_what_may_change_is_compiled_for_each_row() -> None:
-    question, row = ask(Sample), Sample.objects.create()
+    question, row = question_of(Sample), Sample.objects.create()
     document = Value({"a": 1}, output_field=models.JSONField())
     for number in (1, 2):
         document.value["a"] = number
@@ -205,7 +205,7 @@ def test_a_value_that_holds_what_may_change_is_compiled_for_each_row() -> None:
 
 
 def test_delays_share_a_statement_and_each_is_its_own() -> None:
-    question = ask(Errand)
+    question = question_of(Errand)
     row: Any = Errand.objects.create()
     for seconds in (60, 0.25, 86_400):
         delay = timedelta(seconds=seconds)
@@ -221,7 +221,7 @@ def test_delays_share_a_statement_and_each_is_its_own() -> None:
 
 
 def test_a_delay_is_left_open_beside_a_guard() -> None:
-    question = ask(Errand)
+    question = question_of(Errand)
     rows = [Errand.objects.create(place=place) for place in range(3)]
     for row in rows:
         values = {"next_attempt_at": Later(timedelta(seconds=60 + row.place))}
@@ -264,7 +264,7 @@ def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_is_needed_again_is_not_pushed_out() -> None:
-    question, row = ask(Parcel), Parcel.objects.create()
+    question, row = question_of(Parcel), Parcel.objects.create()
     write(question, row, note="first")
     [first] = kept(question).values()
     for number in range(3 * MOST_KEPT):
@@ -280,7 +280,7 @@ def test_what_is_needed_again_is_not_pushed_out() -> None:
 
 
 def test_threads_share_no_statement() -> None:
-    question, row = ask(Parcel), Parcel.objects.create()
+    question, row = question_of(Parcel), Parcel.objects.create()
     write(question, row, note="here")
 
     def there() -> tuple[dict[Any, Any], int]:
@@ -300,19 +300,19 @@ def test_threads_share_no_statement() -> None:
 
 def test_a_parents_column_is_written_the_ordinary_way() -> None:
     for model in (Truck, Trailer):
-        question, row = ask(model), model._default_manager.create()
+        question, row = question_of(model), model._default_manager.create()
         for plate in ("A 1", "B 2"):
             write(question, row, plate=plate, inspected=True)
             assert (row.plate, row.inspected) == (plate, True)
         assert list(kept(question).values()) == [None]
     truck = Truck.objects.create()
-    write(ask(Truck), truck, weighed=True, plate="C 3")
+    write(question_of(Truck), truck, weighed=True, plate="C 3")
     assert (truck.weighed, truck.plate) == (True, "C 3")
 
 
 def test_a_composite_key_is_written_the_ordinary_way() -> None:
     rows = [Seat.objects.create(row=1, number=number) for number in (1, 2)]
-    question = ask(Seat)
+    question = question_of(Seat)
     write(question, rows[0], sent=True)
     rows[1].refresh_from_db()
     assert (rows[0].sent, rows[1].sent) == (True, False)
@@ -385,7 +385,7 @@ def secret() -> Iterator[type[Model]]:
 
 @pytest.mark.parametrize("field", ["scrambled", "strict"])
 def test_a_field_that_leaves_no_place_open_gets_its_values(secret: type[Model], field: str) -> None:
-    question, row = ask(secret), secret._default_manager.create()
+    question, row = question_of(secret), secret._default_manager.create()
     for text in ("one", "two", None):
         write(question, row, **{field: text})
         assert getattr(row, field) == text
@@ -393,7 +393,7 @@ def test_a_field_that_leaves_no_place_open_gets_its_values(secret: type[Model], 
 
 
 def test_a_field_that_makes_sql_of_a_value_gets_its_values(secret: type[Model]) -> None:
-    question, row = ask(secret), secret._default_manager.create()
+    question, row = question_of(secret), secret._default_manager.create()
     for text in ("one", "two"):
         # Django itself takes an expression from such a field when it updates.
         write(question, row, loud=text)
@@ -412,7 +412,7 @@ def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: i
     )(lambda row: None)
     assert run().processed == 5
     assert set(rows.values_list("raised", flat=True)) == {"DONE"}
-    question, row = ask(secret), rows.earliest("pk")
+    question, row = question_of(secret), rows.earliest("pk")
     for text in ("one", "two"):
         assert compare_and_set.write(question, row.pk, {"id": [row.pk]}, {"raised": text}) == 1
         row.refresh_from_db()
@@ -420,7 +420,7 @@ def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: i
 
 
 def test_what_is_sent_is_what_django_would_send() -> None:
-    question, row = ask(Parcel), Parcel.objects.create()
+    question, row = question_of(Parcel), Parcel.objects.create()
     ordinary = Parcel.objects.filter(pk=row.pk)
     [mine] = sql(lambda: writing.write(question, [row.pk], {"note": "a", "sent": True}, PROCESSOR))
     [django] = sql(lambda: ordinary.update(note="a", sent=True))

@@ -10,7 +10,7 @@ from django.db.models import F, FilteredRelation, Model, Q, QuerySet
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import ask
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.claiming import Miss, claim
 from dcl_processor.locking.wanted import Wanted
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 def claimed(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Any:
     with transaction.atomic():
-        got = claim(pending.ask(queryset, label="test", flips=flips), Wanted([pk]))
+        got = claim(ask(queryset, label="test", flips=flips), Wanted([pk]))
         return got.rows[pk] if pk in got.rows else got.misses[pk]
 
 
@@ -76,7 +76,7 @@ def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
     row = Caravan.objects.create()
     assert row.pk != row.vehicle_id
     with transaction.atomic():
-        question = pending.ask(Caravan.objects.filter(inspected=False), label="test")
+        question = ask(Caravan.objects.filter(inspected=False), label="test")
         assert isinstance(claim(question, Wanted([row.pk])).rows[row.pk], Caravan)
         with connections["other"].cursor() as cursor:
             cursor.execute("SELECT id FROM tests_vehicle FOR NO KEY UPDATE SKIP LOCKED")
@@ -90,7 +90,7 @@ def test_a_row_that_is_joined_stays_free_for_others(rows: dict[str, Any]) -> Non
     row = Parcel.objects.create(depot=depot)
     with transaction.atomic():
         asked = Parcel.objects.filter(**rows).select_related("depot")
-        assert row.pk in claim(pending.ask(asked, label="test"), Wanted([row.pk])).rows
+        assert row.pk in claim(ask(asked, label="test"), Wanted([row.pk])).rows
         with transaction.atomic(using="other"):
             others = Depot.objects.using("other")
             assert list(others.select_for_update(skip_locked=True)) == [depot]
@@ -194,7 +194,7 @@ def test_deferral_select_related_and_annotations_are_the_querysets() -> None:
 def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
     rows = [Parcel.objects.create() for _ in range(3)]
     scans = [Scan.objects.create(parcel=row) for row in rows]
-    asked = pending.ask(Parcel.objects.filter(sent=False).prefetch_related("scans"), label="test")
+    asked = ask(Parcel.objects.filter(sent=False).prefetch_related("scans"), label="test")
     for row, scan in zip(rows, scans, strict=True):
         with transaction.atomic():
             [got] = claim(asked, Wanted([row.pk])).rows.values()

@@ -26,7 +26,7 @@ from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.exceptions import InvalidPending
 
-from .pending import Question, order_of
+from .question import Question, order_of
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")

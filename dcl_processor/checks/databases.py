@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, connections
 
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.locking.engines import refuse_without_transactions

@@ -13,7 +13,7 @@ from django.db.models.lookups import Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
 
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import Question, ask
 from dcl_processor.diagnosis import describe
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.processor import BatchProcessor
@@ -24,11 +24,11 @@ from .offline import DatabaseAskedError, offline
 
 def check(
     processor: BatchProcessor[Any],
-) -> tuple[pending.Question[Any] | None, list[CheckMessage]]:
+) -> tuple[Question[Any] | None, list[CheckMessage]]:
     """Return the question, if it can be built without a database, and what is wrong with it."""
     try:
         with offline():
-            question = pending.ask(
+            question = ask(
                 processor.pending,
                 label=processor.name,
                 using=processor.using,

@@ -20,7 +20,7 @@ from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
 from django.db.models.sql.where import AND, WhereNode
 
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.question import Question
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import constants_of
 

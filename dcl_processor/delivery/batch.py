@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from django.db.models import Model
 
-from dcl_processor.candidates.pending import Question, these
+from dcl_processor.candidates.question import Question, these
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.locking.wanted import Wanted

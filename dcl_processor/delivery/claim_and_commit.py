@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from dcl_processor.candidates.pending import these
+from dcl_processor.candidates.question import these
 from dcl_processor.clock import recognisable_columns
 from dcl_processor.exceptions import StillPending
 from dcl_processor.execution.leftover import Leftover

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from dcl_processor.candidates.pending import Question, these
+from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.locking.waiting import settling

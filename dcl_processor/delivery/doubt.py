@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.candidates import pending
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.question import Question, ask
 from dcl_processor.candidates.windows import WINDOW
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.model_columns import check_columns
@@ -112,7 +111,7 @@ def _write(
 
 def _check_rows(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
     """Refuse rows that are not the processor's, or that could not be written."""
-    question = pending.ask(processor.pending, label=processor.name, using=processor.using)
+    question = ask(processor.pending, label=processor.name, using=processor.using)
     model = question.model
     ours = isinstance(rows, QuerySet) and rows.model._meta.concrete_model is model
     if not ours or rows.query.is_sliced:
@@ -138,7 +137,7 @@ def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:
 
 
 def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
-    question = pending.ask(processor.pending, label=processor.name, using=processor.using)
+    question = ask(processor.pending, label=processor.name, using=processor.using)
     return QuerySet(question.model, using=question.using)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import OperationalError, connections
 
 from dcl_processor import clock
-from dcl_processor.candidates.pending import Question, these
+from dcl_processor.candidates.question import Question, these
 from dcl_processor.definition.lease import Lease
 from dcl_processor.locking.claiming import lock_free
 from dcl_processor.locking.isolation import RowTransaction

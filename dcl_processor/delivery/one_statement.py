@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import NotSupportedError, connections, transaction
 from django.db.models import Model, Q
 
-from dcl_processor.candidates.pending import KeyList, Question
+from dcl_processor.candidates.question import KeyList, Question
 from dcl_processor.clock import recognisable
 from dcl_processor.compiled_sql.claim_update import ClaimUpdate, CompiledClaim
 from dcl_processor.locking.claiming import Claimed, Miss

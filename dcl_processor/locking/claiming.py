@@ -12,7 +12,7 @@ from django.db import connections
 from django.db.models import Model, Q, QuerySet
 from django.db.models.constants import LOOKUP_SEP
 
-from dcl_processor.candidates.pending import KeyList, Question, RowFilter, these
+from dcl_processor.candidates.question import KeyList, Question, RowFilter, these
 from dcl_processor.compiled_sql.select import CompiledSelect
 from dcl_processor.database.transaction_id import NAME, with_transaction_id
 from dcl_processor.exceptions import InvalidPending

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from django.db import connections
 from django.db.models import Model
 
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.question import Question
 from dcl_processor.exceptions import Unsupported
 
 # One table at a time, so that both names are constants and the server opens no other table.

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 
-from dcl_processor.candidates.pending import Question, these
+from dcl_processor.candidates.question import Question, these
 
 from .claiming import lock_database, parent_keys
 from .isolation import RowTransaction

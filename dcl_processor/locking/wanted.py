@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import QuerySet
 
-from dcl_processor.candidates.pending import Question, RowFilter
+from dcl_processor.candidates.question import Question, RowFilter
 
 R = TypeVar("R")
 

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.candidates import pending, windows
+from dcl_processor.candidates import windows
+from dcl_processor.candidates.question import Question
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.locking.wanted import Wanted, spare
@@ -66,7 +67,7 @@ class Passes:
             self.take(self._run.dispatcher.ended(everything=True), left)
 
     def _visit_window(
-        self, question: pending.Question[Any], waiting: deque[Any], patience: Patience
+        self, question: Question[Any], waiting: deque[Any], patience: Patience
     ) -> bool:
         """Visit a window's candidates; return whether to read another window before its end."""
         self._leave_out_visited(waiting)
@@ -81,7 +82,7 @@ class Passes:
                 return True
         return False
 
-    def _probes(self, question: pending.Question[Any], waiting: deque[Any]) -> bool:
+    def _probes(self, question: Question[Any], waiting: deque[Any]) -> bool:
         """Try rows at random places if the next rows are likely to fail like those before."""
         counters = self._run.counters
         if counters.probing:
@@ -149,9 +150,7 @@ class Passes:
             self._tried.add(pk)
         return waiting
 
-    def _visit(
-        self, question: pending.Question[Any], waiting: deque[Any], *, more: int
-    ) -> tuple[int, int]:
+    def _visit(self, question: Question[Any], waiting: deque[Any], *, more: int) -> tuple[int, int]:
         """Dispatch the next batch, and take those that have ended.
 
         ``more``: how many extra candidates the batch may get, to replace rows that it misses.
@@ -222,7 +221,7 @@ class Passes:
                 waiting.extendleft(reversed(behind))
         return got, missed
 
-    def _look_at_absent(self, question: pending.Question[Any]) -> None:
+    def _look_at_absent(self, question: Question[Any]) -> None:
         """Remember the rows that other workers have locked, and count those that are finished.
 
         SKIP LOCKED returns neither of them, and only locked rows are worth coming back to. If there

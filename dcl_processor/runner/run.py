@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from django.db import connections
 from django.db.models import Model, Q
 
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
@@ -204,10 +204,10 @@ class Run(Generic[M]):
             self.stopped = self.limits.exceeded(self.counters.handled)
         return self.stopped is not None
 
-    def ask(self, *, due: bool = True) -> pending.Question[M]:
+    def ask(self, *, due: bool = True) -> Question[M]:
         """Return a new question for the user's ``pending``."""
         processor = self.processor
-        return pending.ask(
+        return ask(
             processor.pending,
             label=processor.name,
             filter=self.filter,

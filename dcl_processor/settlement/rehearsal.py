@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from dcl_processor import clock
 from dcl_processor.candidates.flip_coverage import decided
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending

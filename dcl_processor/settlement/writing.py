@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import FieldError
 from django.db.models import QuerySet
 
-from dcl_processor.candidates.pending import Question, these
+from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.database.transaction_id import current_transaction_id, is_in_transaction

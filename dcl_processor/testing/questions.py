@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model
 
-from dcl_processor.candidates.pending import Question, ask, these
+from dcl_processor.candidates.question import Question, ask, these
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.processor import BatchProcessor
 

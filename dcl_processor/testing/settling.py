@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.question import Question
 from dcl_processor.errors import describe
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import ask
 from dcl_processor.errors import describe
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def alias(processor: Definition[Any], using: str | None = None) -> str:
     """Return the alias on which the processor's watchers are woken: its rows are written there."""
     if chosen := using or processor.using:
         return chosen
-    return pending.ask(processor.pending, label=processor.name).using
+    return ask(processor.pending, label=processor.name).using
 
 
 def can_notify(using: str) -> bool:

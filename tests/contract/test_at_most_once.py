@@ -555,7 +555,7 @@ if HAS_GATE:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """The broken variant: the same harness finds its double."""
-        monkeypatch.setattr("dcl_processor.candidates.pending.is_own_table", lambda queryset: True)
+        monkeypatch.setattr("dcl_processor.candidates.question.is_own_table", lambda queryset: True)
         rows = the.errands(3)
         handled: list[Any] = []
         run = the.at_most_once(

@@ -12,7 +12,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from dcl_processor import Lease, Snooze, clock
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
@@ -55,7 +55,7 @@ def zone(request: pytest.FixtureRequest, use_tz: bool) -> Iterator[None]:
 
 
 def read() -> Any:
-    question = pending.ask(the.PENDING, label="test")
+    question = ask(the.PENDING, label="test")
     return clock.read(question.table, [row.pk for row in the.errands(1)])
 
 
@@ -196,7 +196,7 @@ def test_the_clock_moves_within_a_transaction() -> None:
 
 
 def test_the_clock_says_nothing_of_rows_that_are_gone() -> None:
-    question = pending.ask(the.PENDING, label="test")
+    question = ask(the.PENDING, label="test")
     assert clock.read(question.table, [0]) is None
 
 

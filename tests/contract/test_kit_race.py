@@ -14,7 +14,7 @@ from django.db.models import Q, QuerySet
 from django.test import TestCase
 
 from dcl_processor import BatchProcessor, Snooze, batch_processor
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import Question, RowFilter
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidOption,
@@ -24,6 +24,7 @@ from dcl_processor.exceptions import (
 )
 from dcl_processor.locking import claiming
 from dcl_processor.testing import hold_lock, race, turns
+from tests import seams
 from tests.contract.support.errands import (
     PENDING,
     at_least_once,
@@ -117,7 +118,7 @@ if HAS_ROW_LOCKS:
         assert sum(place < lock for place in candidates) >= 3
 
     def narrowed_without_the_question(
-        question: pending.Question[Any], those: pending.RowFilter
+        question: Question[Any], those: RowFilter
     ) -> QuerySet[Any, Any]:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         return rows.filter(those.condition).order_by()
@@ -127,7 +128,7 @@ if HAS_ROW_LOCKS:
     def test_a_missing_second_check_is_caught(
         make: Callable[..., Any], copies: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pending.Question, "narrowed", narrowed_without_the_question)
+        monkeypatch.setattr(Question, "narrowed", narrowed_without_the_question)
         rows = errands(3)
         handled: list[int] = []
         with pytest.raises(AssertionError) as caught:
@@ -149,7 +150,7 @@ if HAS_ROW_LOCKS:
     def test_a_missing_second_check_is_caught_with_a_single_row(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(pending.Question, "narrowed", narrowed_without_the_question)
+        monkeypatch.setattr(Question, "narrowed", narrowed_without_the_question)
         errands(1)
         for seed in range(3):
             Errand.objects.update(done=False)
@@ -177,7 +178,7 @@ if HAS_ROW_LOCKS:
 
         The page on testing says so, and the shapes' own tests, which stop there, catch it.
         """
-        monkeypatch.setattr(pending, "is_own_table", lambda queryset: True)
+        seams.replace(monkeypatch, seams.IS_OWN_TABLE, lambda queryset: True)
         for seed in range(5):
             errands(3)
             assert race(spanning(ignore), copies=3, seed=seed).processed == 3

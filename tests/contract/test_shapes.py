@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import CharField, Model, QuerySet
 
 from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import Question, RowFilter, is_own_table
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import (
     HAS_ROW_LOCKS,
@@ -62,7 +62,7 @@ def is_pending(shape: Shape, row: Model) -> bool:
 def test_the_kind_of_question(shape: Shape) -> None:
     shape.make()
     queryset = shape.queryset()
-    assert pending.is_own_table(queryset) is shape.own_table
+    assert is_own_table(queryset) is shape.own_table
     if shape.own_table:
         with transaction.atomic():  # one of them locks
             sql = str(queryset.order_by().query)
@@ -163,11 +163,11 @@ def test_without_the_second_check_the_finished_row_is_handed_out(
 ) -> None:
     """A broken variant: locks the row, and does not ask again. The same harness finds it."""
 
-    def narrowed(question: pending.Question[Any], those: pending.RowFilter) -> QuerySet[Any, Any]:
+    def narrowed(question: Question[Any], those: RowFilter) -> QuerySet[Any, Any]:
         rows = QuerySet[Any](question.model, using=question.using)
         return rows.filter(those.condition).order_by()
 
-    monkeypatch.setattr(pending.Question, "narrowed", narrowed)
+    monkeypatch.setattr(Question, "narrowed", narrowed)
     row = shape.make()
     calls: list[Any] = []
     plain = processor(shape, calls)

@@ -11,7 +11,7 @@ from django.db.models import Count, F, Prefetch, Q, QuerySet, Subquery
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import pending
+from tests import seams
 from tests.contract.support.gate import HAS_GATE, run_and_meanwhile
 from tests.models import Depot, Parcel, RoadTrain, Scan, Vehicle
 
@@ -211,7 +211,7 @@ if HAS_GATE:
         case: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The broken variant: the joined half of a locking statement is its snapshot's."""
-        monkeypatch.setattr(pending, "is_own_table", lambda queryset: True)
+        seams.replace(monkeypatch, seams.IS_OWN_TABLE, lambda queryset: True)
         queryset, look, change, expected = FRESH[case]
         Depot.objects.create(name="south")
         row = Parcel.objects.create(depot=Depot.objects.create(name="north"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import NotSupportedError
 
-from dcl_processor.candidates import pending
+from tests import seams
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import other_than, run_and_meanwhile
 from tests.contract.support.own_shapes import OWN
@@ -33,7 +33,7 @@ def of_kind(kind: OneStatement) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def _everything_is_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "is_own_table", lambda queryset: True)
+    seams.replace(monkeypatch, seams.IS_OWN_TABLE, lambda queryset: True)
 
 
 def handled_although_it_left(shape: Shape) -> bool:

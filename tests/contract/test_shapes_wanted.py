@@ -15,7 +15,8 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates import pending, windows
+from dcl_processor.candidates import windows
+from dcl_processor.candidates.question import ask
 from tests.contract.support import errands as the
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import other_than, run_and_meanwhile
@@ -169,7 +170,7 @@ def test_a_strict_order_is_kept_among_others_and_costs_a_row_no_statement_more(
     rows = parcels(40, weight=1)
     for place, row in enumerate(rows):
         Parcel.objects.filter(pk=row.pk).update(depot=depots[place % 2])
-    question = pending.ask(asked, label="test")
+    question = ask(asked, label="test")
     [(_, window)] = windows.walk_in_order(lambda: question, set())
     in_order = list(window)
     assert len(in_order) == 40

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db.models import Q, QuerySet
 
-from dcl_processor.candidates.pending import Question
+from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.delivery import (
     deliveries,

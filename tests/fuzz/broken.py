@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import Delivery
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import RowFilter, is_own_table
 from dcl_processor.settlement import flip
 from tests import seams
 from tests.contract.support.gate import HAS_GATE
@@ -22,7 +22,6 @@ def no_second_check(patch: pytest.MonkeyPatch) -> None:
 
 def one_statement(patch: pytest.MonkeyPatch) -> None:
     """Lock and ask in one statement whatever the database lets be locked so."""
-    is_own_table = pending.is_own_table
 
     def can_be_locked(queryset: Any) -> bool:
         query = queryset.query
@@ -53,7 +52,7 @@ def flip_by_save(patch: pytest.MonkeyPatch) -> None:
 def forgotten_filter(patch: pytest.MonkeyPatch) -> None:
     """Lose the first of several conditions when the question is narrowed."""
 
-    def narrowed(self: Any, rows: pending.RowFilter) -> Any:
+    def narrowed(self: Any, rows: RowFilter) -> Any:
         queryset = self.queryset.all()
         children = queryset.query.where.children
         queryset.query.where.children = children[1:] or children

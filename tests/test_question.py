@@ -30,7 +30,7 @@ from django.db.models.lookups import Exact
 from django.test.utils import override_settings, register_lookup
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import pending
+from dcl_processor.candidates.question import ask, is_own_table, tables_of
 from dcl_processor.exceptions import InvalidPending
 from tests.models import (
     Caravan,
@@ -79,7 +79,7 @@ open_depots = Depot.objects.filter(open=True)
     ids=lambda queryset: f"{queryset.query.where}"[:70],
 )
 def test_questions_of_the_rows_own_columns(queryset: QuerySet[Any]) -> None:
-    assert pending.is_own_table(queryset) is True
+    assert is_own_table(queryset) is True
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_questions_of_the_rows_own_columns(queryset: QuerySet[Any]) -> None:
     ids=lambda queryset: f"{queryset.query.where}"[:70],
 )
 def test_everything_else_spans(queryset: QuerySet[Any]) -> None:
-    assert pending.is_own_table(queryset) is False
+    assert is_own_table(queryset) is False
 
 
 class LooksElsewhere(Lookup):
@@ -154,13 +154,13 @@ class Elsewhere(Transform):
 
 def test_lookups_and_transforms_that_a_project_registered_span() -> None:
     with register_lookup(models.IntegerField, LooksElsewhere, Elsewhere):
-        assert not pending.is_own_table(Parcel.objects.filter(weight__elsewhere=1))
-        assert not pending.is_own_table(Parcel.objects.filter(weight__far=1))
+        assert not is_own_table(Parcel.objects.filter(weight__elsewhere=1))
+        assert not is_own_table(Parcel.objects.filter(weight__far=1))
     with register_lookup(models.CharField, LooksElsewhereExactly):
-        assert not pending.is_own_table(Parcel.objects.filter(note="x"))
+        assert not is_own_table(Parcel.objects.filter(note="x"))
     with register_lookup(models.CharField, Upper):
-        assert not pending.is_own_table(Parcel.objects.filter(note__upper="X"))
-    assert pending.is_own_table(Parcel.objects.filter(note="x"))
+        assert not is_own_table(Parcel.objects.filter(note__upper="X"))
+    assert is_own_table(Parcel.objects.filter(note="x"))
 
 
 class NowInAnotherTown(Now):
@@ -168,7 +168,7 @@ class NowInAnotherTown(Now):
 
 
 def test_a_subclass_of_a_known_expression_spans() -> None:
-    assert not pending.is_own_table(Parcel.objects.filter(sent_at__lt=NowInAnotherTown()))
+    assert not is_own_table(Parcel.objects.filter(sent_at__lt=NowInAnotherTown()))
 
 
 ranked = Parcel.objects.annotate(rank=Window(Rank(), order_by="-priority"))
@@ -223,7 +223,7 @@ refused = pytest.mark.parametrize(
 @pytest.mark.django_db
 def test_refused_when_it_is_returned(source: Callable[[], Any], words: str) -> None:
     with pytest.raises(InvalidPending, match=rf"^test: expected pending to be .* got {words}"):
-        pending.ask(source, label="test")
+        ask(source, label="test")
 
 
 @refused
@@ -241,14 +241,14 @@ def test_refused_when_it_is_given(source: Callable[[], Any], words: str) -> None
 @pytest.mark.django_db
 def test_columns_that_are_distinct_are_refused_by_name() -> None:
     with pytest.raises(InvalidPending, match=r"got distinct\(\) on columns, .* use a subquery"):
-        pending.ask(parcels.distinct("depot"), label="test")
+        ask(parcels.distinct("depot"), label="test")
 
 
 @pytest.mark.django_db
 def test_a_window_behind_a_subquery_is_asked() -> None:
     first = ranked.filter(rank__lte=3).values("pk")
-    assert not pending.ask(parcels.filter(pk__in=first), label="test").own_table
-    assert not pending.ask(parcels.filter(pk__in=Subquery(first)), label="test").own_table
+    assert not ask(parcels.filter(pk__in=first), label="test").own_table
+    assert not ask(parcels.filter(pk__in=Subquery(first)), label="test").own_table
 
 
 class OfTheInstance:
@@ -258,15 +258,15 @@ class OfTheInstance:
         return "other" if getattr(hints.get("instance"), "name", "") == "far" else None
 
 
-@override_settings(DATABASE_ROUTERS=["tests.test_pending.OfTheInstance"])
+@override_settings(DATABASE_ROUTERS=["tests.test_question.OfTheInstance"])
 def test_a_related_managers_queryset_is_locked_where_its_instance_lives() -> None:
     far, near = Depot(pk=1, name="far"), Depot(pk=2, name="near")
-    assert pending.ask(far.parcels.filter(sent=False), label="test").using == "other"
-    assert pending.ask(near.parcels.filter(sent=False), label="test").using == "default"
+    assert ask(far.parcels.filter(sent=False), label="test").using == "other"
+    assert ask(near.parcels.filter(sent=False), label="test").using == "default"
     near._state.db = "other"
-    assert pending.ask(near.parcels.all(), label="test").using == "other"
-    assert pending.ask(near.parcels.all(), label="test", using="default").using == "default"
-    assert pending.ask(parcels.using("other"), label="test").using == "other"
+    assert ask(near.parcels.all(), label="test").using == "other"
+    assert ask(near.parcels.all(), label="test", using="default").using == "default"
+    assert ask(parcels.using("other"), label="test").using == "other"
 
 
 def names(tables: Iterable[type[models.Model]]) -> list[str]:
@@ -304,15 +304,15 @@ def names(tables: Iterable[type[models.Model]]) -> list[str]:
 def test_i4_tables_are_those_that_hold_a_column_of_the_question_or_the_flip(
     queryset: QuerySet[Any], flips: list[str] | None, tables: list[str]
 ) -> None:
-    assert sorted(names(pending.tables_of(queryset, flips))) == tables
-    assert names(pending.tables_of(queryset, flips))[0] == tables[0]
+    assert sorted(names(tables_of(queryset, flips))) == tables
+    assert names(tables_of(queryset, flips))[0] == tables[0]
 
 
 @pytest.mark.django_db
 def test_a_row_outside_the_runs_filter_is_pending_all_the_same() -> None:
     """Or else a flip that only leaves the filter would pass for one that finishes the row."""
     row = Parcel.objects.create(note="x")
-    asked = pending.ask(parcels, label="test", filter=Q(note=""))
+    asked = ask(parcels, label="test", filter=Q(note=""))
     assert not asked.among([row.pk]).exists()
     assert asked.still_pending([row.pk]).exists()
     Parcel.objects.update(sent=True)
@@ -322,14 +322,14 @@ def test_a_row_outside_the_runs_filter_is_pending_all_the_same() -> None:
 @pytest.mark.django_db
 def test_a_filter_is_refused_like_a_queryset() -> None:
     with pytest.raises(InvalidPending, match=r"a window expression"):
-        pending.ask(parcels, label="test", filter=Q(Exact(Window(RowNumber()), 1)))
+        ask(parcels, label="test", filter=Q(Exact(Window(RowNumber()), 1)))
 
 
 @pytest.mark.django_db
 def test_the_users_queryset_is_not_changed() -> None:
     source = parcels.select_for_update().order_by("-priority")
     before = str(source.query)
-    asked = pending.ask(source, label="test", filter=Q(depot__open=True))
+    asked = ask(source, label="test", filter=Q(depot__open=True))
     assert not asked.queryset.query.select_for_update
     assert source.query.select_for_update
     assert str(source.query) == before
