@@ -1,6 +1,6 @@
 """The way of one row through the package: how many calls, in how many files.
 
-``python -m tests.calls`` prints it for each delivery; ``--walk`` also prints each call of one.
+``python -m tests.calls`` prints it for each delivery; ``--each`` also prints each call of one.
 A row in the middle of a run is followed, when everything that is made once has been made.
 """
 
@@ -121,7 +121,7 @@ def main() -> None:
     print(f"{'':26}{'calls':>7}{'files':>7}{'switches':>10}{'depth':>7}")
     for name, way in found.items():
         print(f"{name:26}{len(way.calls):7}{way.files:7}{way.switches:10}{way.deepest:7}")
-    if "--walk" in sys.argv:
+    if "--each" in sys.argv:
         for name, way in found.items():
             print(f"\n{name}", *(f"  {file}: {call}" for file, call in way.calls), sep="\n")
 

@@ -11,7 +11,7 @@ from django.db.models import Count, F, QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question, ask
 from tests.models import Depot, Parcel, Scan, Visit, Voucher
 
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 3)
-    monkeypatch.setattr(windows, "WIDE_WINDOW", 6)
+    monkeypatch.setattr(scan, "WINDOW", 3)
+    monkeypatch.setattr(scan, "WIDE_WINDOW", 6)
 
 
 def parcels(number: int, **values: Any) -> list[Parcel]:
@@ -73,7 +73,7 @@ def test_every_row_comes_once_over_several_windows(
     assert sorted(handled(queryset, strict_order=strict_order)) == [row.pk for row in rows]
 
 
-def test_windows_are_walked_by_key_and_ordered_inside() -> None:
+def test_windows_are_scanned_by_key_and_ordered_inside() -> None:
     parcels(7)
     assert handled(unsent.order_by("-priority"), "priority") == [2, 1, 0, 5, 4, 3, 6]
 
@@ -122,7 +122,7 @@ def test_rows_that_fail_at_the_head_of_a_strict_order_block_nothing() -> None:
 
 
 @in_both_orders
-def test_i6_keys_that_arrive_ahead_of_the_walk_do_not_make_it_endless(strict_order: bool) -> None:
+def test_i6_keys_that_arrive_ahead_of_the_scan_do_not_make_it_endless(strict_order: bool) -> None:
     """Each handled row leaves three behind it that sort between it and the upper end."""
     Voucher.objects.bulk_create([Voucher(code=code) for code in ["a", "b", "c", "d", "z"]])
     made = iter(range(10**6))
@@ -185,12 +185,12 @@ def test_i8_a_strict_order_forgets_the_rows_that_others_finished() -> None:
     rows = parcels(60)
     tried: set[int] = set()
     longest = 0
-    for asked, pks in windows.walk_in_order(lambda: question(unsent), tried):
+    for asked, pks in scan.ordered_scan(lambda: question(unsent), tried):
         longest = max(longest, len(tried))
         for pk in pks:
             tried.add(pk)  # not there to be claimed: another copy has just finished it
             asked.queryset.filter(pk=pk).update(sent=True)
-    assert longest <= 2 * windows.WINDOW
+    assert longest <= 2 * scan.WINDOW
     assert not unsent.exists()
     assert len(rows) == 60
 
@@ -204,29 +204,29 @@ def test_still_pending_keeps_the_order_and_what_is_pending() -> None:
     Parcel.objects.filter(pk=rows[2].pk).update(sent=True)
     pks: Iterable[int] = [rows[3].pk, rows[2].pk, rows[0].pk, 10**9]
     asked = question(unsent.filter(scans=None))
-    assert windows.still_pending(asked, list(pks)) == [rows[3].pk, rows[0].pk]
+    assert scan.still_pending(asked, list(pks)) == [rows[3].pk, rows[0].pk]
 
 
-def walk(tried: set[Any]) -> windows.Walk[Any]:
-    return windows.Walk(lambda: ask(unsent, label="test"), tried)
+def by_key(tried: set[Any]) -> scan.KeyScan[Any]:
+    return scan.KeyScan(lambda: ask(unsent, label="test"), tried)
 
 
-def test_i8_keys_that_were_tried_are_forgotten_behind_the_walk() -> None:
+def test_i8_keys_that_were_tried_are_forgotten_behind_the_scan() -> None:
     parcels(20)
     tried: set[Any] = set()
     most = 0
-    for _, waiting in walk(tried):
+    for _, waiting in by_key(tried):
         tried.update(waiting)
         waiting.clear()
         most = max(most, len(tried))
-    assert most == windows.WINDOW
+    assert most == scan.WINDOW
 
 
-def test_a_walk_among_others_shows_every_row_however_few_are_taken_of_a_window() -> None:
+def test_a_scan_among_others_shows_every_row_however_few_are_taken_of_a_window() -> None:
     rows = parcels(40)
     tried: set[Any] = set()
     seen: list[Any] = []
-    among_others = walk(tried)
+    among_others = by_key(tried)
     for _, waiting in among_others:
         seen.append(waiting.popleft())
         tried.add(seen[-1])
@@ -234,11 +234,11 @@ def test_a_walk_among_others_shows_every_row_however_few_are_taken_of_a_window()
     assert sorted(seen) == [row.pk for row in rows]
 
 
-def test_i6_a_walk_among_others_ends_though_rows_come_back() -> None:
+def test_i6_a_scan_among_others_ends_though_rows_come_back() -> None:
     parcels(8)
-    among_others = walk(set())
+    among_others = by_key(set())
     for visits, (_, waiting) in enumerate(among_others):
-        assert visits < windows.WIDE_WINDOW + 8
+        assert visits < scan.WIDE_WINDOW + 8
         waiting.popleft()
         among_others.met_another()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, ask
-from dcl_processor.candidates.windows import WINDOW
+from dcl_processor.candidates.scan import WINDOW
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.exceptions import InvalidOption

@@ -2,7 +2,7 @@
 
 The run's thread reads the candidates, dispatches batches and counts their outcomes. The threads
 claim, handle and settle rows, each on its own database connection. So a run has one report and one
-walk, whichever threads do the work. If the handlers run on an event loop, the run's own thread
+scan, whichever threads do the work. If the handlers run on an event loop, the run's own thread
 claims and settles the rows of all of them.
 """
 

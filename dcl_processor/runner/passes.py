@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.locking.claiming import Miss
@@ -43,13 +43,13 @@ class Passes:
         """Visit every candidate once."""
         self._run.counters.passes += 1
         patience = Patience(endless=self._run.processor.strict_order)
-        walk = windows.Walk(self._run.ask, self._tried)
-        in_order = windows.walk_in_order(self._run.ask, self._tried)
-        for question, waiting in in_order if self._run.processor.strict_order else walk:
-            patience.begin(alone=not walk.among_others)
+        by_key = scan.KeyScan(self._run.ask, self._tried)
+        in_order = scan.ordered_scan(self._run.ask, self._tried)
+        for question, waiting in in_order if self._run.processor.strict_order else by_key:
+            patience.begin(alone=not by_key.among_others)
             if self._visit_window(question, waiting, patience):
-                walk.met_another()
-            if len(self._absent) >= windows.WINDOW:
+                by_key.met_another()
+            if len(self._absent) >= scan.WINDOW:
                 self._look_at_absent(question)
             if self._run.stopped:
                 break
@@ -91,7 +91,7 @@ class Passes:
         if not counters.streak.to_probe:
             return False  # one of those that were in flight has succeeded
         counters.probing = True
-        found = windows.anywhere(question, counters.streak.to_probe)
+        found = scan.anywhere(question, counters.streak.to_probe)
         probed = deque(pk for pk in found if pk not in self._tried | self._failing)
         if not self._without_suspects(probed):
             return False  # there are no others: go on with the next rows
@@ -118,7 +118,7 @@ class Passes:
                 more = spare(question) if self._run.dispatcher.may_choose else 0
                 while (
                     self._without_suspects(waiting)
-                    and len(self._absent) < windows.WINDOW
+                    and len(self._absent) < scan.WINDOW
                     and not self._run.must_stop()
                 ):
                     self._visit(question, waiting, more=more)
@@ -228,7 +228,7 @@ class Passes:
         are any such rows, one query per window, without a lock, finds which of them are locked.
         """
         absent, self._absent = self._absent, []
-        locked = windows.still_pending(question, absent)
+        locked = scan.still_pending(question, absent)
         self._run.counters.counts["stale"] += len(absent) - len(locked)
         room = MOST_LOCKED - len(self._locked)
         self._locked += locked[:room]

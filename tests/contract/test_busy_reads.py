@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connection
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected
 from tests.models import Errand
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 2)
-    monkeypatch.setattr(windows, "WIDE_WINDOW", 3)
+    monkeypatch.setattr(scan, "WINDOW", 2)
+    monkeypatch.setattr(scan, "WIDE_WINDOW", 3)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_read_waits_for_an_exclusive_lock(
     read: Any, released: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a claim does: what is locked is asked for again, and not without end."""
-    monkeypatch.setattr(windows, "PATIENCE", 30 if released else 0.3)
+    monkeypatch.setattr(scan, "PATIENCE", 30 if released else 0.3)
     the.errands(12)
     refusals: list[str] = []
     path = connection.settings_dict["NAME"]

@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.exceptions import StillPending
 from dcl_processor.runner import passes
 from tests.contract.support.clocks import Clock, Waits
@@ -155,7 +155,7 @@ def test_i5_repeats_allows_a_row_to_stay_and_handles_it_once_per_run() -> None:
 def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 4)
+    monkeypatch.setattr(scan, "WINDOW", 4)
     parcels(8)
 
     def handle(row: Parcel) -> None:
@@ -169,7 +169,7 @@ def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(
 
 
 def test_i6_random_keys_that_keep_arriving_do_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 4)
+    monkeypatch.setattr(scan, "WINDOW", 4)
     Letter.objects.bulk_create([Letter() for _ in range(20)])
     calls: list[Any] = []
 
@@ -187,7 +187,7 @@ def test_i6_random_keys_that_keep_arriving_do_not_either(monkeypatch: pytest.Mon
 def test_i6_a_sort_key_that_changes_makes_no_row_come_twice(
     strict_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 3)
+    monkeypatch.setattr(scan, "WINDOW", 3)
     parcels(10)
     calls: list[int] = []
 
@@ -230,7 +230,7 @@ def test_i6_locked_rows_are_tried_again_until_they_are_free() -> None:
 
 
 def test_i6_a_row_at_the_end_of_a_window_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 2)
+    monkeypatch.setattr(scan, "WINDOW", 2)
     rows = parcels(5)
     calls: list[int] = []
 
@@ -245,7 +245,7 @@ def test_i6_a_row_at_the_end_of_a_window_is_tried_once(monkeypatch: pytest.Monke
 
 def test_i8_memory_does_not_grow_with_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times the rows, the same peak: what is kept is a window, not a backlog."""
-    monkeypatch.setattr(windows, "WINDOW", 20)
+    monkeypatch.setattr(scan, "WINDOW", 20)
     run = processor(ignore)
 
     def peak(number: int) -> int:

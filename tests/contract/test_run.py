@@ -16,7 +16,7 @@ from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
 from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished, run_finished
@@ -97,7 +97,7 @@ def test_the_other_alias_may_be_named_for_the_run_or_the_read() -> None:
     with CaptureQueriesContext(connection) as queries:
         assert send().processed == 1
     assert aliases == ["other", "default"]
-    assert not any(f"LIMIT {windows.WINDOW}" in query["sql"] for query in queries)
+    assert not any(f"LIMIT {scan.WINDOW}" in query["sql"] for query in queries)
 
 
 @database

@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from dcl_processor import Report
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import PATIENCE
 from tests.contract.support.own_shapes import OWN
@@ -30,7 +30,7 @@ COPIES, ROWS = 2, 10
 def test_i2_copies_that_race_handle_each_row_once(
     shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 4)
+    monkeypatch.setattr(scan, "WINDOW", 4)
     rows = [shape.make() for _ in range(ROWS)]
     start = Barrier(COPIES)
     calls: list[Any] = []

@@ -15,7 +15,7 @@ from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
 from tests.contract.support import errands as the
 from tests.contract.support.expression_shapes import EXPRESSIONS
@@ -171,7 +171,7 @@ def test_a_strict_order_is_kept_among_others_and_costs_a_row_no_statement_more(
     for place, row in enumerate(rows):
         Parcel.objects.filter(pk=row.pk).update(depot=depots[place % 2])
     question = ask(asked, label="test")
-    [(_, window)] = windows.walk_in_order(lambda: question, set())
+    [(_, window)] = scan.ordered_scan(lambda: question, set())
     in_order = list(window)
     assert len(in_order) == 40
     calls: list[int] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import before_lock
 from tests.contract.support.own_shapes import OWN
@@ -24,8 +24,8 @@ CODES = ["b", "ä", "A1", "a2", "Z", "_", "zz", "é", "f", "E1", "0"]
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 2)
-    monkeypatch.setattr(windows, "WIDE_WINDOW", 3)
+    monkeypatch.setattr(scan, "WINDOW", 2)
+    monkeypatch.setattr(scan, "WIDE_WINDOW", 3)
 
 
 @pytest.mark.parametrize("shape", [*OWN, *SPANNING, *EXPRESSIONS], ids=str)
@@ -49,7 +49,7 @@ def fill(model: Any) -> None:
 @pytest.mark.parametrize("among_others", [False, True])
 @pytest.mark.parametrize("strict_order", [False, True])
 @pytest.mark.parametrize("model", [Letter, Seat, Voucher])
-def test_keys_of_other_kinds_are_walked_to_their_end(
+def test_keys_of_other_kinds_are_scanned_to_their_end(
     model: Any, strict_order: bool, among_others: bool
 ) -> None:
     """By the database's order of keys, which need not be that of Python."""

@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.locking.wanted import SPARE
 from dcl_processor.runner import passes
 from dcl_processor.runner.patience import FIRST_PATIENCE
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW", 4)
-    monkeypatch.setattr(windows, "WIDE_WINDOW", 6)
+    monkeypatch.setattr(scan, "WINDOW", 4)
+    monkeypatch.setattr(scan, "WIDE_WINDOW", 6)
 
 
 def parcels(number: int) -> list[int]:
@@ -155,10 +155,10 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
 ) -> None:
     parcels(200)
     sizes: list[int] = []
-    real = windows.Walk.__init__
+    real = scan.KeyScan.__init__
 
-    def spy(walk: Any, ask: Any, tried: set[Any]) -> None:
-        real(walk, ask, tried)
+    def spy(by_key: Any, ask: Any, tried: set[Any]) -> None:
+        real(by_key, ask, tried)
         remembered.append(tried)
 
     def spy_on_run(passes_of_run: Any) -> None:
@@ -168,7 +168,7 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
     remembered: list[set[Any]] = []
     under_way: list[set[Any]] = []
     real_first = passes.Passes.first
-    monkeypatch.setattr(windows.Walk, "__init__", spy)
+    monkeypatch.setattr(scan.KeyScan, "__init__", spy)
     monkeypatch.setattr(passes.Passes, "first", spy_on_run)
     pks = list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
 
@@ -179,7 +179,7 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
 
     report = processor(handle)()
     assert report.processed >= 199
-    assert max(sizes) <= 4 * windows.WIDE_WINDOW
+    assert max(sizes) <= 4 * scan.WIDE_WINDOW
 
 
 if connection.features.has_select_for_update:
@@ -235,7 +235,7 @@ def test_a_copy_that_slept_over_its_window_soon_looks_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others finish all of a wide window but its last row just after this copy has read it."""
-    monkeypatch.setattr(windows, "WIDE_WINDOW", 64)
+    monkeypatch.setattr(scan, "WIDE_WINDOW", 64)
     monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
     pks = parcels(66)
     looks: list[str] = []

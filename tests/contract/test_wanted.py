@@ -10,7 +10,7 @@ from django.db.models import Count
 from django.test.utils import isolate_apps
 
 from dcl_processor import batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.locking import wanted
 from tests.contract.support.wanted import UNSENT, parcels, refuse_to_load
 from tests.models import Parcel, Priced, Scan, Voucher
@@ -53,7 +53,7 @@ def test_a_row_that_somebody_moves_to_the_front_takes_no_others_place(strict_ord
 
 @pytest.mark.usefixtures("choosing")
 def test_a_default_order_that_a_group_does_without_is_none() -> None:
-    """Django drops the model's own order where rows are grouped, and so does the walk."""
+    """Django drops the model's own order where rows are grouped, and so does the scan."""
     rows = [Priced.objects.create(net=place) for place in range(10)]
     calls: list[int] = []
     asked = Priced.objects.filter(sent=False).annotate(n=Count("pk"))
@@ -128,8 +128,8 @@ def test_a_copy_that_often_looks_again_still_visits_every_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it was shown and did not visit is not counted as visited."""
-    monkeypatch.setattr(windows, "WINDOW", 4)
-    monkeypatch.setattr(windows, "WIDE_WINDOW", 6)
+    monkeypatch.setattr(scan, "WINDOW", 4)
+    monkeypatch.setattr(scan, "WIDE_WINDOW", 6)
     monkeypatch.setattr(wanted, "SPARE", 0)
     parcels(60)
     calls: list[int] = []
@@ -151,7 +151,7 @@ def test_rows_that_come_many_times_are_read_past_in_a_strict_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once for each match of a filter over a to-many relation."""
-    monkeypatch.setattr(windows, "WINDOW", 4)
+    monkeypatch.setattr(scan, "WINDOW", 4)
     rows = parcels(6)
     for row in rows:
         Scan.objects.bulk_create([Scan(parcel=row) for _ in range(9)])

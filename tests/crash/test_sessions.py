@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from tests.crash import processors
 from tests.crash.audit import effects
 from tests.crash.ending import end_session_of
@@ -151,7 +151,7 @@ def test_a_session_that_ends_between_two_looks_costs_the_run_nothing(
     look: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each window is asked for afresh; its row alone is read then, and no lock was held."""
-    monkeypatch.setattr(windows, "WINDOW", 1)
+    monkeypatch.setattr(scan, "WINDOW", 1)
     looks = 0
 
     def pending() -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dcl_processor import Report
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.delivery import heartbeat
 from dcl_processor.locking import waiting
 from dcl_processor.runner.patience import Patience
@@ -224,7 +224,7 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if chooses:
             patch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
-        patch.setattr(windows, "secrets", SimpleNamespace(randbelow=_randbelow))
+        patch.setattr(scan, "secrets", SimpleNamespace(randbelow=_randbelow))
         # A claim waits for no lock; what has to be written does.
         for module in (waiting, heartbeat):
             patch.setattr(module, "lock_rows", _waiting(waiting.lock_rows))

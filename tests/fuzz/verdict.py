@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Delivery
-from dcl_processor.candidates import windows
+from dcl_processor.candidates import scan
 from dcl_processor.exceptions import ProcessorError, StillPending
 from dcl_processor.report import COUNTS
 from tests.fuzz import oracle, troubled
@@ -182,5 +182,5 @@ def _check_empty(case: Case) -> None:
 
 def narrow_windows(patch: Any) -> None:
     """Make the windows so small that a few rows are several."""
-    patch.setattr(windows, "WINDOW", 2)
-    patch.setattr(windows, "WIDE_WINDOW", 3)
+    patch.setattr(scan, "WINDOW", 2)
+    patch.setattr(scan, "WIDE_WINDOW", 3)

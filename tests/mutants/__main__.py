@@ -1,6 +1,6 @@
 """Put each fault into a copy of the tree, and run the tests that are to find it.
 
-python -m tests.mutants [--sample 10] [--seed text] [--only windows.py] [--jobs 2]
+python -m tests.mutants [--sample 10] [--seed text] [--only scan.py] [--jobs 2]
 
 A mutant is killed by a test that fails; tests that cannot be collected, or do not pass without the
 fault, kill nothing. The tree itself is never written to.

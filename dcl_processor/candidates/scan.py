@@ -1,10 +1,10 @@
 """Stage 1: lock-free windows of primary keys.
 
-The keys that are read here are a hint. A run walks the rows by primary key, and each window starts
+The keys that are read here are a hint. A run scans the rows by primary key, and each window starts
 after the last key of the previous one. So dead index entries are passed once, and no row comes
 twice because its sort key changes during the run.
 
-Workers that walk side by side would all try to claim the same rows. So a worker that finds a row
+Workers that scan side by side would all try to claim the same rows. So a worker that finds a row
 taken reads a larger window of the rows that are pending now, and goes on from a random place in it,
 as every other worker does. From then on they rarely meet. No worker needs to know how many workers
 there are, and a single worker keeps its order.
@@ -47,11 +47,11 @@ WIDE_WINDOW = 5_000
 PATIENCE = 10.0
 
 
-class Walk(Generic[M]):
-    """Yields windows by primary key, up to the highest key that existed when the walk began.
+class KeyScan(Generic[M]):
+    """Yields windows by primary key, up to the highest key that existed when the scan began.
 
-    ``tried``: keys that were tried in this walk and may still be pending. The caller adds them,
-    and the walk removes those that it cannot read again.
+    ``tried``: keys that were tried in this scan and may still be pending. The caller adds them,
+    and the scan removes those that it cannot read again.
     """
 
     def __init__(self, ask: Callable[[], Question[M]], tried: set[Any]) -> None:
@@ -127,7 +127,7 @@ class Walk(Generic[M]):
         self._left = None if self._left is None else self._left - visited
 
 
-def walk_in_order(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Window[M]]:
+def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Window[M]]:
     """Yield windows in the queryset's own order, each read from the head again.
 
     ``tried``: keys that were tried and may still be pending; they stay at the head and are skipped.
@@ -189,7 +189,7 @@ def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
 
 def _keys(question: Question[M]) -> QuerySet[M, Any]:
     keys = question.queryset.using(question.read_using).order_by("pk")
-    # order_by() does not undo a reverse(), which would reverse the walk.
+    # order_by() does not undo a reverse(), which would reverse the scan.
     keys.query.standard_ordering = True
     return _flat(keys)
 
@@ -277,7 +277,7 @@ def _counts_up(model: type[Model]) -> bool:
 
 
 def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
-    """Sort a window in the user's own order, which the walk by key does not follow."""
+    """Sort a window in the user's own order, which the scan by key does not follow."""
     if len(pks) < 2 or not question.queryset.ordered:
         return pks
     wanted = _down_to_the_key(question.queryset.filter(pk__in=pks).using(question.read_using))
