@@ -44,7 +44,7 @@ WIDE_WINDOW = 5_000
 
 #: Seconds that a read waits for other sessions. It holds and requests no lock, but SQLite locks a
 #: table against reads if threads share a database in memory, and the file in EXCLUSIVE mode.
-PATIENCE = 10.0
+READ_TIMEOUT = 10.0
 
 
 class KeyScan(Generic[M]):
@@ -115,7 +115,7 @@ class KeyScan(Generic[M]):
         # end. Counting is slow, but a short run never comes here.
         needs_number = self.among_others or not _counts_up(question.model)
         if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
-            self._left = _patiently(keys.count, keys.db)
+            self._left = _retrying(keys.count, keys.db)
         return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
 
     def _window(self, question: Question[M], pks: list[Any]) -> Iterator[Window[M]]:
@@ -155,13 +155,13 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
         if not full:
             return
         visited = shown - len(waiting)
-        left = _patiently(keys.count, keys.db) if left is None else left - visited
+        left = _retrying(keys.count, keys.db) if left is None else left - visited
 
 
 def anywhere(question: Question[Any], number: int) -> list[Any]:
     """Return about ``number`` keys from random places, at most an equal share from each."""
     keys = _keys(question)
-    there = _patiently(keys.count, keys.db)
+    there = _retrying(keys.count, keys.db)
     places = min(PLACES, number)
     at_each = -(-number // places)
     found: list[Any] = []
@@ -242,15 +242,15 @@ def _is_known_again(pk: Any) -> bool:
 
 
 def _look(keys: QuerySet[M, Any]) -> list[Any]:
-    return _patiently(lambda: list(keys.all()), keys.db)
+    return _retrying(lambda: list(keys.all()), keys.db)
 
 
-def _patiently(read: Callable[[], T], using: str) -> T:
+def _retrying(read: Callable[[], T], using: str) -> T:
     """Read; wait for a lock on the whole table, and reconnect if the session was ended.
 
     The read is a hint and holds no lock, so a lost session loses only the answer.
     """
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + READ_TIMEOUT
     while True:
         try:
             return read()

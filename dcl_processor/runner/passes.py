@@ -13,7 +13,7 @@ from dcl_processor.delivery.batch import Batch
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.locking.wanted import Wanted, spare
 
-from .patience import Patience
+from .rescan import RescanPolicy
 from .suspects import Suspects
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ class Passes:
     def first(self) -> None:
         """Visit every candidate once."""
         self._run.counters.passes += 1
-        patience = Patience(endless=self._run.processor.strict_order)
+        policy = RescanPolicy(never=self._run.processor.strict_order)
         by_key = scan.KeyScan(self._run.ask, self._tried)
         in_order = scan.ordered_scan(self._run.ask, self._tried)
         for question, waiting in in_order if self._run.processor.strict_order else by_key:
-            patience.begin(alone=not by_key.among_others)
-            if self._visit_window(question, waiting, patience):
+            policy.begin_window(alone=not by_key.among_others)
+            if self._visit_window(question, waiting, policy):
                 by_key.met_another()
             if len(self._absent) >= scan.WINDOW:
                 self._look_at_absent(question)
@@ -67,18 +67,18 @@ class Passes:
             self.take(self._run.dispatcher.ended(everything=True), left)
 
     def _visit_window(
-        self, question: Question[Any], waiting: deque[Any], patience: Patience
+        self, question: Question[Any], waiting: deque[Any], policy: RescanPolicy
     ) -> bool:
         """Visit a window's candidates; return whether to read another window before its end."""
         self._leave_out_visited(waiting)
         while self._without_suspects(waiting) and not self._run.must_stop():
             if self._run.counters.streak.to_probe and self._probes(question, waiting):
                 continue
-            chooses = self._run.dispatcher.may_choose and patience.wants_choice(
+            chooses = self._run.dispatcher.may_choose and policy.should_choose(
                 own_table=question.own_table
             )
             more = spare(question) if chooses else 0
-            if patience.ends(*self._visit(question, waiting, more=more)):
+            if policy.should_rescan(*self._visit(question, waiting, more=more)):
                 return True
         return False
 

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from dcl_processor.runner import limits
-from dcl_processor.runner.patience import Patience
+from dcl_processor.runner.rescan import RescanPolicy
 from tests.contract.support.clocks import Clock
 from tests.contract.support.errands import our_threads
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
@@ -63,7 +63,7 @@ def functions(django_db_setup: None, django_db_blocker: Any) -> None:
 @pytest.fixture
 def choosing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run choose from its first claim on, as if it had met another copy before."""
-    monkeypatch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
+    monkeypatch.setattr(RescanPolicy, "should_choose", lambda self, *, own_table: True)
 
 
 @pytest.fixture

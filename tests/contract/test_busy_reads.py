@@ -76,7 +76,7 @@ def test_a_read_waits_for_an_exclusive_lock(
     read: Any, released: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a claim does: what is locked is asked for again, and not without end."""
-    monkeypatch.setattr(scan, "PATIENCE", 30 if released else 0.3)
+    monkeypatch.setattr(scan, "READ_TIMEOUT", 30 if released else 0.3)
     the.errands(12)
     refusals: list[str] = []
     path = connection.settings_dict["NAME"]

@@ -15,7 +15,7 @@ from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.locking.wanted import SPARE
 from dcl_processor.runner import passes
-from dcl_processor.runner.patience import FIRST_PATIENCE
+from dcl_processor.runner.rescan import MISSES_BEFORE_RESCAN
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -257,7 +257,7 @@ def test_a_copy_that_slept_over_its_window_soon_looks_again(
         report = processor(handle)()
     if connection.features.has_select_for_update:
         # Where a claim may choose, it finds out about as many rows as it may choose among.
-        missed = 1 + SPARE if connection.vendor == "postgresql" else FIRST_PATIENCE
+        missed = 1 + SPARE if connection.vendor == "postgresql" else MISSES_BEFORE_RESCAN
         assert (report.processed, report.stale) == (2, 1 + missed)
     else:
         # One lock for the whole database: no other copy is met while a handler runs.

@@ -16,7 +16,7 @@ from dcl_processor import Report
 from dcl_processor.candidates import scan
 from dcl_processor.delivery import heartbeat
 from dcl_processor.locking import waiting
-from dcl_processor.runner.patience import Patience
+from dcl_processor.runner.rescan import RescanPolicy
 
 from .actors import Actor, cast_of, here
 from .audit import Audit
@@ -223,7 +223,7 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
     """Let the schedule say where a copy goes on that has met another one."""
     with pytest.MonkeyPatch.context() as patch:
         if chooses:
-            patch.setattr(Patience, "wants_choice", lambda self, *, own_table: True)
+            patch.setattr(RescanPolicy, "should_choose", lambda self, *, own_table: True)
         patch.setattr(scan, "secrets", SimpleNamespace(randbelow=_randbelow))
         # A claim waits for no lock; what has to be written does.
         for module in (waiting, heartbeat):
