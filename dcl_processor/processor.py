@@ -9,9 +9,9 @@ from typing import Any, Never, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
+from . import operator_actions
 from .definition import validation
 from .definition.definition import Definition
-from .delivery import doubt
 from .execution.nesting import entered
 from .report import Report
 from .runner.run import Run
@@ -68,7 +68,7 @@ class BatchProcessor(Definition[M]):
         ``requeue()``. ``older_than``: seconds (or a ``timedelta``) by the database's clock. Raises
         ``InvalidOption`` without ``claim`` and ``claimed_at``.
         """
-        return doubt.in_doubt(self, older_than)
+        return operator_actions.in_doubt(self, older_than)
 
     def mark_done(self, rows: QuerySet[M, M], *, values: Mapping[str, Any] | None = None) -> int:
         """Write ``done`` to claimed rows whose work turned out to be done; return how many.
@@ -79,7 +79,7 @@ class BatchProcessor(Definition[M]):
         ``rows`` is no queryset of the processor's model, or a slice of one; ``InvalidDone`` for
         values that name no column.
         """
-        return doubt.mark_done(self, rows, values)
+        return operator_actions.mark_done(self, rows, values)
 
     def requeue(self, rows: QuerySet[M, M]) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
@@ -87,7 +87,7 @@ class BatchProcessor(Definition[M]):
         Writes ``reset``, and the ``retry``'s columns. Raises ``InvalidOption`` without ``reset``,
         and if ``rows`` is no queryset of the processor's model, or a slice of one.
         """
-        return doubt.requeue(self, rows)
+        return operator_actions.requeue(self, rows)
 
     def wake(self) -> None:
         """Notify watchers to look for pending rows now: ``processors run --watch --listen``.

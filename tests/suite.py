@@ -84,7 +84,7 @@ ABOUT_THE_DRIVER = tuple(
     for name in (
         "at_least_once",
         "at_most_once",
-        "doubt",
+        "operator_actions",
         "transaction_guard",
         "leases",
         "leftovers",

@@ -1,4 +1,4 @@
-"""What a person does about rows that are in doubt."""
+"""What an operator does about rows that are in doubt, or were given up."""
 
 from __future__ import annotations
 

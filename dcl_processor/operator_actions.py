@@ -1,4 +1,4 @@
-"""The operator's requests for rows that are in doubt, or were given up."""
+"""What an operator does with rows that are in doubt, or were given up."""
 
 from __future__ import annotations
 
@@ -9,24 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.candidates.question import Question, ask
-from dcl_processor.candidates.scan import WINDOW
-from dcl_processor.clock import DatabaseNow
-from dcl_processor.definition.model_columns import check_columns
-from dcl_processor.exceptions import InvalidOption
-from dcl_processor.locking.waiting import holders, lock_rows, settlement_transaction
-from dcl_processor.settlement.flip import with_cleared_retry
-from dcl_processor.values import (
-    TEN_YEARS,
-    Values,
-    as_timedelta,
-    constants_of,
-    expect_seconds,
-    resolve,
-)
+from .candidates.question import Question, ask
+from .candidates.scan import WINDOW
+from .clock import DatabaseNow
+from .definition.model_columns import check_columns
+from .exceptions import InvalidOption
+from .locking.waiting import holders, lock_rows, settlement_transaction
+from .settlement.flip import with_cleared_retry
+from .values import TEN_YEARS, Values, as_timedelta, constants_of, expect_seconds, resolve
 
 if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
+    from .definition.definition import Definition
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
