@@ -58,7 +58,7 @@ CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
 FRESH: Seam = ((Retry, "fresh"),)
 GIVES_UP: Seam = ((Retry, "gives_up"),)
 GET_FAILED: Seam = ((BatchProcessor, "get_failed"),)
-EXPECTED: Seam = ((settle, "_guard"),)
+EXPECTED: Seam = ((settle, "_expected"),)
 WRITE: Seam = ((settle, "write"),)
 SETTLING: Seam = ((compare_and_set, "settling"),)
 #: Set in ``__init__()``, so the class has no such name before.

@@ -220,7 +220,7 @@ def test_delays_share_a_statement_and_each_is_its_own() -> None:
     assert all(kept(question).values())
 
 
-def test_a_delay_is_left_open_beside_a_guard() -> None:
+def test_a_delay_is_left_open_beside_expected_values() -> None:
     question = question_of(Errand)
     rows = [Errand.objects.create(place=place) for place in range(3)]
     for row in rows:

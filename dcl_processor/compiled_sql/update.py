@@ -26,8 +26,8 @@ from .placeholders import (
 class CompiledUpdate:
     """An update whose keys and values are given at execution.
 
-    ``guard``: columns that must have the values given at execution. ``fenced``: it writes only in
-    the transaction whose id is given at execution.
+    ``expected``: columns that must have the values given at execution. ``fenced``: it writes only
+    in the transaction whose id is given at execution.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CompiledUpdate:
         using: str,
         values: Values,
         *,
-        guard: Iterable[str] = (),
+        expected: Iterable[str] = (),
         many: bool = False,
         fenced: bool = False,
     ) -> None:
@@ -44,9 +44,9 @@ class CompiledUpdate:
         self._connection = connections[using]
         self._keys = KeyPlaceholder(model, using, many=many)
         self._assignments = Assignments(model, values)
-        self._guard = {name: Placeholder(_plain_field(model, name)) for name in guard}
+        self._expected = {name: Placeholder(_plain_field(model, name)) for name in expected}
         self._transaction = Placeholder(TextField()) if fenced else None
-        rows = QuerySet[Any](model, using=using).filter(self._keys.condition, **self._guard)
+        rows = QuerySet[Any](model, using=using).filter(self._keys.condition, **self._expected)
         if self._transaction is not None:
             rows = rows.filter(is_in_transaction(self._transaction))
         query: Any = rows.query.chain(sql.UpdateQuery)
@@ -55,7 +55,7 @@ class CompiledUpdate:
             raise CannotParametrize
         statement, params = compiled(query.get_compiler(using))
         written = self._assignments.placeholders.values()
-        placeholders = [self._keys.placeholder, *written, *self._guard.values()]
+        placeholders = [self._keys.placeholder, *written, *self._expected.values()]
         placeholders += [self._transaction] if self._transaction else []
         self._statement = CompiledStatement(statement, params, placeholders)
 
@@ -63,7 +63,7 @@ class CompiledUpdate:
         self,
         pks: Sequence[Any],
         values: Values,
-        guard: Values = MappingProxyType({}),
+        expected: Values = MappingProxyType({}),
         transaction_id: str | None = None,
     ) -> int | None:
         """Execute the update for these rows; return how many were written.
@@ -75,8 +75,8 @@ class CompiledUpdate:
         if filled is None:
             return None
         filled.update(self._keys.filled(pks))
-        for name, placeholder in self._guard.items():
-            filled[placeholder] = placeholder.compared(guard[name], connection)
+        for name, placeholder in self._expected.items():
+            filled[placeholder] = placeholder.compared(expected[name], connection)
         if self._transaction is not None:
             filled[self._transaction] = transaction_id
         with transaction.mark_for_rollback_on_error(self._using), connection.cursor() as cursor:

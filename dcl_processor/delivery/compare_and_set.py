@@ -15,35 +15,37 @@ from dcl_processor.locking.waiting import settling
 from dcl_processor.values import Values
 
 #: Each column, with all values that this worker may have written to it.
-Guard = Mapping[str, Sequence[Any]]
+Expected = Mapping[str, Sequence[Any]]
 
 
-def write(question: Question[Any], pk: Any, guard: Guard, values: Values) -> int:
-    """Write a row if the guard matches; return how many rows were written, 0 or 1."""
+def write(question: Question[Any], pk: Any, expected: Expected, values: Values) -> int:
+    """Write a row if it has the expected values; return how many rows were written, 0 or 1."""
     # Race: lost lease that writes. A row that another worker has taken over does not match these
     # columns, whichever of the two statements below writes it.
-    only = {column: known[0] for column, known in guard.items() if len(known) == 1}
+    only = {column: known[0] for column, known in expected.items() if len(known) == 1}
     # NULL needs a comparison of its own.
-    if len(only) == len(guard) and None not in only.values():
+    if len(only) == len(expected) and None not in only.values():
         name = "settle", *only, signature(values)
-        make = partial(CompiledUpdate, question.model, question.using, values, guard=only)
+        make = partial(CompiledUpdate, question.model, question.using, values, expected=only)
         update = question.statements.get(name, make)
         written = None if update is None else update.execute([pk], values, only)
         if written is not None:
             return written
-    return write_all(question, [pk], guard, values)
+    return write_all(question, [pk], expected, values)
 
 
-def write_all(question: Question[Any], pks: Sequence[Any], guard: Guard, values: Values) -> int:
-    """Write the same values to the rows that match the guard; return how many were written."""
+def write_all(
+    question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
+) -> int:
+    """Write the same values to the rows that have the expected values; return how many."""
     table = question.table
-    with settling(question, pks, {*guard, *values}):
-        return table.filter(these(pks), condition(guard)).update(**values)
+    with settling(question, pks, {*expected, *values}):
+        return table.filter(these(pks), condition(expected)).update(**values)
 
 
-def condition(guard: Guard) -> Q:
-    """Return the guard as a condition of a query."""
+def condition(expected: Expected) -> Q:
+    """Return the expected values as a condition of a query."""
     ours = Q()
-    for column, known in guard.items():
+    for column, known in expected.items():
         ours &= Q(**{column: known[0]}) if len(known) == 1 else Q(**{f"{column}__in": known})
     return ours

@@ -19,7 +19,7 @@ from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.waiting import lock_rows, lock_timeout
 from dcl_processor.values import Values
 
-from .compare_and_set import Guard, write_all
+from .compare_and_set import Expected, write_all
 
 logger = logging.getLogger("dcl_processor")
 
@@ -74,7 +74,7 @@ class Heartbeat:
         with self._lock:
             return time.monotonic() < self._alive_until.get(pk, 0.0)
 
-    def let_go(self, pk: Any, claimed: Values) -> Guard:
+    def let_go(self, pk: Any, claimed: Values) -> Expected:
         """Stop renewing a row's lease, and return the tokens that recognise it.
 
         These are all tokens that this worker wrote. A renewal may come between the end of the

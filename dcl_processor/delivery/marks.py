@@ -22,7 +22,7 @@ from dcl_processor.execution.handler import Outcome
 from dcl_processor.values import Values, resolve
 
 from .batch import Batch
-from .compare_and_set import Guard
+from .compare_and_set import Expected
 
 _NOW = DatabaseNow()
 
@@ -61,7 +61,7 @@ class MarkedRows:
 
     ``before``, ``after``: the marked columns before and after the claim. ``not_kept``: for rows
     whose columns do not contain what the claim wrote, one such column. ``is_committed``: the marks
-    are known to be committed. ``guards``: what recognises a row in its last write.
+    are known to be committed. ``expected``: what recognises a row in its last write.
     ``ended``: outcomes of handlers that ended and are not settled yet; ``flips``: their flips,
     where they are known already; ``maybe_written``: those whose flip may have been written.
     """
@@ -71,7 +71,7 @@ class MarkedRows:
     after: dict[Any, Values] = field(default_factory=dict)
     not_kept: dict[Any, str] = field(default_factory=dict)
     is_committed: bool = False
-    guards: dict[Any, Guard] = field(default_factory=dict)
+    expected: dict[Any, Expected] = field(default_factory=dict)
     ended: dict[Any, Outcome] = field(default_factory=dict)
     flips: dict[Any, Values] = field(default_factory=dict)
     maybe_written: set[Any] = field(default_factory=set)

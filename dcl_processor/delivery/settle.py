@@ -27,7 +27,7 @@ from dcl_processor.settlement.flip import UNWRITABLE, flip, invalid_done
 from dcl_processor.values import Values, constants_of, resolve
 
 from .batch import Batch
-from .compare_and_set import Guard, write, write_all
+from .compare_and_set import Expected, write, write_all
 from .marks import MarkedRows
 
 M = TypeVar("M", bound=Model)
@@ -126,20 +126,20 @@ def _flip(batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Handled) -> Val
     return {**marked.mark.removed, **flip(batch.processor, batch.rows[pk], outcome.result)}
 
 
-def _guard(batch: Batch[M], marked: MarkedRows, pk: Any) -> Guard:
+def _expected(batch: Batch[M], marked: MarkedRows, pk: Any) -> Expected:
     """Return what recognises the row as this worker's in its last write; ends its renewals.
 
     A claim is recognised by all columns that it wrote, as they were read back. A lease is
     recognised by every token that this worker may have written.
     """
-    if pk not in marked.guards:
+    if pk not in marked.expected:
         heartbeat, written = batch.context.heartbeat, marked.after[pk]
-        marked.guards[pk] = (
+        marked.expected[pk] = (
             {name: [value] for name, value in written.items()}
             if heartbeat is None
             else heartbeat.let_go(pk, written)
         )
-    return marked.guards[pk]
+    return marked.expected[pk]
 
 
 def _write(
@@ -155,7 +155,7 @@ def _write(
     ``is_flip``: the values have to take the row out of pending.
     """
     question, using = batch.question, batch.question.using
-    guard, unknown = _guard(batch, marked, pk), pk in marked.maybe_written
+    expected, unknown = _expected(batch, marked, pk), pk in marked.maybe_written
     check = is_flip and batch.context.doubts("done")
     resolved = resolve(values)
     # Race: work without flip. The work is done, so a lock that another session holds, or a
@@ -164,7 +164,7 @@ def _write(
         session = connections[using].connection
         try:
             with settlement_transaction(using) if check else nullcontext():
-                written = write(question, pk, guard, resolved)
+                written = write(question, pk, expected, resolved)
                 if check and written:
                     writing.refuse_pending(batch.processor, question, [pk])
         except UNWRITABLE as error:
@@ -260,12 +260,12 @@ def _settle_together(batch: Batch[M], marked: MarkedRows) -> None:
     Any error rolls back all of them; settling each row alone then finds the one to blame.
     """
     using = batch.question.using
-    for values, guard, pks in _alike(batch, marked):
+    for values, expected, pks in _alike(batch, marked):
         # Recorded before the write: if the answer is lost, the rows may still have been written.
         marked.maybe_written.update(pks)
         session = connections[using].connection
         try:
-            _flip_together(batch, pks, values, guard)
+            _flip_together(batch, pks, values, expected)
         except SomeRowsLostError:
             marked.maybe_written.difference_update(pks)
         except Exception as error:
@@ -281,8 +281,8 @@ def _settle_together(batch: Batch[M], marked: MarkedRows) -> None:
                 del marked.flips[pk]
 
 
-def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Guard, list[Any]]]:
-    """Return the values, the guard and the keys of rows that one statement can write."""
+def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Expected, list[Any]]]:
+    """Return values, expected values and the keys of rows that one statement can write."""
     if marked.mark.option == "done":
         return []  # flipped before the work
     for pk, outcome in marked.ended.items():
@@ -293,22 +293,22 @@ def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Guard, lis
                 if ends_the_run(error):
                     raise
                 # Settling that row alone raises the error again, as the row's failure.
-    alike: list[tuple[Values, Guard, list[Any]]] = []
+    alike: list[tuple[Values, Expected, list[Any]]] = []
     for values, pks in grouping.group(marked.flips):
         # The callables were called for these rows, and must not be called again.
         marked.flips.update(dict.fromkeys(pks, values))
         if len(pks) > 1:
-            guards = {pk: _guard(batch, marked, pk) for pk in pks}
-            several = [(g, some) for g, some in grouping.group(guards) if len(some) > 1]
-            alike += [(values, guard, some) for guard, some in several]
+            expected = {pk: _expected(batch, marked, pk) for pk in pks}
+            several = [each for each in grouping.group(expected) if len(each[1]) > 1]
+            alike += [(values, theirs, some) for theirs, some in several]
     return alike
 
 
-def _flip_together(batch: Batch[M], pks: Sequence[Any], values: Values, guard: Guard) -> None:
+def _flip_together(batch: Batch[M], pks: Sequence[Any], values: Values, expected: Expected) -> None:
     question, processor = batch.question, batch.processor
     with settlement_transaction(question.using):
         # Race: lost lease that writes. A row that another worker has taken over does not match.
-        if write_all(question, pks, guard, values) != len(pks):
+        if write_all(question, pks, expected, values) != len(pks):
             raise SomeRowsLostError
         if batch.context.doubts("done"):
             writing.refuse_pending(processor, question, pks)

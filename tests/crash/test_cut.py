@@ -95,7 +95,7 @@ def test_at_least_once_the_row_is_taken_when_the_lease_has_lapsed(forwarded: boo
 def run_and_lose_the_first_settlement(
     options: dict[str, Any], forwarded: bool
 ) -> BatchProcessor[Errand]:
-    """See that the settlement is sent again, on a new connection: its guard makes that safe."""
+    """See that the settlement is sent again on a new connection, safe by its expected values."""
     with cut(b"UPDATE", forwarded=forwarded, armed=False) as plan:
 
         @batch_processor(**options)

@@ -89,10 +89,10 @@ def lock_without_skip() -> Any:
     return _patched((seams.LOCKING, locking))
 
 
-def settle_without_guard() -> Any:
+def settle_without_comparing() -> Any:
     """Settle a row by its key, whoever has its lease by now."""
 
-    def write(question: Question[Any], pk: Any, guard: Any, values: Mapping[str, Any]) -> int:
+    def write(question: Question[Any], pk: Any, expected: Any, values: Mapping[str, Any]) -> int:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         return rows.filter(Q(pk=pk)).update(**values)
 
