@@ -22,7 +22,7 @@ from .ordeal import Ordeal, Plan, Stage, undergo
 FULL = Plan(rows=20_000, work=0.015, baseline=8, chaos=80, pause=1.2, calm=50)
 #: Four workers, each with more time: a row of two tables takes twice as many statements.
 TWO_TABLES = replace(FULL, rows=10_000, copies=1, chaos=120, calm=120)
-CUT = Plan(rows=250, low=150, work=0.04, baseline=3, chaos=5, pause=0.4, calm=25)
+CUT = Plan(rows=250, low=150, work=0.04, baseline=3, chaos=5, pause=0.4, calm=90)
 
 #: Faults that are told in full.
 MOST_TOLD = 10
