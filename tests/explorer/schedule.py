@@ -134,7 +134,9 @@ class Schedule:
     def _is_blocked(self, actor: Actor) -> bool:
         # Looked at first: it may get the lock and come to its next step while the server is asked.
         step = actor.step
-        blockers = self._control.blockers(actor.pid)
+        # Any other session, such as autovacuum's, holds its lock for a moment only.
+        others = {each.pid for each in self._actors}
+        blockers = others.intersection(self._control.blockers(actor.pid))
         if blockers and step is not None and not step.may_wait:
             raise Violation(f"{actor.name} waits for another one's lock at: {step}")
         return bool(blockers)
