@@ -39,6 +39,17 @@ PROCESSORS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 @contextmanager
+def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Call the function at each call and return of this thread."""
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
 def interrupted(at: int, claims: int) -> Iterator[None]:
     """Raise as Ctrl-C does, where a function is entered: ``at`` calls after so many claims."""
     left, calls = claims, 0
@@ -55,12 +66,8 @@ def interrupted(at: int, claims: int) -> Iterator[None]:
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
+    with profiled(profile):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 @pytest.mark.parametrize("claims", [1, 2], ids=["first claim", "second claim"])
@@ -124,12 +131,8 @@ def interrupted_after(handled: list[Any], at: int) -> Iterator[None]:
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
+    with profiled(profile):
         yield
-    finally:
-        sys.setprofile(before)
 
 
 @pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
