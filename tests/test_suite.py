@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from tests import quick, suite
+from tests.contract import conftest as contract
 from tests.environments import CHECKOUT, ENVIRONMENTS, Environment
 from tests.progress import side_by_side
 from tests.suite import LeftOutError, StageFailedError, everything, stages
@@ -174,6 +177,15 @@ def test_the_quick_part_leaves_out_only_what_is_named() -> None:
     contract = {each.name for each in (CHECKOUT / "tests" / "contract").glob("test_*.py")}
     run = {Path(each).name for each in quick.fast_files() if each.startswith("tests/contract/")}
     assert contract - run == quick.SLOW
+
+
+def test_a_file_that_is_left_out_of_its_folder_may_be_named_all_the_same() -> None:
+    """``make quick`` names its files, and then conftest.py leaves none of them out."""
+    named = {Path(each).name for each in quick.fast_files()}
+    for file in named.intersection(contract.collect_ignore):
+        module = importlib.import_module(f"tests.contract.{Path(file).stem}")
+        skips = [mark.args for mark in module.pytestmark if mark.name == "skipif"]
+        assert (True,) in skips, f"{file} runs on {connection.vendor} when it is named"
 
 
 @pytest.mark.parametrize("fails", [False, True])
