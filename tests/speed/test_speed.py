@@ -1,11 +1,14 @@
-"""What a batch gains, as ratios within one run: what the machine is doing besides cancels out."""
+"""What a batch gains, as ratios of this process's own time within one run.
+
+A ratio of wall times depends on what else the machine does: a process that mostly waits for the
+server loses less to the others than one that computes.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from statistics import median
 from typing import Any
 
 import pytest
@@ -90,15 +93,21 @@ def rows_per_second(
     return expected / (clock() - began)
 
 
-def test_a_batch_reaches_much_of_the_bare_drivers_speed_and_many_times_a_loops() -> None:
-    of_raw, of_hand = [], []
-    for _ in range(ROUNDS):
-        mine = rows_per_second(ours, ROWS)
-        of_raw.append(mine / rows_per_second(raw, ROWS))
-        of_hand.append(mine / rows_per_second(by_hand, ONE_BY_ONE))
-    print(f"{median(of_raw):.2f} of the bare driver, {median(of_hand):.1f} of the loop by hand")
-    assert median(of_raw) >= 0.4, of_raw
-    assert median(of_hand) >= 20, of_hand
+def test_a_batch_takes_a_few_times_the_bare_drivers_time_and_a_fraction_of_a_loops() -> None:
+    clock = time.process_time
+    # The best of each, in turns: another tenant of the machine only ever makes a run slower.
+    turns = [
+        (
+            rows_per_second(ours, ROWS, clock=clock),
+            rows_per_second(raw, ROWS, clock=clock),
+            rows_per_second(by_hand, ONE_BY_ONE, clock=clock),
+        )
+        for _ in range(ROUNDS)
+    ]
+    mine, bare, loop = map(max, zip(*turns, strict=True))
+    print(f"{mine / bare:.2f} of the bare driver, {mine / loop:.1f} of the loop by hand")
+    assert mine / bare >= 0.13, turns
+    assert mine / loop >= 25, turns
 
 
 def test_rows_that_fail_cost_no_more_than_their_share() -> None:
