@@ -21,6 +21,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.heartbeat import until
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = [
@@ -56,7 +57,7 @@ def test_so_many_handlers_are_in_flight(make: Make) -> None:
         await gathering(row)
 
     report = make(handle)(concurrency=4)
-    assert (report.processed, report.failed) == (8, 0)
+    assert_run(report, processed=8)
     assert gathering.most == 4
 
 
@@ -68,7 +69,7 @@ def test_one_loop_and_not_the_runs_thread(make: Make) -> None:
     async def handle(row: Errand) -> None:
         where.add((threading.current_thread(), asyncio.get_running_loop()))
 
-    assert make(handle)(concurrency=2).processed == 6
+    assert_run(make(handle)(concurrency=2), processed=6)
     [(thread, loop)] = where
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
@@ -87,7 +88,7 @@ def test_a_slow_handler_does_not_keep_fast_ones_from_being_settled(make: Make) -
                 while not await look():
                     await asyncio.sleep(0.01)
 
-    assert make(handle, batch_size=5)(concurrency=2).processed == 5
+    assert_run(make(handle, batch_size=5)(concurrency=2), processed=5)
 
 
 @each_delivery
@@ -112,7 +113,7 @@ def test_every_outcome_is_settled_as_its_own(make: Make) -> None:
         reset={"claimed": False},
     )
     report = run(concurrency=4)
-    assert (report.processed, report.failed, report.snoozed, report.discarded) == (1, 1, 1, 1)
+    assert_run(report, processed=1, failed=1, discarded=1, snoozed=1, retried=1)
     said = [the.state(row) for row in rows]
     assert [each["attempts"] for each in said[:2]] == [1, 0]
     assert [each["dead"] for each in said] == [False, False, True, False]
@@ -129,7 +130,7 @@ def test_a_handler_that_cancels_itself_has_failed(make: Make) -> None:
             raise asyncio.CancelledError
 
     report = make(handle, failed={"dead": True})(concurrency=3)
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert report.failures[0].pk == rows[1].pk
 
 
@@ -183,7 +184,7 @@ def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make
         await asyncio.sleep(0.05)
 
     report = make(handle, batch_size=2)(concurrency=2)
-    assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
+    assert_run(report, processed=4, failed=1)
     assert report.failures[0].pk == rows[1].pk
     assert [the.state(row)["done"] for row in rows] == [True, False, True, True, True]
 
@@ -198,8 +199,8 @@ def test_a_stop_starts_nothing_more_and_finishes_what_is_under_way() -> None:
 
     run = the.at_least_once(handle, batch_size=6, retry=the.retry())
     report = run(concurrency=2, stop=stop)
-    assert report.stopped == "signal"
     assert 1 <= report.processed <= 2
+    assert_run(report, processed=report.processed, stopped="signal")
     assert all(the.untouched(row) for row in rows[report.processed :])
 
 
@@ -216,7 +217,7 @@ def test_a_timeout_finishes_what_is_under_way(clock: Clock) -> None:
 
     run = the.at_least_once(handle, batch_size=6, retry=the.retry())
     report = run(concurrency=2, timeout=HOUR)
-    assert (report.processed, report.stopped) == (2, "timeout")
+    assert_run(report, processed=2, stopped="timeout")
     assert all(the.untouched(row) for row in rows[2:])
 
 
@@ -277,7 +278,7 @@ def test_handlers_may_ask_the_database(make: Make) -> None:
     async def handle(row: Errand) -> None:
         await Errand.objects.filter(pk=row.pk).aupdate(result="work")
 
-    assert make(handle)(concurrency=2).processed == 4
+    assert_run(make(handle)(concurrency=2), processed=4)
     assert [the.state(row)["result"] for row in rows] == ["work"] * 4
     if before is not None:
         until(lambda: the.sessions() == before)
@@ -299,7 +300,8 @@ def test_a_run_from_an_async_view_does_not_wait_for_itself(make: Make) -> None:
 
     with the.meanwhile(async_to_sync(view)):
         pass
-    assert [report.processed for report in reports] == [2]
+    [report] = reports
+    assert_run(report, processed=2)
 
 
 class Shop:
@@ -328,7 +330,7 @@ def test_an_async_resource_is_opened_once_on_the_loop(make: Make) -> None:
         shop.loops.add(asyncio.get_running_loop())
         given.append(resource)
 
-    assert make(handle, resource=shop.open)(concurrency=2).processed == 6
+    assert_run(make(handle, resource=shop.open)(concurrency=2), processed=6)
     assert given == ["shop 1"] * 6
     assert (shop.opened, shop.closed, len(shop.loops)) == (1, 1, 1)
 
@@ -345,7 +347,7 @@ def test_an_async_resource_is_opened_anew_after_a_failure(make: Make) -> None:
             raise ValueError
 
     report = make(handle, resource=shop.open, failed={"dead": True})(concurrency=2)
-    assert (report.processed, report.failed) == (3, 1)
+    assert_run(report, processed=3, failed=1)
     assert given == ["shop 1", "shop 1", "shop 2", "shop 2"]
     assert (shop.opened, shop.closed) == (2, 2)
 
@@ -363,7 +365,7 @@ def test_a_plain_resource_serves_async_handlers(make: Make) -> None:
     async def handle(row: Errand, resource: str) -> None:
         given.append(resource)
 
-    assert make(handle, resource=open_it)(concurrency=2).processed == 2
+    assert_run(make(handle, resource=open_it)(concurrency=2), processed=2)
     assert given == ["plain"] * 2
 
 
@@ -382,7 +384,7 @@ def test_an_async_resource_that_cannot_be_opened_charges_no_row(make: Make) -> N
         """Handle it."""
 
     report = make(handle, resource=NoShop, batch_size=3)(concurrency=2)
-    assert (report.processed, report.failed, report.stopped) == (0, 0, "failures")
+    assert_run(report, stopped="failures")
     assert all(the.untouched(row) for row in rows)
 
 
@@ -402,7 +404,7 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: Make) -> None:
         left.append(await asyncio.to_thread(threading.current_thread))
         await asyncio.sleep(0)
 
-    assert make(handle)().processed == 1
+    assert_run(make(handle)(), processed=1)
     task, thread, word = left
     assert word == "cancelled"
     assert task.cancelled()
@@ -429,7 +431,7 @@ def test_inside_testcase_one_at_a_time_works_and_more_is_refused(make: Make) -> 
         with pytest.raises(Unsupported, match="TransactionTestCase"):
             make(do_nothing)(concurrency=2)
         assert all(the.untouched(row) for row in rows)
-        assert make(do_nothing)(concurrency=1).processed == 3
+        assert_run(make(do_nothing)(concurrency=1), processed=3)
     assert not connection.in_atomic_block
 
 
@@ -445,5 +447,5 @@ def test_a_lease_is_kept_while_a_handler_is_awaited() -> None:
             while not await look():
                 await asyncio.sleep(0.01)
 
-    assert the.at_least_once(handle, lease=Lease(1))(concurrency=2).processed == 1
+    assert_run(the.at_least_once(handle, lease=Lease(1))(concurrency=2), processed=1)
     assert the.state(row)["leased_until"] is False

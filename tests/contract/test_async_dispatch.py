@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from tests.contract.support import errands as the
 from tests.contract.support.errands import Make, each_delivery
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = [
@@ -49,7 +50,7 @@ def test_a_slow_handler_does_not_keep_rows_from_being_claimed(make: Make, concur
         await straggler(row)
 
     report = make(handle).run(concurrency=concurrency)
-    assert (report.processed, report.failed, report.stopped) == (30, 0, "drained")
+    assert_run(report, processed=30)
     assert Errand.objects.filter(done=True, leased_until=None).count() == 30
 
 
@@ -62,7 +63,7 @@ def test_a_slow_handler_does_not_keep_the_rest_of_its_batch_waiting(make: Make) 
     async def handle(row: Errand) -> None:
         await straggler(row)
 
-    assert make(handle, batch_size=12).run(concurrency=2).processed == 30
+    assert_run(make(handle, batch_size=12).run(concurrency=2), processed=30)
 
 
 @each_delivery
@@ -86,7 +87,7 @@ def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: Make
         return {"done": True}
 
     report = make(handle, batch_size=6, done=done).run(concurrency=4)
-    assert (report.processed, report.failed) == (40, 0)
+    assert_run(report, processed=40)
     # Those whose handlers have ended, and that are just being settled, besides.
     assert max(claimed) <= 2 * 6
 
@@ -104,7 +105,7 @@ def test_rows_are_not_claimed_one_by_one(make: Make) -> None:
 
     processor = make(handle)
     with CaptureQueriesContext(connection) as queries:
-        assert processor.run(concurrency=8).processed == 40
+        assert_run(processor.run(concurrency=8), processed=40)
     locks = [
         each["sql"]
         for each in queries
@@ -123,7 +124,7 @@ def test_a_limit_counts_what_is_under_way(make: Make) -> None:
         await straggler(row)
 
     report = make(handle).run(concurrency=4, limit=11)
-    assert (report.processed, report.stopped) == (11, "limit")
+    assert_run(report, processed=11, stopped="limit")
     assert Errand.objects.filter(done=True).count() == 11
     assert all(the.untouched(row) for row in Errand.objects.filter(done=False))
 
@@ -222,7 +223,7 @@ def test_a_worn_resource_is_closed_when_nobody_has_it_any_more(make: Make) -> No
         await shop.use(resource, work(row))
 
     report = make(handle, resource=shop.open, failed={"dead": True}).run(concurrency=2)
-    assert (report.processed, report.failed) == (11, 1)
+    assert_run(report, processed=11, failed=1)
     # The straggler keeps what it was given, and all others go on with a new one meanwhile.
     assert given == {0: "shop 1", 1: "shop 1", **dict.fromkeys(range(2, 12), "shop 2")}
     assert sorted(shop.closed) == ["shop 1", "shop 2"]
@@ -246,5 +247,5 @@ def test_i8_what_a_handler_returned_is_forgotten_once_its_row_is_settled(make: M
         return result
 
     report = make(handle, batch_size=2).run(concurrency=2)
-    assert (report.processed, report.failed) == (40, 0)
+    assert_run(report, processed=40)
     assert max(most) <= 10

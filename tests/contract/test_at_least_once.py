@@ -17,6 +17,7 @@ from dcl_processor.exceptions import AttemptsUsedUp, StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.gate import HAS_GATE, run_and_meanwhile
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -43,7 +44,7 @@ def test_lease_and_attempt_are_committed_before_the_handler(question: Any, size:
 
     run = the.at_least_once(look, pending=question, batch_size=size, retry=the.retry())
     report = run()
-    assert (report.processed, report.failed) == (5, 0)
+    assert_run(report, processed=5)
     assert seen == [(1, True, False)] * 5
     expected = {**the.state(rows[0]), "done": True, "attempts": 0, "leased_until": False}
     assert [the.state(row) for row in rows] == [expected] * 5
@@ -64,7 +65,7 @@ if HAS_GATE:
                 cursor.execute("SELECT state FROM pg_stat_activity WHERE pid = %s", [session])
                 states.append(cursor.fetchone()[0])
 
-        assert make(look)().processed == 2
+        assert_run(make(look)(), processed=2)
         assert states == ["idle", "idle"]
 
     def test_a_later_batch_is_leased_in_one_statement() -> None:
@@ -76,7 +77,7 @@ if HAS_GATE:
 
         run = the.at_least_once(handle, batch_size=3, retry=the.retry())
         with CaptureQueriesContext(connection) as queries:
-            assert run().processed == 9
+            assert_run(run(), processed=9)
         # The last settlement of one batch, and the claim of the next.
         assert sent[3] - sent[2] == 2
         assert "RETURNING" in queries.captured_queries[sent[3] - 1]["sql"]
@@ -114,7 +115,9 @@ def test_a_copy_that_comes_during_the_work_leaves_the_row_alone(question: Any) -
         reports.append(the.elsewhere(lambda: second(wait_for_locked=0)))
 
     reports.append(the.at_least_once(handle, pending=question)())
-    assert [report.processed for report in reports] == [0, 1]
+    during, after = reports
+    assert_run(during)
+    assert_run(after, processed=1)
     assert the.state(row)["done"]
 
 
@@ -126,7 +129,7 @@ def test_a_failure_is_noted_and_frees_the_lease() -> None:
 
     run = the.at_least_once(fail, retry=the.retry(), failed={"dead": True})
     for attempt in (1, 2, 3):
-        assert run().failed == 1
+        assert_run(run(), failed=1, retried=int(attempt < 3))
         said = the.state(row)
         assert (said["attempts"], said["leased_until"], said["dead"]) == (
             attempt,
@@ -134,7 +137,7 @@ def test_a_failure_is_noted_and_frees_the_lease() -> None:
             attempt == 3,
         )
     assert Errand.objects.get().last_error == "ValueError: no such place"
-    assert run().failed == 0
+    assert_run(run())
 
 
 def test_a_failed_row_waits_for_its_backoff() -> None:
@@ -164,9 +167,9 @@ def test_without_retry_a_failed_row_is_free_for_the_next_run() -> None:
             raise ValueError
 
     run = the.at_least_once(fail_once)
-    assert run().failed == 1
+    assert_run(run(), failed=1)
     assert the.untouched(row)
-    assert run().processed == 1
+    assert_run(run(), processed=1)
 
 
 def test_rows_whose_process_died_are_given_up_and_the_others_get_done() -> None:
@@ -180,12 +183,12 @@ def test_rows_whose_process_died_are_given_up_and_the_others_get_done() -> None:
         lambda row: handled.append(row.pk), retry=the.retry(), failed={"dead": True}, batch_size=2
     )
     report = run()
-    assert (report.processed, report.failed) == (2, 2)
+    assert_run(report, processed=2, failed=2)
     assert handled == [rows[1].pk, rows[3].pk]
     assert all(isinstance(failure.error, AttemptsUsedUp) for failure in report.failures)
     said = the.state(rows[0])
     assert (said["dead"], said["attempts"], said["leased_until"]) == (True, 3, False)
-    assert run().failed == 0
+    assert_run(run())
 
 
 def test_without_failed_rows_whose_process_died_are_left_alone() -> None:
@@ -193,7 +196,7 @@ def test_without_failed_rows_whose_process_died_are_left_alone() -> None:
     Errand.objects.filter(pk=rows[0].pk).update(attempts=3)
     handled: list[Any] = []
     run = the.at_least_once(lambda row: handled.append(row.pk), retry=the.retry())
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     assert handled == [rows[1].pk]
 
 
@@ -201,7 +204,7 @@ def test_a_row_whose_process_died_once_is_tried_again() -> None:
     [row] = the.errands(1, attempts=1, leased_until=timezone.now() - timedelta(days=1))
     seen: list[int] = []
     run = the.at_least_once(lambda row: seen.append(row.attempts), retry=the.retry())
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     assert seen == [2]
     assert the.state(row)["attempts"] == 0
 
@@ -213,9 +216,9 @@ def test_snooze_costs_no_attempt_and_frees_the_lease() -> None:
         raise Snooze("closed", delay=3600)
 
     run = the.at_least_once(snooze, retry=the.retry())
-    assert run().snoozed == 1
+    assert_run(run(), snoozed=1)
     assert the.untouched(row)
-    assert run().snoozed == 0
+    assert_run(run())
 
 
 def test_discard_writes_failed() -> None:
@@ -224,7 +227,7 @@ def test_discard_writes_failed() -> None:
     def discard(row: Errand) -> None:
         raise Discard("no such place")
 
-    assert the.at_least_once(discard, failed={"dead": True})().discarded == 1
+    assert_run(the.at_least_once(discard, failed={"dead": True})(), discarded=1)
     said = the.state(row)
     assert (said["dead"], said["leased_until"]) == (True, False)
 
@@ -241,7 +244,9 @@ def test_a_column_that_the_question_leaves_out_stays_out_of_every_instance(
     def look(row: Errand) -> None:
         loaded.append(vars(row).keys() & {field.attname for field in Errand._meta.fields})
 
-    assert make(look, pending=the.PENDING.only("place", "done"), batch_size=size)().processed == 7
+    assert_run(
+        make(look, pending=the.PENDING.only("place", "done"), batch_size=size)(), processed=7
+    )
     assert loaded == [{"id", "place", "done"}] * 7
 
 
@@ -251,7 +256,7 @@ def test_the_result_is_written_with_the_flip() -> None:
         lambda row: f"number {row.place}",
         done=lambda row, result: {"done": True, "result": result},
     )
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     assert the.state(row)["result"] == "number 0"
 
 
@@ -264,7 +269,7 @@ def test_a_result_dependent_flip_that_leaves_the_row_pending_is_told(retrying: b
         lambda row: "no", done=lambda row, result: {"result": result}, **options
     )
     report = run()
-    assert report.failed == 1
+    assert_run(report, failed=1, retried=int(retrying))
     assert isinstance(report.failures[0].error, StillPending)
     said = the.state(row)
     assert (said["result"], said["leased_until"], said["attempts"]) == ("", False, int(retrying))
@@ -278,7 +283,7 @@ def test_a_flip_that_the_database_refuses_is_the_rows_failure(retrying: bool) ->
     run = the.at_least_once(
         the.ignore, done=lambda row, result: {"done": True, "code": "same"}, **options
     )
-    assert run().failed == 1
+    assert_run(run(), failed=1, retried=int(retrying))
     said = the.state(rows[1])
     assert (said["done"], said["leased_until"], said["attempts"]) == (False, False, int(retrying))
 
@@ -294,7 +299,7 @@ def test_a_stop_costs_no_attempt_and_frees_the_leases(before: int) -> None:
             stop.set()
 
     report = the.at_least_once(handle, batch_size=4, retry=the.retry())(stop=stop)
-    assert (report.processed, report.stopped) == (before + 2, "signal")
+    assert_run(report, processed=before + 2, stopped="signal")
     assert all(the.untouched(row) for row in rows[-2:])
 
 
@@ -305,7 +310,7 @@ def test_a_timeout_costs_no_attempt_and_frees_the_leases(clock: Clock) -> None:
         clock.passed += HOUR
 
     report = the.at_least_once(handle, batch_size=3, retry=the.retry())(timeout=HOUR)
-    assert (report.processed, report.stopped) == (1, "timeout")
+    assert_run(report, processed=1, stopped="timeout")
     assert all(the.untouched(row) for row in rows[1:])
 
 
@@ -336,7 +341,7 @@ def test_a_handler_may_save_its_row() -> None:
         assert the.state(row)["attempts"] == 1
 
     run = the.at_least_once(save, retry=the.retry())
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     said = the.state(row)
     assert (said["done"], said["result"], said["attempts"]) == (True, "saved", 0)
 
@@ -351,7 +356,7 @@ def test_a_handler_may_have_a_transaction_of_its_own() -> None:
                 raise ValueError
 
     report = the.at_least_once(work)()
-    assert (report.processed, report.failed) == (1, 1)
+    assert_run(report, processed=1, failed=1)
     assert [the.state(row)["result"] for row in rows] == ["", "work"]
 
 
@@ -362,7 +367,7 @@ def test_inside_testcase_it_works_in_savepoints() -> None:
     with block:
         report = the.at_least_once(the.ignore, batch_size=2, retry=the.retry())()
         assert the.our_threads() == []
-    assert report.processed == 3
+    assert_run(report, processed=3)
 
 
 def test_a_limit_leases_no_more_rows_than_it_allows() -> None:
@@ -373,12 +378,13 @@ def test_a_limit_leases_no_more_rows_than_it_allows() -> None:
         seen.append(Errand.objects.filter(leased_until__isnull=False).count())
 
     report = the.at_least_once(look, batch_size=3, retry=the.retry())(limit=2)
-    assert (report.processed, report.stopped, seen) == (2, "limit", [2, 1])
+    assert_run(report, processed=2, stopped="limit")
+    assert seen == [2, 1]
     assert the.untouched(rows[2])
 
 
 def test_filter_narrows_the_claim_too() -> None:
     rows = the.errands(3)
     report = the.at_least_once(the.ignore, lease=Lease(30))(filter=Q(pk=rows[1].pk))
-    assert report.processed == 1
+    assert_run(report, processed=1)
     assert [the.state(row)["done"] for row in rows] == [False, True, False]

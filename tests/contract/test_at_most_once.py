@@ -16,6 +16,7 @@ from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_GATE, other_than, run_and_meanwhile
 from tests.contract.support.heartbeat import until
+from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
 from tests.models import Errand, Priced
 
@@ -44,7 +45,7 @@ def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size
         assert (row.claimed, row.claimed_at) == (True, other.claimed_at)
 
     report = the.at_most_once(look, pending=question, batch_size=size)()
-    assert (report.processed, report.failed) == (5, 0)
+    assert_run(report, processed=5)
     assert seen == [(True, True, False)] * 5
     expected = {**the.state(rows[0]), "done": True, "claimed": True, "claimed_at": False}
     assert [the.state(row) for row in rows] == [expected] * 5
@@ -67,7 +68,7 @@ def test_a_column_that_the_database_computes_says_what_the_claim_made_of_it(
 
     options = {"claim": {"net": 2}, "claimed_at": None, "done": {"net": 3}, "batch_size": size}
     pending = narrow(Priced.objects.filter(net=1).defer(left_out))
-    assert the.at_most_once(look, pending=pending, **options)().processed == 5
+    assert_run(the.at_most_once(look, pending=pending, **options)(), processed=5)
     assert seen == [(2, 4)] * 5
 
 
@@ -83,7 +84,7 @@ def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, s
     report = the.at_most_once(
         look, pending=question, batch_size=size, claim=None, claimed_at=None
     )()
-    assert report.processed == 5
+    assert_run(report, processed=5)
     assert seen == [True] * 5
 
 
@@ -155,11 +156,11 @@ def test_a_handler_that_raises_is_known_to_have_failed() -> None:
         raise ValueError("no such place")
 
     run = the.at_most_once(fail, failed={"dead": True})
-    assert run().failed == 1
+    assert_run(run(), failed=1)
     said = the.state(row)
     assert (said["dead"], said["done"], said["claimed_at"]) == (True, False, False)
     assert list(run.in_doubt(older_than=0)) == []
-    assert run().failed == 0
+    assert_run(run())
 
 
 @pytest.mark.parametrize("reset", [None, {"claimed": False}], ids=["no reset", "reset"])
@@ -171,10 +172,10 @@ def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
         raise ValueError
 
     run = the.at_most_once(fail, reset=reset)
-    assert run().failed == 1
+    assert_run(run(), failed=1)
     assert the.state(row)["claimed"]
     assert list(run.in_doubt(older_than=0)) == [row]
-    assert run().failed == 0
+    assert_run(run())
 
 
 def test_reset_alone_repeats_nothing() -> None:
@@ -203,14 +204,14 @@ def test_with_retry_and_reset_a_known_failure_is_tried_again_and_given_up() -> N
 
     run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False}, failed={"dead": True})
     for attempt in (1, 2):
-        assert run().failed == 1
+        assert_run(run(), failed=1, retried=1)
         said = the.state(row)
         assert (said["attempts"], said["claimed"], said["claimed_at"]) == (attempt, False, False)
-    assert run().failed == 1
+    assert_run(run(), failed=1)
     said = the.state(row)
     assert (said["attempts"], said["dead"], said["claimed_at"]) == (3, True, False)
     assert Errand.objects.get().last_error == "ValueError: call 3"
-    assert run().failed == 0
+    assert_run(run())
     assert len(calls) == 3
 
 
@@ -227,8 +228,8 @@ def test_a_flip_that_fails_after_the_work_repeats_nothing() -> None:
         failed={"dead": True},
     )
     report = run()
-    assert (report.failed, report.processed) == (1, 0)
-    assert run().failed == 0
+    assert_run(report, failed=1)
+    assert_run(run())
     assert calls == [second.pk]
     assert list(run.in_doubt(older_than=0)) == [second]
 
@@ -247,8 +248,8 @@ def test_get_done_that_raises_after_the_work_repeats_nothing() -> None:
         reset={"claimed": False},
         failed={"dead": True},
     )
-    assert run().failed == 1
-    assert run().failed == 0
+    assert_run(run(), failed=1)
+    assert_run(run())
     assert calls == [row.pk]
     assert list(run.in_doubt(older_than=0)) == [row]
 
@@ -259,7 +260,7 @@ def test_a_result_dependent_flip_that_leaves_the_row_pending_is_told() -> None:
         lambda row: "no", done=lambda row, result: {"claimed": False, "result": result}
     )
     report = run()
-    assert report.failed == 1
+    assert_run(report, failed=1)
     assert isinstance(report.failures[0].error, StillPending)
     assert list(run.in_doubt(older_than=0)) == [row]
     assert the.state(row)["result"] == ""
@@ -270,7 +271,7 @@ def test_the_result_is_written_with_the_flip() -> None:
     run = the.at_most_once(
         lambda row: f"charge {row.place}", done=lambda row, result: {"done": True, "result": result}
     )
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     said = the.state(row)
     assert (said["done"], said["result"], said["claimed_at"]) == (True, "charge 0", False)
 
@@ -301,8 +302,7 @@ def test_what_somebody_did_meanwhile_is_not_overwritten(
             raise ValueError
 
     report = the.at_most_once(handle, failed={"dead": True, "result": "failed"})()
-    assert report.lease_lost == 1
-    assert report.processed == len(rows) - 1
+    assert_run(report, processed=len(rows) - 1, lease_lost=1)
     assert Errand.objects.filter(pk=rows[-1].pk).values().get() == after
 
 
@@ -318,7 +318,7 @@ def test_a_claim_by_expression_is_recognised_by_what_it_wrote() -> None:
         claim={"place": F("place") + 1, "claimed": True},
         claimed_at=None,
     )
-    assert run().lease_lost == 1
+    assert_run(run(), lease_lost=1)
     assert not the.state(row)["done"]
 
 
@@ -335,7 +335,7 @@ def counts_places(done: dict[str, Any], calls: list[int]) -> BatchProcessor[Erra
 def test_a_flip_that_reads_what_the_claim_wrote_is_not_refused() -> None:
     [row] = the.errands(1)
     calls: list[int] = []
-    assert counts_places({"place": F("place") * 2}, calls)().processed == 1
+    assert_run(counts_places({"place": F("place") * 2}, calls)(), processed=1)
     assert calls == [row.pk]
     assert Errand.objects.get().place == 10
 
@@ -363,7 +363,7 @@ def test_a_reset_that_does_not_put_the_row_back_is_found_before_any_handler() ->
 def test_a_row_that_its_handler_deletes_is_processed() -> None:
     the.errands(2)
     report = the.at_most_once(lambda row: row.delete())()
-    assert (report.processed, report.lease_lost) == (2, 0)
+    assert_run(report, processed=2)
 
 
 def test_snooze_puts_back_and_costs_no_attempt() -> None:
@@ -373,9 +373,9 @@ def test_snooze_puts_back_and_costs_no_attempt() -> None:
         raise Snooze("closed", delay=3600)
 
     run = the.at_most_once(snooze, retry=the.retry(), reset={"claimed": False})
-    assert run().snoozed == 1
+    assert_run(run(), snoozed=1)
     assert the.untouched(row)
-    assert run().snoozed == 0
+    assert_run(run())
 
 
 def test_discard_writes_failed_and_without_it_the_row_stays_to_be_seen() -> None:
@@ -385,10 +385,10 @@ def test_discard_writes_failed_and_without_it_the_row_stays_to_be_seen() -> None
         raise Discard("no such place")
 
     said = the.at_most_once(discard, failed={"dead": True})
-    assert said(filter=Q(pk=first.pk)).discarded == 1
+    assert_run(said(filter=Q(pk=first.pk)), discarded=1)
     assert the.state(first)["dead"]
     unsaid = the.at_most_once(discard)
-    assert unsaid().failed == 1
+    assert_run(unsaid(), failed=1)
     assert list(unsaid.in_doubt(older_than=0)) == [second]
 
 
@@ -406,9 +406,9 @@ def test_a_stop_puts_back_what_was_not_started(claimed: bool, rehearsed: bool) -
 
     options: dict[str, Any] = {} if claimed else {"claim": None, "claimed_at": None}
     report = the.at_most_once(handle, batch_size=4, **options)(stop=stop)
-    assert (report.processed, report.stopped) == (len(rows) - 2, "signal")
+    assert_run(report, processed=len(rows) - 2, stopped="signal")
     assert all(the.untouched(row) for row in rows[-2:])
-    assert the.at_most_once(the.ignore, **options)().processed == 2
+    assert_run(the.at_most_once(the.ignore, **options)(), processed=2)
 
 
 @pytest.mark.parametrize("rehearsed", [False, True], ids=["first batch", "later batch"])
@@ -436,7 +436,7 @@ def test_a_settlement_survives_a_connection_that_died_during_the_work() -> None:
         _end_session()
 
     report = the.at_most_once(cut)()
-    assert (report.processed, report.failed) == (1, 0)
+    assert_run(report, processed=1)
     assert the.state(row)["done"]
 
 
@@ -458,7 +458,7 @@ def test_no_handler_begins_on_a_connection_that_died_in_the_one_before(
 
     report = the.at_most_once(handle, batch_size=3, **options)()
     failed = 2 if noticed and connection.vendor != "sqlite" else 0
-    assert (report.processed, report.failed) == (6 - failed, failed)
+    assert_run(report, processed=6 - failed, failed=failed)
     assert [the.state(row)["result"] for row in rows] == ["worked"] * 6
 
 
@@ -487,7 +487,7 @@ def test_inside_testcase_it_works_in_savepoints() -> None:
     block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
     with block:
         report = the.at_most_once(the.ignore, batch_size=2)()
-    assert report.processed == 3
+    assert_run(report, processed=3)
 
 
 if HAS_GATE:
@@ -503,7 +503,7 @@ if HAS_GATE:
 
         run = the.at_most_once(handle, batch_size=3, **options)
         with CaptureQueriesContext(connection) as queries:
-            assert run().processed == 9
+            assert_run(run(), processed=9)
         # From the last settlement of one batch to the first handler of the next.
         settled = 1 if claimed else 0
         between = sent[3][len(sent[2]) + settled :]
@@ -528,7 +528,7 @@ if HAS_GATE:
             lambda row: deferred.append(row.get_deferred_fields()),
             pending=the.PENDING.only("place", "claimed"),
         )
-        assert run().processed == 4
+        assert_run(run(), processed=4)
         assert all("last_error" in left_out for left_out in deferred)
         assert all("place" not in left_out for left_out in deferred)
 
@@ -547,7 +547,7 @@ if HAS_GATE:
         handled: list[Any] = []
         report = the.at_most_once(lambda row: handled.append(row.pk), batch_size=2)()
         monkeypatch.undo()
-        assert (report.processed, report.failed) == (3, 1)
+        assert_run(report, processed=3, failed=1)
         assert handled == [rows[0].pk, rows[1].pk, rows[3].pk]
         assert the.untouched(rows[2])
 
@@ -608,7 +608,7 @@ def test_a_claim_that_the_database_refuses_calls_no_handler() -> None:
         claim={"claimed": True, "code": "taken"},
         claimed_at=None,
     )()
-    assert (report.failed, report.processed) == (2, 0)
+    assert_run(report, failed=2)
     assert handled == []
     assert all(the.untouched(row) for row in rows)
 
@@ -624,9 +624,10 @@ if connection.vendor != "sqlite":
 
         with before_statement(is_mark, _end_session):
             report = the.at_most_once(lambda row: handled.append(row.pk))()
-        assert (report.failed, report.processed, handled) == (1, 0, [])
+        assert_run(report, failed=1)
+        assert handled == []
         assert the.untouched(row)
-        assert the.at_most_once(the.ignore)().processed == 1
+        assert_run(the.at_most_once(the.ignore)(), processed=1)
 
     def test_a_row_that_is_locked_by_somebody_is_skipped() -> None:
         rows = the.errands(2)
@@ -643,4 +644,4 @@ if connection.vendor != "sqlite":
             report = the.at_most_once(the.ignore)(wait_for_locked=0)
             release.set()
         assert results == [None]
-        assert (report.processed, report.skipped) == (1, 1)
+        assert_run(report, processed=1, skipped=1)

@@ -21,6 +21,7 @@ from tests.contract.support.batches import (
     worked,
 )
 from tests.contract.support.gate import before_lock
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 def test_a_batch_is_one_lock_one_flip_and_no_savepoint_for_handlers_without_the_database() -> None:
     parcels(100)
     with statements() as seen:
-        assert in_batches(lambda row: None)().processed == 100
+        assert_run(in_batches(lambda row: None)(), processed=100)
     assert savepoints(seen) == []
     assert len(flips(seen)) == 1
     # Candidates, settings of the transaction, rehearsal, lock, flip: none of them once per row.
@@ -47,7 +48,7 @@ def test_i7_a_row_that_raises_loses_its_own_work_and_no_other_rows() -> None:
             raise ValueError(row.priority)
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed, report.stopped) == (2, 3, "drained")
+    assert_run(report, processed=2, failed=3)
     assert sent() == worked() == [1, 3]
     assert list(Scan.objects.order_by("pk").values_list("parcel__priority", flat=True)) == [1, 3]
     assert [str(failure.error) for failure in report.failures] == ["0", "2", "4"]
@@ -70,7 +71,7 @@ def test_i7_a_database_error_costs_its_own_row_at_most(swallowed: bool) -> None:
 
     report = in_batches(handle)()
     assert {0, 1, 3, 4} <= set(sent())
-    assert report.processed + report.failed == 5
+    assert_run(report, processed=5 - report.failed, failed=report.failed)
     assert [place for place in sent() if place != 99] == worked()
 
 
@@ -88,7 +89,7 @@ def test_i7_callbacks_of_a_failed_row_are_dropped_and_those_before_and_behind_it
             raise ValueError
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (3, 2)
+    assert_run(report, processed=3, failed=2)
     assert ran == [(place, when) for place in (0, 2, 3) for when in ("before", "nested", "after")]
 
 
@@ -107,7 +108,7 @@ def test_i7_a_callback_that_raises_drops_none_of_the_other_rows(
         transaction.on_commit(callback)
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (4, 0)
+    assert_run(report, processed=4)
     assert ran == sent() == [0, 1, 2, 3]
     assert sum("the callback's own" in record.getMessage() for record in caplog.records) == 1
 
@@ -124,7 +125,7 @@ def test_i7_a_deferred_foreign_key_that_row_2_of_3_broke_costs_rows_1_and_3_noth
             Scan.objects.create(parcel_id=10**9)
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed, report.stopped) == (2, 1, "drained")
+    assert_run(report, processed=2, failed=1)
     assert isinstance(report.failures[0].error, IntegrityError)
     assert sent() == worked() == ran == [0, 2]
     assert not Scan.objects.exists()
@@ -138,7 +139,7 @@ def test_a_handler_may_delete_its_row_and_others_of_its_batch() -> None:
             Parcel.objects.filter(priority__in=[0, 1]).delete()
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (4, 0)
+    assert_run(report, processed=4)
     assert sent() == [2, 3]
 
 
@@ -156,12 +157,12 @@ def test_rows_that_others_hold_or_finished_are_left_out_of_the_batch() -> None:
             with before_lock(lambda: in_a_thread(finish_one)):
                 report = in_batches(lambda row: calls.append(row.priority))(wait_for_locked=0)
         assert held.priority == 4
-        assert (report.processed, report.stale, report.skipped) == (3, 2, 1)
+        assert_run(report, processed=3, skipped=1, stale=2)
         assert sorted(calls) == [0, 3, 5]
         assert sent() == [0, 1, 3, 5]
     else:
         finish_one()
-        assert in_batches(lambda row: calls.append(row.priority))().processed == 4
+        assert_run(in_batches(lambda row: calls.append(row.priority))(), processed=4)
         assert calls == [0, 3, 4, 5]
 
 
@@ -189,7 +190,7 @@ def test_a_handler_that_closes_the_connection_costs_the_others_nothing() -> None
             connection.close()
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (3, 1)
+    assert_run(report, processed=3, failed=1)
     assert sent() == worked() == [0, 1, 3]
 
 
@@ -202,7 +203,7 @@ def test_a_handler_that_runs_a_processor_fails_alone() -> None:
             inner()
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert isinstance(report.failures[0].error, InsideTransaction)
 
 
@@ -217,7 +218,7 @@ def test_snooze_and_discard_are_outcomes_of_their_own_rows() -> None:
             raise Discard("never")
 
     report = errands(handle, failed={"dead": True})()
-    assert (report.processed, report.snoozed, report.discarded, report.failed) == (3, 1, 1, 0)
+    assert_run(report, processed=3, discarded=1, snoozed=1)
     assert report.ok
     rows = Errand.objects.order_by("place").values_list("done", "dead", "result")
     handled, left, dead = (True, False, "worked"), (False, False, ""), (False, True, "")
@@ -249,7 +250,7 @@ def test_a_row_that_cannot_be_loaded_is_its_own_failure() -> None:
     pending = BrittleParcel.objects.filter(sent=False)
     run = batch_processor(pending=pending, done={"sent": True}, batch_size=10)(lambda row: None)
     report = run()
-    assert (report.processed, report.failed) == (3, 1)
+    assert_run(report, processed=3, failed=1)
     assert sent() == [0, 2, 3]
 
 
@@ -263,7 +264,7 @@ def test_ten_thousand_rows_behind_a_poison_row_are_done_in_one_run() -> None:
             raise ValueError("poison")
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed, report.stopped) == (9_999, 1, "drained")
+    assert_run(report, processed=9_999, failed=1)
     assert len(calls) == len(set(calls)) == 10_000
     assert Parcel.objects.filter(sent=False).values_list("priority", flat=True)[:2].get() == 0
 
@@ -281,7 +282,7 @@ def test_rows_that_fail_cost_no_more_than_their_share_of_statements() -> None:
 
         with statements() as seen:
             report = errands(handle, retry=Retry(backoff=60))()
-        assert (report.processed, report.failed) == (100 - len(bad), len(bad))
+        assert_run(report, processed=100 - len(bad), failed=len(bad), retried=len(bad))
         return len(seen)
 
     sent_for(set())  # asks the connection's isolation level, once

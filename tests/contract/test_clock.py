@@ -17,6 +17,7 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
+from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
 from tests.models import Errand
 
@@ -85,17 +86,18 @@ def test_a_lease_lasts_for_its_duration(zone: None, use_tz: bool) -> None:
         counts.append(second(wait_for_locked=0).processed)
 
     report = the.at_least_once(handle, lease=Lease(30))()
-    assert (counts, report.lease_lost) == ([0, 1], 1)
+    assert_run(report, lease_lost=1)
+    assert counts == [0, 1]
     assert the.state(row)["done"]
 
 
 def test_tokens_are_equal_after_a_round_trip(zone: None, use_tz: bool) -> None:
     rows = the.errands(20)
     report = the.at_least_once(the.ignore, batch_size=3)()
-    assert (report.processed, report.lease_lost) == (20, 0)
+    assert_run(report, processed=20)
     Errand.objects.update(done=False)
     report = the.at_most_once(the.ignore, batch_size=3)()
-    assert (report.processed, report.lease_lost) == (20, 0)
+    assert_run(report, processed=20)
     assert not any(the.state(row)["claimed_at"] for row in rows)
 
 
@@ -111,7 +113,7 @@ def test_a_renewal_is_recognised(zone: None, use_tz: bool) -> None:
         until(lambda: renewed() > first + timedelta(seconds=0.5))
 
     report = the.at_least_once(handle, lease=Lease(1))()
-    assert (report.processed, report.lease_lost) == (1, 0)
+    assert_run(report, processed=1)
 
 
 def test_backoff_and_snooze_count_from_now(zone: None, use_tz: bool) -> None:
@@ -138,10 +140,11 @@ def test_a_row_is_snoozed_until_a_time_that_django_writes(zone: None, use_tz: bo
         raise Snooze(until=timezone.now() + timedelta(minutes=minutes))
 
     run = the.at_least_once(handle, retry=the.retry())
-    assert [run().snoozed for _ in range(2)] == [4, 2]
+    assert_run(run(), snoozed=4)
+    assert_run(run(), snoozed=2)
     assert sorted(calls) == [0, 1, 2, 2, 3, 3]
     Errand.objects.update(next_attempt_at=timezone.now() - timedelta(minutes=1))
-    assert the.at_least_once(the.ignore, retry=the.retry())().processed == len(rows)
+    assert_run(the.at_least_once(the.ignore, retry=the.retry())(), processed=len(rows))
 
 
 def test_in_doubt_counts_from_a_time_that_django_writes(zone: None, use_tz: bool) -> None:
@@ -184,7 +187,7 @@ def test_this_process_may_have_the_wrong_time(hours: int, monkeypatch: pytest.Mo
         assert left[0] is not None
         assert timedelta(0) < left[0] - left[1] <= timedelta(seconds=30)
 
-    assert the.at_least_once(handle, lease=Lease(30))().processed == 1
+    assert_run(the.at_least_once(handle, lease=Lease(30))(), processed=1)
     assert counts == [0]
     assert the.state(row)["done"]
 
@@ -243,7 +246,7 @@ if connection.vendor == "sqlite":
         """Otherwise what the claim wrote would not be found again, and the row be lost."""
         rows = the.errands(2)
         report = make(the.ignore)()
-        assert (report.processed, report.lease_lost) == (2, 0)
+        assert_run(report, processed=2)
         assert all(the.state(row)["done"] for row in rows)
         Errand.objects.update(next_attempt_at=DatabaseNow())
         assert read() == INSTANT

@@ -23,6 +23,7 @@ from dcl_processor.exceptions import Unsupported
 from dcl_processor.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
+from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
 from tests.models import Errand
 
@@ -102,13 +103,13 @@ if connection.vendor == "postgresql":
             if not calls:
                 calls.append(row.pk)
                 others = the.elsewhere(lambda: second(limit=2, wait_for_locked=0))
-                assert (others.processed, others.lease_lost) == (2, 0)
+                assert_run(others, processed=2, stopped="limit")
                 until(lambda: seconds_since(began) > 1.5)
             else:
                 renewed(row)
 
         report = the.at_least_once(handle, lease=Lease(seconds))()
-        assert (report.processed, report.lease_lost, report.failed) == (2, 0, 0)
+        assert_run(report, processed=2, stale=1)
         assert sorted(calls) == [row.pk for row in rows]
         assert Errand.objects.filter(done=True, leased_until=None).count() == 4
 
@@ -121,14 +122,14 @@ if connection.vendor == "postgresql":
             if not calls:
                 calls.append(row.pk)
                 others = the.elsewhere(lambda: second(limit=2, wait_for_locked=0))
-                assert (others.processed, others.lease_lost) == (2, 0)
+                assert_run(others, processed=2, stopped="limit")
                 until(lambda: seconds_since(began) > 1.5)
             else:
                 calls.append(row.pk)
 
         run = the.at_most_once(handle)
         report = run()
-        assert (report.processed, report.lease_lost, report.failed) == (2, 0, 0)
+        assert_run(report, processed=2, stale=1)
         assert sorted(calls) == [row.pk for row in rows]
         assert Errand.objects.filter(done=True, claimed_at=None).count() == 4
         assert list(run.in_doubt(older_than=0)) == []
@@ -137,14 +138,14 @@ if connection.vendor == "postgresql":
     def test_what_is_not_started_is_put_back(began: datetime, make: the.Make) -> None:
         rows = the.errands(6)
         report = make(the.ignore, batch_size=3, retry=None)(limit=4)
-        assert report.processed == 4
+        assert_run(report, processed=4, stopped="limit")
         assert all(the.untouched(row) for row in rows[4:])
 
     def test_a_claim_that_keeps_a_time_of_its_own_is_recognised(began: datetime) -> None:
         rows = the.errands(3)
         claim = {"claimed": True, "next_attempt_at": Now()}
         report = the.at_most_once(the.ignore, claim=claim)()
-        assert (report.processed, report.lease_lost) == (3, 0)
+        assert_run(report, processed=3)
         assert all(the.state(row)["done"] for row in rows)
 
 
@@ -188,10 +189,10 @@ else:
     def test_a_zone_whose_clocks_never_change_is_fine(zone: str) -> None:
         rows = the.errands(3)
         with override_settings(USE_TZ=False, TIME_ZONE=zone):
-            assert the.at_least_once(the.ignore)().processed == len(rows)
+            assert_run(the.at_least_once(the.ignore)(), processed=len(rows))
 
     def test_other_deliveries_need_no_such_zone() -> None:
         the.errands(3)
         with override_settings(USE_TZ=False, TIME_ZONE="America/New_York"):
             report = the.at_most_once(the.ignore, retry=the.retry(), reset={"claimed": False})()
-        assert report.processed == 3
+        assert_run(report, processed=3)

@@ -14,6 +14,7 @@ from dcl_processor.checks import check_found
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.registry import Found
 from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -33,14 +34,14 @@ def test_a_servers_engines_are_asked_about_once_per_table_and_connection() -> No
     pending = Truck.objects.filter(weighed=False)
     run = batch_processor(pending=pending, done={"weighed": True})(the.ignore)
     with CaptureQueriesContext(connection) as empty:
-        assert run().processed == 0
+        assert_run(run())
     assert len(empty) == 1
     counts = []
     for _ in range(2):
         for _ in range(3):
             Truck.objects.create()
         with CaptureQueriesContext(connection) as captured:
-            assert run().processed == 3
+            assert_run(run(), processed=3)
         counts.append(questions(captured))
     # A truck's and a vehicle's.
     assert counts == ([2, 0] if connection.vendor == "mysql" else [0, 0])
@@ -119,4 +120,5 @@ if connection.vendor == "mysql":
             if engine == "MyISAM":
                 with pytest.raises(Unsupported):
                     tying(load, calls)()
-        assert tying(load, calls)().processed == len(calls) == 3
+        assert_run(tying(load, calls)(), processed=3)
+        assert len(calls) == 3

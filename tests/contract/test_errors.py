@@ -24,6 +24,7 @@ from dcl_processor import Report, batch_processor
 from dcl_processor.exceptions import HandlerExited, StillPending
 from dcl_processor.runner.counters import logger
 from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,7 +97,7 @@ def test_any_exception_is_its_rows_failure_alone(error: Exception) -> None:
             raise error
 
     report = run(handle)
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert type(error).__name__ in json.dumps(report.as_dict())
 
 
@@ -111,7 +112,7 @@ def test_any_exception_of_an_asynchronous_handler_is_its_rows_failure_alone(
             raise error
 
     report = the.at_least_once(handle, retry=the.retry())()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1, retried=1)
     assert type(error).__name__ in json.dumps(report.as_dict())
 
 
@@ -125,7 +126,7 @@ def test_any_exception_may_lose_its_transaction_too(error: Exception) -> None:
             raise error
 
     report = run(handle)
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert report.failures[0].error is error
 
 
@@ -138,7 +139,8 @@ def test_any_exception_of_a_resource_is_the_reports(error: Exception) -> None:
     pending = Parcel.objects.filter(sent=False)
     send = batch_processor(pending=pending, done={"sent": True}, resource=resource)
     report = send(lambda row, opened: None)()
-    assert (report.error, report.stopped) == (error, "failures")
+    assert_run(report, stopped="failures")
+    assert report.error == error
 
 
 def test_a_log_handler_that_fails_on_an_error_ends_no_run() -> None:
@@ -157,7 +159,7 @@ def test_a_log_handler_that_fails_on_an_error_ends_no_run() -> None:
         report = run(handle)
     finally:
         logger.removeHandler(picky)
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
 
 
 class Timeout(BaseException):
@@ -175,7 +177,7 @@ def test_what_is_no_exception_is_its_rows_failure_alone(error: BaseException) ->
             raise error
 
     report = run(handle)
-    assert (report.processed, report.failed, report.stopped) == (2, 1, "drained")
+    assert_run(report, processed=2, failed=1)
     [failure] = report.failures
     assert isinstance(failure.error, HandlerExited)
     assert failure.error.__cause__ is error
@@ -257,7 +259,7 @@ def test_what_a_callback_after_the_commit_raises_is_logged(
 ) -> None:
     """Even where it has no name for Django's log, and is no ``Exception``."""
     report = run(lambda _: transaction.on_commit(call))
-    assert (report.processed, report.failed, report.stopped) == (3, 0, "drained")
+    assert_run(report, processed=3)
     said = [
         record.getMessage() for record in caplog.records if record.name == "django.db.backends.base"
     ]
@@ -275,7 +277,7 @@ async def asynchronously(row: Parcel) -> None: ...
 def test_work_that_was_only_promised_is_not_done(wrapped: Callable[[Parcel], Any]) -> None:
     """A decorator hides what kind of function is behind it."""
     report = run(lambda row: wrapped(row))  # noqa: PLW0108  # that is the disguise
-    assert (report.processed, report.failed) == (0, 3)
+    assert_run(report, failed=3)
     assert "is never run" in str(report.failures[0].error)
 
 
@@ -299,7 +301,7 @@ def test_a_failure_keeps_nothing_that_the_handler_had_loaded(
 
     report = run(handle)
     gc.collect()
-    assert report.failed == 3
+    assert_run(report, failed=3)
     assert "the first" in report.failures[0].traceback
     assert [reference() for reference in kept] == [None] * 3
 
@@ -328,4 +330,4 @@ def test_another_processors_error_does_not_put_this_one_in_the_wrong() -> None:
         raise StillPending("of another processor, on another database")
 
     report = run(handle)
-    assert (report.failed, report.stopped) == (3, "drained")
+    assert_run(report, failed=3)

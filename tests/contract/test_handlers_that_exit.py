@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import HandlerExited
 from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,8 +44,11 @@ def test_it_costs_the_others_nothing_and_counts_as_an_attempt(make: Any, way: An
     size, concurrency = way.get("batch_size", 1), way.get("concurrency", 1)
     processor = make(handle, retry=the.retry(), failed={"dead": True}, batch_size=size)
     reports = [processor(concurrency=concurrency) for _ in range(4)]
-    assert [(each.processed, each.failed) for each in reports] == [(9, 1), (0, 1), (0, 1), (0, 0)]
-    assert {each.stopped for each in reports} == {"drained"}
+    first, second, third, fourth = reports
+    assert_run(first, processed=9, failed=1, retried=1)
+    assert_run(second, failed=1, retried=1)
+    assert_run(third, failed=1)
+    assert_run(fourth)
     assert isinstance(reports[0].failures[0].error, HandlerExited)
     # Given up after as many attempts as it may have.
     assert calls == Counter({place: 3 if place == 2 else 1 for place in range(10)})
@@ -71,7 +75,7 @@ def test_in_a_batch_handler_the_rows_are_redone_one_by_one() -> None:
                 sys.exit(2)
 
     report = Together()()
-    assert (report.processed, report.failed, report.stopped) == (5, 1, "drained")
+    assert_run(report, processed=5, failed=1)
     assert calls == [[0, 1, 2], [0], [1], [2], [3, 4, 5]]
     assert [the.state(row)["done"] for row in rows] == [True, False, True, True, True, True]
 
@@ -84,13 +88,14 @@ def test_in_a_done_function_it_is_the_rows_failure_too(make: Any) -> None:
         return sys.exit(1) if row.place == 1 else {"done": True}
 
     report = make(the.ignore, done=done)()
-    assert (report.processed, report.failed, report.stopped) == (2, 1, "drained")
+    assert_run(report, processed=2, failed=1)
     assert [the.state(row)["done"] for row in rows] == [True, False, True]
 
 
 def test_a_resource_that_exits_while_it_is_opened_charges_no_row() -> None:
     (row,) = the.errands(1)
     report = transactional(lambda row, resource: None, resource=lambda: sys.exit(2))()
-    assert (report.failed, report.stopped, report.ok) == (0, "failures", False)
+    assert_run(report, stopped="failures")
+    assert not report.ok
     assert isinstance(report.error, SystemExit)
     assert the.untouched(row)

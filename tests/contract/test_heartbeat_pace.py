@@ -17,6 +17,7 @@ from dcl_processor.delivery import claim_and_commit, heartbeat
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import Clock
 from tests.contract.support.heartbeat import held_beat, until, writes
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -60,7 +61,8 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_leases_are_renewed_at_a_third_of_their_duration(pauses: list[float | None]) -> None:
     the.errands(1)
     report = the.at_least_once(lambda row: until(lambda: len(pauses) > 3), lease=MINUTE)()
-    assert (report.processed, set(pauses)) == (1, {20.0})
+    assert_run(report, processed=1)
+    assert set(pauses) == {20.0}
 
 
 def test_a_renewal_that_failed_is_tried_again_after_a_twelfth(pauses: list[float | None]) -> None:
@@ -75,7 +77,8 @@ def test_a_renewal_that_failed_is_tried_again_after_a_twelfth(pauses: list[float
     with held_beat(lambda sql: True, first=fail_once) as beat:
         beat.go.set()
         report = the.at_least_once(lambda row: until(lambda: len(pauses) > 3), lease=MINUTE)()
-    assert (report.processed, pauses[:3]) == (1, [20.0, 5.0, 20.0])
+    assert_run(report, processed=1)
+    assert pauses[:3] == [20.0, 5.0, 20.0]
 
 
 @contextmanager
@@ -109,7 +112,7 @@ def test_rows_that_are_settled_are_renewed_no_more(pauses: list[float | None]) -
 
     with noted(pauses) as said:
         report = the.at_least_once(handle, lease=MINUTE, batch_size=3)()
-    assert report.processed == 3
+    assert_run(report, processed=3)
     # One may have been under way while the second row was settled.
     after = [params for beat, params in said if beat > settled_before[0] + 1]
     assert any(str(KEYS[-1]) in params for params in after)
@@ -129,7 +132,8 @@ def test_a_lease_lives_from_the_beginning_of_its_claim(time: Clock) -> None:
     run = the.at_least_once(lambda row: calls.append(row.pk), lease=MINUTE)
     with connection.execute_wrapper(slowly):
         report = run()
-    assert (calls, report.processed, report.lease_lost) == ([], 0, 1)
+    assert_run(report, lease_lost=1)
+    assert calls == []
     assert the.untouched(row)
 
 
@@ -149,5 +153,6 @@ def test_a_lease_lives_from_the_beginning_of_its_renewal(time: Clock, pauses: Pa
             until(lambda: len(pauses) > under_way)
 
         report = the.at_least_once(handle, lease=MINUTE, batch_size=2)()
-    assert (calls, report.processed, report.lease_lost) == ([first.pk], 1, 1)
+    assert_run(report, processed=1, lease_lost=1)
+    assert calls == [first.pk]
     assert the.untouched(second)

@@ -17,6 +17,7 @@ from dcl_processor.exceptions import InvalidOption, StillPending, Unsupported
 from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock, race
 from tests.contract.support.errands import PENDING, at_least_once, at_most_once, errands, ignore
 from tests.contract.support.gate import HAS_ROW_LOCKS, before_lock
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Seat, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -46,7 +47,7 @@ async def ignore_later(row: Errand) -> None:
 def test_settles_one_row_and_no_other(make: Any, handler: Any) -> None:
     one, other = errands(2)
     report = assert_settles(make(handler), one)
-    assert report.processed == 1
+    assert_run(report, processed=1)
     assert list(PENDING.all()) == [other]
 
 
@@ -316,15 +317,15 @@ if HAS_ROW_LOCKS:
         held, _ = errands(2)
         with hold_lock(held):
             report = processor()(wait_for_locked=0)
-        assert (report.processed, report.skipped) == (1, 1)
-        assert processor()().processed == 1
+        assert_run(report, processed=1, skipped=1)
+        assert_run(processor()(), processed=1)
         assert Errand.objects.get(pk=held.pk).done
 
     def test_an_error_in_the_block_frees_the_row() -> None:
         [row] = errands(1)
         with pytest.raises(OSError, match="mine"), hold_lock(row):
             raise OSError("mine")
-        assert processor()(wait_for_locked=0).processed == 1
+        assert_run(processor()(wait_for_locked=0), processed=1)
 
     def test_all_parts_of_a_row_with_parents_are_locked() -> None:
         truck = Truck.objects.create()

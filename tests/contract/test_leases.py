@@ -25,6 +25,7 @@ from tests.contract.support.heartbeat import (
     until,
     writes,
 )
+from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
 from tests.models import Errand
 
@@ -69,7 +70,9 @@ def test_a_lease_that_was_lost_in_the_work_settles_nothing(fails: bool) -> None:
 
     run = the.at_least_once(handle, done=with_result, retry=the.retry(), failed={"dead": True})
     reports.insert(0, run())
-    assert [(r.processed, r.failed, r.lease_lost) for r in reports] == [(0, 0, 1), (1, 0, 0)]
+    before, after = reports
+    assert_run(before, lease_lost=1)
+    assert_run(after, processed=1)
     assert Errand.objects.values().get(pk=row.pk) == settled
     assert settled["result"] == "second"
     assert settled["attempts"] == 0
@@ -107,9 +110,9 @@ def test_a_lapsed_lease_is_taken_over_by_whoever_comes_next() -> None:
     [row] = the.errands(1)
     run = the.at_least_once(the.ignore)
     Errand.objects.update(leased_until=timezone.now() + timedelta(days=1))
-    assert run(wait_for_locked=0).processed == 0
+    assert_run(run(wait_for_locked=0))
     lapse(row)
-    assert run().processed == 1
+    assert_run(run(), processed=1)
 
 
 def test_nothing_new_starts_on_a_row_whose_lease_was_lost() -> None:
@@ -130,7 +133,7 @@ def test_nothing_new_starts_on_a_row_whose_lease_was_lost() -> None:
 
     report = the.at_least_once(handle, lease=SHORT, batch_size=3, retry=the.retry())()
     assert handled == [rows[0].pk, rows[2].pk]
-    assert (report.processed, report.lease_lost, report.failed) == (2, 1, 0)
+    assert_run(report, processed=2, lease_lost=1)
     assert the.state(rows[1])["leased_until"]
 
 
@@ -147,7 +150,7 @@ def test_a_lease_that_lapsed_unnoticed_by_others_costs_the_row_no_attempt() -> N
     block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
     with block:
         report = the.at_least_once(handle, lease=SHORT, batch_size=2, retry=the.retry())()
-    assert (report.processed, report.lease_lost) == (1, 1)
+    assert_run(report, processed=1, lease_lost=1)
     assert the.untouched(rows[1])
 
 
@@ -162,7 +165,9 @@ def test_a_heartbeat_keeps_the_lease_for_longer_than_its_duration() -> None:
         reports.append(the.elsewhere(lambda: second(wait_for_locked=0)))
 
     reports.append(the.at_least_once(handle, lease=SHORT)())
-    assert [report.processed for report in reports] == [0, 1]
+    during, after = reports
+    assert_run(during)
+    assert_run(after, processed=1)
     assert the.state(row)["leased_until"] is False
 
 
@@ -179,7 +184,7 @@ def test_leases_are_renewed_at_a_third_of_their_duration() -> None:
 
         until(four_of_them)
 
-    assert the.at_least_once(handle, lease=Lease(1.5))().processed == 1
+    assert_run(the.at_least_once(handle, lease=Lease(1.5))(), processed=1)
     pauses = [(b - a).total_seconds() for a, b in itertools.pairwise(tokens)]
     # The first may be shorter: nothing but the claim comes before it.
     assert all(0.4 <= pause <= 1.4 for pause in pauses)
@@ -202,7 +207,7 @@ def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None
         run = the.at_least_once(handle, lease=SHORT, done=with_result)
         with before_statement(is_settlement, renew_now):
             report = run()
-    assert (report.processed, report.lease_lost) == (1, 0)
+    assert_run(report, processed=1)
     said = the.state(row)
     assert (said["result"], said["leased_until"]) == ("done", False)
 
@@ -225,7 +230,7 @@ def test_a_renewal_that_comes_after_the_settlement_writes_nothing() -> None:
 
         run = the.at_least_once(handle, lease=SHORT, done=with_result, batch_size=2)
         report = run()
-    assert (report.processed, report.lease_lost) == (2, 0)
+    assert_run(report, processed=2)
     assert settled[0]["leased_until"] is False
     assert [the.state(row)["leased_until"] for row in rows] == [False, False]
 
@@ -243,7 +248,7 @@ def test_a_settlement_does_not_wait_for_a_heartbeat_that_hangs() -> None:
                 beat.go.set()
 
         report = the.at_least_once(handle, lease=Lease(3), batch_size=2)()
-    assert report.processed == 2
+    assert_run(report, processed=2)
 
 
 def test_a_handler_that_deletes_its_row_does_not_stop_the_heartbeat() -> None:
@@ -257,7 +262,7 @@ def test_a_handler_that_deletes_its_row_does_not_stop_the_heartbeat() -> None:
             until(lambda: leased_until(rows[1]) > before + timedelta(seconds=0.5))
 
     report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
-    assert (report.processed, report.lease_lost) == (2, 0)
+    assert_run(report, processed=2)
 
 
 def test_a_handler_may_save_the_row_after_a_renewal() -> None:
@@ -272,7 +277,7 @@ def test_a_handler_may_save_the_row_after_a_renewal() -> None:
         return "saved"
 
     report = the.at_least_once(handle, lease=SHORT, done=with_result)()
-    assert (report.processed, report.lease_lost) == (1, 0)
+    assert_run(report, processed=1)
     assert the.state(row)["result"] == "saved"
 
 
@@ -288,7 +293,7 @@ def test_no_thread_and_no_session_is_left_behind() -> None:
     leased_until(Errand.objects.latest("pk"))  # connects
     before = the.sessions()
     report = the.at_least_once(handle, lease=SHORT)()
-    assert report.processed == 3
+    assert_run(report, processed=3)
     assert [len(threads) for threads, _ in during] == [1, 1, 1]
     assert the.our_threads() == []
     if before is not None:
@@ -299,7 +304,7 @@ def test_no_thread_and_no_session_is_left_behind() -> None:
 def test_nothing_pending_starts_no_heartbeat() -> None:
     before = the.sessions()
     with held_beat(lambda sql: True) as beat:
-        assert the.at_least_once(the.ignore, lease=SHORT)().processed == 0
+        assert_run(the.at_least_once(the.ignore, lease=SHORT)())
     assert (the.our_threads(), beat.sent, the.sessions()) == ([], [], before)
 
 
@@ -317,7 +322,7 @@ if HAS_ROW_LOCKS:
                 until(lambda: leased_until(rows[1]) > before + timedelta(seconds=1))
 
         report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
-        assert (report.processed, report.lease_lost) == (2, 0)
+        assert_run(report, processed=2)
 
     def test_a_heartbeat_whose_session_ended_connects_anew(
         caplog: pytest.LogCaptureFixture,
@@ -332,7 +337,7 @@ if HAS_ROW_LOCKS:
 
         with held_beat(begins_to_write, first=_end) as beat, caplog.at_level(logging.WARNING):
             report = the.at_least_once(handle, lease=Lease(2))()
-        assert (report.processed, report.lease_lost) == (1, 0)
+        assert_run(report, processed=1)
         assert "the heartbeat did not renew the leases" in caplog.text
         assert the.our_threads() == []
 
@@ -354,7 +359,7 @@ if HAS_ROW_LOCKS:
                 lambda row: "done", done={"done": True, "result": "settled"}
             )()
         assert len(lost) == 1
-        assert (report.processed, report.lease_lost, report.failed) == (1, 0, 0)
+        assert_run(report, processed=1)
         said = the.state(row)
         assert (said["done"], said["result"], said["leased_until"]) == (True, "settled", False)
 
@@ -379,8 +384,8 @@ def test_a_limit_counts_the_calls_whose_leases_were_lost() -> None:
     the.errands(10)
     calls: list[int] = []
     report = the.at_least_once(loses_its_lease(calls))(limit=2)
-    assert len(calls) == report.lease_lost == 2
-    assert (report.processed, report.failed, report.stopped) == (0, 0, "limit")
+    assert len(calls) == 2
+    assert_run(report, lease_lost=2, stopped="limit")
 
 
 @pytest.mark.parametrize("size", [1, 10])
@@ -389,8 +394,8 @@ def test_lost_leases_are_failures_one_after_the_other(size: int) -> None:
     calls: list[int] = []
     handle = loses_its_lease(calls)
     report = the.at_least_once(handle, max_consecutive_failures=3, batch_size=size)()
-    assert len(calls) == report.lease_lost == 3
-    assert (report.processed, report.stopped) == (0, "failures")
+    assert len(calls) == 3
+    assert_run(report, lease_lost=3, stopped="failures")
 
 
 def test_a_row_whose_lease_lapsed_before_its_handler_was_not_tried() -> None:
@@ -405,7 +410,7 @@ def test_a_row_whose_lease_lapsed_before_its_handler_was_not_tried() -> None:
     with pytest.MonkeyPatch.context() as monkeypatched:
         report = the.at_least_once(handle, batch_size=3)(limit=2)
     assert calls == [0]
-    assert (report.processed, report.lease_lost, report.stopped) == (1, 2, "drained")
+    assert_run(report, processed=1, lease_lost=2)
 
 
 def loses_its_lease(calls: list[int]) -> Callable[[Errand], None]:

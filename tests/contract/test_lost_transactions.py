@@ -13,6 +13,7 @@ from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
 from tests.contract.support.batches import in_batches, note, parcels, sent, worked
 from tests.contract.support.deadlocks import deadlock
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -46,10 +47,10 @@ if HAS_ROW_LOCKS:
             report = in_batches(handle)()
         assert sent() == worked()
         if MARIADB:
-            assert (report.processed, report.failed) == (5, 0)
+            assert_run(report, processed=5)
             assert calls == [0, 1, 2, 0, 1, 2, 3, 4]
         else:
-            assert (report.processed, report.failed) == (4, 1)
+            assert_run(report, processed=4, failed=1)
             assert calls == [0, 1, 2, 3, 4]
             assert sent() == [0, 1, 3, 4]
 
@@ -70,7 +71,7 @@ if HAS_ROW_LOCKS:
 
             report = in_batches(handle)()
         assert sent() == worked()
-        assert (report.processed, report.failed) == (4, 0)
+        assert_run(report, processed=4)
         assert calls == ([0, 1, 0, 1, 2, 3] if MARIADB else [0, 1, 2, 3])
 
     def test_i7_a_deadlock_of_a_row_alone_is_its_failure_and_its_attempt() -> None:
@@ -83,7 +84,7 @@ if HAS_ROW_LOCKS:
                     run_into_it()
 
             report = errands(handle, batch_size=1)()
-        assert (report.processed, report.failed) == (2, 1)
+        assert_run(report, processed=2, failed=1, retried=1)
         assert isinstance(report.failures[0].error, OperationalError)
         rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
         assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
@@ -119,7 +120,7 @@ if HAS_ROW_LOCKS:
                 raise ValueError("the handler's own")
 
         report = errands(handle, batch_size=batch_size)()
-        assert (report.processed, report.failed) == (2, 1)
+        assert_run(report, processed=2, failed=1, retried=1)
         assert str(report.failures[0].error) == "the handler's own"
         rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
         assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
@@ -142,10 +143,10 @@ if HAS_ROW_LOCKS:
         report = in_batches(handle, batch_size=batch_size)()
         assert sent() == worked()
         if batch_size == 1:
-            assert (report.processed, report.failed) == (2, 1)
+            assert_run(report, processed=2, failed=1)
         else:
             # Redone one by one, and this time its session lives: no row is to blame.
-            assert (report.processed, report.failed) == (3, 0)
+            assert_run(report, processed=3)
 
     def test_an_attempt_is_not_counted_of_a_row_that_another_copy_has_finished_meanwhile(
         caplog: pytest.LogCaptureFixture,
@@ -158,7 +159,7 @@ if HAS_ROW_LOCKS:
             Errand.objects.using("other").filter(pk=row.pk).update(done=True, result="theirs")
             raise ValueError
 
-        assert errands(handle)().failed == 1
+        assert_run(errands(handle)(), failed=1, retried=1)
         row.refresh_from_db()
         assert (row.done, row.result, row.attempts, row.last_error) == (True, "theirs", 0, "")
         assert "no attempt was counted" not in caplog.text
@@ -177,7 +178,7 @@ def test_a_swallowed_raw_rollback_flips_nothing(caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.CRITICAL, logger="dcl_processor"):
         report = in_batches(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [0, 2]
     assert calls == [0, 1, 0, 2]  # the row that ended it is not called again
 
@@ -231,7 +232,7 @@ def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and
     if MARIADB:
         with connection.cursor() as cursor:
             cursor.execute("DROP TABLE IF EXISTS tests_made")
-    assert (report.processed, report.failed) == (3, 1)
+    assert_run(report, processed=3, failed=1)
     [failure] = report.failures
     assert (failure.pk, type(failure.error)) == (keys[2], TransactionLost)
     assert calls == [0, 1, 2, 0, 1, 3]
@@ -251,6 +252,6 @@ def test_a_commit_in_a_batch_counts_one_attempt_of_its_row_alone() -> None:
             commit_past_django()
 
     report = errands(handle)()
-    assert (report.processed, report.failed) == (3, 1)
+    assert_run(report, processed=3, failed=1, retried=1)
     rows = Errand.objects.order_by("place").values_list("done", "attempts")
     assert list(rows) == [(True, 0), (True, 0), (False, 1), (True, 0)]

@@ -13,6 +13,7 @@ from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.batches import in_batches, parcels, sent
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -30,9 +31,9 @@ def test_a_run_inside_a_run_of_the_same_processor_is_refused(make: Any, concurre
             run()
 
     run: BatchProcessor[Errand] = make(handle)
-    assert run(concurrency=concurrency).processed == 20
+    assert_run(run(concurrency=concurrency), processed=20)
     assert sorted(calls) == list(range(20))
-    assert run().processed == 0  # and it is not taken to run for ever
+    assert_run(run())  # and it is not taken to run for ever
 
 
 @the.each_delivery
@@ -44,7 +45,7 @@ def test_it_is_refused_from_an_asynchronous_handler_too(make: Any) -> None:
 
     run: BatchProcessor[Errand] = make(handle)
     report = run(concurrency=2)
-    assert (report.processed, report.failed) == (0, 5)
+    assert_run(report, failed=5)
     assert all(isinstance(each.error, Unsupported) for each in report.failures)
 
 
@@ -65,7 +66,7 @@ def test_it_is_refused_through_another_processor() -> None:
 
     run = the.at_least_once(one)
     other = in_batches(two, batch_size=1)
-    assert run().processed == 4
+    assert_run(run(), processed=4)
     assert len(errors) == 2 * 4
     assert sent() == []
 
@@ -74,7 +75,7 @@ def test_another_processor_may_be_run() -> None:
     the.errands(4)
     parcels(2)
     other = in_batches(lambda row: None)
-    assert the.at_least_once(lambda row: other().ok)().processed == 4
+    assert_run(the.at_least_once(lambda row: other().ok)(), processed=4)
     assert sent() == [0, 1]
 
 
@@ -108,7 +109,7 @@ def test_an_event_loop_is_refused_where_threads_are_greenlets(
     if patched:
         with pytest.raises(Unsupported, match=r"patched by (gevent|eventlet); write"):
             run()
-        assert the.at_least_once(the.ignore)(concurrency=2).processed == 2
+        assert_run(the.at_least_once(the.ignore)(concurrency=2), processed=2)
     else:
-        assert run().processed == 2
+        assert_run(run(), processed=2)
     assert calls == ([] if patched else [0, 1])

@@ -13,6 +13,7 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -34,7 +35,7 @@ def test_in_doubt_is_what_was_claimed_for_longer_than_that() -> None:
     assert list(run.in_doubt(older_than=0)) == [old, young]
     assert list(run.in_doubt(older_than=300)) == [old]
     assert list(run.in_doubt(older_than=timedelta(hours=1))) == []
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     assert list(run.in_doubt(older_than=0)) == [old, young]
 
 
@@ -82,10 +83,10 @@ def test_requeue_takes_what_in_doubt_gives_and_the_row_is_handled_again() -> Non
     doubtful = as_a_killed_process_leaves_it(minutes=10)
     handled: list[Any] = []
     run = processor(lambda row: handled.append(row.pk))
-    assert run().processed == 0
+    assert_run(run())
     assert run.requeue(run.in_doubt(older_than=60)) == 1
     assert the.untouched(doubtful)
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     assert handled == [doubtful.pk]
 
 
@@ -102,7 +103,7 @@ def test_requeue_forgets_attempts_and_errors() -> None:
     assert run.requeue(Errand.objects.filter(dead=True)) == 1
     fresh = Errand.objects.get(pk=row.pk)
     assert (fresh.attempts, fresh.last_error, fresh.next_attempt_at) == (0, "", None)
-    assert run().processed == 1
+    assert_run(run(), processed=1)
 
 
 def test_mark_done_takes_the_values_where_they_depend_on_a_result() -> None:
@@ -153,7 +154,7 @@ def test_a_copy_that_is_still_at_work_overwrites_nothing(act: str) -> None:
         reset={"claimed": False},
     )
     report = run()
-    assert (report.processed, report.lease_lost) == (0, 1)
+    assert_run(report, lease_lost=1)
     assert said == [Errand.objects.values().get(pk=row.pk)]
 
 
@@ -176,7 +177,7 @@ def test_a_copy_that_is_still_at_work_does_not_settle_for_the_next_one() -> None
         states.append(the.state(row))
 
     run = the.at_most_once(first, reset={"claimed": False})
-    assert run().lease_lost == 1
+    assert_run(run(), lease_lost=1)
     assert states == [the.state(row)]
     assert (states[0]["claimed"], states[0]["claimed_at"], states[0]["done"]) == (True, True, False)
 
@@ -188,5 +189,5 @@ def test_requeue_frees_a_lease_and_its_holder_notices() -> None:
         assert run.requeue(Errand.objects.filter(Q(pk=row.pk))) == 1
 
     run = the.at_least_once(handle, retry=the.retry(), reset={"done": False})
-    assert run(limit=1).lease_lost == 1
+    assert_run(run(limit=1), lease_lost=1)
     assert the.untouched(row)

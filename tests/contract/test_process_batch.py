@@ -17,6 +17,7 @@ from tests.contract.support.batches import (
     sent,
     worked,
 )
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -48,7 +49,7 @@ class Together(BatchProcessor[Parcel]):
 def test_process_batch_gets_all_rows_at_once() -> None:
     parcels(5)
     run = Together()
-    assert run().processed == 5
+    assert_run(run(), processed=5)
     assert run.calls == [[0, 1, 2, 3, 4]]
     assert sent() == worked() == [0, 1, 2, 3, 4]
 
@@ -57,7 +58,7 @@ def test_process_batch_that_raises_is_asked_again_for_each_row_alone() -> None:
     parcels(5)
     run = Together(bad=[2])
     report = run()
-    assert (report.processed, report.failed) == (4, 1)
+    assert_run(report, processed=4, failed=1)
     assert run.calls == [[0, 1, 2, 3, 4], [0], [1], [2], [3], [4]]
     assert sent() == worked() == [0, 1, 3, 4]
     assert str(report.failures[0].error) == "place 2"
@@ -73,7 +74,7 @@ def test_the_results_of_process_batch_reach_the_flip_in_the_order_of_the_rows() 
         def get_done(self, row: Parcel, result: int, /) -> dict[str, Any]:
             return {"sent": True, "weight": result}
 
-    assert Weigh()().processed == 4
+    assert_run(Weigh()(), processed=4)
     assert list(Parcel.objects.order_by("pk").values_list("weight", flat=True)) == [0, 7, 14, 21]
 
 
@@ -85,7 +86,7 @@ def test_too_many_results_flip_nothing() -> None:
             return [1 for row in rows for _ in range(2)]
 
     report = Doubling()()
-    assert (report.processed, report.failed) == (0, 2)
+    assert_run(report, failed=2)
     assert "one result for each of 1 rows, got 2" in str(report.failures[0].error)
     assert sent() == []
 
@@ -100,7 +101,7 @@ def test_too_few_results_flip_nothing_that_is_not_told_and_are_asked_for_one_by_
             return [1 for row in rows if row.priority != 2]
 
     report = Forgetful()()
-    assert (report.processed, report.failed) == (3, 1)
+    assert_run(report, processed=3, failed=1)
     assert "one result for each of 1 rows, got 0" in str(report.failures[0].error)
     assert sent() == worked() == [0, 1, 3]
 
@@ -123,7 +124,7 @@ def test_process_batch_and_retry_count_the_attempt_of_the_row_to_blame() -> None
                     raise ValueError("bad")
 
     report = Run()()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1, retried=1)
     rows = Errand.objects.order_by("place").values_list("done", "attempts", "result", "last_error")
     assert list(rows) == [
         (True, 0, "worked", ""),
@@ -216,7 +217,7 @@ def test_an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone() -> 
 
     run = Coded({1: ValueError("no such address")}, retry=None, failed=None)
     report = run()
-    assert (report.processed, report.failed) == (2, 2)
+    assert_run(report, processed=2, failed=2)
     assert [row[0] for row in said()] == [True, False, True, False, True]
     assert [row[3] for row in said()] == ["worked", "worked", "worked", "", ""]
 
@@ -231,7 +232,7 @@ def test_a_returned_exception_does_not_hide_a_transaction_that_is_to_be_rolled_b
             return results
 
     report = Broken({0: ValueError("no such address")})()
-    assert (report.processed, report.failed) == (0, 1)
+    assert_run(report, failed=1, retried=1)
     assert [row[3] for row in said()] == [""]
 
 
@@ -247,7 +248,7 @@ def test_process_batch_that_asks_for_a_rollback_gets_one() -> None:
 
     run = Undecided(done=None, repeats=True)
     report = run()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     # The first row is handled alone, because nothing shows beforehand that it leaves pending.
     assert run.calls == [[0], [1, 2], [1], [2]]
     assert worked() == [0, 2]
@@ -266,5 +267,5 @@ def test_no_row_that_was_redone_is_remembered_until_the_end(
         real(passes)
 
     monkeypatch.setattr(Passes, "first", first)
-    assert Together(bad=[1, 4], batch_size=3)().processed == 4
+    assert_run(Together(bad=[1, 4], batch_size=3)(), processed=4, failed=2)
     assert [passes._alone for passes in runs] == [set()]

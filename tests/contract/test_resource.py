@@ -15,6 +15,7 @@ from django.db import connection
 from dcl_processor import BatchProcessor, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InvalidOption, RowsFailed
 from tests.contract.support.batches import in_batches, note, parcels, sent, worked
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -85,7 +86,7 @@ def test_many_rows_are_handled_over_one_connection(server: Server, batch_size: i
         talker.say(f"row {row.priority}")
 
     run = in_batches(handle, resource=lambda: closing(server.connect()), batch_size=batch_size)
-    assert run().processed == 20
+    assert_run(run(), processed=20)
     assert server.connections == 1
 
 
@@ -100,7 +101,7 @@ def test_a_connection_that_was_lost_costs_one_row_and_is_opened_anew(
 
     run = in_batches(handle, resource=lambda: closing(server.connect()), batch_size=batch_size)
     report = run()
-    assert (report.processed, report.failed, report.stopped) == (5, 1, "drained")
+    assert_run(report, processed=5, failed=1)
     assert isinstance(report.failures[0].error, ConnectionError)
     assert sent() == worked() == [0, 1, 3, 4, 5]
     assert server.connections == 2
@@ -118,7 +119,7 @@ def test_a_server_that_is_down_charges_no_row(caplog: pytest.LogCaptureFixture) 
         retry=Retry(max_attempts=1),
     )(lambda row, talker: calls.append(row))
     report = run()
-    assert (report.processed, report.failed, report.stopped) == (0, 0, "failures")
+    assert_run(report, stopped="failures")
     assert not report.ok
     assert calls == []
     row = Errand.objects.get()
@@ -149,7 +150,7 @@ def test_a_server_that_goes_down_within_a_batch_keeps_what_was_done_and_charges_
         report = in_batches(handle, resource=lambda: closing(server.connect()))()
     finally:
         thread.join(10)
-    assert (report.processed, report.failed, report.stopped) == (2, 1, "failures")
+    assert_run(report, processed=2, failed=1, stopped="failures")
     assert sent() == worked() == [0, 1]
 
 
@@ -173,7 +174,7 @@ def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_s
         assert refused.wait(60)
 
     report = send(concurrency=3)  # room for one more: the run waits for the last ones at its end
-    assert (report.processed, report.failed, report.stopped) == (1, 0, "failures")
+    assert_run(report, processed=1, stopped="failures")
     assert str(report.error) == "one connection at a time"
     assert not report.ok
     assert Parcel.objects.filter(sent=False).count() == 1
@@ -208,7 +209,7 @@ def test_a_snooze_is_no_reason_to_open_it_anew() -> None:
         if row.priority == 1:
             raise Snooze
 
-    assert in_batches(handle, resource=lambda: diary(lines))().snoozed == 1
+    assert_run(in_batches(handle, resource=lambda: diary(lines))(), processed=2, snoozed=1)
     assert lines == ["open", "close"]
 
 
@@ -233,7 +234,7 @@ def test_process_batch_gets_it_too_and_a_fresh_one_after_it_raised() -> None:
                 raise ValueError
 
     report = Together()()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert lines == ["open", "0,1,2", "close", "open", "0", "1", "close", "open", "2", "close"]
 
 
@@ -271,7 +272,7 @@ def test_one_that_cannot_be_closed_is_logged_and_the_rows_are_done(
         raise OSError("sticky")
 
     report = in_batches(lambda row, resource: None, resource=sticky)()
-    assert (report.processed, report.stopped) == (2, "drained")
+    assert_run(report, processed=2)
     assert "the resource could not be closed" in caplog.text
 
 
@@ -293,5 +294,5 @@ def test_a_cursor_as_the_resource_does_not_carry_one_rows_work_into_anothers() -
             raise ValueError
 
     report = in_batches(handle, resource=connection.cursor)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [0, 2]

@@ -12,6 +12,7 @@ from django.utils import timezone
 from dcl_processor import Retry
 from dcl_processor.clock import DatabaseNow
 from tests.contract.support.batches import in_batches, parcels, savepoints, sent, statements
+from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import HOUR, delay, errands, fail, make_due, processor
 from tests.models import Depot, Errand, Parcel
 
@@ -26,7 +27,7 @@ def batch_size(request: pytest.FixtureRequest) -> int:
 def test_a_failure_takes_back_the_work_and_notes_the_attempt(batch_size: int) -> None:
     errands()
     report = processor(fail, batch_size=batch_size)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1, retried=1)
     row = Errand.objects.get(place=1)
     assert (row.done, row.dead, row.result) == (False, False, "")
     assert (row.attempts, row.last_error) == (1, "ValueError: no such place")
@@ -38,7 +39,7 @@ def test_a_failure_takes_back_the_work_and_notes_the_attempt(batch_size: int) ->
 def test_a_handler_that_does_not_use_the_database_costs_no_savepoint() -> None:
     errands()
     with statements() as seen:
-        assert processor(lambda row: None)().processed == 3
+        assert_run(processor(lambda row: None)(), processed=3)
     assert savepoints(seen) == []
 
 
@@ -51,10 +52,10 @@ def test_a_row_is_tried_when_it_is_due_and_not_before() -> None:
         raise ValueError
 
     run = processor(handle)
-    assert run().failed == 2
-    assert run().failed == 0
+    assert_run(run(), failed=2, retried=2)
+    assert_run(run())
     Errand.objects.filter(place=1).update(next_attempt_at=DatabaseNow() - timedelta(seconds=1))
-    assert run().failed == 1
+    assert_run(run(), failed=1, retried=1)
     assert calls == [0, 1, 1]
     assert list(Errand.objects.order_by("place").values_list("attempts", flat=True)) == [1, 2]
 
@@ -70,7 +71,7 @@ def test_the_delay_doubles_up_to_the_longest() -> None:
     delays = []
     for _ in range(6):
         make_due()
-        assert run().failed == 1
+        assert_run(run(), failed=1, retried=1)
         delays.append(delay(0))
     for expected, waited in zip([100, 200, 400, 800, 1000, 1000], delays, strict=True):
         assert expected - 30 < waited <= expected
@@ -92,15 +93,15 @@ def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
     errands()
     retry = Retry(max_attempts=2, backoff=HOUR)
     run = processor(fail, retry=retry, failed={"dead": True}, batch_size=batch_size)
-    assert run().failed == 1
+    assert_run(run(), processed=2, failed=1, retried=1)
     assert not Errand.objects.get(place=1).dead
     make_due()
-    assert run().failed == 1
+    assert_run(run(), failed=1)
     row = Errand.objects.get(place=1)
     assert (row.dead, row.done, row.attempts, row.result) == (True, False, 2, "")
     assert (row.next_attempt_at, row.last_error) == (None, "ValueError: no such place")
     make_due()
-    assert run().as_dict().items() >= {"processed": 0, "failed": 0}.items()
+    assert_run(run())
 
 
 def test_get_failed_keeps_what_it_likes_of_the_row_and_the_error() -> None:
@@ -110,7 +111,7 @@ def test_get_failed_keeps_what_it_likes_of_the_row_and_the_error() -> None:
         return {"dead": True, "result": f"{row.place}: {error}"}
 
     run = processor(fail, retry=Retry(max_attempts=1), failed=dead)
-    assert run().failed == 1
+    assert_run(run(), processed=2, failed=1)
     assert Errand.objects.get(place=1).result == "1: no such place"
     assert Errand.objects.get(place=1).dead
 
@@ -140,14 +141,14 @@ def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> 
         raise errors[row.place]
 
     errands()
-    assert processor(handle, retry=retry, failed={"dead": True})().failed == 3
+    assert_run(processor(handle, retry=retry, failed={"dead": True})(), failed=3, retried=1)
     rows = Errand.objects.order_by("place").values_list("dead", "attempts")
     assert list(rows) == [(False, 1), (True, 1), (True, 1)]
 
     Errand.objects.all().delete()
     errands()
     run = processor(handle, retry=retry)
-    assert run().failed == 3
+    assert_run(run(), failed=3, retried=1)
     make_due()
     assert [failure.error for failure in run().failures] == [errors[0]]
 
@@ -163,9 +164,9 @@ def test_the_clock_of_python_does_not_matter(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(timezone, "now", lambda wrong=wrong: wrong)
         monkeypatch.setattr(time, "time", lambda wrong=wrong: wrong.timestamp())
         Errand.objects.update(next_attempt_at=None, attempts=0)
-        assert run().failed == 1
+        assert_run(run(), failed=1, retried=1)
         assert HOUR - 60 < delay(1) <= HOUR
-        assert run().failed == 0
+        assert_run(run())
 
 
 def test_two_processors_on_one_model_keep_their_own_columns() -> None:
@@ -178,8 +179,8 @@ def test_two_processors_on_one_model_keep_their_own_columns() -> None:
     def handle(row: Errand) -> None:
         raise ValueError("first" if row.attempts == 0 else "second")
 
-    assert processor(handle)().failed == 1
-    assert processor(handle, retry=retry)().failed == 1
+    assert_run(processor(handle)(), failed=1, retried=1)
+    assert_run(processor(handle, retry=retry)(), failed=1, retried=1)
     row = Errand.objects.get()
     assert (row.attempts, row.last_error) == (1, "ValueError: first")
     assert (row.place, row.result) == (1, "ValueError: second")
@@ -196,6 +197,6 @@ def test_without_columns_the_run_goes_past_failing_rows_and_the_next_tries_them_
 
     run = in_batches(handle, batch_size=2)
     report = run()
-    assert (report.processed, report.failed, report.stopped) == (4, 2, "drained")
+    assert_run(report, processed=4, failed=2)
     assert sent() == [2, 3, 4, 5]
-    assert run().failed == 2
+    assert_run(run(), failed=2)

@@ -9,6 +9,7 @@ from django.db import connection
 
 from dcl_processor import Retry, batch_processor
 from tests.contract.support.batches import statements
+from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import HOUR, errands, fail, processor
 from tests.models import Errand
 
@@ -61,7 +62,7 @@ def test_what_no_column_takes_is_taken_out_of_the_error(error: Exception, said: 
     def handle(row: Errand) -> None:
         raise error
 
-    assert processor(handle)().failed == 1
+    assert_run(processor(handle)(), failed=1, retried=1)
     row = Errand.objects.get()
     assert (row.attempts, row.last_error) == (1, said)
 
@@ -78,7 +79,7 @@ def test_an_error_that_cannot_be_printed_is_counted_like_any_other() -> None:
             raise Broken
 
     report = processor(handle)()
-    assert (report.processed, report.failed) == (1, 1)
+    assert_run(report, processed=1, failed=1, retried=1)
     row = Errand.objects.get(place=0)
     assert row.attempts == 1
     assert row.last_error.startswith("Broken: ")
@@ -90,10 +91,10 @@ def test_a_long_error_is_cut_to_what_the_column_holds() -> None:
     def handle(row: Errand) -> None:
         raise ValueError("x" * 100_000)
 
-    assert processor(handle)().failed == 1
+    assert_run(processor(handle)(), failed=1, retried=1)
     assert len(Errand.objects.get().last_error) == 2_000
     Errand.objects.update(next_attempt_at=None)
-    assert processor(handle, retry=Retry(last_error="result"))().failed == 1
+    assert_run(processor(handle, retry=Retry(last_error="result"))(), failed=1, retried=1)
     assert Errand.objects.get().result == "ValueError: " + "x" * 38
 
 
@@ -111,7 +112,7 @@ def test_attempts_that_the_queryset_defers_are_read_once_for_all() -> None:
         batch_size=10,
     )(handle)
     with statements() as seen:
-        assert run().failed == 10
+        assert_run(run(), failed=10, retried=10)
     assert len([sql for sql in seen if sql.startswith("SELECT")]) <= 5
     assert set(Errand.objects.values_list("attempts", flat=True)) == {4}
 
@@ -123,7 +124,7 @@ def test_a_handler_that_changes_the_instance_does_not_change_the_count() -> None
         row.attempts = 40
         raise ValueError
 
-    assert processor(handle)().failed == 1
+    assert_run(processor(handle)(), failed=1, retried=1)
     assert Errand.objects.get().attempts == 1
 
 
@@ -138,7 +139,7 @@ def test_a_dead_letter_that_cannot_be_written_costs_the_others_nothing(
 
     run = processor(fail, retry=Retry(max_attempts=1), failed=dead, batch_size=batch_size)
     report = run()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert str(report.failures[0].error) == "no such place"
     assert not Errand.objects.get(place=1).dead
     assert sum("no attempt was counted" in record.getMessage() for record in caplog.records) == 1

@@ -18,6 +18,7 @@ from tests.contract.support.batches import (
     statements,
     worked,
 )
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -31,7 +32,7 @@ def test_the_rows_savepoint_is_not_one_that_on_commit_knows_of() -> None:
         note(row)
         ids.append(list(connection.savepoint_ids))
 
-    assert in_batches(handle)().processed == 3
+    assert_run(in_batches(handle)(), processed=3)
     assert ids == [[], [], []]
 
 
@@ -46,7 +47,7 @@ def test_i7_set_rollback_takes_back_the_row_that_asked_for_it() -> None:
             transaction.set_rollback(True)
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [0, 2]
     assert "marked the transaction for rollback" in str(report.failures[0].error)
     assert calls == [0, 1, 2]  # the others' work is kept, and not redone
@@ -64,7 +65,7 @@ def test_i7_set_rollback_before_any_statement_takes_back_the_row_that_asked_for_
             note(row)
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [0, 2]
 
 
@@ -81,7 +82,7 @@ def test_i7_an_atomic_block_that_marked_the_transaction_costs_its_own_row() -> N
                 pass
 
     report = in_batches(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [0, 2]
 
 
@@ -98,7 +99,7 @@ def test_i7_a_nested_atomic_block_is_rolled_back_alone() -> None:
         except ValueError:
             pass
 
-    assert in_batches(handle)().processed == 3
+    assert_run(in_batches(handle)(), processed=3)
     assert sent() == worked() == [0, 1, 2]
     assert sorted(Scan.objects.values_list("parcel__priority", flat=True)) == [0, 2]
 
@@ -116,7 +117,7 @@ def test_i7_a_cursor_that_is_older_than_the_row_opens_the_savepoint_too() -> Non
 
     report = in_batches(handle)()
     cursor.close()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [0, 2]
     assert calls == [0, 1, 2]  # no row is redone
 
@@ -133,7 +134,7 @@ def test_i7_an_iterator_in_chunks_opens_the_savepoint_too() -> None:
 
     with statements() as seen:
         report = in_batches(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert len(savepoints(seen)) == 3
     assert worked() == [0, 2]
 
@@ -216,7 +217,7 @@ def test_i7_a_row_that_wrote_past_django_loses_that_too(
 
     report = in_batches(handle)()
     good = [place for place in range(3) if place not in bad]
-    assert (report.processed, report.failed) == (len(good), len(bad))
+    assert_run(report, processed=len(good), failed=len(bad))
     assert {type(failure.error) for failure in report.failures} == {ValueError}
     assert sent() == worked() == good
     if HAS_LAZY_SAVEPOINT:
@@ -247,7 +248,7 @@ def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
         retry=Retry(backoff=60),
         batch_size=batch_size,
     )(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1, retried=1)
     assert worked() == [0, 2]
     rows = Errand.objects.order_by("place").values_list("done", "attempts", "last_error")
     noted = (False, 1, "ValueError: the handler's own")
@@ -278,7 +279,7 @@ def test_i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_
         retry=Retry(backoff=60),
         batch_size=4,
     )(handle)()
-    assert (report.processed, report.snoozed, report.discarded) == (2, 1, 1)
+    assert_run(report, processed=2, discarded=1, snoozed=1)
     assert worked() == [0, 3]
     rows = Errand.objects.order_by("place").values_list("done", "dead", "attempts")
     first, snoozed, discarded, last = rows
@@ -293,7 +294,7 @@ def test_what_was_written_past_django_is_kept_with_its_row(
 ) -> None:
     parcels(3)
     connection.ensure_connection()
-    assert in_batches(past_django())().processed == 3
+    assert_run(in_batches(past_django())(), processed=3)
     assert sent() == worked() == [0, 1, 2]
 
 
@@ -322,7 +323,7 @@ def test_each_savepoint_of_a_row_is_released() -> None:
             raise ValueError
 
     with statements() as seen:
-        assert in_batches(handle)().processed == 3
+        assert_run(in_batches(handle)(), processed=3, failed=1)
     released = [sql for sql in seen if sql.startswith("RELEASE") and "dcl_row" in sql]
     assert len(released) == len(savepoints(seen)) == 4
 
@@ -350,7 +351,7 @@ if connection.vendor == "postgresql":
 
         with statements() as seen:
             report = in_batches(handle)()
-        assert (report.processed, report.failed) == (2, 1)
+        assert_run(report, processed=2, failed=1)
         assert len(savepoints(seen)) == 3
         with connection.cursor() as cursor:
             cursor.execute("SELECT name FROM tests_tag ORDER BY name")
@@ -394,7 +395,7 @@ def test_a_savepoint_is_opened_for_the_rows_whose_handlers_use_the_database() ->
             note(row)
 
     with statements() as seen:
-        assert in_batches(handle)().processed == 10
+        assert_run(in_batches(handle)(), processed=10)
     assert len(savepoints(seen)) == 2
     assert worked() == [3, 7]
 
@@ -417,7 +418,7 @@ def test_a_handler_that_leaves_a_wrapper_behind_does_not_break_the_rows_after_it
             connection.execute_wrappers[:] = connection.execute_wrappers[:1]
     finally:
         connection.execute_wrappers.clear()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert len(savepoints(seen)) == 3
     assert sent() == worked() == [0, 2]
 
@@ -432,7 +433,7 @@ def test_a_single_row_without_retry_needs_no_savepoint() -> None:
 
     with statements() as seen:
         report = in_batches(handle, batch_size=1)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert savepoints(seen) == []
     assert sent() == worked() == [0, 2]
 
@@ -441,7 +442,7 @@ def test_another_alias_in_the_handler_opens_no_savepoint_on_this_one() -> None:
     parcels(2)
     with statements() as seen:
         report = in_batches(lambda row: Parcel.objects.using("other").count())()
-    assert report.processed == 2
+    assert_run(report, processed=2)
     assert savepoints(seen) == []
 
 
@@ -455,6 +456,6 @@ def test_the_processors_own_alias_is_the_one_that_is_watched() -> None:
 
     with statements("other") as seen:
         report = in_batches(handle, using="other")()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert len(savepoints(seen)) == 3
     assert sent() == worked() == [0, 2]

@@ -13,6 +13,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
+from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected
 from tests.models import Errand, Parcel
 from tests.servers.mariadb import mariadb
@@ -64,7 +65,7 @@ if HAS_SERVER:
             retry=Retry(backoff=600),
             batch_size=batch_size,
         )(handle)()
-        assert (report.processed, report.failed) == (2, 1)
+        assert_run(report, processed=2, failed=1, retried=1)
         [failure] = report.failures
         assert type(failure.error) is SessionLost
         assert "that the server or the network ended" in str(failure.error)
@@ -133,7 +134,7 @@ if MARIADB:
         ):
             run()
         assert calls == []
-        assert run().processed == 2
+        assert_run(run(), processed=2)
 
     def test_a_server_that_becomes_read_only_ends_the_run_at_the_next_flip() -> None:
         """InnoDB locks rows all the same: each further handler would be called for nothing."""
@@ -169,7 +170,7 @@ if connection.vendor == "postgresql":
         ):
             run()
         assert calls == []
-        assert run().processed == 2
+        assert_run(run(), processed=2)
 
     @pytest.mark.parametrize("rehearsed", [0, 1])
     def test_a_table_that_is_locked_for_a_migration_is_contention(rehearsed: int) -> None:
@@ -196,9 +197,8 @@ if connection.vendor == "postgresql":
                     report = run(wait_for_locked=0)
             finally:
                 migration.__exit__(None, None, None)
-            assert (report.processed, report.failed) == (rehearsed, 0)
-            assert report.skipped == 3 - rehearsed
-            assert run().processed == 3 - rehearsed
+            assert_run(report, processed=rehearsed, skipped=3 - rehearsed)
+            assert_run(run(), processed=3 - rehearsed)
         assert calls == [0, 1, 2]
 
 
@@ -217,4 +217,4 @@ if connection.vendor == "sqlite":
         finally:
             execute("PRAGMA query_only = 0")
         assert calls == []
-        assert run().processed == 2
+        assert_run(run(), processed=2)

@@ -20,6 +20,7 @@ from tests.contract.support.gate import (
     run_and_meanwhile,
 )
 from tests.contract.support.own_shapes import OWN
+from tests.contract.support.reports import assert_run
 from tests.contract.support.shapes import Shape, lock, row_of
 from tests.contract.support.spanning_shapes import SPANNING
 from tests.models import OpenParcel, Parcel, Seat, Truck
@@ -43,10 +44,6 @@ def processor(shape: Shape, calls: list[Any]) -> BatchProcessor[Any]:
 def run(shape: Shape, calls: list[Any], **parameters: Any) -> Report:
     report = processor(shape, calls)(filter=shape.filter, **parameters)
     return report.raise_for_failures()
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.processed, report.stale, report.skipped
 
 
 def keys(rows: list[Any]) -> list[Any]:
@@ -83,7 +80,7 @@ def test_i1_none_costs_no_statement_at_all(
     ):
         make = batch_processor(pending=nothing, strict_order=strict_order)
         with django_assert_num_queries(0):
-            assert counts(make(lambda row: None)()) == (0, 0, 0)
+            assert_run(make(lambda row: None)())
 
 
 @every_shape
@@ -106,18 +103,18 @@ def test_i2_what_others_do_between_the_read_and_the_claim(shape: Shape) -> None:
         with before_lock(meanwhile, using=shape.using):
             report = run(shape, calls, wait_for_locked=0)
         if HAS_ROW_LOCKS:
-            assert (report.processed, report.skipped, report.passes) == (2, 1, 1)
             assert report.stale <= 2  # those that were met before the window was read again
+            assert_run(report, processed=2, skipped=1, stale=report.stale, passes=1)
             assert keys(calls) == keys([plain, edited])
             with before_lock(hold.close, using=shape.using, at=1):
                 report = run(shape, calls, wait_for_locked=30)
-            assert (*counts(report), report.passes) == (1, 0, 0, 2)
+            assert_run(report, processed=1, passes=2)
     assert keys(calls) == keys([plain, edited, held])
     [row] = [row for row in calls if row.pk == edited.pk]
     if shape.spare is not None:
         assert getattr(row, shape.spare) == spare_value(row, shape.spare)
     assert not any(is_pending(shape, row) for row in (plain, edited, finished, held, over))
-    assert counts(run(shape, calls)) == (0, 0, 0)
+    assert_run(run(shape, calls))
 
 
 def edit(shape: Shape, row: Model, using: str) -> None:
@@ -138,7 +135,8 @@ def test_i2_finished_between_the_snapshot_and_the_lock(shape: Shape) -> None:
         shape.finish_as_another_copy(row, other_than(shape.using))
 
     report = run_and_meanwhile(lambda: run(shape, calls), finish, using=shape.using)
-    assert (counts(report), calls) == ((0, 1, 0), [])
+    assert_run(report, stale=1)
+    assert calls == []
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.leave], ids=str)
@@ -153,7 +151,8 @@ def test_i2_left_pending_between_the_snapshot_and_the_lock(shape: Shape) -> None
         leave(row.pk, other_than(shape.using))
 
     report = run_and_meanwhile(lambda: run(shape, calls), act, using=shape.using)
-    assert (counts(report), calls) == ((0, 1, 0), [])
+    assert_run(report, stale=1)
+    assert calls == []
     assert not is_pending(shape, row)
 
 

@@ -21,6 +21,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import other_than, run_and_meanwhile
 from tests.contract.support.own_shapes import OWN
+from tests.contract.support.reports import assert_run
 from tests.contract.support.shapes import Shape, lock, row_of
 from tests.contract.support.spanning_shapes import SPANNING
 from tests.contract.support.wanted import UNSENT, held, parcels, refuse_to_load
@@ -56,8 +57,8 @@ def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape
 
         report = run_and_meanwhile(run, meanwhile, using=shape.using)
         assert keys(calls) == keys([plain])
-        assert (report.processed, report.failed, report.skipped) == (1, 0, 1)
-    assert processor(shape, calls)(filter=shape.filter).processed == 1
+        assert_run(report, processed=1, skipped=1, stale=1)
+    assert_run(processor(shape, calls)(filter=shape.filter), processed=1)
     assert keys(calls) == keys([plain, held])
     assert not any(is_pending(shape, row) for row in (finished, held, plain))
 
@@ -75,7 +76,7 @@ def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
 
     report = run_and_meanwhile(run, meanwhile, at=1)
     assert calls == [row.pk for row in rows if row != rows[1]]
-    assert (report.processed, report.stale) == (4, 1)
+    assert_run(report, processed=4, stale=1)
 
 
 # --- what it takes
@@ -95,7 +96,7 @@ def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> No
             free.append(len(others.select_for_update(skip_locked=True)))
 
     report = make(handle, batch_size=size)()
-    assert report.processed == len(rows)
+    assert_run(report, processed=len(rows))
     expected = [6 - size * (1 + place // size) for place in range(6)]
     assert free == expected
 
@@ -104,7 +105,9 @@ def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> No
 def test_a_limit_is_kept() -> None:
     parcels(9)
     run = batch_processor(pending=UNSENT, done={"sent": True}, batch_size=4)(lambda row: None)
-    assert [run(limit=limit).processed for limit in (1, 6, 6)] == [1, 6, 2]
+    assert_run(run(limit=1), processed=1, stopped="limit")
+    assert_run(run(limit=6), processed=6, stopped="limit")
+    assert_run(run(limit=6), processed=2)
 
 
 def test_rows_that_are_held_in_bulk_take_few_statements() -> None:
@@ -113,7 +116,7 @@ def test_rows_that_are_held_in_bulk_take_few_statements() -> None:
     run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: calls.append(row.pk))
     with held(rows[:250]), CaptureQueriesContext(connection) as queries:
         report = run(wait_for_locked=0)
-    assert (report.processed, report.skipped) == (50, 250)
+    assert_run(report, processed=50, skipped=250)
     locks = [query for query in queries if "SKIP LOCKED" in query["sql"]]
     assert len(locks) < 50 + 250 / 10
 
@@ -129,7 +132,7 @@ def test_nobody_else_is_blamed_for_a_row_that_cannot_be_loaded(
     with held(rows[:3]):
         report = run(wait_for_locked=0)
     assert [failure.pk for failure in report.failures] == [rows[3].pk]
-    assert (report.processed, report.skipped) == (2, 3)
+    assert_run(report, processed=2, failed=1, skipped=3)
 
 
 def test_rows_that_are_held_for_long_take_few_statements_each_time() -> None:
@@ -138,7 +141,7 @@ def test_rows_that_are_held_for_long_take_few_statements_each_time() -> None:
     run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: None)
     with held(rows), CaptureQueriesContext(connection) as queries:
         report = run(wait_for_locked=0.5)
-    assert (report.processed, report.skipped) == (0, 200)
+    assert_run(report, skipped=200)
     assert report.passes >= 3
     locks = [query for query in queries if "SKIP LOCKED" in query["sql"]]
     assert len(locks) / report.passes < 200 / 10
@@ -182,6 +185,6 @@ def test_a_strict_order_is_kept_among_others_and_costs_a_row_no_statement_more(
     with held(others), CaptureQueriesContext(connection) as queries:
         report = run(wait_for_locked=0)
     assert calls == in_order[1::2]
-    assert (report.processed, report.skipped) == (20, 20)
+    assert_run(report, processed=20, skipped=20)
     # One in vain, which told that somebody is there, and one that found nothing free at the end.
     assert sum("SKIP LOCKED" in query["sql"] for query in queries) <= 20 + 2

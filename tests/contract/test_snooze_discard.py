@@ -11,6 +11,7 @@ from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
 from tests.contract.support.batches import in_batches, parcels
+from tests.contract.support.reports import assert_run
 from tests.contract.support.retries import HOUR, delay, errands, fail, make_due, processor
 from tests.models import Errand, Parcel
 
@@ -43,12 +44,12 @@ def test_a_snoozed_row_waits_and_has_lost_no_attempt(
 
     run = processor(handle, batch_size=batch_size)
     report = run()
-    assert (report.processed, report.snoozed, report.failed) == (1, 1, 0)
+    assert_run(report, processed=1, snoozed=1)
     assert report.ok
     row = Errand.objects.get(place=1)
     assert (row.done, row.attempts, row.last_error, row.result) == (False, 0, "", "")
     assert seconds - 60 < delay(1) <= seconds
-    assert run().snoozed == 0
+    assert_run(run())
 
 
 def test_a_row_may_be_snoozed_until_a_time() -> None:
@@ -58,7 +59,7 @@ def test_a_row_may_be_snoozed_until_a_time() -> None:
     def handle(row: Errand) -> None:
         raise Snooze(until=until)
 
-    assert processor(handle)().snoozed == 1
+    assert_run(processor(handle)(), snoozed=1)
     assert Errand.objects.get().next_attempt_at == until
 
 
@@ -70,12 +71,12 @@ def test_a_snooze_between_failures_keeps_their_count() -> None:
         raise script.pop(0)
 
     run = processor(handle, retry=Retry(max_attempts=2), failed={"dead": True})
-    assert run().failed == 1
+    assert_run(run(), failed=1, retried=1)
     make_due()
-    assert run().snoozed == 1
+    assert_run(run(), snoozed=1)
     assert (Errand.objects.get().attempts, Errand.objects.get().dead) == (1, False)
     make_due()
-    assert run().failed == 1
+    assert_run(run(), failed=1)
     assert (Errand.objects.get().attempts, Errand.objects.get().dead) == (2, True)
 
 
@@ -89,7 +90,8 @@ def test_without_a_retry_a_snoozed_row_is_tried_again_in_the_next_run() -> None:
             raise Snooze("not now")
 
     run = in_batches(handle)
-    assert (run().snoozed, run().processed) == (1, 1)
+    assert_run(run(), processed=1, snoozed=1)
+    assert_run(run(), processed=1)
     assert calls == [0, 1, 0]
 
 
@@ -102,7 +104,7 @@ def test_a_discarded_row_gets_the_dead_letter_at_once_and_is_no_failure(batch_si
             raise Discard("no such customer")
 
     report = processor(handle, failed={"dead": True}, batch_size=batch_size)()
-    assert (report.processed, report.discarded, report.failed) == (1, 1, 0)
+    assert_run(report, processed=1, discarded=1)
     assert report.ok
     row = Errand.objects.get(place=1)
     assert (row.dead, row.done, row.attempts, row.result) == (True, False, 1, "")
@@ -118,7 +120,7 @@ def test_discard_without_a_dead_letter_is_a_failure_that_says_so(retry: Retry | 
             raise Discard("never")
 
     report = processor(handle, retry=retry)()
-    assert (report.processed, report.discarded, report.failed) == (1, 0, 1)
+    assert_run(report, processed=1, failed=1)
     assert isinstance(report.failures[0].error, InvalidOption)
     assert "expected failed=" in str(report.failures[0].error)
     assert Errand.objects.get(place=0).done is False
@@ -135,14 +137,14 @@ def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
     run = processor(
         handle, retry=Retry(max_attempts=1), failed={"dead": True}, reset={"dead": False}
     )
-    assert run().failed == 2
+    assert_run(run(), processed=1, failed=2)
     dead: QuerySet[Errand, Errand] = Errand.objects.filter(dead=True, place=1)
     assert run.requeue(dead) == 1
     row = Errand.objects.get(place=1)
     assert (row.attempts, row.next_attempt_at, row.last_error, row.dead) == (0, None, "", False)
     assert Errand.objects.get(place=2).dead
     bad.clear()
-    assert run().processed == 1
+    assert_run(run(), processed=1)
     assert Errand.objects.filter(done=True).count() == 2
 
 
@@ -161,7 +163,7 @@ def test_a_snooze_with_a_time_and_no_column_for_it_is_a_failure_that_says_so(
         raise Snooze("later", until=until) if until else Snooze("later", delay=60)
 
     report = the.at_least_once(handle)()
-    assert (report.failed, report.snoozed) == (1, 0)
+    assert_run(report, failed=1)
     assert "expected retry=Retry(…), whose column stores the time" in str(report.failures[0].error)
     assert the.untouched(row)
 
@@ -173,7 +175,7 @@ def test_a_claimed_row_that_is_snoozed_is_put_back() -> None:
         raise Snooze("later")
 
     report = the.at_most_once(handle, reset={"claimed": False})()
-    assert (report.snoozed, report.failed) == (1, 0)
+    assert_run(report, snoozed=1)
     assert the.untouched(row)
 
 
@@ -184,6 +186,6 @@ def test_a_claimed_row_that_nothing_puts_back_cannot_be_snoozed() -> None:
         raise Snooze("later")
 
     report = the.at_most_once(handle)()
-    assert (report.snoozed, report.failed) == (0, 1)
+    assert_run(report, failed=1)
     assert "got none, so the row stays claimed" in str(report.failures[0].error)
     assert the.state(row)["claimed"] is True

@@ -11,6 +11,7 @@ from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.batches import parcels, statements
+from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, RoadTrain
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -47,7 +48,7 @@ def test_a_row_that_stays_is_refused_by_name_and_rolled_back(
         handle
     )
     report = run()
-    assert (report.processed, report.failed) == (4, 1)
+    assert_run(report, processed=4, failed=1)
     assert isinstance(report.failures[0].error, StillPending)
     stays = Parcel.objects.get(priority=2)
     assert (stays.sent, stays.note, report.failures[0].pk) == (False, "", stays.pk)
@@ -59,7 +60,7 @@ def test_at_least_once_takes_the_flip_back_and_frees_the_lease(size: int) -> Non
     the.errands(5)
     run = the.at_least_once(the.ignore, pending=Errand.objects.filter(SOME_STAY), batch_size=size)
     report = run()
-    assert (report.processed, report.failed) == (4, 1)
+    assert_run(report, processed=4, failed=1)
     assert failed_places(report) == [2]
     assert not Errand.objects.exclude(leased_until=None).exists()
     assert list(Errand.objects.filter(done=False).values_list("place", flat=True)) == [2]
@@ -72,7 +73,7 @@ def test_at_least_once_asks_after_a_flip_that_is_computed() -> None:
     )
     Errand.objects.filter(place__lt=2).update(place=0)
     report = run()
-    assert (report.processed, report.failed) == (2, 2)
+    assert_run(report, processed=2, failed=2)
     assert failed_places(report) == [3, 4]
 
 
@@ -104,7 +105,7 @@ def test_at_most_once_leaves_in_doubt_what_its_flip_puts_back() -> None:
     the.errands(5)
     pending = Errand.objects.filter(Q(claimed=False) | Q(place=2, done=True))
     report = the.at_most_once(the.ignore, pending=pending)()
-    assert (report.processed, report.failed) == (4, 1)
+    assert_run(report, processed=4, failed=1)
     assert failed_places(report) == [2]
     stays = Errand.objects.get(place=2)
     assert (stays.claimed, stays.done) == (True, False)
@@ -117,7 +118,7 @@ def each_costs(make: Any, **options: Any) -> float:
     for number in (1, 2, 7):  # the first on a connection asks for its isolation level
         make(number)
         with statements() as seen:
-            assert run().processed == number
+            assert_run(run(), processed=number)
         spent.append(len(seen))
     return (spent[2] - spent[1]) / 5
 

@@ -21,6 +21,7 @@ from tests.contract.support.batches import (
     worked,
 )
 from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.reports import assert_run
 from tests.contract.support.wanted import held
 from tests.models import Errand, Parcel
 
@@ -37,8 +38,7 @@ def test_i10_a_stop_leaves_the_rows_that_have_not_started_as_they_were() -> None
             stop.set()
 
     report = in_batches(handle)(stop=stop)
-    assert (report.processed, report.failed, report.skipped) == (3, 0, 0)
-    assert report.stopped == "signal"
+    assert_run(report, processed=3, stopped="signal")
     assert sent() == worked() == [0, 1, 2]
 
 
@@ -46,7 +46,7 @@ def test_a_limit_is_kept_within_a_batch() -> None:
     parcels(10)
     calls: list[int] = []
     report = in_batches(lambda row: calls.append(row.priority), batch_size=4)(limit=6)
-    assert (report.processed, report.stopped) == (6, "limit")
+    assert_run(report, processed=6, stopped="limit")
     assert calls == sent() == list(range(6))
 
 
@@ -58,7 +58,7 @@ def test_a_timeout_leaves_the_rest_of_the_batch_as_it_was(clock: Clock) -> None:
             clock.passed += HOUR
 
     report = in_batches(handle)(timeout=HOUR)
-    assert (report.processed, report.stopped) == (2, "timeout")
+    assert_run(report, processed=2, stopped="timeout")
     assert sent() == [0, 1]
 
 
@@ -78,7 +78,7 @@ def test_i10_an_interrupt_rolls_the_whole_batch_back_and_ends_the_run() -> None:
     assert not connection.in_atomic_block
     assert "_cursor" not in vars(connection)
     assert connection.execute_wrappers == []
-    assert in_batches(note)().processed == 4
+    assert_run(in_batches(note)(), processed=4)
 
 
 def test_so_many_failures_in_a_row_end_a_batch_before_its_end() -> None:
@@ -91,7 +91,7 @@ def test_so_many_failures_in_a_row_end_a_batch_before_its_end() -> None:
             raise ConnectionError
 
     report = in_batches(handle, max_consecutive_failures=3, batch_size=10)()
-    assert (report.processed, report.failed, report.stopped) == (5, 3, "failures")
+    assert_run(report, processed=5, failed=3, stopped="failures")
     assert calls == list(range(8))
     assert sent() == [0, 1, 2, 3, 4]
 
@@ -105,7 +105,7 @@ def test_failures_in_a_row_are_counted_across_batches_and_a_success_ends_the_cou
             raise ConnectionError
 
     report = in_batches(handle, max_consecutive_failures=4, batch_size=2)()
-    assert (report.processed, report.failed, report.stopped) == (3, 8, "failures")
+    assert_run(report, processed=3, failed=8, stopped="failures")
 
 
 class Releasing(threading.Event):
@@ -147,8 +147,9 @@ if connection.features.has_select_for_update:
         finally:
             connections["other"].rollback()
             connections["other"].set_autocommit(True)
-        assert (report.processed, report.skipped, report.passes) == (1, 2, 2)
-        assert report.stopped == ("signal" if limit is None else "limit")
+        assert_run(
+            report, processed=1, skipped=2, passes=2, stopped="signal" if limit is None else "limit"
+        )
         assert calls == sent() == [0]
 
 
@@ -174,7 +175,8 @@ def test_an_interrupted_run_reports_the_rows_of_its_last_batch_that_were_settled
     finally:
         row_finished.disconnect(listen)
     assert [the.state(row)["done"] for row in rows] == [True, True, False, False, False]
-    assert interrupted.value.report.processed == 2  # type: ignore[attr-defined]  # as documented
+    report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
+    assert_run(report, processed=2, stopped="signal")
     assert told == [row.pk for row in rows[:2]]
 
 
@@ -188,7 +190,8 @@ def test_an_interrupted_transaction_reports_none_of_its_rows() -> None:
     with pytest.raises(Interruption) as interrupted:
         in_batches(handle)()
     assert sent() == []
-    assert interrupted.value.report.processed == 0  # type: ignore[attr-defined]  # as documented
+    report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
+    assert_run(report, stopped="signal")
 
 
 if connection.features.has_select_for_update:
@@ -216,7 +219,7 @@ if connection.features.has_select_for_update:
         run = in_batches(handle, batch_size=1, max_consecutive_failures=3, strict_order=True)
         with held([Parcel.objects.get(priority=1)]):
             report = run(concurrency=2, wait_for_locked=0)
-        assert (report.processed, report.failed, report.stopped) == (1, 3, "failures")
+        assert_run(report, processed=1, failed=3, skipped=1, stopped="failures")
 
     def test_a_success_that_was_under_way_makes_probes_unnecessary(
         monkeypatch: pytest.MonkeyPatch,
@@ -239,4 +242,4 @@ if connection.features.has_select_for_update:
 
         report = in_batches(handle, batch_size=1, max_consecutive_failures=4)(concurrency=2)
         assert probing.is_set()
-        assert (report.processed, report.failed) == (1, 5)
+        assert_run(report, processed=1, failed=5)

@@ -27,6 +27,7 @@ from tests.contract.support.errands import (
     wait,
 )
 from tests.contract.support.heartbeat import until
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -44,7 +45,8 @@ def test_so_many_handlers_are_in_flight_at_once(make: Any) -> None:
     errands(6)
     together = Barrier(3, timeout=PATIENCE)
     report = make(lambda row: together.wait()).run(concurrency=3)
-    assert (report.processed, report.failed, done()) == (6, 0, 6)
+    assert_run(report, processed=6)
+    assert done() == 6
 
 
 def test_the_default_delivery_works_in_threads_too() -> None:
@@ -58,7 +60,7 @@ def test_the_default_delivery_works_in_threads_too() -> None:
         calls.append((row.priority, threading.get_ident(), id(connection.connection)))
 
     report = in_batches(handle, batch_size=1, done={"sent": True}).run(concurrency=3)
-    assert (report.processed, report.failed) == (6, 0)
+    assert_run(report, processed=6)
     assert sorted(place for place, _, _ in calls) == sent()
     assert len(sent()) == 6
     threads = {thread for _, thread, _ in calls}
@@ -82,7 +84,8 @@ def test_the_limit_is_kept_by_all_of_them_together(make: Any) -> None:
     errands(12)
     calls: list[Any] = []
     report = make(lambda row: calls.append(row.pk)).run(concurrency=4, limit=5)
-    assert (len(calls), report.processed, report.stopped, done()) == (5, 5, "limit", 5)
+    assert_run(report, processed=5, stopped="limit")
+    assert (len(calls), done()) == (5, 5)
 
 
 def test_a_failure_is_one_rows_own() -> None:
@@ -93,7 +96,8 @@ def test_a_failure_is_one_rows_own() -> None:
             raise ValueError(f"no place {row.place}")
 
     report = at_least_once(fail_two, retry=retry()).run(concurrency=3)
-    assert (report.processed, report.failed, done()) == (6, 2, 6)
+    assert_run(report, processed=6, failed=2, retried=2)
+    assert done() == 6
     assert {failure.pk for failure in report.failures} == {rows[2].pk, rows[5].pk}
 
 
@@ -107,7 +111,8 @@ def test_each_row_is_tried_once_whatever_becomes_of_it() -> None:
         raise ValueError("never")
 
     report = at_least_once(fail, retry=retry(max_attempts=9)).run(concurrency=4)
-    assert (report.failed, len(calls), len(set(calls))) == (30, 30, 30)
+    assert_run(report, failed=30, retried=30)
+    assert (len(calls), len(set(calls))) == (30, 30)
 
 
 def test_flips_are_rehearsed_before_any_handler_starts() -> None:
@@ -130,7 +135,8 @@ def test_what_is_under_way_ends_when_the_run_is_stopped() -> None:
         wait(stop)
 
     report = at_least_once(handle).run(concurrency=3, stop=stop)
-    assert (report.processed, report.failed, report.stopped, done()) == (3, 0, "signal", 3)
+    assert_run(report, processed=3, stopped="signal")
+    assert done() == 3
     assert not Errand.objects.filter(leased_until__isnull=False).exists()
 
 
@@ -142,7 +148,8 @@ def test_a_stop_within_the_last_batches_is_reported() -> None:
         stop.set()
 
     report = at_least_once(handle, batch_size=4, retry=retry()).run(concurrency=2, stop=stop)
-    assert (report.processed, report.stopped, done()) == (1, "signal", 1)
+    assert_run(report, processed=1, stopped="signal")
+    assert done() == 1
     assert not Errand.objects.filter(done=False).exclude(leased_until=None, attempts=0)
 
 
@@ -194,7 +201,7 @@ def test_each_thread_has_a_resource_of_its_own() -> None:
         together.wait()
 
     report = at_least_once(handle, resource=opened).run(concurrency=3)
-    assert (report.processed, report.failed) == (9, 0)
+    assert_run(report, processed=9)
     assert len(opened.opened) == len(set(opened.opened)) == 3
     assert sorted(opened.closed) == sorted(opened.opened)
 
@@ -217,8 +224,7 @@ def test_a_resource_that_one_thread_cannot_open_ends_the_run_and_charges_no_row(
             wait(refused)
 
     report = at_least_once(handle, resource=once, retry=retry()).run(concurrency=3)
-    assert (report.failed, report.stopped) == (0, "failures")
-    assert report.processed == done()
+    assert_run(report, processed=done(), stopped="failures")
     assert not Errand.objects.filter(done=False).exclude(attempts=0, leased_until=None)
 
 
@@ -247,7 +253,8 @@ def test_rows_held_by_others_are_come_back_to() -> None:
     with meanwhile(hold):
         wait(ready)
         report = at_least_once(lambda row: free.set()).run(concurrency=3)
-    assert (report.processed, report.skipped, done()) == (8, 0, 8)
+    assert_run(report, processed=8)
+    assert done() == 8
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -255,7 +262,8 @@ def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
     errands(6)
     together = Barrier(3, timeout=PATIENCE)
     report = make(lambda row: together.wait(), concurrency=3)()
-    assert (report.processed, report.failed, done()) == (6, 0, 6)
+    assert_run(report, processed=6)
+    assert done() == 6
 
 
 def test_concurrency_of_a_run_overrides_the_option() -> None:
@@ -264,7 +272,8 @@ def test_concurrency_of_a_run_overrides_the_option() -> None:
     report = at_least_once(lambda row: threads.add(threading.get_ident()), concurrency=3)(
         concurrency=1
     )
-    assert (report.processed, threads) == (6, {threading.get_ident()})
+    assert_run(report, processed=6)
+    assert threads == {threading.get_ident()}
 
 
 class OptionInsideTestCase(TestCase):
@@ -274,7 +283,8 @@ class OptionInsideTestCase(TestCase):
         errands(3)
         threads: set[int] = set()
         run = at_least_once(lambda row: threads.add(threading.get_ident()), concurrency=3)
-        assert (run().processed, threads) == (3, {threading.get_ident()})
+        assert_run(run(), processed=3)
+        assert threads == {threading.get_ident()}
 
     def test_the_option_alone_starts_one_asynchronous_handler_at_a_time(self) -> None:
         errands(3)
@@ -283,7 +293,7 @@ class OptionInsideTestCase(TestCase):
         async def handle(row: Errand) -> None:
             calls.append(row.place)
 
-        assert at_least_once(handle, concurrency=3)().processed == 3
+        assert_run(at_least_once(handle, concurrency=3)(), processed=3)
         assert calls == [0, 1, 2]
 
     def test_a_run_that_asks_for_threads_is_refused(self) -> None:

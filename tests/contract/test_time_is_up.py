@@ -21,6 +21,7 @@ from tests.contract.support.errands import (
     state,
     untouched,
 )
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -156,7 +157,7 @@ def test_while_the_outcome_is_written_it_is_no_failure(
     assert state(rows[0])["dead"] is False
     assert untouched(rows[1])
     assert logged() == []
-    assert all_again(make)(ignore)().processed == (2 if make is transactional else 1)
+    assert_run(all_again(make)(ignore)(), processed=2 if make is transactional else 1)
 
 
 @pytest.mark.parametrize("make", [at_most_once, at_least_once])
@@ -174,7 +175,7 @@ def test_after_the_outcome_was_written_the_row_is_reported_as_processed(make: Ma
         run()
     assert state(row)["done"] is True
     report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
-    assert (report.processed, report.lease_lost) == (1, 0)
+    assert_run(report, processed=1, stopped="signal")
 
 
 @pytest.mark.parametrize("make", [at_most_once, at_least_once])
@@ -193,7 +194,7 @@ def test_a_row_whose_repeated_write_is_interrupted_too_is_not_reported_as_proces
         run()
     assert state(row)["done"] is False
     report = interrupted.value.report  # type: ignore[attr-defined]  # as documented
-    assert (report.processed, report.lease_lost) == (0, 1)
+    assert_run(report, lease_lost=1, stopped="signal")
 
 
 def test_in_an_asynchronous_handler_it_ends_the_run_as_well() -> None:

@@ -16,6 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor import BatchProcessor
 from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -93,7 +94,7 @@ def run(make: Make, handle: Any = None, **options: Any) -> tuple[Any, list[str]]
 def test_handlers_that_end_together_are_settled_by_one_update(make: Make) -> None:
     rows = the.errands(11)
     report, flips = run(make)
-    assert (report.processed, report.failed) == (11, 0)
+    assert_run(report, processed=11)
     assert len(flips) == 1, flips
     said = [the.state(row) for row in rows]
     assert [each["result"] for each in said] == ["first"] + ["together"] * 10
@@ -111,7 +112,7 @@ def test_a_lost_lease_among_them_is_reported_and_not_overwritten() -> None:
             await mine.aupdate(leased_until=later, result="somebody else's")
 
     report, _ = run(the.at_least_once, lose)
-    assert (report.processed, report.lease_lost, report.failed) == (4, 1, 0)
+    assert_run(report, processed=4, lease_lost=1)
     said = [the.state(row) for row in rows]
     assert [each["done"] for each in said] == [True, True, False, True, True]
     assert said[2]["result"] == "somebody else's"
@@ -147,7 +148,7 @@ def test_a_lost_lease_is_not_taken_for_settled_where_the_flip_is_plain() -> None
             await Errand.objects.filter(pk=row.pk).aupdate(leased_until=later, result="not mine")
 
     report = run_plainly(the.at_least_once, lose)
-    assert (report.processed, report.lease_lost, report.failed) == (4, 1, 0)
+    assert_run(report, processed=4, lease_lost=1)
     said = [the.state(row) for row in rows]
     assert [each["done"] for each in said] == [True, True, False, True, True]
     assert (said[2]["result"], said[2]["leased_until"]) == ("not mine", True)
@@ -173,7 +174,7 @@ def test_rows_whose_common_commit_was_not_answered_are_not_taken_for_lost(
     monkeypatch.setattr(driven, "_commit", lose)
     report = run_plainly(make)
     assert lost
-    assert (report.processed, report.lease_lost, report.failed) == (5, 0, 0)
+    assert_run(report, processed=5)
     said = [the.state(row) for row in rows]
     assert all(each["done"] for each in said)
     assert not any(each["leased_until"] or each["claimed_at"] for each in said)
@@ -188,7 +189,7 @@ def test_a_deleted_row_among_them_was_handled(make: Make) -> None:
             await Errand.objects.filter(pk=row.pk).adelete()
 
     report, _ = run(make, delete)
-    assert (report.processed, report.failed, report.lease_lost) == (5, 0, 0)
+    assert_run(report, processed=5)
     left = [the.state(row) for row in rows if row.place != 2]
     assert all(each["done"] for each in left)
 
@@ -214,7 +215,7 @@ def test_a_refused_flip_fails_its_row_alone(make: Make) -> None:
     finally:
         with connection.cursor() as cursor:
             cursor.execute(drop)
-    assert (report.processed, report.failed) == (4, 1)
+    assert_run(report, processed=4, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[3].pk]
     assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]
     assert len(flips) > 1
@@ -244,7 +245,7 @@ def test_a_row_that_stays_pending_fails_alone(make: Make) -> None:
         return await together.end(row)
 
     report = make(handler, pending=stays, done=together.done, **options)(concurrency=number)
-    assert (report.processed, report.failed) == (4, 1)
+    assert_run(report, processed=4, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[3].pk]
     assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]
 
@@ -264,7 +265,7 @@ def test_each_result_of_its_own_is_asked_for_once(make: Make) -> None:
         return await together.end(row)
 
     report = make(handler, done=done)(concurrency=4)
-    assert report.processed == 4
+    assert_run(report, processed=4)
     assert sorted(asked) == [row.pk for row in rows]
     said = [the.state(row)["result"] for row in rows]
     assert said == ["first 0", "together 1", "together 2", "together 3"]
@@ -292,5 +293,5 @@ def test_rows_that_were_flipped_before_the_work_are_not_written_to_after_it() ->
     process = the.at_most_once(handle, claim=None, claimed_at=None, batch_size=number)
     with connection.execute_wrapper(watch):
         report = process(concurrency=number)
-    assert (report.processed, report.failed) == (number, 0)
+    assert_run(report, processed=number)
     assert written == []

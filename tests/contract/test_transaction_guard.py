@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
+from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -97,7 +98,7 @@ def test_a_handler_that_ends_the_transaction_gets_no_flip(
         end()
 
     report = run(handle, batch_size=batch_size)
-    assert (report.processed, report.failed) == (0, 2)
+    assert_run(report, failed=2)
     assert not Parcel.objects.filter(sent=True).exists()
     assert not connection.in_atomic_block
 
@@ -134,7 +135,8 @@ def test_a_row_whose_transaction_was_replaced_is_another_copys(
     report = batch_processor(pending=pending, done={"sent": True})(handle)()
     [others] = reports
     assert handled == [("first", 0), ("first", 1), ("other", 1), ("first", 2)]
-    assert (others.processed, report.processed, report.failed) == (1, 2, 1)
+    assert_run(others, processed=1)
+    assert_run(report, processed=2, failed=1)
     [failure] = report.failures
     assert isinstance(failure.error, TransactionLost)
     assert not Parcel.objects.filter(sent=False).exists()
@@ -162,7 +164,8 @@ def test_a_replaced_transaction_gets_no_flip(
 
     report = run(handle, done=done, batch_size=batch_size)
     # What a handler flipped by itself and another one committed is stale when it is redone.
-    assert (report.processed + report.stale, report.failed) == (2, 1)
+    assert report.processed + report.stale == 2
+    assert_run(report, processed=report.processed, failed=1, stale=report.stale)
     assert isinstance(report.failures[0].error, TransactionLost)
     assert calls.count(1) <= 2  # with others in its batch, once more by itself
     if done is not None:
@@ -182,7 +185,7 @@ def test_a_replaced_transaction_counts_one_attempt(replace: Callable[[], Any]) -
     report = batch_processor(
         pending=Errand.objects.filter(done=False), done={"done": True}, retry=Retry(backoff=60)
     )(handle)()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1, retried=1)
     assert isinstance(report.failures[0].error, TransactionLost)
     rows = Errand.objects.order_by("place").values_list("done", "attempts")
     assert list(rows) == [(True, 0), (False, 1), (True, 0)]
@@ -220,7 +223,7 @@ def test_a_flip_whose_values_end_the_transaction_is_not_written(
         report = run(handle, **options)
     finally:
         ends_it.clear()
-    assert (report.processed, report.failed) == (2, 1)
+    assert_run(report, processed=2, failed=1)
     assert isinstance(report.failures[0].error, TransactionLost)
     assert list(Parcel.objects.filter(sent=False).values_list("priority", flat=True)) == [1]
 
@@ -228,7 +231,7 @@ def test_a_flip_whose_values_end_the_transaction_is_not_written(
 def test_a_transaction_that_has_an_id_needs_no_savepoint() -> None:
     Parcel.objects.bulk_create([Parcel(), Parcel()])
     with CaptureQueriesContext(connection) as queries:
-        assert run(work).processed == 2
+        assert_run(run(work), processed=2)
     fenced = any("dcl_fence" in query["sql"] for query in queries)
     # To SQLite it is sent past Django's cursors.
     assert fenced is (connection.vendor == "mysql")
@@ -262,7 +265,7 @@ def test_a_statement_after_the_end_does_not_hide_it() -> None:
         execute("ROLLBACK")
         Depot.objects.count()
 
-    assert run(handle).failed == 1
+    assert_run(run(handle), failed=1)
 
 
 def test_a_wrapper_that_the_handler_leaves_behind_costs_nobody_anything() -> None:
@@ -276,7 +279,7 @@ def test_a_wrapper_that_the_handler_leaves_behind_costs_nobody_anything() -> Non
         connection.execute_wrappers.append(wrapper)
         left.append(wrapper)
 
-    assert run(handle).processed == 2
+    assert_run(run(handle), processed=2)
     assert connection.execute_wrappers == left
     connection.execute_wrappers.clear()
 
@@ -304,7 +307,7 @@ if connection.features.has_select_for_update:
 
             with connection.execute_wrapper(look):
                 report = batch_processor(pending=pending, repeats=True)(work)(wait_for_locked=0.2)
-        assert (report.processed, report.failed) == (0, 0)
+        assert_run(report, stale=1)
 
 
 if connection.vendor == "mysql":
@@ -356,5 +359,5 @@ if connection.vendor == "mysql":
 
         report = run(handle)
         thread.join(30)
-        assert (report.processed, report.failed) == (0, 1)
+        assert_run(report, failed=1)
         assert list(Parcel.objects.values_list("sent", "note")) == [(False, "")]

@@ -11,6 +11,7 @@ from django.db import connection
 
 from dcl_processor.exceptions import ProcessorError
 from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -77,7 +78,7 @@ def test_a_row_whose_mark_is_not_kept_is_not_handled(
     handled: list[int] = []
     run = make(lambda row: handled.append(row.place), batch_size=size, **options)
     report = run()
-    assert (report.processed, report.failed) == (6, 3)
+    assert_run(report, processed=6, failed=3)
     assert all(isinstance(each.error, ProcessorError) for each in report.failures)
     assert all(repr(kept) in str(each.error) for each in report.failures)
     # No other row is left for the next run to try its claim on.

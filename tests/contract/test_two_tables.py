@@ -17,6 +17,7 @@ from django.db.models import Q
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
+from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
 from tests.models import Express, Freight
 
@@ -110,7 +111,9 @@ if HAS_ROW_LOCKS:
         with before_statement(is_this_one, come):
             reports.append(first(filter=Q(pk__in=[row.pk for row in made])))
         assert handled == [row.pk for row in made]
-        assert [(each.processed, each.lease_lost) for each in reports] == [(0, 0), (2, 0)]
+        during, after = reports
+        assert_run(during, skipped=1)
+        assert_run(after, processed=2)
         assert [state(row)["leased_until"] for row in made] == [None, None]
 
     def test_a_worker_that_comes_during_a_joint_settlement_does_not_take_a_row() -> None:
@@ -142,7 +145,7 @@ if HAS_ROW_LOCKS:
         with before_statement(
             lambda sql: is_write(sql) and bool(handled), lambda: locked.append(is_locked(row))
         ):
-            assert run().processed == 1
+            assert_run(run(), processed=1)
         assert locked == [True]
 
     def test_both_parts_are_locked_when_a_person_settles_or_requeues_it() -> None:
@@ -204,7 +207,7 @@ def test_a_process_that_dies_in_a_settlement_has_written_all_of_it_or_nothing(
         assert list(run.in_doubt(older_than=0)) == [row]
         assert run.mark_done(run.in_doubt(older_than=0)) == 1
     else:
-        assert run().processed == 1
+        assert_run(run(), processed=1)
     assert state(row)["done"]
 
 
@@ -225,7 +228,7 @@ def test_rows_that_are_not_started_are_put_back_in_both_tables(kind: Any) -> Non
     made = rows(5)
     stop = Event()
     report = processor(lambda row: stop.set(), kind, batch_size=3)(stop=stop)
-    assert (report.processed, report.stopped) == (1, "signal")
+    assert_run(report, processed=1, stopped="signal")
     assert all(untouched(row) for row in made[1:])
 
 

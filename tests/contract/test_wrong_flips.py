@@ -13,6 +13,7 @@ from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.runner.streak import MOST_FROM_THE_START
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -99,7 +100,7 @@ def test_a_flip_of_the_row_alone_that_leaves_it_pending_calls_no_handler(make: A
     )
     for _ in range(2):
         report = process()
-        assert (report.processed, report.failed, report.stopped) == (0, 2, "failures")
+        assert_run(report, failed=2, stopped="failures")
         assert isinstance(report.failures[0].error, StillPending)
         assert "its handler was not called" in str(report.failures[0].error)
     assert calls == []
@@ -114,7 +115,7 @@ def test_a_flip_of_the_row_alone_is_written(make: Any) -> None:
         done=lambda row: {"done": True, "result": f"at {row.place}"},
         batch_size=2,
     )
-    assert process().processed == 5
+    assert_run(process(), processed=5)
     assert calls == [0, 1, 2, 3, 4]
     assert [e.result for e in Errand.objects.order_by("pk")] == [f"at {n}" for n in range(5)]
 
@@ -130,7 +131,7 @@ def test_a_row_whose_flip_cannot_be_foreseen_costs_the_others_nothing(make: Any,
         batch_size=size,
     )
     report = process()
-    assert (report.processed, report.failed, report.stopped) == (19, 1, "drained")
+    assert_run(report, processed=19, failed=1)
     assert sorted(calls) == list(range(1, 20))
 
 
@@ -172,7 +173,7 @@ def test_however_many_rows_come_together_a_wrong_flip_is_called_for_twice(
     calls: list[int] = []
     process = make(lambda row: calls.append(row.place), done=of_result(raises), **options)
     report = process(concurrency=concurrency)
-    assert (report.failed, report.stopped) == (2, "failures")
+    assert_run(report, failed=2, stopped="failures")
     # A TRANSACTIONAL row's error may be found at the end of its batch, which is redone.
     assert len(calls) == len(set(calls)) == 2
 
@@ -185,7 +186,7 @@ def test_asynchronous_handlers_start_when_the_first_flip_was_written() -> None:
         calls.append(row.place)
 
     report = the.at_least_once(handle, done=of_result(raises), batch_size=30)(concurrency=20)
-    assert (report.failed, report.stopped) == (2, "failures")
+    assert_run(report, failed=2, stopped="failures")
     assert len(calls) == 2
 
 
@@ -204,15 +205,15 @@ def test_a_run_in_which_nothing_succeeds_ends_after_some_failures(make: Any, siz
         fails()
 
     report = make(handle, batch_size=size)()
-    assert (report.processed, report.stopped) == (0, "failures")
-    assert report.failed == len(calls) == len(set(calls)) == MOST_FROM_THE_START
+    assert_run(report, failed=MOST_FROM_THE_START, stopped="failures")
+    assert len(calls) == len(set(calls)) == MOST_FROM_THE_START
 
 
 @each_way
 def test_it_can_be_told_to_go_on(make: Any) -> None:
     the.errands(60)
     report = make(fails, max_consecutive_failures=0)()
-    assert (report.failed, report.stopped) == (60, "drained")
+    assert_run(report, failed=60)
 
 
 def test_a_strict_order_is_kept_and_ends_by_no_default() -> None:
@@ -224,7 +225,7 @@ def test_a_strict_order_is_kept_and_ends_by_no_default() -> None:
         fails()
 
     report = transactional(handle, strict_order=True, pending=the.PENDING.order_by("-place"))()
-    assert (report.failed, report.stopped) == (60, "drained")
+    assert_run(report, failed=60)
     assert places == list(reversed(range(60)))
 
 
@@ -236,7 +237,7 @@ def test_one_success_at_the_beginning_is_enough_to_go_on() -> None:
             fails()
 
     report = transactional(handle)()
-    assert (report.processed, report.failed, report.stopped) == (1, 79, "drained")
+    assert_run(report, processed=1, failed=79)
 
 
 @pytest.mark.parametrize("most", [None, 4])
