@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
 
-from dcl_processor import BatchProcessor, Discard, Retry, Snooze, batch_processor
+from dcl_processor import Discard, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InsideTransaction
-from tests.contract.support.batches import (
-    flips,
-    in_batches,
-    note,
-    parcels,
-    savepoints,
-    sent,
-    statements,
-    worked,
-)
+from tests.contract.support import errands as the
+from tests.contract.support.batches import flips, note, savepoints, sent, statements, worked
 from tests.contract.support.gate import before_lock
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Scan
 
@@ -208,7 +201,7 @@ def test_a_handler_that_runs_a_processor_fails_alone() -> None:
 
 
 def test_snooze_and_discard_are_outcomes_of_their_own_rows() -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(5)])
+    the.errands(5)
 
     def handle(row: Errand) -> None:
         Errand.objects.filter(pk=row.pk).update(result="worked")
@@ -217,19 +210,12 @@ def test_snooze_and_discard_are_outcomes_of_their_own_rows() -> None:
         if row.place == 3:
             raise Discard("never")
 
-    report = errands(handle, failed={"dead": True})()
+    report = the.transactional(handle, failed={"dead": True}, batch_size=100)()
     assert_run(report, processed=3, discarded=1, snoozed=1)
     assert report.ok
     rows = Errand.objects.order_by("place").values_list("done", "dead", "result")
     handled, left, dead = (True, False, "worked"), (False, False, ""), (False, True, "")
     assert list(rows) == [handled, left, handled, dead, handled]
-
-
-def errands(handler: Any, **options: Any) -> BatchProcessor[Errand]:
-    options = {"done": {"done": True}, "batch_size": 100, **options}
-    return batch_processor(pending=Errand.objects.filter(done=False, dead=False), **options)(
-        handler
-    )
 
 
 def test_a_row_that_cannot_be_loaded_is_its_own_failure() -> None:
@@ -274,14 +260,14 @@ def test_rows_that_fail_cost_no_more_than_their_share_of_statements() -> None:
 
     def sent_for(bad: set[int]) -> int:
         Errand.objects.all().delete()
-        Errand.objects.bulk_create([Errand(place=place) for place in range(100)])
+        the.errands(100)
 
         def handle(row: Errand) -> None:
             if row.place in bad:
                 raise ValueError
 
         with statements() as seen:
-            report = errands(handle, retry=Retry(backoff=60))()
+            report = the.transactional(handle, retry=Retry(backoff=60), batch_size=100)()
         assert_run(report, processed=100 - len(bad), failed=len(bad), retried=len(bad))
         return len(seen)
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection
 
-from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import scan
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
@@ -48,12 +47,6 @@ def shared_memory() -> Iterator[None]:
         connection.settings_dict["NAME"] = before
 
 
-def processor(handler: Any, **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(
-        pending=lambda: Errand.objects.filter(done=False), done={"done": True}, **options
-    )(handler)
-
-
 def test_the_next_window_waits_for_what_other_threads_write(shared_memory: None) -> None:
     """A table that is being written to cannot be read there, whatever the time-out is."""
     the.errands(12)
@@ -63,7 +56,7 @@ def test_the_next_window_waits_for_what_other_threads_write(shared_memory: None)
         time.sleep(0.05)
         calls.append(row.place)
 
-    report = processor(handle)(concurrency=4, wait_for_locked=30)
+    report = the.transactional(handle)(concurrency=4, wait_for_locked=30)
     assert_run(report, processed=12)
     assert sorted(calls) == list(range(12))
 
@@ -104,7 +97,7 @@ def test_a_read_waits_for_an_exclusive_lock(
                 raise
 
         # In the order of keys there is no need for a number of rows.
-        run = processor(the.ignore, strict_order=read is READS["the number of rows"])
+        run = the.transactional(the.ignore, strict_order=read is READS["the number of rows"])
         with connection.execute_wrapper(watch):
             if released:
                 assert_run(run(), processed=12)

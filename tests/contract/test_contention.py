@@ -11,6 +11,7 @@ from django.db import DatabaseError, connection, transaction
 
 from dcl_processor import batch_processor
 from dcl_processor.locking.waiting import lock_timeout
+from tests.contract.support.parcels import parcels
 from tests.contract.support.sessions import before_statement
 from tests.models import Parcel
 
@@ -35,7 +36,7 @@ HAS_SERVER = connection.vendor in SAYS
 
 def run_while_the_server_says(sql: str, at: int) -> tuple[int, int, int]:
     """Run over three rows; the claim of the row at this place is answered so."""
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(3)])
+    parcels(3)
     calls: list[int] = []
     run = batch_processor(
         pending=Parcel.objects.filter(sent=False).order_by("priority"), done={"sent": True}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dcl_processor import BatchProcessor, Discard, batch_processor
+from dcl_processor import Discard
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
@@ -16,11 +16,7 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(**{"pending": the.PENDING, "done": {"done": True}, **options})(handler)
-
-
-each_way = pytest.mark.parametrize("make", [transactional, the.at_most_once, the.at_least_once])
+each_way = pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
 
 
 def fails_at_one(row: Errand) -> None:

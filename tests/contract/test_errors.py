@@ -24,6 +24,7 @@ from dcl_processor import Report, batch_processor
 from dcl_processor.exceptions import HandlerExited, StillPending
 from dcl_processor.runner.counters import logger
 from tests.contract.support import errands as the
+from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def run(handle: Callable[[Parcel], Any], rows: int = 3) -> Report:
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(rows)])
+    parcels(rows)
     pending = Parcel.objects.filter(sent=False)
     return batch_processor(pending=pending, done={"sent": True})(handle)()
 
@@ -240,7 +241,7 @@ def test_an_exit_by_the_processs_own_signal_handler_ends_the_run(
         hit("claim", row)
         return row
 
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(3)])
+    parcels(3)
     pending = Parcel.objects.filter(sent=False)
     monkeypatch.setattr(Parcel, "from_db", classmethod(from_db))
     before = signal.signal(signal.SIGTERM, stop)

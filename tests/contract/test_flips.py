@@ -15,15 +15,8 @@ from django.utils import timezone
 
 from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
-from tests.contract.support.batches import (
-    flips,
-    in_batches,
-    note,
-    parcels,
-    sent,
-    statements,
-    worked,
-)
+from tests.contract.support.batches import flips, note, sent, statements, worked
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel
 

@@ -8,22 +8,13 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import batch_processor
 from dcl_processor.exceptions import StillPending, Unsupported
+from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def parcels(number: int = 3) -> list[Parcel]:
-    return [Parcel.objects.create(priority=place) for place in range(number)]
-
-
-def processor(handler: Any, **options: Any) -> BatchProcessor[Parcel]:
-    options = {"done": {"sent": True}, **options}
-    pending = Parcel.objects.filter(sent=False)
-    return batch_processor(pending=pending, **options)(handler)
 
 
 def sent() -> list[int]:

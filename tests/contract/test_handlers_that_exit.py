@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import HandlerExited
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
@@ -19,15 +19,11 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(**{"pending": the.PENDING, "done": {"done": True}, **options})(handler)
-
-
 def at_most_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
     return the.at_most_once(handler, reset={"claimed": False}, **options)
 
 
-MAKE = [transactional, at_most_once, the.at_least_once]
+MAKE = [the.transactional, at_most_once, the.at_least_once]
 
 
 @pytest.mark.parametrize("way", [{"batch_size": 1}, {"batch_size": 4}, {"concurrency": 3}], ids=str)
@@ -94,7 +90,7 @@ def test_in_a_done_function_it_is_the_rows_failure_too(make: Any) -> None:
 
 def test_a_resource_that_exits_while_it_is_opened_charges_no_row() -> None:
     (row,) = the.errands(1)
-    report = transactional(lambda row, resource: None, resource=lambda: sys.exit(2))()
+    report = the.transactional(lambda row, resource: None, resource=lambda: sys.exit(2))()
     assert_run(report, stopped="failures")
     assert not report.ok
     assert isinstance(report.error, SystemExit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Barrier, Event, Thread
 from typing import Any
@@ -14,28 +14,18 @@ from django.db import connection, connections
 from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor import Report, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.exceptions import StillPending
 from dcl_processor.runner import passes
 from tests.contract.support.clocks import Clock, Waits
+from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Letter, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 HAS_ROW_LOCKS = connection.features.has_select_for_update
-
-
-def parcels(number: int, **values: Any) -> list[Parcel]:
-    rows = [Parcel(priority=place, **values) for place in range(number)]
-    Parcel.objects.bulk_create(rows)
-    return list(Parcel.objects.order_by("pk"))
-
-
-def processor(handler: Callable[[Any], Any], **options: Any) -> BatchProcessor[Parcel]:
-    options = {"pending": Parcel.objects.filter(sent=False), "done": {"sent": True}, **options}
-    return batch_processor(**options)(handler)
 
 
 def ignore(row: Any) -> None:

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.test import TestCase
 
-from dcl_processor import BatchProcessor, Snooze, batch_processor
+from dcl_processor import BatchProcessor, Snooze
 from dcl_processor.candidates.question import Question, RowFilter
 from dcl_processor.exceptions import (
     InsideTransaction,
@@ -32,16 +32,13 @@ from tests.contract.support.errands import (
     errands,
     ignore,
     retry,
+    transactional,
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(**{"pending": PENDING, "done": {"done": True}, **options})(handler)
 
 
 def spanning(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:

@@ -15,16 +15,19 @@ from django.utils import timezone
 from dcl_processor import Discard, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InvalidOption, StillPending, Unsupported
 from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock, race
-from tests.contract.support.errands import PENDING, at_least_once, at_most_once, errands, ignore
+from tests.contract.support.errands import (
+    PENDING,
+    at_least_once,
+    at_most_once,
+    errands,
+    ignore,
+    transactional,
+)
 from tests.contract.support.gate import HAS_ROW_LOCKS, before_lock
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Seat, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def processor(handler: Any = ignore, **options: Any) -> Any:
-    return batch_processor(**{"pending": PENDING, "done": {"done": True}, **options})(handler)
 
 
 async def ignore_later(row: Errand) -> None:
@@ -37,7 +40,7 @@ async def ignore_later(row: Errand) -> None:
 @pytest.mark.parametrize(
     ("make", "handler"),
     [
-        (processor, ignore),
+        (transactional, ignore),
         (at_most_once, ignore),
         (at_least_once, ignore),
         (at_most_once, ignore_later),
@@ -55,7 +58,7 @@ def test_settles_in_a_test_case() -> None:
     class Test(TestCase):
         def test(self) -> None:
             [row] = errands(1)
-            assert_settles(processor(), row)
+            assert_settles(transactional(ignore), row)
 
     _run(Test)
 
@@ -82,7 +85,7 @@ def raising(error: BaseException) -> Any:
 
 def test_a_row_that_failed_is_told_with_its_error() -> None:
     [row] = errands(1)
-    error = complaint(processor(raising(ValueError("no address"))), row)
+    error = complaint(transactional(raising(ValueError("no address"))), row)
     assert "got a row that failed with ValueError: no address" in str(error)
     assert isinstance(error.__cause__, ValueError)
 
@@ -96,7 +99,7 @@ def test_a_row_that_failed_is_told_with_its_error() -> None:
 )
 def test_other_outcomes_are_told(raised: Exception, said: str) -> None:
     [row] = errands(1)
-    assert said in str(complaint(processor(raising(raised), failed={"dead": True}), row))
+    assert said in str(complaint(transactional(raising(raised), failed={"dead": True}), row))
 
 
 def test_rows_that_were_no_candidate_are_told_why() -> None:
@@ -107,7 +110,7 @@ def test_rows_that_were_no_candidate_are_told_why() -> None:
     Errand.objects.filter(pk=spent.pk).update(attempts=3)
     Errand.objects.filter(pk=leased.pk).update(leased_until=later)
     Errand.objects.filter(pk=deleted.pk).delete()
-    tried = processor(retry=Retry(3))
+    tried = transactional(ignore, retry=Retry(3))
     assert "got a row that pending does not contain" in str(complaint(tried, finished))
     assert "pending and not due" in str(complaint(tried, waiting))
     assert "pending and not due" in str(complaint(tried, spent))
@@ -122,7 +125,7 @@ def test_a_row_that_left_before_it_was_locked_is_told() -> None:
         Errand.objects.using("other").update(done=True)
 
     with before_lock(finish):
-        error = complaint(processor(), row)
+        error = complaint(transactional(ignore), row)
     assert "got a row that was finished, deleted or no longer pending" in str(error)
 
 
@@ -134,7 +137,9 @@ def test_a_row_that_came_only_after_the_run_is_told() -> None:
         return PENDING.all() if len(questions) != 3 else PENDING.filter(place=99)
 
     questions: list[int] = []
-    assert "did not contain when the run began" in str(complaint(processor(pending=late), row))
+    assert "did not contain when the run began" in str(
+        complaint(transactional(ignore, pending=late), row)
+    )
 
 
 def test_a_resource_that_cannot_be_opened_is_told() -> None:
@@ -145,23 +150,24 @@ def test_a_resource_that_cannot_be_opened_is_told() -> None:
 
     def handle(row: Errand, resource: Any) -> None: ...
 
-    said = str(complaint(processor(handle, resource=resource), row))
+    said = str(complaint(transactional(handle, resource=resource), row))
     assert "its resource could not be opened: no server" in said
 
 
 def test_a_flip_that_leaves_the_row_pending_is_the_runs_own_error() -> None:
     [row] = errands(1)
     with pytest.raises(StillPending):
-        assert_settles(processor(done={"place": 7}), row)
-    assert_settles(processor(done={"place": 7}, repeats=True), row)
+        assert_settles(transactional(ignore, done={"place": 7}), row)
+    assert_settles(transactional(ignore, done={"place": 7}, repeats=True), row)
 
 
 def test_a_row_of_another_model_is_refused() -> None:
+    run: Any = transactional(ignore)  # which takes no parcels
     with pytest.raises(InvalidOption, match=r"expected rows of tests.Errand, got <Parcel"):
-        assert_settles(processor(), Parcel.objects.create())
+        assert_settles(run, Parcel.objects.create())
 
 
-@pytest.mark.parametrize("make", [processor, at_most_once, at_least_once])
+@pytest.mark.parametrize("make", [transactional, at_most_once, at_least_once])
 def test_what_a_handler_asserts_reaches_the_test_with_its_traceback(make: Any) -> None:
     [row] = errands(1)
 
@@ -180,9 +186,9 @@ if HAS_ROW_LOCKS:
     def test_a_locked_row_is_told() -> None:
         [row] = errands(1)
         with hold_lock(row):
-            said = str(complaint(processor(), row))
+            said = str(complaint(transactional(ignore), row))
         assert "got a row that was skipped, because another session has it locked" in said
-        assert_settles(processor(), row)
+        assert_settles(transactional(ignore), row)
 
 
 # --- assert_processed_once
@@ -190,7 +196,7 @@ if HAS_ROW_LOCKS:
 
 def test_each_row_of_a_run_was_handled_once() -> None:
     rows = errands(3)
-    run = processor()
+    run = transactional(ignore)
     before = dict(vars(run))
     with assert_processed_once(run, *rows):
         run()
@@ -206,7 +212,7 @@ def test_async_handlers_and_batches_are_counted() -> None:
     with assert_processed_once(run):
         run(concurrency=2)
 
-    class Together(type(processor())):  # type: ignore[misc]
+    class Together(type(transactional(ignore))):  # type: ignore[misc]
         batch_size = 2
 
         def process_batch(self, rows: Any, /) -> None: ...
@@ -225,7 +231,7 @@ def test_rows_that_were_not_are_named_with_the_reason() -> None:
         if row.pk == failing.pk:
             raise ValueError("no address")
 
-    run = processor(handle)
+    run = transactional(handle)
     with pytest.raises(AssertionError) as caught, assert_processed_once(run):
         run(limit=2)
     assert str(caught.value) == (
@@ -239,7 +245,7 @@ def test_rows_that_were_not_are_named_with_the_reason() -> None:
 
 def test_a_row_that_was_handled_twice_is_named() -> None:
     [row] = errands(1)
-    run = processor()
+    run = transactional(ignore)
 
     def run_twice() -> None:
         with assert_processed_once(run, row):
@@ -254,7 +260,7 @@ def test_a_row_that_was_handled_twice_is_named() -> None:
 def test_nothing_pending_is_no_test() -> None:
     with (
         pytest.raises(AssertionError, match="expected pending rows, got none"),
-        assert_processed_once(processor()),
+        assert_processed_once(transactional(ignore)),
     ):
         pytest.fail("the block was entered")
 
@@ -265,7 +271,7 @@ def test_what_a_handler_asserts_ends_the_block() -> None:
     def handle(row: Errand) -> None:
         raise AssertionError("no") from KeyError("why")
 
-    run = processor(handle)
+    run = transactional(handle)
     with pytest.raises(AssertionError, match=r"^no$") as caught, assert_processed_once(run):
         run()
     assert isinstance(caught.value.__cause__, KeyError)
@@ -274,7 +280,7 @@ def test_what_a_handler_asserts_ends_the_block() -> None:
 
 def test_another_error_of_the_block_comes_through() -> None:
     errands(1)
-    with pytest.raises(OSError, match="mine"), assert_processed_once(processor()):
+    with pytest.raises(OSError, match="mine"), assert_processed_once(transactional(ignore)):
         raise OSError("mine")
 
 
@@ -282,7 +288,7 @@ if HAS_ROW_LOCKS:
 
     def test_threads_of_a_run_are_counted_and_assert() -> None:
         errands(6)
-        run = processor()
+        run = transactional(ignore)
         with assert_processed_once(run):
             run(concurrency=3)
         errands(6)
@@ -290,13 +296,13 @@ if HAS_ROW_LOCKS:
         def handle(row: Errand) -> None:
             raise AssertionError("no")
 
-        run = processor(handle)
+        run = transactional(handle)
         with pytest.raises(AssertionError, match=r"^no$"), assert_processed_once(run):
             run(concurrency=3)
 
     def test_a_race_is_counted_too() -> None:
         errands(3)
-        run = processor()
+        run = transactional(ignore)
         with assert_processed_once(run):
             race(run, copies=2)
 
@@ -316,16 +322,16 @@ if HAS_ROW_LOCKS:
     def test_the_row_is_locked_within_the_block_and_not_after_it() -> None:
         held, _ = errands(2)
         with hold_lock(held):
-            report = processor()(wait_for_locked=0)
+            report = transactional(ignore)(wait_for_locked=0)
         assert_run(report, processed=1, skipped=1)
-        assert_run(processor()(), processed=1)
+        assert_run(transactional(ignore)(), processed=1)
         assert Errand.objects.get(pk=held.pk).done
 
     def test_an_error_in_the_block_frees_the_row() -> None:
         [row] = errands(1)
         with pytest.raises(OSError, match="mine"), hold_lock(row):
             raise OSError("mine")
-        assert_run(processor()(wait_for_locked=0), processed=1)
+        assert_run(transactional(ignore)(wait_for_locked=0), processed=1)
 
     def test_all_parts_of_a_row_with_parents_are_locked() -> None:
         truck = Truck.objects.create()

@@ -12,6 +12,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
 from dcl_processor.exceptions import TransactionLeftOpen
+from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
@@ -70,7 +71,7 @@ def _afresh() -> Iterator[None]:
 def test_the_row_that_left_a_transaction_open_fails_and_the_others_are_committed(
     leave: Callable[[], Any], options: dict[str, Any], batch_size: int
 ) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(4)])
+    the.errands(4)
     Parcel.objects.create()
     calls: list[int] = []
 
@@ -108,7 +109,7 @@ def test_the_row_that_left_a_transaction_open_fails_and_the_others_are_committed
 
 @leaves
 def test_what_the_handler_raised_is_the_failure(leave: Callable[[], Any]) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    the.errands(3)
 
     def handle(row: Errand) -> None:
         if row.place == 1:
@@ -128,7 +129,7 @@ def test_what_the_handler_raised_is_the_failure(leave: Callable[[], Any]) -> Non
 def test_one_that_was_left_open_by_other_code_is_rolled_back_before_the_claim(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    the.errands(3)
 
     asked: list[int] = []
 
@@ -149,7 +150,7 @@ def test_one_that_was_left_open_by_other_code_is_rolled_back_before_the_claim(
 
 
 def test_a_handlers_own_blocks_cost_nothing() -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    the.errands(3)
 
     def handle(row: Errand) -> None:
         with transaction.atomic():
@@ -166,7 +167,7 @@ def test_a_handlers_own_blocks_cost_nothing() -> None:
 @pytest.mark.django_db(transaction=False)
 @pytest.mark.parametrize("options", [OPTIONS["at most once"], OPTIONS["at least once"]])
 def test_the_transaction_of_a_test_case_is_nobodys_leftover(options: dict[str, Any]) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    the.errands(3)
     report = batch_processor(
         pending=Errand.objects.filter(done=False), done={"done": True}, **options
     )(lambda row: None)()

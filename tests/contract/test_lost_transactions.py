@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 
-from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor import BatchProcessor, Retry
 from dcl_processor.exceptions import TransactionLost
-from tests.contract.support.batches import in_batches, note, parcels, sent, worked
+from tests.contract.support import errands as the
+from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
@@ -75,7 +77,7 @@ if HAS_ROW_LOCKS:
         assert calls == ([0, 1, 0, 1, 2, 3] if MARIADB else [0, 1, 2, 3])
 
     def test_i7_a_deadlock_of_a_row_alone_is_its_failure_and_its_attempt() -> None:
-        Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+        the.errands(3)
         with deadlock() as run_into_it:
 
             def handle(row: Errand) -> None:
@@ -83,16 +85,16 @@ if HAS_ROW_LOCKS:
                 if row.place == 1:
                     run_into_it()
 
-            report = errands(handle, batch_size=1)()
+            report = in_one_batch(handle, batch_size=1)()
         assert_run(report, processed=2, failed=1, retried=1)
         assert isinstance(report.failures[0].error, OperationalError)
         rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
         assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
 
 
-def errands(handler: Any, **options: Any) -> BatchProcessor[Errand]:
-    options = {"done": {"done": True}, "batch_size": 100, "retry": Retry(backoff=60), **options}
-    return batch_processor(pending=Errand.objects.filter(done=False), **options)(handler)
+def in_one_batch(handler: Any, **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor that tries a row again, with all rows in one batch."""
+    return the.transactional(handler, **{"batch_size": 100, "retry": Retry(backoff=60), **options})
 
 
 def end_the_session() -> None:
@@ -111,7 +113,7 @@ if HAS_ROW_LOCKS:
     def test_an_attempt_is_counted_although_the_session_was_ended_under_the_handler(
         batch_size: int,
     ) -> None:
-        Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+        the.errands(3)
 
         def handle(row: Errand) -> None:
             Errand.objects.filter(pk=row.pk).update(result="worked")
@@ -119,7 +121,7 @@ if HAS_ROW_LOCKS:
                 end_the_session()
                 raise ValueError("the handler's own")
 
-        report = errands(handle, batch_size=batch_size)()
+        report = in_one_batch(handle, batch_size=batch_size)()
         assert_run(report, processed=2, failed=1, retried=1)
         assert str(report.failures[0].error) == "the handler's own"
         rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
@@ -159,7 +161,7 @@ if HAS_ROW_LOCKS:
             Errand.objects.using("other").filter(pk=row.pk).update(done=True, result="theirs")
             raise ValueError
 
-        assert_run(errands(handle)(), failed=1, retried=1)
+        assert_run(in_one_batch(handle)(), failed=1, retried=1)
         row.refresh_from_db()
         assert (row.done, row.result, row.attempts, row.last_error) == (True, "theirs", 0, "")
         assert "no attempt was counted" not in caplog.text
@@ -244,14 +246,14 @@ def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and
 
 
 def test_a_commit_in_a_batch_counts_one_attempt_of_its_row_alone() -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(4)])
+    the.errands(4)
 
     def handle(row: Errand) -> None:
         Errand.objects.filter(pk=row.pk).update(result="worked")
         if row.place == 2:
             commit_past_django()
 
-    report = errands(handle)()
+    report = in_one_batch(handle)()
     assert_run(report, processed=3, failed=1, retried=1)
     rows = Errand.objects.order_by("place").values_list("done", "attempts")
     assert list(rows) == [(True, 0), (True, 0), (False, 1), (True, 0)]

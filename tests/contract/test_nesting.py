@@ -12,7 +12,8 @@ from asgiref.sync import sync_to_async
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from tests.contract.support import errands as the
-from tests.contract.support.batches import in_batches, parcels, sent
+from tests.contract.support.batches import sent
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 

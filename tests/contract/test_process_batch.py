@@ -11,12 +11,9 @@ from django.db import connection, transaction
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
 from dcl_processor.exceptions import HandlerExited
 from dcl_processor.runner.passes import Passes
-from tests.contract.support.batches import (
-    note,
-    parcels,
-    sent,
-    worked,
-)
+from tests.contract.support import errands as the
+from tests.contract.support.batches import note, sent, worked
+from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
@@ -107,7 +104,7 @@ def test_too_few_results_flip_nothing_that_is_not_told_and_are_asked_for_one_by_
 
 
 def test_process_batch_and_retry_count_the_attempt_of_the_row_to_blame() -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    the.errands(3)
 
     class Run(BatchProcessor[Errand]):
         done = {"done": True}
@@ -174,10 +171,6 @@ def said() -> list[tuple[Any, ...]]:
     return list(rows.values_list("done", "dead", "attempts", "result", "last_error"))
 
 
-def errands(number: int) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(number)])
-
-
 ANSWERS = {
     1: ValueError("no such address"),
     2: Snooze(delay=60),
@@ -196,7 +189,7 @@ SAID = [
 
 @pytest.mark.parametrize("size", [1, 6])
 def test_an_exception_in_a_rows_place_is_its_outcome_and_keeps_what_was_written(size: int) -> None:
-    errands(6)
+    the.errands(6)
     run = Answers(ANSWERS, batch_size=size)
     report = run()
     counts = (report.processed, report.failed, report.snoozed, report.discarded)
@@ -208,7 +201,7 @@ def test_an_exception_in_a_rows_place_is_its_outcome_and_keeps_what_was_written(
 
 def test_an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone() -> None:
     """The flip of the last row is refused, which costs the transaction."""
-    errands(4)
+    the.errands(4)
     Errand.objects.create(place=50, done=True, code="3")
 
     class Coded(Answers):
@@ -223,7 +216,7 @@ def test_an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone() -> 
 
 
 def test_a_returned_exception_does_not_hide_a_transaction_that_is_to_be_rolled_back() -> None:
-    errands(1)
+    the.errands(1)
 
     class Broken(Answers):
         def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> Sequence[Any]:

@@ -14,7 +14,8 @@ from django.db import connection
 
 from dcl_processor import BatchProcessor, Retry, Snooze, batch_processor
 from dcl_processor.exceptions import InvalidOption, RowsFailed
-from tests.contract.support.batches import in_batches, note, parcels, sent, worked
+from tests.contract.support.batches import note, sent, worked
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 

@@ -11,9 +11,11 @@ from django.utils import timezone
 
 from dcl_processor import Retry
 from dcl_processor.clock import DatabaseNow
-from tests.contract.support.batches import in_batches, parcels, savepoints, sent, statements
+from tests.contract.support import errands as the
+from tests.contract.support.batches import savepoints, sent, statements
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.contract.support.retries import HOUR, delay, errands, fail, make_due, processor
+from tests.contract.support.retries import HOUR, delay, fail, make_due, retrying
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -25,8 +27,8 @@ def batch_size(request: pytest.FixtureRequest) -> int:
 
 
 def test_a_failure_takes_back_the_work_and_notes_the_attempt(batch_size: int) -> None:
-    errands()
-    report = processor(fail, batch_size=batch_size)()
+    the.errands(3)
+    report = retrying(fail, batch_size=batch_size)()
     assert_run(report, processed=2, failed=1, retried=1)
     row = Errand.objects.get(place=1)
     assert (row.done, row.dead, row.result) == (False, False, "")
@@ -37,21 +39,21 @@ def test_a_failure_takes_back_the_work_and_notes_the_attempt(batch_size: int) ->
 
 
 def test_a_handler_that_does_not_use_the_database_costs_no_savepoint() -> None:
-    errands()
+    the.errands(3)
     with statements() as seen:
-        assert_run(processor(lambda row: None)(), processed=3)
+        assert_run(retrying(lambda row: None)(), processed=3)
     assert savepoints(seen) == []
 
 
 def test_a_row_is_tried_when_it_is_due_and_not_before() -> None:
-    errands(2)
+    the.errands(2)
     calls: list[int] = []
 
     def handle(row: Errand) -> None:
         calls.append(row.place)
         raise ValueError
 
-    run = processor(handle)
+    run = retrying(handle)
     assert_run(run(), failed=2, retried=2)
     assert_run(run())
     Errand.objects.filter(place=1).update(next_attempt_at=DatabaseNow() - timedelta(seconds=1))
@@ -61,13 +63,13 @@ def test_a_row_is_tried_when_it_is_due_and_not_before() -> None:
 
 
 def test_the_delay_doubles_up_to_the_longest() -> None:
-    errands(1)
+    the.errands(1)
     retry = Retry(max_attempts=9, backoff=100, max_delay=timedelta(seconds=1000), jitter=0)
 
     def handle(row: Errand) -> None:
         raise ValueError
 
-    run = processor(handle, retry=retry)
+    run = retrying(handle, retry=retry)
     delays = []
     for _ in range(6):
         make_due()
@@ -78,21 +80,21 @@ def test_the_delay_doubles_up_to_the_longest() -> None:
 
 
 def test_jitter_spreads_the_delays_within_its_bounds() -> None:
-    errands(50)
+    the.errands(50)
 
     def handle(row: Errand) -> None:
         raise ValueError
 
-    processor(handle, retry=Retry(backoff=1000, jitter=0.5), batch_size=50)()
+    retrying(handle, retry=Retry(backoff=1000, jitter=0.5), batch_size=50)()
     delays = [delay(place) for place in range(50)]
     assert all(500 - 30 < each <= 1500 for each in delays)
     assert max(delays) - min(delays) > 200
 
 
 def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
-    errands()
+    the.errands(3)
     retry = Retry(max_attempts=2, backoff=HOUR)
-    run = processor(fail, retry=retry, failed={"dead": True}, batch_size=batch_size)
+    run = retrying(fail, retry=retry, failed={"dead": True}, batch_size=batch_size)
     assert_run(run(), processed=2, failed=1, retried=1)
     assert not Errand.objects.get(place=1).dead
     make_due()
@@ -105,26 +107,26 @@ def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
 
 
 def test_get_failed_keeps_what_it_likes_of_the_row_and_the_error() -> None:
-    errands()
+    the.errands(3)
 
     def dead(row: Errand, error: Exception) -> dict[str, Any]:
         return {"dead": True, "result": f"{row.place}: {error}"}
 
-    run = processor(fail, retry=Retry(max_attempts=1), failed=dead)
+    run = retrying(fail, retry=Retry(max_attempts=1), failed=dead)
     assert_run(run(), processed=2, failed=1)
     assert Errand.objects.get(place=1).result == "1: no such place"
     assert Errand.objects.get(place=1).dead
 
 
 def test_without_a_dead_letter_a_row_without_attempts_left_is_left_alone() -> None:
-    errands(1)
+    the.errands(1)
     calls: list[int] = []
 
     def handle(row: Errand) -> None:
         calls.append(row.place)
         raise ValueError
 
-    run = processor(handle, retry=Retry(max_attempts=2, backoff=0))
+    run = retrying(handle, retry=Retry(max_attempts=2, backoff=0))
     for _ in range(4):
         run()
     assert calls == [0, 0]
@@ -140,14 +142,14 @@ def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> 
     def handle(row: Errand) -> None:
         raise errors[row.place]
 
-    errands()
-    assert_run(processor(handle, retry=retry, failed={"dead": True})(), failed=3, retried=1)
+    the.errands(3)
+    assert_run(retrying(handle, retry=retry, failed={"dead": True})(), failed=3, retried=1)
     rows = Errand.objects.order_by("place").values_list("dead", "attempts")
     assert list(rows) == [(False, 1), (True, 1), (True, 1)]
 
     Errand.objects.all().delete()
-    errands()
-    run = processor(handle, retry=retry)
+    the.errands(3)
+    run = retrying(handle, retry=retry)
     assert_run(run(), failed=3, retried=1)
     make_due()
     assert [failure.error for failure in run().failures] == [errors[0]]
@@ -155,9 +157,9 @@ def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> 
 
 def test_the_clock_of_python_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose clock is ten years off neither hurries nor delays anything."""
-    errands(1)
+    the.errands(1)
     real = timezone.now()
-    run = processor(fail)
+    run = retrying(fail)
     Errand.objects.update(place=1)
     for years in (-10, 10):
         wrong = real + timedelta(days=365 * years)
@@ -179,8 +181,8 @@ def test_two_processors_on_one_model_keep_their_own_columns() -> None:
     def handle(row: Errand) -> None:
         raise ValueError("first" if row.attempts == 0 else "second")
 
-    assert_run(processor(handle)(), failed=1, retried=1)
-    assert_run(processor(handle, retry=retry)(), failed=1, retried=1)
+    assert_run(retrying(handle)(), failed=1, retried=1)
+    assert_run(retrying(handle, retry=retry)(), failed=1, retried=1)
     row = Errand.objects.get()
     assert (row.attempts, row.last_error) == (1, "ValueError: first")
     assert (row.place, row.result) == (1, "ValueError: second")

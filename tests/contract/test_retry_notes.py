@@ -8,9 +8,10 @@ import pytest
 from django.db import connection
 
 from dcl_processor import Retry, batch_processor
+from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
 from tests.contract.support.reports import assert_run
-from tests.contract.support.retries import HOUR, errands, fail, processor
+from tests.contract.support.retries import HOUR, fail, retrying
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -23,7 +24,7 @@ def batch_size(request: pytest.FixtureRequest) -> int:
 
 def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
     """One commit: between the failure and its note nobody else can take the row."""
-    errands(1)
+    the.errands(1)
     seen: list[tuple[str, bool]] = []
 
     def watch(execute: Any, sql: str, *args: Any) -> Any:
@@ -34,7 +35,7 @@ def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
         Errand.objects.filter(pk=row.pk).update(result="worked")
         raise ValueError
 
-    run = processor(handle)
+    run = retrying(handle)
     with connection.execute_wrapper(watch):
         run()
     updates = [sql.startswith("UPDATE") and "result" in sql.split("WHERE")[0] for sql, _ in seen]
@@ -57,12 +58,12 @@ def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
     ids=["NUL", "surrogate", "quoted", "empty"],
 )
 def test_what_no_column_takes_is_taken_out_of_the_error(error: Exception, said: str) -> None:
-    errands(1)
+    the.errands(1)
 
     def handle(row: Errand) -> None:
         raise error
 
-    assert_run(processor(handle)(), failed=1, retried=1)
+    assert_run(retrying(handle)(), failed=1, retried=1)
     row = Errand.objects.get()
     assert (row.attempts, row.last_error) == (1, said)
 
@@ -72,13 +73,13 @@ def test_an_error_that_cannot_be_printed_is_counted_like_any_other() -> None:
         def __str__(self) -> str:
             raise RuntimeError("even that fails")
 
-    errands(2)
+    the.errands(2)
 
     def handle(row: Errand) -> None:
         if row.place == 0:
             raise Broken
 
-    report = processor(handle)()
+    report = retrying(handle)()
     assert_run(report, processed=1, failed=1, retried=1)
     row = Errand.objects.get(place=0)
     assert row.attempts == 1
@@ -86,20 +87,20 @@ def test_an_error_that_cannot_be_printed_is_counted_like_any_other() -> None:
 
 
 def test_a_long_error_is_cut_to_what_the_column_holds() -> None:
-    errands(1)
+    the.errands(1)
 
     def handle(row: Errand) -> None:
         raise ValueError("x" * 100_000)
 
-    assert_run(processor(handle)(), failed=1, retried=1)
+    assert_run(retrying(handle)(), failed=1, retried=1)
     assert len(Errand.objects.get().last_error) == 2_000
     Errand.objects.update(next_attempt_at=None)
-    assert_run(processor(handle, retry=Retry(last_error="result"))(), failed=1, retried=1)
+    assert_run(retrying(handle, retry=Retry(last_error="result"))(), failed=1, retried=1)
     assert Errand.objects.get().result == "ValueError: " + "x" * 38
 
 
 def test_attempts_that_the_queryset_defers_are_read_once_for_all() -> None:
-    errands(10)
+    the.errands(10)
     Errand.objects.update(attempts=3)
 
     def handle(row: Errand) -> None:
@@ -118,26 +119,26 @@ def test_attempts_that_the_queryset_defers_are_read_once_for_all() -> None:
 
 
 def test_a_handler_that_changes_the_instance_does_not_change_the_count() -> None:
-    errands(1)
+    the.errands(1)
 
     def handle(row: Errand) -> None:
         row.attempts = 40
         raise ValueError
 
-    assert_run(processor(handle)(), failed=1, retried=1)
+    assert_run(retrying(handle)(), failed=1, retried=1)
     assert Errand.objects.get().attempts == 1
 
 
 def test_a_dead_letter_that_cannot_be_written_costs_the_others_nothing(
     caplog: pytest.LogCaptureFixture, batch_size: int
 ) -> None:
-    errands()
+    the.errands(3)
     Errand.objects.create(done=True, code="taken", place=50)
 
     def dead(row: Errand, error: Exception) -> dict[str, Any]:
         return {"dead": True, "code": "taken"}
 
-    run = processor(fail, retry=Retry(max_attempts=1), failed=dead, batch_size=batch_size)
+    run = retrying(fail, retry=Retry(max_attempts=1), failed=dead, batch_size=batch_size)
     report = run()
     assert_run(report, processed=2, failed=1)
     assert str(report.failures[0].error) == "no such place"

@@ -9,15 +9,9 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 
 from dcl_processor import Discard, Retry, Snooze, batch_processor
-from tests.contract.support.batches import (
-    in_batches,
-    note,
-    parcels,
-    savepoints,
-    sent,
-    statements,
-    worked,
-)
+from tests.contract.support import errands as the
+from tests.contract.support.batches import note, savepoints, sent, statements, worked
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Scan
 
@@ -230,7 +224,7 @@ def test_i7_a_row_that_wrote_past_django_loses_that_too(
 def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
     past_django: Callable[[], Callable[[Any], Any]], batch_size: int
 ) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    the.errands(3)
     parcels(3)
     of = dict(zip(range(3), Parcel.objects.order_by("priority"), strict=True))
     write = past_django()
@@ -260,7 +254,7 @@ def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
 def test_i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_too(
     past_django: Callable[[], Callable[[Any], Any]],
 ) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(4)])
+    the.errands(4)
     parcels(4)
     of = dict(zip(range(4), Parcel.objects.order_by("priority"), strict=True))
     write = past_django()

@@ -20,6 +20,7 @@ from dcl_processor.candidates import scan
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
 from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished, run_finished
+from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel, Priced
 
@@ -36,10 +37,6 @@ def processor(calls: list[int] | None = None, **options: Any) -> BatchProcessor[
             calls.append(row.priority)
 
     return send
-
-
-def parcels(number: int) -> None:
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(number)])
 
 
 @database

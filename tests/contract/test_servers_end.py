@@ -13,6 +13,8 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
+from tests.contract.support import errands as the
+from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected
 from tests.models import Errand, Parcel
@@ -52,7 +54,7 @@ if HAS_SERVER:
     def test_a_session_that_the_server_ended_is_not_the_handlers_fault(
         timeout: str, batch_size: int
     ) -> None:
-        Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+        the.errands(3)
 
         def handle(row: Errand) -> None:
             if row.place == 1:
@@ -138,7 +140,7 @@ if MARIADB:
 
     def test_a_server_that_becomes_read_only_ends_the_run_at_the_next_flip() -> None:
         """InnoDB locks rows all the same: each further handler would be called for nothing."""
-        Parcel.objects.bulk_create([Parcel(priority=place) for place in range(4)])
+        parcels(4)
         calls: list[int] = []
 
         def handle(row: Parcel) -> None:
@@ -175,7 +177,7 @@ if connection.vendor == "postgresql":
     @pytest.mark.parametrize("rehearsed", [0, 1])
     def test_a_table_that_is_locked_for_a_migration_is_contention(rehearsed: int) -> None:
         """What ``lock_timeout`` ends in a claim is for a later pass, and no row's failure."""
-        Parcel.objects.bulk_create([Parcel(priority=place) for place in range(3)])
+        parcels(3)
         calls: list[int] = []
         run = batch_processor(
             pending=Parcel.objects.filter(sent=False).order_by("priority"), done={"sent": True}

@@ -14,25 +14,22 @@ from django.db import connection, transaction
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor import Report, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
 from tests.contract.support import errands as the
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import other_than, run_and_meanwhile
 from tests.contract.support.own_shapes import OWN
+from tests.contract.support.parcels import UNSENT, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.shapes import Shape, lock, row_of
 from tests.contract.support.spanning_shapes import SPANNING
-from tests.contract.support.wanted import UNSENT, held, parcels, refuse_to_load
+from tests.contract.support.wanted import held, refuse_to_load
 from tests.contract.test_shapes import is_pending, keys, processor
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def transactional(handler: Any, **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(pending=the.PENDING, done={"done": True}, **options)(handler)
 
 
 # --- the second check
@@ -83,7 +80,7 @@ def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
 
 
 @pytest.mark.usefixtures("choosing")
-@pytest.mark.parametrize("make", [transactional, the.at_most_once, the.at_least_once])
+@pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
 @pytest.mark.parametrize("size", [1, 2])
 def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> None:
     """The others are free for other copies, and as they were."""

@@ -10,9 +10,9 @@ from django.db.models import QuerySet
 from dcl_processor import Discard, Retry, Snooze
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
-from tests.contract.support.batches import in_batches, parcels
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.contract.support.retries import HOUR, delay, errands, fail, make_due, processor
+from tests.contract.support.retries import HOUR, delay, fail, make_due, retrying
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -35,14 +35,14 @@ def batch_size(request: pytest.FixtureRequest) -> int:
 def test_a_snoozed_row_waits_and_has_lost_no_attempt(
     snooze: Snooze, seconds: int, batch_size: int
 ) -> None:
-    errands(2)
+    the.errands(2)
 
     def handle(row: Errand) -> None:
         Errand.objects.filter(pk=row.pk).update(result="worked")
         if row.place == 1:
             raise snooze
 
-    run = processor(handle, batch_size=batch_size)
+    run = retrying(handle, batch_size=batch_size)
     report = run()
     assert_run(report, processed=1, snoozed=1)
     assert report.ok
@@ -53,24 +53,24 @@ def test_a_snoozed_row_waits_and_has_lost_no_attempt(
 
 
 def test_a_row_may_be_snoozed_until_a_time() -> None:
-    errands(1)
+    the.errands(1)
     until = datetime(2100, 1, 1, tzinfo=UTC)
 
     def handle(row: Errand) -> None:
         raise Snooze(until=until)
 
-    assert_run(processor(handle)(), snoozed=1)
+    assert_run(retrying(handle)(), snoozed=1)
     assert Errand.objects.get().next_attempt_at == until
 
 
 def test_a_snooze_between_failures_keeps_their_count() -> None:
-    errands(1)
+    the.errands(1)
     script: list[Exception] = [ValueError("one"), Snooze(delay=0), ValueError("two")]
 
     def handle(row: Errand) -> None:
         raise script.pop(0)
 
-    run = processor(handle, retry=Retry(max_attempts=2), failed={"dead": True})
+    run = retrying(handle, retry=Retry(max_attempts=2), failed={"dead": True})
     assert_run(run(), failed=1, retried=1)
     make_due()
     assert_run(run(), snoozed=1)
@@ -96,14 +96,14 @@ def test_without_a_retry_a_snoozed_row_is_tried_again_in_the_next_run() -> None:
 
 
 def test_a_discarded_row_gets_the_dead_letter_at_once_and_is_no_failure(batch_size: int) -> None:
-    errands(2)
+    the.errands(2)
 
     def handle(row: Errand) -> None:
         Errand.objects.filter(pk=row.pk).update(result="worked")
         if row.place == 1:
             raise Discard("no such customer")
 
-    report = processor(handle, failed={"dead": True}, batch_size=batch_size)()
+    report = retrying(handle, failed={"dead": True}, batch_size=batch_size)()
     assert_run(report, processed=1, discarded=1)
     assert report.ok
     row = Errand.objects.get(place=1)
@@ -113,13 +113,13 @@ def test_a_discarded_row_gets_the_dead_letter_at_once_and_is_no_failure(batch_si
 
 @pytest.mark.parametrize("retry", [None, Retry(backoff=HOUR)], ids=["alone", "retry"])
 def test_discard_without_a_dead_letter_is_a_failure_that_says_so(retry: Retry | None) -> None:
-    errands(2)
+    the.errands(2)
 
     def handle(row: Errand) -> None:
         if row.place == 0:
             raise Discard("never")
 
-    report = processor(handle, retry=retry)()
+    report = retrying(handle, retry=retry)()
     assert_run(report, processed=1, failed=1)
     assert isinstance(report.failures[0].error, InvalidOption)
     assert "expected failed=" in str(report.failures[0].error)
@@ -127,14 +127,14 @@ def test_discard_without_a_dead_letter_is_a_failure_that_says_so(retry: Retry | 
 
 
 def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
-    errands(3)
+    the.errands(3)
     bad = {1, 2}
 
     def handle(row: Errand) -> None:
         if row.place in bad:
             raise ValueError("bad")
 
-    run = processor(
+    run = retrying(
         handle, retry=Retry(max_attempts=1), failed={"dead": True}, reset={"dead": False}
     )
     assert_run(run(), processed=1, failed=2)
@@ -150,7 +150,7 @@ def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
 
 def test_requeue_without_reset_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"expected reset=.* got a processor without reset"):
-        processor(fail).requeue(Errand.objects.all())
+        retrying(fail).requeue(Errand.objects.all())
 
 
 @pytest.mark.parametrize("until", [None, datetime(2999, 1, 1, tzinfo=UTC)])

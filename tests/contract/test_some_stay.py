@@ -10,7 +10,8 @@ from django.db.models import Case, Count, F, Q, When
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import StillPending
 from tests.contract.support import errands as the
-from tests.contract.support.batches import parcels, statements
+from tests.contract.support.batches import statements
+from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, RoadTrain
 

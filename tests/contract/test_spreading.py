@@ -11,11 +11,12 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.locking.wanted import SPARE
 from dcl_processor.runner import passes
 from dcl_processor.runner.rescan import MISSES_BEFORE_RESCAN
+from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel
 
@@ -28,23 +29,13 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "WIDE_WINDOW", 6)
 
 
-def parcels(number: int) -> list[int]:
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(number)])
-    return list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
-
-
-def processor(handler: Any, **options: Any) -> BatchProcessor[Parcel]:
-    pending = Parcel.objects.filter(sent=False)
-    return batch_processor(pending=pending, done={"sent": True}, **options)(handler)
-
-
 def finish(pk: int) -> None:
     Parcel.objects.using("other").filter(pk=pk).update(sent=True)
 
 
 @pytest.mark.parametrize("meets_at", [0, 3, 4, 9, 28])
 def test_every_row_is_visited_once_wherever_the_other_copy_is_met(meets_at: int) -> None:
-    pks = parcels(30)
+    pks = [row.pk for row in parcels(30)]
     calls: list[int] = []
 
     def handle(row: Parcel) -> None:
@@ -64,7 +55,7 @@ def test_every_row_is_visited_once_wherever_the_other_copy_is_met(meets_at: int)
 
 def test_a_first_key_whose_turn_comes_last_is_not_left_behind() -> None:
     """The other copy is met at the row before the last of the window, in the user's own order."""
-    pks = parcels(8)
+    pks = [row.pk for row in parcels(8)]
 
     def handle(row: Parcel) -> None:
         if row.pk == pks[3] and connection.features.has_select_for_update:
@@ -82,7 +73,7 @@ def test_rows_that_fail_or_stay_are_not_tried_again_by_a_copy_that_went_elsewher
     repeats: bool,
 ) -> None:
     """More of them than a window holds, at the head, where each new look begins."""
-    pks = parcels(30)
+    pks = [row.pk for row in parcels(30)]
     calls: list[int] = []
 
     def handle(row: Parcel) -> None:
@@ -125,7 +116,7 @@ if connection.features.has_select_for_update:
             return number // 2
 
         monkeypatch.setattr(secrets, "randbelow", the_middle)
-        pks = parcels(8)
+        pks = [row.pk for row in parcels(8)]
 
         def handle(row: Parcel) -> None:
             places.append(row.priority)
@@ -142,7 +133,7 @@ if connection.features.has_select_for_update:
 @pytest.mark.parametrize("options", [{}, {"strict_order": True}], ids=str)
 def test_a_row_that_is_pending_again_is_for_the_next_run(options: dict[str, Any]) -> None:
     """The rehearsal looks at one row; the flip of another may leave it pending."""
-    pks = parcels(20)
+    pks = [row.pk for row in parcels(20)]
     Parcel.objects.filter(pk=pks[2]).update(note="for ever")
     calls: list[int] = []
 
@@ -213,7 +204,7 @@ if connection.features.has_select_for_update:
 
     def test_rows_that_are_under_way_are_not_looked_at_again_and_again() -> None:
         """Other threads have them; the run's own has nothing left to hand out."""
-        pks = parcels(8)
+        pks = [row.pk for row in parcels(8)]
         looks: list[str] = []
         calls: list[int] = []
         many_looks, finished = threading.Event(), threading.Event()
@@ -247,7 +238,7 @@ def test_a_copy_that_slept_over_its_window_soon_looks_again(
     """Others finish all of a wide window but its last row just after this copy has read it."""
     monkeypatch.setattr(scan, "WIDE_WINDOW", 64)
     monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
-    pks = parcels(66)
+    pks = [row.pk for row in parcels(66)]
     looks: list[str] = []
 
     def sleep(execute: Any, sql: str, *args: Any) -> Any:

@@ -13,14 +13,9 @@ from dcl_processor.runner.passes import Passes
 from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
-from tests.contract.support.batches import (
-    in_batches,
-    note,
-    parcels,
-    sent,
-    worked,
-)
+from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.wanted import held
 from tests.models import Errand, Parcel

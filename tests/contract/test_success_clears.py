@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dcl_processor import BatchProcessor, batch_processor
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
@@ -17,14 +15,9 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 CLEARED = {"attempts": 0, "next_attempt_at": None, "last_error": ""}
 
 
-def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    options = {"pending": the.PENDING, "done": {"done": True}, **options}
-    return batch_processor(**options)(handler)
-
-
 RESET = {"reset": {"claimed": False}}
 DELIVERIES: dict[str, Any] = {
-    "transactional": transactional,
+    "transactional": the.transactional,
     "at most once": lambda handler, **options: the.at_most_once(handler, **RESET, **options),
     "at least once": the.at_least_once,
 }
@@ -82,7 +75,7 @@ def test_a_row_that_stays_pending_is_handled_in_every_run() -> None:
         assert_run(run(), processed=2)
 
 
-@pytest.mark.parametrize("make", [transactional, the.at_least_once])
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 def test_a_flip_of_the_handlers_own_clears_them_too(make: Any) -> None:
     rows = the.errands(2)
     failing = True
@@ -104,7 +97,7 @@ def test_values_of_the_users_own_win() -> None:
     """A project may keep the last error, or count attempts over all of a row's lives."""
     [row] = the.errands(1, attempts=2, last_error="ValueError")
     done = {"done": True, "last_error": "none"}
-    assert_run(transactional(the.ignore, done=done, retry=the.retry())(), processed=1)
+    assert_run(the.transactional(the.ignore, done=done, retry=the.retry())(), processed=1)
     assert retry_columns(row) == {**CLEARED, "last_error": "none"}
 
 

@@ -14,7 +14,7 @@ from django.db import connection, connections, transaction
 from django.test import TestCase
 
 from dcl_processor.exceptions import StillPending, Unsupported
-from tests.contract.support.batches import in_batches, parcels, sent
+from tests.contract.support.batches import sent
 from tests.contract.support.errands import (
     PATIENCE,
     at_least_once,
@@ -27,6 +27,7 @@ from tests.contract.support.errands import (
     wait,
 )
 from tests.contract.support.heartbeat import until
+from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 

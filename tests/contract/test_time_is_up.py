@@ -10,15 +10,15 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor
 from tests.contract.support.errands import (
-    PENDING,
     at_least_once,
     at_most_once,
     errands,
     ignore,
     retry,
     state,
+    transactional,
     untouched,
 )
 from tests.contract.support.reports import assert_run
@@ -27,10 +27,6 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 Make = Callable[..., BatchProcessor[Errand]]
-
-
-def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(**{"pending": PENDING, "done": {"done": True}, **options})(handler)
 
 
 def all_again(make: Make, *, batch_size: int = 1) -> Callable[..., BatchProcessor[Errand]]:

@@ -14,6 +14,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import TransactionLost
+from tests.contract.support import errands as the
+from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel
 
@@ -152,7 +154,7 @@ def flips_by_itself(row: Parcel) -> None:
 def test_a_replaced_transaction_gets_no_flip(
     replace: Callable[[], Any], done: Any, batch_size: int
 ) -> None:
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(3)])
+    parcels(3)
     calls: list[int] = []
 
     def handle(row: Parcel) -> None:
@@ -176,7 +178,7 @@ def test_a_replaced_transaction_gets_no_flip(
 
 @pytest.mark.parametrize("replace", REPLACES.values(), ids=REPLACES)
 def test_a_replaced_transaction_counts_one_attempt(replace: Callable[[], Any]) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(3)])
+    the.errands(3)
 
     def handle(row: Errand) -> None:
         if row.place == 1:
@@ -214,7 +216,7 @@ def test_a_flip_whose_values_end_the_transaction_is_not_written(
     end: Callable[[], Any], options: dict[str, Any]
 ) -> None:
     """The values are made after the handler, and before the last look at the transaction."""
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(3)])
+    parcels(3)
 
     def handle(row: Parcel) -> None:
         ends_it[:] = [end] if row.priority == 1 else []

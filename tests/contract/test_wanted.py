@@ -12,8 +12,9 @@ from django.test.utils import isolate_apps
 from dcl_processor import batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.locking import wanted
+from tests.contract.support.parcels import UNSENT, parcels
 from tests.contract.support.reports import assert_run
-from tests.contract.support.wanted import UNSENT, parcels, refuse_to_load
+from tests.contract.support.wanted import refuse_to_load
 from tests.models import Parcel, Priced, Scan, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])

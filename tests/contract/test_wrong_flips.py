@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db.models import F
 
-from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor import Report
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.runner.streak import MOST_FROM_THE_START
 from tests.contract.support import errands as the
@@ -19,11 +19,7 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    return batch_processor(**{"pending": the.PENDING, "done": {"done": True}, **options})(handler)
-
-
-each_way = pytest.mark.parametrize("make", [transactional, the.at_most_once, the.at_least_once])
+each_way = pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
 
 
 def raises(*_: object) -> dict[str, Any]:
@@ -157,7 +153,7 @@ def test_two_rows_at_the_head_whose_flips_are_wrong_keep_no_others_waiting_for_e
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (transactional, {"batch_size": 30}),
+        (the.transactional, {"batch_size": 30}),
         (the.at_least_once, {"batch_size": 30}),
         (the.at_most_once, {"batch_size": 30}),
     ],
@@ -167,7 +163,7 @@ def test_two_rows_at_the_head_whose_flips_are_wrong_keep_no_others_waiting_for_e
 def test_however_many_rows_come_together_a_wrong_flip_is_called_for_twice(
     make: Any, options: Any, concurrency: int
 ) -> None:
-    if concurrency > 1 and make is transactional and not HAS_ROW_LOCKS:
+    if concurrency > 1 and make is the.transactional and not HAS_ROW_LOCKS:
         return  # one row at a time in any case
     the.errands(60)
     calls: list[int] = []
@@ -224,7 +220,7 @@ def test_a_strict_order_is_kept_and_ends_by_no_default() -> None:
         places.append(row.place)
         fails()
 
-    report = transactional(handle, strict_order=True, pending=the.PENDING.order_by("-place"))()
+    report = the.transactional(handle, strict_order=True, pending=the.PENDING.order_by("-place"))()
     assert_run(report, failed=60)
     assert places == list(reversed(range(60)))
 
@@ -236,7 +232,7 @@ def test_one_success_at_the_beginning_is_enough_to_go_on() -> None:
         if row.place:
             fails()
 
-    report = transactional(handle)()
+    report = the.transactional(handle)()
     assert_run(report, processed=1, failed=79)
 
 
@@ -254,7 +250,7 @@ def test_rows_that_always_fail_at_the_head_keep_no_others_waiting_for_ever(
         if row.place < poison:
             fails()
 
-    process = transactional(handle, max_consecutive_failures=most, batch_size=size)
+    process = the.transactional(handle, max_consecutive_failures=most, batch_size=size)
     for _ in range(100):
         calls.clear()
         process()

@@ -1,4 +1,4 @@
-"""What the tests of batches share: rows in their places, and what was sent to the database."""
+"""What handlers wrote to parcels, and what was sent to the database meanwhile."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ from typing import Any
 
 from django.db import connections
 
-from dcl_processor import BatchProcessor, batch_processor
 from tests.models import Archived, Parcel
-
-
-def parcels(number: int) -> None:
-    """Make parcels whose ``priority`` is their place."""
-    Parcel.objects.bulk_create([Parcel(priority=place) for place in range(number)])
-
-
-def in_batches(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Parcel]:
-    """Return a processor of all parcels in one batch, unless told otherwise."""
-    options = {"done": {"sent": True}, "batch_size": 100, **options}
-    return batch_processor(pending=Parcel.objects.filter(sent=False), **options)(handler)
 
 
 def note(row: Parcel, text: str = "worked") -> None:

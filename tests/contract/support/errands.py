@@ -1,4 +1,4 @@
-"""Rows and processors for the deliveries that work outside the claim's transaction."""
+"""Errands, and processors of them for each delivery."""
 
 from __future__ import annotations
 
@@ -23,32 +23,27 @@ PENDING = Errand.objects.filter(done=False, dead=False, claimed=False)
 
 
 def errands(number: int, **values: Any) -> list[Errand]:
+    """Make errands whose ``place`` is their place; return all that there are."""
     Errand.objects.bulk_create([Errand(place=place, **values) for place in range(number)])
     return list(Errand.objects.order_by("pk"))
 
 
-def at_most_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    """Make a processor with a claim, unless ``claim=None`` is said."""
-    options = {
-        "pending": PENDING,
-        "done": {"done": True},
-        "claim": {"claimed": True},
-        "claimed_at": "claimed_at",
-        "delivery": Delivery.AT_MOST_ONCE,
-        **options,
-    }
+def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor of the pending errands, with the default delivery unless told otherwise."""
+    options = {"pending": PENDING, "done": {"done": True}, **options}
     return batch_processor(**options)(handler)
+
+
+def at_most_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor that claims its rows, unless it is told ``claim=None``."""
+    claim = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
+    return transactional(handler, **{"delivery": Delivery.AT_MOST_ONCE, **claim, **options})
 
 
 def at_least_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    options = {
-        "pending": PENDING,
-        "done": {"done": True},
-        "lease": Lease(60),
-        "delivery": Delivery.AT_LEAST_ONCE,
-        **options,
-    }
-    return batch_processor(**options)(handler)
+    """Make a processor that leases its rows for a minute."""
+    lease = {"lease": Lease(60)}
+    return transactional(handler, **{"delivery": Delivery.AT_LEAST_ONCE, **lease, **options})
 
 
 Make = Callable[..., BatchProcessor[Errand]]

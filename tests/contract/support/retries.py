@@ -1,4 +1,4 @@
-"""Rows with every column that a retry writes, and how long they are to wait."""
+"""Processors that try errands again, and how long the errands are to wait."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor import BatchProcessor, Retry
 from dcl_processor.clock import DatabaseNow
+from tests.contract.support import errands as the
 from tests.models import Errand
 
 HOUR = 3600
 
 
-def errands(number: int = 3) -> None:
-    Errand.objects.bulk_create([Errand(place=place) for place in range(number)])
-
-
-def processor(handler: Callable[[Errand], Any], **options: Any) -> BatchProcessor[Errand]:
-    options = {"done": {"done": True}, "retry": Retry(backoff=HOUR, jitter=0), **options}
-    pending = Errand.objects.filter(done=False, dead=False)
-    return batch_processor(pending=pending, **options)(handler)
+def retrying(handler: Callable[[Errand], Any], **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor that tries a row again after an hour."""
+    return the.transactional(handler, **{"retry": Retry(backoff=HOUR, jitter=0), **options})
 
 
 def delay(place: int) -> float:

@@ -1,4 +1,4 @@
-"""Rows to choose from, and a session that holds some of them."""
+"""Parcels that a session holds, and those that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ import pytest
 from django.db import transaction
 
 from tests.models import Parcel
-
-UNSENT = Parcel.objects.filter(sent=False)
-
-
-def parcels(number: int, **columns: Any) -> list[Parcel]:
-    """Make parcels, whose priorities are their places."""
-    rows = [Parcel(priority=place, **columns) for place in range(number)]
-    return Parcel.objects.bulk_create(rows)
 
 
 @contextmanager
