@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import transaction
 
-from dcl_processor import BatchProcessor, Report
+from dcl_processor import BatchProcessor
 from dcl_processor.clock import DatabaseNow
 from tests.crash.processors import FAILS, PLAIN
 from tests.models import Depot, Errand, Express, Parcel
@@ -64,16 +64,6 @@ def state(row: Any) -> str:
 
 def those(condition: Callable[[Any], Any]) -> set[int]:
     return {pk for pk, row in rows().items() if condition(row)}
-
-
-def figures(report: Report) -> dict[str, int]:
-    """Return the counts that are not zero."""
-    names = ["processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost"]
-    return {name: getattr(report, name) for name in names if getattr(report, name)}
-
-
-def counts(**numbers: int) -> dict[str, int]:
-    return {name: number for name, number in numbers.items() if number}
 
 
 def work() -> Counter[int]:

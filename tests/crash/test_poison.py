@@ -11,6 +11,7 @@ import pytest
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor
+from tests.contract.support.reports import assert_run
 from tests.crash import processors, victims
 from tests.crash.audit import effects
 from tests.crash.processors import EXITS, FAILS, HANGS, KILLS, PLAIN, QUIT, QUITS
@@ -19,8 +20,6 @@ from tests.crash.rows import (
     ROWS,
     SECOND,
     THIRD,
-    counts,
-    figures,
     fresh,
     rows,
     state,
@@ -68,7 +67,7 @@ def test_at_least_once_it_is_given_up_on_and_all_others_get_done(audit: str) -> 
     poison = rows()[FIRST]
     assert (poison.attempts, poison.leased_until, poison.next_attempt_at) == (3, None, None)
     assert "3 attempts" in poison.last_error
-    assert figures(processors.short_lease()) == {}
+    assert_run(processors.short_lease())
 
 
 FATAL = pytest.mark.parametrize(
@@ -98,7 +97,9 @@ def test_transactional_it_kills_every_run_after_the_others_are_done(
 
     set_place(SECOND, PLAIN)
     code, _, report = victims.run(name, audit)
-    assert (code, report and figures(report)) == (0, counts(processed=1))
+    assert code == 0
+    assert report is not None
+    assert_run(report, processed=1)
     assert those(lambda row: row.done) == set(ROWS)
     assert work() == Counter(ROWS)
 
@@ -115,7 +116,9 @@ def test_a_handler_that_exits_fails_its_row_and_ends_nothing(audit: str, name: s
     fresh(*ROWS, of=processor)
     set_place(FIRST, EXITS)
     code, _, report = victims.run(name, audit)
-    assert (code, report and figures(report)) == (0, counts(processed=2, failed=1))
+    assert code == 0
+    assert report is not None
+    assert_run(report, processed=2, failed=1, retried=1)
     assert those(lambda row: row.done) == {SECOND, THIRD}
     assert {pk: state(row) for pk, row in rows().items()} == {
         **dict.fromkeys((SECOND, THIRD), "done"),
@@ -140,7 +143,7 @@ def test_a_row_that_is_pending_again_has_all_its_attempts_again(audit: str, name
         assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("leased", 1)
         time_passes()
         set_place(FIRST, PLAIN)
-        assert figures(processor()) == counts(processed=1)
+        assert_run(processor(), processed=1)
         assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("done", 0)
         assert effects() == Counter({FIRST: 2 * life})
         table_of(processor).update(done=False)
@@ -157,11 +160,13 @@ def test_a_row_that_is_pending_again_forgets_the_failures_of_its_last_life(
     for life in range(1, LIVES + 1):
         set_place(FIRST, FAILS)
         for attempt in (1, 2):
-            assert figures(processor()) == counts(failed=1)
+            assert_run(processor(), failed=1, retried=1)
             assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("pending", attempt)
         set_place(FIRST, PLAIN)
         code, _, report = victims.run(name, audit)
-        assert (code, report and figures(report)) == (0, counts(processed=1))
+        assert code == 0
+        assert report is not None
+        assert_run(report, processed=1)
         row = rows()[FIRST]
         assert (state(row), row.attempts, row.last_error) == ("done", 0, "")
         assert effects() == Counter({FIRST: 3 * life})
@@ -185,7 +190,7 @@ def test_i9_at_least_once_a_kill_while_a_lease_is_renewed(audit: str, when: str)
     assert those(lambda row: row.attempts) == {FIRST}
     set_place(FIRST, PLAIN)
     time_passes()
-    assert figures(processors.short_lease()) == counts(processed=3)
+    assert_run(processors.short_lease(), processed=3)
     assert those(lambda row: row.done and row.leased_until is None) == set(ROWS)
     assert rows()[FIRST].attempts == 0  # a success clears them
     assert effects() == Counter([*ROWS, FIRST])

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import scan
+from tests.contract.support.reports import assert_run
 from tests.crash import processors
 from tests.crash.audit import effects
 from tests.crash.ending import end_session_of
-from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, counts, figures, fresh, rows, those, work
+from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, fresh, rows, those, work
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -67,10 +68,10 @@ def test_transactional_the_row_is_not_settled_and_the_run_goes_on(
 ) -> None:
     errand = ending(processors.plain, then, processors.act_here_too)
     report = errand(using="other")
-    assert figures(report) == counts(processed=2, failed=1)
+    assert_run(report, processed=2, failed=1)
     assert those(lambda row: row.done) == {SECOND, THIRD}
     assert work() == Counter([SECOND, THIRD])
-    assert figures(errand(using="other")) == counts(processed=1)
+    assert_run(errand(using="other"), processed=1)
     assert work() == Counter(ROWS)
     assert effects() == Counter([*ROWS, FIRST])
 
@@ -80,16 +81,17 @@ def test_transactional_another_copy_takes_the_row_and_the_first_settles_nothing(
     then: Callable[[Errand], None],
 ) -> None:
     """The second handler starts while the first still runs: documented, and without harm here."""
-    others: list[dict[str, int]] = []
+    others: list[Report] = []
 
     def meanwhile(row: Errand) -> None:
-        others.append(figures(processors.transactional(limit=1)))
+        others.append(processors.transactional(limit=1))
         then(row)
 
     errand = ending({**processors.plain, **processors.again}, meanwhile, processors.act_here_too)
     report = errand(using="other")
-    assert others == [counts(processed=1)]
-    assert figures(report) == counts(processed=2, failed=1)
+    [other] = others
+    assert_run(other, processed=1, stopped="limit")
+    assert_run(report, processed=2, failed=1)
     assert those(lambda row: row.done) == set(ROWS)
     assert those(lambda row: row.attempts) == set()
     assert work() == Counter(ROWS)
@@ -100,7 +102,7 @@ def test_transactional_another_copy_takes_the_row_and_the_first_settles_nothing(
 def test_transactional_a_batch_is_redone_row_by_row(then: Callable[[Errand], None]) -> None:
     errand = ending({**processors.plain, "batch_size": 3}, then, processors.act_here_too)
     report = errand(using="other")
-    assert figures(report) == counts(processed=3)
+    assert_run(report, processed=3)
     assert those(lambda row: row.done) == set(ROWS)
     assert work() == Counter(ROWS)
 
@@ -113,7 +115,7 @@ def test_outside_a_transaction_the_row_is_settled_by_a_new_session(
 ) -> None:
     """With a batch, the rows behind it are handled, too: their claims are committed by then."""
     errand = ending({**getattr(processors, options), "batch_size": batch_size}, then)
-    assert figures(errand(using="other")) == counts(processed=3)
+    assert_run(errand(using="other"), processed=3)
     assert those(lambda row: row.done and not row.claimed) == set(ROWS)
     assert those(lambda row: row.leased_until) == set()
     assert effects() == Counter(ROWS)
@@ -121,17 +123,17 @@ def test_outside_a_transaction_the_row_is_settled_by_a_new_session(
 
 def test_at_most_once_a_handler_that_fails_with_its_session_is_noted_and_not_repeated() -> None:
     errand = ending({**processors.claimed, "failed": {"dead": True, "claimed": False}}, asks)
-    assert figures(errand(using="other")) == counts(processed=2, failed=1)
+    assert_run(errand(using="other"), processed=2, failed=1)
     assert rows()[FIRST].dead
-    assert figures(errand(using="other")) == {}
+    assert_run(errand(using="other"))
     assert effects() == Counter(ROWS)
 
 
 def test_at_least_once_a_handler_that_fails_with_its_session_is_tried_again() -> None:
     errand = ending(processors.leased, asks)
-    assert figures(errand(using="other")) == counts(processed=2, failed=1)
+    assert_run(errand(using="other"), processed=2, failed=1, retried=1)
     assert (rows()[FIRST].attempts, rows()[FIRST].leased_until) == (1, None)
-    assert figures(errand(using="other")) == counts(processed=1)
+    assert_run(errand(using="other"), processed=1)
     assert rows()[FIRST].attempts == 0  # a success clears them
     assert effects() == Counter([*ROWS, FIRST])
 
@@ -139,9 +141,9 @@ def test_at_least_once_a_handler_that_fails_with_its_session_is_tried_again() ->
 def test_at_most_once_without_claim_the_rows_behind_a_lost_session_are_not_lost() -> None:
     """They are flipped already: one that was not handled would count as done for ever."""
     errand = ending({**processors.plain_at_most_once, "batch_size": 3}, asks)
-    assert figures(errand(using="other")) == counts(processed=2, failed=1)
+    assert_run(errand(using="other"), processed=2, failed=1)
     assert effects() == Counter(ROWS)
-    assert figures(errand(using="other")) == {}
+    assert_run(errand(using="other"))
     assert those(lambda row: row.done) == set(ROWS)
 
 
@@ -162,6 +164,6 @@ def test_a_session_that_ends_between_two_looks_costs_the_run_nothing(
         return Errand.objects.filter(done=False)
 
     errand = batch_processor(**{**processors.plain, **options, "pending": pending})(returns)
-    assert figures(errand(using="other")) == counts(processed=3)
+    assert_run(errand(using="other"), processed=3)
     assert looks >= look
     assert those(lambda row: row.done) == set(ROWS)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.support.reports import assert_run
 from tests.crash import processors
 from tests.crash.audit import effects
 from tests.crash.processors import WAITS
-from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, counts, figures, fresh, rows, those
+from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, fresh, rows, those
 from tests.edge.manage import at_gate, started
 from tests.models import Errand
 
@@ -55,7 +56,7 @@ def test_i10_the_row_at_hand_is_finished_and_the_others_are_free(gate: Path, nam
     assert marks() <= {FIRST}
     assert rows()[FIRST].attempts == 0  # a success clears them
 
-    assert figures(getattr(processors, name)()) == counts(processed=2)
+    assert_run(getattr(processors, name)(), processed=2)
     assert those(lambda row: row.done) == set(ROWS)
     assert effects() == Counter(ROWS)
     assert {row.attempts for row in rows().values()} == {0}
@@ -81,7 +82,7 @@ def test_i10_at_least_once_the_second_signal_costs_no_attempt_and_no_wait(gate: 
     assert marks() == set()
     (gate / "open").touch()
     Errand.objects.update(place=0)
-    assert figures(processors.lease_batch()) == counts(processed=3)
+    assert_run(processors.lease_batch(), processed=3)
     assert effects() == Counter([*ROWS, FIRST])
 
 
@@ -89,7 +90,7 @@ def test_i10_at_most_once_the_second_signal_leaves_the_row_at_hand_in_doubt(gate
     stop_at_once(gate, "claim_batch")
     assert marks() == {FIRST}
     assert [row.pk for row in processors.claim_batch.in_doubt(older_than=0)] == [FIRST]
-    assert figures(processors.claim_batch()) == counts(processed=2)
+    assert_run(processors.claim_batch(), processed=2)
     assert those(lambda row: row.done) == {SECOND, THIRD}
     assert effects() == Counter(ROWS)
 
@@ -97,5 +98,5 @@ def test_i10_at_most_once_the_second_signal_leaves_the_row_at_hand_in_doubt(gate
 def test_i10_at_most_once_without_claim_the_row_at_hand_counts_as_done(gate: Path) -> None:
     stop_at_once(gate, "at_most_once_batch")
     assert those(lambda row: row.done) == {FIRST}
-    assert figures(processors.at_most_once_batch()) == counts(processed=2)
+    assert_run(processors.at_most_once_batch(), processed=2)
     assert effects() == Counter(ROWS)
