@@ -29,15 +29,12 @@ from tests.edge.manage import (
     processors,
     started,
 )
+from tests.edge.watchers import parcels
 from tests.models import Depot, Errand, Parcel, Scan, Seat
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 FAULTY = {"DJANGO_SETTINGS_MODULE": "tests.faulty.settings"}
-
-
-def parcels(*notes: str) -> list[int]:
-    return [Parcel.objects.create(note=note).pk for note in notes]
 
 
 def unsent() -> int:

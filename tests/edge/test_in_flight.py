@@ -13,8 +13,9 @@ from django.db import connection
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.execution import in_flight
 from dcl_processor.runner import suspects
+from tests.contract.support.reports import assert_run
 from tests.edge.manage import at_gate, processors, started, wait_for
-from tests.edge.watchers import watching
+from tests.edge.watchers import parcels, watching
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,10 +33,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path / f"dcl_processor-{os.getuid()}"
-
-
-def parcels(*notes: str) -> list[int]:
-    return [Parcel.objects.create(note=note).pk for note in notes]
 
 
 def unsent() -> list[int]:
@@ -162,7 +159,7 @@ def test_suspects_come_last_and_the_one_of_most_deaths_at_the_very_last(folder: 
     processor = deliver(lambda row: calls.append(row.pk), batch_size=10)
     left_by_the_dead(rows[0], rows[1], processor=processor)
     left_by_the_dead(rows[0], number=2, processor=processor)
-    assert processor().processed == 6
+    assert_run(processor(), processed=6)
     assert calls == [*rows[2:], rows[1], rows[0]]
     assert list(folder.iterdir()) == []
 
@@ -206,7 +203,7 @@ def test_all_rows_of_a_batch_handler_are_noted(folder: Path) -> None:
             [path] = folder.iterdir()
             noted.extend(copied(path))
 
-    assert Together()().processed == 3
+    assert_run(Together()(), processed=3)
     assert [each.keys for each in noted] == [tuple(str(pk) for pk in rows)]
 
 
@@ -220,7 +217,7 @@ def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> Non
         [death] = copied(path)
         noted.extend(death.keys)
 
-    assert deliver(handle, batch_size=3_000)().processed == 3_000
+    assert_run(deliver(handle, batch_size=3_000)(), processed=3_000)
     assert noted == [str(pk) for pk in rows]
 
 
@@ -249,7 +246,7 @@ def test_where_the_folder_is_not_ours_alone_a_run_does_without(
         case "none":
             monkeypatch.setattr("tempfile.tempdir", "/proc/self/fdinfo")  # as a read-only one
     parcels("", "")
-    assert deliver()().processed == 2
+    assert_run(deliver()(), processed=2)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -271,4 +268,4 @@ def test_what_is_no_note_is_passed(folder: Path) -> None:
     processor = deliver()
     for number, text in enumerate(UNREADABLE, 1):
         left_by_the_dead("1", number=number, processor=processor).write_bytes(text)
-    assert processor().processed == 1
+    assert_run(processor(), processed=1)

@@ -17,6 +17,7 @@ import pytest
 from dcl_processor import batch_processor
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.runner import limits
+from tests.contract.support.reports import assert_run
 from tests.edge.manage import (
     CHECKOUT,
     Install,
@@ -27,15 +28,12 @@ from tests.edge.manage import (
     processors,
     started,
 )
+from tests.edge.watchers import parcels
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
-
-
-def parcels(*notes: str) -> list[int]:
-    return [Parcel.objects.create(note=note).pk for note in notes]
 
 
 def unsent() -> int:
@@ -96,7 +94,8 @@ def test_the_error_has_the_report_in_the_code_as_well() -> None:
     with pytest.raises(KeyboardInterrupt) as raised:
         batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
     report = raised.value.report  # type: ignore[attr-defined]
-    assert (report.processed, report.stopped, report.ok) == (1, "signal", True)
+    assert_run(report, processed=1, stopped="signal")
+    assert report.ok
     assert raised.value.__notes__ == [f"Until then: {report}"]
 
 
