@@ -23,6 +23,7 @@ from dcl_processor.compiled_sql.cache import MOST_KEPT
 from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.delivery import compare_and_set
 from dcl_processor.settlement import writing
+from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,7 +76,7 @@ def test_a_processor_may_give_one_row_a_related_row_and_another_none() -> None:
         pending=Parcel.objects.filter(sent=False),
         done=lambda row, result: {"sent": True, "depot": result},
     )(lambda row: depot if row.priority % 2 else None)
-    assert processor().processed == 6
+    assert_run(processor(), processed=6)
     assert Parcel.objects.filter(depot=depot).count() == 3
 
 
@@ -143,7 +144,7 @@ def results(number: int, **options: Any) -> list[str]:
     """Run over some rows; return what became of their ``result``."""
     Errand.objects.bulk_create([Errand(place=place) for place in range(number)])
     report = batch_processor(**options)(lambda row: row.place)()
-    assert (report.processed, report.failed) == (number, 0), report.failures
+    assert_run(report, processed=number)
     return list(Errand.objects.order_by("place").values_list("result", flat=True))
 
 
@@ -255,7 +256,7 @@ def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPat
     def fail(row: Errand) -> None:
         raise ValueError(row.place)
 
-    assert fail().failed == 20
+    assert_run(fail(), failed=20, retried=20)
     # The other is the flip's, which is rehearsed.
     assert len([each for each in compiled if "done" not in each._assignments.columns]) == 1
     times = {each.next_attempt_at for each in Errand.objects.all()}
@@ -410,7 +411,7 @@ def test_a_fields_placeholder_is_kept_for_every_row(secret: type[Model], size: i
     run: BatchProcessor[Any] = batch_processor(
         pending=rows.filter(sent=False), done=flip, batch_size=size
     )(lambda row: None)
-    assert run().processed == 5
+    assert_run(run(), processed=5)
     assert set(rows.values_list("raised", flat=True)) == {"DONE"}
     question, row = question_of(secret), rows.earliest("pk")
     for text in ("one", "two"):

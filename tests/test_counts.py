@@ -20,6 +20,7 @@ from django.db import connection, connections, transaction
 from django.db.models import Exists, OuterRef
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -92,7 +93,7 @@ def per_row(processor: BatchProcessor[Any], make: Callable[[int], None], rows: i
 
 
 def run(processor: BatchProcessor[Any], rows: int) -> None:
-    assert processor().processed == rows
+    assert_run(processor(), processed=rows)
 
 
 def parcels(number: int) -> None:

@@ -14,6 +14,7 @@ from dcl_processor.columns import LeaseColumn, RetryColumns
 from dcl_processor.delivery import one_statement
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -99,8 +100,8 @@ def test_every_delivery_handles_each_row_once(
     run = processor(model, calls, pending, **options)
     with hold_lock(model.objects.get(pk=pks[4])):
         report = run(wait_for_locked=0)
-    assert (report.processed, report.failed, report.skipped) == (9, 0, 1), report.failures
-    assert run().processed == 1
+    assert_run(report, processed=9, skipped=1)
+    assert_run(run(), processed=1)
     assert sorted(calls) == pks
     assert model.objects.filter(sent=True, leased_until=None, claimed_at=None).count() == 10
 
@@ -121,7 +122,7 @@ def test_a_failure_is_noted(parcels: Any) -> None:
     def fail(row: Any) -> None:
         raise ValueError("no")
 
-    assert fail().failed == 3
+    assert_run(fail(), failed=3)
     assert parcel.objects.filter(dead=True, leased_until=None, attempts=1).count() == 3
 
 
@@ -163,8 +164,8 @@ def test_a_table_with_a_rule_is_claimed_in_several_statements(
 
     with connection.execute_wrapper(watch):
         report = run(limit=8)
-        assert (report.processed, report.failed) == (8, 0), report.failures
-        assert run().processed == 2
+        assert_run(report, processed=8, stopped="limit")
+        assert_run(run(), processed=2)
     assert calls == [row.pk for row in rows]
     assert all(the.state(row)["done"] for row in rows)
     assert len(refusals) == 1
@@ -176,4 +177,4 @@ def test_nor_does_it_cost_the_transaction_of_a_test_case(ruled: None) -> None:
     the.errands(3)
     with transaction.atomic():
         transaction.get_connection().atomic_blocks[-1]._from_testcase = True
-        assert the.at_least_once(the.ignore)().processed == 3
+        assert_run(the.at_least_once(the.ignore)(), processed=3)

@@ -11,6 +11,7 @@ import pytest
 from dcl_processor import batch_processor
 from dcl_processor.compiled_sql.placeholders import Placeholder
 from tests.contract.support import uncompiled
+from tests.contract.support.reports import assert_run
 from tests.environments import CHECKOUT
 from tests.models import Parcel
 
@@ -63,5 +64,5 @@ def test_the_plugin_refuses_what_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Placeholder, "__init__", uncompiled.refuse)
     run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(print)
     report = run()
-    assert (report.processed, report.failed) == (0, 1)
+    assert_run(report, failed=1)
     assert "expected nothing of compiled_sql/ to be in use" in str(report.failures)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
+from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -19,34 +19,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 SHORT = "2s"
 SLOW = 2.5  # seconds of a handler
 
-Make = Callable[[Callable[[Errand], Any]], BatchProcessor[Errand]]
-
-
-def transactional(handler: Callable[[Errand], Any]) -> BatchProcessor[Errand]:
-    pending = Errand.objects.filter(done=False).order_by("pk")
-    return batch_processor(pending=pending, done={"done": True})(handler)
-
-
-def at_most_once(handler: Callable[[Errand], Any]) -> BatchProcessor[Errand]:
-    return batch_processor(
-        pending=Errand.objects.filter(done=False, claimed=False).order_by("pk"),
-        claim={"claimed": True},
-        done={"done": True},
-        delivery=Delivery.AT_MOST_ONCE,
-    )(handler)
-
-
-def at_least_once(handler: Callable[[Errand], Any]) -> BatchProcessor[Errand]:
-    return batch_processor(
-        pending=Errand.objects.filter(done=False).order_by("pk"),
-        done={"done": True},
-        lease=Lease(60),
-        delivery=Delivery.AT_LEAST_ONCE,
-    )(handler)
-
-
 EACH = pytest.mark.parametrize(
-    "make", [transactional, at_most_once, at_least_once], ids=lambda make: make.__name__
+    "make", [the.transactional, the.at_most_once, the.at_least_once], ids=lambda make: make.__name__
 )
 
 
@@ -74,14 +48,10 @@ def done() -> list[int]:
     return sorted(rows.values_list("place", flat=True))
 
 
-def figures(report: Report) -> tuple[int, int]:
-    return report.processed, report.failed
-
-
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
 @EACH
 def test_a_session_that_is_ended_costs_only_a_row_whose_transaction_was_open(
-    make: Make, setting: str
+    make: the.Make, setting: str
 ) -> None:
     two_rows()
     calls: list[int] = []
@@ -92,16 +62,16 @@ def test_a_session_that_is_ended_costs_only_a_row_whose_transaction_was_open(
 
     with session(**{setting: SHORT}):
         report = make(handle)()
-    lost = make is transactional
-    assert figures(report) == ((1, 1) if lost else (2, 0))
+    lost = make is the.transactional
+    assert_run(report, processed=2 - lost, failed=int(lost))
     assert done() == ([0] if lost else [0, 1])
-    assert make(handle)().processed == int(lost)
+    assert_run(make(handle)(), processed=int(lost))
     # The effect is repeated for the row that was lost.
     assert calls == ([1, 0, 1] if lost else [1, 0])
 
 
 @EACH
-def test_a_statement_that_is_ended_is_the_failure_of_its_row(make: Make) -> None:
+def test_a_statement_that_is_ended_is_the_failure_of_its_row(make: the.Make) -> None:
     two_rows()
 
     def handle(row: Errand) -> None:
@@ -110,24 +80,26 @@ def test_a_statement_that_is_ended_is_the_failure_of_its_row(make: Make) -> None
 
     with session(statement_timeout=SHORT):
         report = make(handle)()
-    assert figures(report) == (1, 1)
+    assert_run(report, processed=1, failed=1)
     assert "statement timeout" in str(report.failures[0].error)
     assert done() == [0]
 
 
 @EACH
-def test_the_claim_waits_for_no_lock(make: Make) -> None:
+def test_the_claim_waits_for_no_lock(make: the.Make) -> None:
     first, _ = two_rows()
     with transaction.atomic(using="other"):
         Errand.objects.using("other").select_for_update().get(pk=first.pk)
         with session(lock_timeout="1ms"):
             report = make(lambda row: None).run(wait_for_locked=0)
-    assert (*figures(report), report.skipped) == (1, 0, 1)
+    assert_run(report, processed=1, skipped=1)
     assert done() == [0]
 
 
 @EACH
-def test_a_lock_that_the_handler_waits_for_too_long_is_the_failure_of_its_row(make: Make) -> None:
+def test_a_lock_that_the_handler_waits_for_too_long_is_the_failure_of_its_row(
+    make: the.Make,
+) -> None:
     two_rows()
     (own,) = Errand.objects.bulk_create([Errand(done=True, place=7)])
 
@@ -139,7 +111,7 @@ def test_a_lock_that_the_handler_waits_for_too_long_is_the_failure_of_its_row(ma
         Errand.objects.using("other").select_for_update().get(pk=own.pk)
         with session(lock_timeout=SHORT):
             report = make(handle)()
-    assert figures(report) == (1, 1)
+    assert_run(report, processed=1, failed=1)
     assert "lock timeout" in str(report.failures[0].error)
     assert done() == [0, 7]
     assert not connections["other"].in_atomic_block

@@ -9,6 +9,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
+from tests.contract.support.reports import assert_run
 from tests.models import Depot, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -115,5 +116,5 @@ def test_i1_empty_takes_no_lock_and_opens_no_transaction() -> None:
         return result
 
     with connection.execute_wrapper(look):
-        assert processor(lambda row: None)().processed == 0
+        assert_run(processor(lambda row: None)())
     assert looks == [("idle", 0)]
