@@ -45,9 +45,11 @@ def drain(copies: int, *, batch_size: int, prepared: bool = False) -> Drained:
     return Drained(handled)
 
 
-def connect(*, prepared: bool) -> psycopg.Connection[Any]:
-    """Connect as Django does, except for what it adds to the driver."""
+def connect(*, prepared: bool, host: str = "") -> psycopg.Connection[Any]:
+    """Connect as Django does, except for what it adds to the driver; ``host`` is another one."""
     given = connection.get_connection_params()
+    if host:
+        given["host"] = host
     for django_s_own in ("cursor_factory", "context", "prepare_threshold"):
         given.pop(django_s_own, None)
     cursor = psycopg.Cursor if prepared else psycopg.ClientCursor
