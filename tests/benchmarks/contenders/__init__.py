@@ -64,6 +64,7 @@ def _ours(delivery: str, size: int = 1) -> Contender:
 OURS = "transactional, batch 1"
 ARTICLE = "article's loop"
 BATCH = "transactional, batch 100"
+ONE_MESSAGE = "raw one message, batch 1"
 
 CONTENDERS: Mapping[str, Contender] = {
     OURS: _ours("transactional"),
@@ -74,6 +75,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "spanning, batch 1": Contender("spanning"),
     ARTICLE: Contender("article"),
     "raw statements, batch 1": Contender("raw", {"batch_size": 1}),
+    ONE_MESSAGE: Contender("raw_one_message"),
     "raw prepared statements, batch 1": Contender("raw", {"batch_size": 1, "prepared": True}),
     "raw statements, batch 100": Contender("raw", {"batch_size": 100}),
     "raw statements, batch 500": Contender("raw", {"batch_size": 500}),
