@@ -7,12 +7,13 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from .measuring import Measurement
+from . import network_table
+from .measuring import COMMITS, MESSAGES, Measurement
 from .targets import TARGETS, verdict
 
 
 def write(results: Sequence[Measurement], server: Mapping[str, str], folder: Path) -> None:
-    """Write three tables to be included in a page: server, targets and rates."""
+    """Write tables to be included in a page: server, targets, rates, and one for each network."""
     tables = {
         "server": _table(("what", "value"), server.items()),
         "targets": _table(("what", "target", "median", "lowest", "highest", ""), _targets(results)),
@@ -20,16 +21,24 @@ def write(results: Sequence[Measurement], server: Mapping[str, str], folder: Pat
             (
                 "scenario",
                 "contender",
+                "network",
                 "copies",
                 "rows",
                 "rows/s",
                 "lowest",
                 "highest",
                 "CPU ms/row",
+                "messages/row",
+                "commits/row",
             ),
             _rates(results),
         ),
     }
+    for scenario in dict.fromkeys(result.scenario for result in results):
+        of_it = [result for result in results if result.scenario == scenario]
+        if network_table.is_about_networks(of_it):
+            name = scenario.replace(", ", "-")
+            tables[name] = _table(network_table.headings(of_it), network_table.lines(of_it))
     for name, lines in tables.items():
         (folder / f"benchmark-{name}.inc").write_text("\n".join(lines) + "\n")
 
@@ -44,25 +53,25 @@ def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
 
 
 def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
-    def key(result: Measurement) -> tuple[str, int, str]:
-        return result.scenario, result.copies, result.name
+    def key(result: Measurement) -> tuple[str, str, int, str]:
+        return result.scenario, result.network, result.copies, result.name
 
     order = list(dict.fromkeys(map(key, results)))
-    for (scenario, copies, name), group in groupby(
+    for (scenario, network, copies, name), group in groupby(
         sorted(results, key=lambda result: order.index(key(result))), key
     ):
         of_it = list(group)
         rates = [result.figures["rate"] for result in of_it]
         yield (
-            *(scenario, name, str(copies), f"{of_it[0].rows:,}", f"{median(rates):,.0f}"),
-            *(f"{min(rates):,.0f}", f"{max(rates):,.0f}"),
-            _cpu(of_it),
+            *(scenario, name, network, str(copies), f"{of_it[0].rows:,}"),
+            *(f"{figure:,.0f}" for figure in (median(rates), min(rates), max(rates))),
+            *(_cell(of_it, figure) for figure in ("CPU ms per row", MESSAGES, COMMITS)),
         )
 
 
-def _cpu(results: Sequence[Measurement]) -> str:
-    values = [r.figures["CPU ms per row"] for r in results if "CPU ms per row" in r.figures]
-    return f"{median(values):.3f}" if values else "–"
+def _cell(results: Sequence[Measurement], figure: str) -> str:
+    values = [result.figures[figure] for result in results if figure in result.figures]
+    return f"{median(values):.3f}" if values else network_table.NOTHING
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:

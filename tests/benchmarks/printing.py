@@ -8,6 +8,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from . import network_table
 from .measuring import Measurement
 from .targets import TARGETS, verdict
 
@@ -19,18 +20,34 @@ def print_server(console: Console, server: Mapping[str, str]) -> None:
 def print_results(console: Console, results: Sequence[Measurement]) -> None:
     """Print a table for each scenario, with medians, and ratios to its first line."""
     for scenario in dict.fromkeys(result.scenario for result in results):
-        console.print(_scenario(scenario, [r for r in results if r.scenario == scenario]))
+        of_it = [result for result in results if result.scenario == scenario]
+        draw = _networks if network_table.is_about_networks(of_it) else _scenario
+        console.print(draw(scenario, of_it))
+
+
+def _networks(scenario: str, results: Sequence[Measurement]) -> Table:
+    first, *others = network_table.headings(results)
+    table = _table(scenario, (first,), others)
+    for line in network_table.lines(results):
+        table.add_row(*(cell.strip("*") for cell in line))
+    return table
+
+
+def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in words:
+        table.add_column(heading)
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def _scenario(scenario: str, results: Sequence[Measurement]) -> Table:
-    table = Table(title=scenario, title_justify="left")
-    for heading in ("contender", "copies", "rows", "rows/s", "least–most", "ratio"):
-        table.add_column(heading, justify="left" if heading == "contender" else "right")
     extra = [name for name in _figures(results) if name not in {"rate", "peak MB"}]
     if scenario == "backlog":
         extra.append("peak MB")
-    for heading in extra:
-        table.add_column(heading, justify="right")
+    headings = ("copies", "rows", "rows/s", "lowest", "highest", "ratio", *extra)
+    table = _table(scenario, ("contender",), headings)
     first: dict[int, list[float]] = {}
     for name, copies in dict.fromkeys((r.name, r.copies) for r in results):
         of_it = [r for r in results if (r.name, r.copies) == (name, copies)]
@@ -41,7 +58,8 @@ def _scenario(scenario: str, results: Sequence[Measurement]) -> Table:
             str(copies),
             f"{of_it[0].rows:,}",
             f"{median(rates):,.0f}",
-            f"{min(rates):,.0f}–{max(rates):,.0f}",
+            f"{min(rates):,.0f}",
+            f"{max(rates):,.0f}",
             f"{median(a / b for a, b in zip(rates, base, strict=False)):.2f}",
             *(_cell(of_it, figure) for figure in extra),
         )
@@ -59,9 +77,7 @@ def _cell(results: Sequence[Measurement], figure: str) -> str:
 
 def print_targets(console: Console, results: Sequence[Measurement]) -> None:
     """Print what was claimed beside what was measured."""
-    table = Table(title="targets", title_justify="left")
-    for heading in ("what", "target", "measured", "least–most of the rounds", ""):
-        table.add_column(heading)
+    table = _table("targets", ("what", "target"), ("measured", "lowest", "highest", ""))
     for target in TARGETS:
         found = verdict(target, results)
         if found is None:
@@ -71,7 +87,8 @@ def print_targets(console: Console, results: Sequence[Measurement]) -> None:
             target.what,
             str(target),
             f"{middle:.2f}",
-            f"{least:.2f}–{most:.2f}",
+            f"{least:.2f}",
+            f"{most:.2f}",
             "met" if target.is_met(middle) else "[bold]missed[/bold]",
         )
     if table.row_count:

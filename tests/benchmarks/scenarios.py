@@ -11,54 +11,66 @@ from django.db import connection
 from django.db.models import Q
 
 from . import rows
-from .contenders import ARTICLE, BATCH, OURS
+from .contenders import ARTICLE, BATCH, ONE_MESSAGE, OURS
 from .contenders.raw import connect
 from .measuring import Bench, Measurement, alone, drain, take_turns
+from .network import NETWORKS
 
 SLOW = 0.005  # seconds that the handler takes where copies are to gain something
 
 
+ONE_BY_ONE = (
+    OURS,
+    "at most once, batch 1",
+    "at least once, batch 1",
+    ARTICLE,
+    "raw statements, batch 1",
+    "raw prepared statements, batch 1",
+    ONE_MESSAGE,
+    "raw claim, batch 1",
+    "raw prepared claim, batch 1",
+    "pgbench claim",
+)
+BATCHES = (
+    BATCH,
+    "transactional, batch 500",
+    "raw statements, batch 100",
+    "raw statements, batch 500",
+    "raw claim, batch 100",
+    "raw claim, batch 500",
+    "raw claim at the head, batch 500",
+    "pgqueuer, batch 100",
+)
+QUEUES = (
+    "django-tasks-db",
+    "procrastinate",
+    "procrastinate, concurrency 10",
+    "django-mailer",
+)
+
+
 def one_by_one(bench: Bench) -> None:
     """One copy, one commit for each row, a handler that does nothing."""
-    names = (
-        OURS,
-        "at most once, batch 1",
-        "at least once, batch 1",
-        ARTICLE,
-        "raw statements, batch 1",
-        "raw prepared statements, batch 1",
-        "raw claim, batch 1",
-        "raw prepared claim, batch 1",
-        "pgbench claim",
-    )
-    take_turns(_more(bench), "one-by-one", names, bench.unit)
+    take_turns(_more(bench), "one-by-one", ONE_BY_ONE, bench.unit, counted=True)
 
 
 def batches(bench: Bench) -> None:
     """One copy, many rows for each commit, a handler that does nothing."""
-    names = (
-        "transactional, batch 100",
-        "transactional, batch 500",
-        "raw statements, batch 100",
-        "raw statements, batch 500",
-        "raw claim, batch 100",
-        "raw claim, batch 500",
-        "raw claim at the head, batch 500",
-        "pgqueuer, batch 100",
-    )
-    take_turns(_more(bench), "batches", names, 20 * bench.unit)
+    take_turns(_more(bench), "batches", BATCHES, 20 * bench.unit, counted=True)
 
 
 def queues(bench: Bench) -> None:
     """One worker of a queue in a table, with one commit or more for each row."""
-    names = (
-        OURS,
-        "django-tasks-db",
-        "procrastinate",
-        "procrastinate, concurrency 10",
-        "django-mailer",
-    )
-    take_turns(_more(bench), "queues", names, max(bench.unit // 2, 10))
+    number = max(bench.unit // 2, 10)
+    take_turns(_more(bench), "queues", (OURS, *QUEUES), number, counted=True)
+
+
+def network(bench: Bench) -> None:
+    """One copy, on the socket and through delays; few rows, because each takes several of them."""
+    singles = (*ONE_BY_ONE, "spanning, batch 1", "raw claim at the head, batch 1", *QUEUES)
+    numbers = {"network": max(bench.unit // 5, 10), "network, batches": 5 * bench.unit}
+    for scenario, names in {"network": singles, "network, batches": BATCHES}.items():
+        take_turns(_fewer(bench), scenario, names, numbers[scenario], networks=tuple(NETWORKS))
 
 
 def copies(bench: Bench) -> None:
@@ -171,6 +183,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "one-by-one": one_by_one,
     "batches": batches,
     "queues": queues,
+    "network": network,
     "copies": copies,
     "statements": statements,
     "backlog": backlog,

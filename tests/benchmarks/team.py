@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -19,9 +19,14 @@ PATIENCE = 600.0  # seconds for one measurement, after which it counts as hangin
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a copy is told. ``seconds`` is what the handler takes; ``trace`` a file, if wanted."""
+    """What a copy is told.
+
+    ``host``: where the server is reached. ``delay``: seconds that the handler takes. ``trace``: a
+    file, if wanted.
+    """
 
     contender: str
+    host: str
     log: Path
     copies: int
     delay: float = 0.0
@@ -54,8 +59,13 @@ class Team:
     def __init__(self) -> None:
         self._members: list[tuple[Any, Connection]] = []
 
-    def drain(self, order: Order, processes: int) -> list[Share]:
-        """Let so many processes drain together; all are ready when the first begins."""
+    def drain(
+        self, order: Order, processes: int, ready: Callable[[], None] = lambda: None
+    ) -> list[Share]:
+        """Let so many processes drain together; all are ready when the first begins.
+
+        ``ready`` is called at that moment.
+        """
         while len(self._members) < processes:
             self._members.append(_start(len(self._members)))
         pipes = [pipe for _, pipe in self._members[:processes]]
@@ -63,6 +73,7 @@ class Team:
             pipe.send(order)
         for pipe in pipes:
             _hear(pipe, order)
+        ready()
         for pipe in pipes:
             pipe.send("go")
         return [_hear(pipe, order) for pipe in pipes]
@@ -128,6 +139,9 @@ def _drain(pipe: Connection, order: Order, number: int) -> Share:
     from .contenders import CONTENDERS
 
     drain = CONTENDERS[order.contender].drainer()
+    if connection.settings_dict["HOST"] != order.host:
+        connection.close()
+        connection.settings_dict["HOST"] = order.host
     # To connect costs every contender but once, as a worker that lives on would see it.
     connection.ensure_connection()
     close = handling.open_log(order.log, number, order.delay)
