@@ -17,7 +17,7 @@ def is_about_networks(results: Sequence[Measurement]) -> bool:
 
 def headings(results: Sequence[Measurement]) -> Sequence[str]:
     rates = (f"rows/s, {network}" for network in _networks(results))
-    return "contender", "rows", "messages/row", "commits/row", *rates
+    return ["contender", "rows", "messages/row", "commits/row", *rates]
 
 
 def lines(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:

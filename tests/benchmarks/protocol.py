@@ -73,14 +73,16 @@ class Answers:
 
     Each command that succeeds is confirmed by its tag. COMMIT's own tag is a commit, except that
     it reads ROLLBACK when the transaction had failed. Any other command outside a block is a
-    commit once the server is idle again, and no error came between. What a procedure commits
-    inside its CALL is not seen.
+    commit once the server is idle again, and no error came between. Not seen: what a procedure
+    commits inside its CALL, and a statement that follows the ROLLBACK of a transaction with
+    savepoints in the same message.
     """
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._messages = _Messages(bytes((_COMMAND_COMPLETE, _READY_FOR_QUERY)))
         self._in_block = False
+        self._has_savepoint = False
         self._uncommitted = False  # a statement without BEGIN was executed
 
     def feed(self, chunk: bytes) -> None:
@@ -99,11 +101,17 @@ class Answers:
         elif tag in {b"BEGIN", b"START TRANSACTION"}:
             # Statements of the same message before it belong to the block.
             self._in_block, self._uncommitted = True, False
-        elif not self._in_block:
-            self._uncommitted = tag != b"ROLLBACK"
+            self._has_savepoint = False
+        elif tag == b"ROLLBACK":
+            # That of ROLLBACK TO SAVEPOINT, too: then the server's state says what it was.
+            self._in_block &= self._has_savepoint
+            self._uncommitted = False
+        elif self._in_block:
+            self._has_savepoint |= tag == b"SAVEPOINT"
+        else:
+            self._uncommitted = True
 
     def _ready(self, state: bytes) -> None:
         self._counts.commits += self._uncommitted and state == _IDLE
         self._uncommitted = False
-        # Also after ROLLBACK, whose tag is that of ROLLBACK TO SAVEPOINT.
         self._in_block = state != _IDLE
