@@ -20,6 +20,8 @@ from tests.benchmarks import handling, wire
 from tests.benchmarks.audit import AuditError, audit
 from tests.benchmarks.contenders import CONTENDERS, ours, raw, raw_claim
 from tests.benchmarks.handling import Call
+from tests.benchmarks.network import NETWORKS, SOCKET
+from tests.benchmarks.scenarios import BATCHES, ONE_BY_ONE
 from tests.models import Errand
 
 TABLE = "tests_errand."
@@ -35,6 +37,7 @@ HERE = {
     "article's loop": 2,
     "raw statements, batch 1": 1,
     "raw prepared statements, batch 1": 1,
+    "raw one message, batch 1": 1,
     "raw claim, batch 1": 1,
     "raw prepared claim, batch 1": 1,
     "raw statements, batch 100": 1,
@@ -78,6 +81,30 @@ def test_everybody_drains_and_the_figures_are_written(tmp_path: Path) -> None:
         if r["scenario"] == "statements"
     }
     assert 2 <= counts["transactional, batch 1"] < counts["spanning, batch 1"]
+    sent = {r["name"]: r["figures"] for r in results if r["scenario"] == "one-by-one"}
+    # Two reads of keys, of which the second finds none; and four messages for each row, or one.
+    for name, messages in (("raw statements, batch 1", 82), ("raw one message, batch 1", 23)):
+        assert sent[name]["messages per row"] * 20 == pytest.approx(messages)
+        assert sent[name]["commits per row"] * 20 == pytest.approx(22)
+    assert all(figures["commits per row"] >= 1 for figures in sent.values())
+
+
+@pytest.mark.timeout(600)
+def test_everybody_drains_through_each_network(tmp_path: Path) -> None:
+    written = tmp_path / "results.json"
+    done = run("--rows", "10", "--only", "network", "--json", str(written))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "measured delay of a round trip, ms" in done.stdout
+    results = json.loads(written.read_text())["results"]
+    turns = Counter((r["scenario"], r["name"], r["network"]) for r in results)
+    assert set(turns.values()) == {1}
+    for scenario, names in (("network", ONE_BY_ONE), ("network, batches", BATCHES)):
+        here = {name for name in names if not CONTENDERS[name].needs}
+        for network in NETWORKS:
+            assert here <= {n for of, n, through in turns if (of, through) == (scenario, network)}
+    delayed = [result["figures"] for result in results if result["network"] != SOCKET]
+    assert all(figures["messages per row"] > 0 and "added ms" in figures for figures in delayed)
 
 
 @pytest.mark.parametrize(
