@@ -26,7 +26,7 @@ def lines(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
         of_it = [result for result in results if result.name == name]
         yield (
             *(name, f"{of_it[0].rows:,}"),
-            *(_cell(of_it, figure, ".2f") for figure in (MESSAGES, COMMITS)),
+            *(_cell(of_it, figure, ".3f") for figure in (MESSAGES, COMMITS)),
             *(_cell(_on(network, of_it), "rate", ",.0f") for network in _networks(results)),
         )
     added = (_cell(_on(network, results), ADDED, ".2f") for network in _networks(results))

@@ -125,7 +125,7 @@ def _lines(results: Sequence[Measurement]) -> Any:
 
 
 def _colour(name: str) -> str:
-    if name.startswith(("transactional", "at most once", "at least once")):
+    if name.startswith(("transactional", "at most once", "at least once", "spanning")):
         return OURS
     return BARE if name.startswith(("raw", "pgbench")) else OTHERS
 

@@ -263,7 +263,7 @@ def test_a_table_has_a_line_for_each_contender_and_one_for_the_delay() -> None:
     ]
     assert headings(results)[-2:] == ["rows/s, socket", "rows/s, 2 ms"]
     somebody, delay = lines(results)
-    assert somebody == ("somebody", "10", "4.00", "1.00", "1,100", "100")
+    assert somebody == ("somebody", "10", "4.000", "1.000", "1,100", "100")
     assert delay[-2:] == ("–", "2.04")
 
 
