@@ -12,9 +12,13 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What one copy says of its share. ``seconds``: where only the contender can tell."""
+    """What one copy says of its share.
 
-    handled: int
+    ``handled``: rows, where the contender counts them. To ask the table would add a message to the
+    contender's own. ``seconds``: where only the contender can tell.
+    """
+
+    handled: int | None = None
     seconds: float | None = None
 
 

@@ -64,10 +64,9 @@ def drain(copies: int, *, batch_size: int) -> Drained:
 
             await queue.qm.run(batch_size=batch_size, mode=QueueExecutionMode.drain)
 
-    before = left()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
-    return Drained(before - left())
+    return Drained()
 
 
 def left() -> int:
