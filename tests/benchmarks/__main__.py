@@ -47,6 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     from tests.benchmarks import printing, rows
     from tests.benchmarks.audit import AuditError
     from tests.benchmarks.measuring import Bench
+    from tests.benchmarks.network import ProxyFailedError
     from tests.benchmarks.scenarios import FAULTY, SCENARIOS
     from tests.benchmarks.team import CopyFailedError, team
 
@@ -72,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
             for name in chosen:
                 known[name](bench)
                 _write(options.json, server, bench.results)
-        except (AuditError, CopyFailedError) as error:
+        except (AuditError, CopyFailedError, ProxyFailedError) as error:
             console.print(f"[bold]Failed:[/bold] {error}", highlight=False)
             return 1
     printing.print_results(console, bench.results)

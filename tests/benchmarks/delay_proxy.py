@@ -1,18 +1,20 @@
-"""A process that delays what a client and PostgreSQL send each other, as a network would.
+"""A process that delays what clients and PostgreSQL send each other, as a network does.
 
     python -m tests.benchmarks.delay_proxy SERVER PORT DELAY LIFETIME
 
-Each chunk leaves half of ``DELAY`` (seconds of a round trip) after it arrived, however many are
-under way: nothing waits for the chunk before it, so the delay costs no throughput. One thread does
-everything, so chunks keep their order. It needs only the standard library.
+A round trip through it takes ``DELAY`` seconds longer: each chunk is sent on half of that after it
+arrived, in either direction. No chunk waits for the one before, so the delay does not limit the
+throughput. Clients connect to a Unix socket, where nothing waits for larger packets. The proxy
+needs only the standard library.
 
-Timers are late by more than a tenth of a millisecond. So it sleeps in ``select()``, whose timeout
-is in microseconds, until ``SPIN`` before a chunk is due, and then polls without sleeping; up to
+Timers are late by more than a tenth of a millisecond. So the proxy sleeps in ``select()``, whose
+timeout is in microseconds, until ``SPIN`` before a chunk is due, and then polls without sleeping:
 one processor is busy while a chunk is under way.
 
-The first line that it writes is the folder of its socket. After that it answers each byte that it
-reads with a line of JSON, the counts so far. It ends, and removes the folder, when its standard
-input ends, as it does with the process that started it, or after ``LIFETIME`` seconds.
+The first line that the proxy writes is the folder of its socket. After that it answers each byte
+of its standard input with a line of JSON: what it has counted since the last answer. It removes
+the folder and ends when its standard input ends, which the end of the parent process does, too, or
+with an error after ``LIFETIME`` seconds.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from tests.benchmarks.protocol import Answers, Counts, Requests
+from tests.benchmarks.protocol import Conversation, Counts, EncryptedError
 
 SPIN = 0.0003  # seconds; more than a timer is late on a machine with little to do
-CHUNK = 256 * 1024
+CHUNK = 256 * 1024  # bytes
 MOST = 64 * 1024 * 1024  # bytes under way in one direction, after which its sender has to wait
 
 _STDIN, _STDOUT = 0, 1
@@ -50,20 +52,20 @@ class _Direction:
         count: Callable[[bytes], None],
     ) -> None:
         self.source, self.target = source, target
-        self.is_blocked = False  # the target takes no more at the moment
+        self.is_blocked = False  # the target's buffer is full
         self.has_ended = False
         self._delay, self._count = delay, count
         self._chunks: deque[tuple[float, bytes]] = deque()
-        self._bytes = 0
-        self._is_open = True
+        self._size = 0  # bytes of the chunks
+        self._is_open = True  # the source may send more
 
     @property
     def reads(self) -> bool:
-        return self._is_open and self._bytes < MOST
+        return self._is_open and self._size < MOST
 
     @property
     def due(self) -> float | None:
-        """Return when there is something to do, if no message of the kernel's is waited for."""
+        """Return when to forward the next chunk, unless the target has to take one first."""
         return self._chunks[0][0] if self._chunks and not self.is_blocked else None
 
     def read(self) -> None:
@@ -72,30 +74,42 @@ class _Direction:
             chunk = self.source.recv(CHUNK)
         except BlockingIOError:
             return
+        except OSError:
+            chunk = b""  # a source that was reset has ended; what it sent before still arrives
         self._is_open = bool(chunk)
-        self._count(chunk)
-        self._bytes += len(chunk)
-        # An empty one stands for the end.
+        self._size += len(chunk)
+        # An empty chunk is the end.
         self._chunks.append((due, chunk))
 
     def forward(self) -> None:
         """Send what is due."""
         self.is_blocked = False
-        while self._chunks and self._chunks[0][0] <= monotonic():
-            due, chunk = self._chunks.popleft()
-            if not chunk:
-                self.has_ended = True
-                self.target.shutdown(socket.SHUT_WR)
-                return
-            try:
-                sent = self.target.send(chunk)
-            except BlockingIOError:
-                sent = 0
-            self._bytes -= sent
-            if sent < len(chunk):
-                self._chunks.appendleft((due, chunk[sent:]))
-                self.is_blocked = True
-                return
+        try:
+            while self._chunks and self._chunks[0][0] <= monotonic() and not self.is_blocked:
+                self._send(*self._chunks.popleft())
+        except OSError:
+            # The target has closed. What it sent before that is still under way to the source:
+            # the server's reason for closing, for example.
+            self._is_open = False
+            self.has_ended = True
+            self._chunks.clear()
+
+    def _send(self, due: float, chunk: bytes) -> None:
+        if not chunk:
+            self.has_ended = True
+            self.target.shutdown(socket.SHUT_WR)
+            return
+        try:
+            sent = self.target.send(chunk)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(chunk):
+            self._chunks.appendleft((due, chunk[sent:]))
+            self.is_blocked = True
+        if sent:
+            self._size -= sent
+            # After it was sent: the delay does not include the time for counting a large result.
+            self._count(chunk[:sent])
 
 
 class Proxy:
@@ -109,29 +123,32 @@ class Proxy:
         self._counts = Counts()
 
     def serve(self, lifetime: float) -> None:
-        """Carry what comes until standard input ends, or the lifetime does."""
+        """Forward until standard input ends; raise ``TimeoutError`` after the lifetime."""
         end = monotonic() + lifetime
-        while (now := monotonic()) < end and self._turn(end - now):
-            pass
+        while self._turn(end - monotonic()):
+            if monotonic() >= end:
+                raise TimeoutError(
+                    f"expected the end of its input within {lifetime:g} s, got none."
+                )
 
     def _turn(self, longest: float) -> bool:
-        both = [direction for link in self._links for direction in link]
-        sources = {each.source: each for each in both if each.reads}
-        blocked = [each.target for each in both if each.is_blocked]
-        soonest = min((each.due for each in both if each.due is not None), default=None)
+        directions = [direction for link in self._links for direction in link]
+        sources = {each.source: each for each in directions if each.reads}
+        blocked = [each.target for each in directions if each.is_blocked]
+        soonest = min((each.due for each in directions if each.due is not None), default=None)
         if soonest is not None:
-            longest = max(min(longest, soonest - monotonic() - SPIN), 0.0)
+            longest = min(longest, soonest - monotonic() - SPIN)
         waited_for: list[Any] = [*sources, self._listener, _STDIN]
-        ready, _, _ = select.select(waited_for, blocked, [], longest)
+        ready, _, _ = select.select(waited_for, blocked, [], max(longest, 0.0))
         for one in ready:
             if one in sources:
-                self._do(sources[one], sources[one].read)
+                sources[one].read()
             elif one is self._listener:
                 self._accept()
-            elif not self._tell():
+            elif not self._answer():
                 return False
-        for each in both:
-            self._do(each, each.forward)
+        for each in directions:
+            each.forward()
         self._drop_ended()
         return True
 
@@ -144,25 +161,17 @@ class Proxy:
             return
         for end in (client, server):
             end.setblocking(False)
-        there = _Direction(client, server, self._half, Requests(self._counts).feed)
-        back = _Direction(server, client, self._half, Answers(self._counts).feed)
+        conversation = Conversation(self._counts)
+        there = _Direction(client, server, self._half, conversation.request)
+        back = _Direction(server, client, self._half, conversation.answer)
         self._links.append((there, back))
 
-    def _tell(self) -> bool:
-        asked = os.read(_STDIN, 1)
-        if asked:
-            os.write(_STDOUT, json.dumps(asdict(self._counts)).encode() + b"\n")
-        return bool(asked)
-
-    def _do(self, direction: _Direction, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except OSError:
-            # One end has hung up: what is under way reaches nobody.
-            for link in self._links:
-                if direction in link:
-                    for each in link:
-                        each.has_ended = True
+    def _answer(self) -> bool:
+        if not os.read(_STDIN, 1):
+            return False
+        os.write(_STDOUT, json.dumps(asdict(self._counts)).encode() + b"\n")
+        self._counts.messages = self._counts.commits = 0
+        return True
 
     def _drop_ended(self) -> None:
         for link in [link for link in self._links if all(each.has_ended for each in link)]:
@@ -193,7 +202,10 @@ def main(arguments: Sequence[str]) -> None:
         listener.bind(f"{folder}/{name}")
         listener.listen()
         os.write(_STDOUT, f"{folder}\n".encode())
-        Proxy(listener, server, float(delay)).serve(float(lifetime))
+        try:
+            Proxy(listener, server, float(delay)).serve(float(lifetime))
+        except (EncryptedError, TimeoutError) as error:
+            sys.exit(f"The delay proxy: {error}")
 
 
 if __name__ == "__main__":

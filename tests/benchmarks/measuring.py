@@ -13,21 +13,20 @@ from django.db import connection
 from .audit import audit
 from .contenders import CONTENDERS, Contender
 from .handling import Call, read_log
-from .network import SOCKET, Proxy, added_delay, opened, proxy
+from .network import SOCKET, Proxy, measured_delay, opened
 from .protocol import Counts
 from .team import Order, Share, Team, team
 from .wire import read
 
-#: Figures of what a contender sends and commits, and of the network between.
-MESSAGES, COMMITS = "messages per row", "commits per row"
-ADDED = "added ms"
+#: Figures of a contender that is measured through a proxy.
+MESSAGES, COMMITS, DELAY = "messages per row", "commits per row", "measured delay, ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What one contender did in one round. ``figures`` by name; *rate* is rows per second.
 
-    ``network``: what lay between it and the server, of ``network.NETWORKS``.
+    ``network``: what is between the contender and the server, of ``network.NETWORKS``.
     """
 
     scenario: str
@@ -83,53 +82,31 @@ def drain(
     ``through``: the proxy that it connects to, which counts.
     """
     contender = CONTENDERS[name]
-    count = _Count(through, len(expected))
+    host = through.host if through else connection.settings_dict["HOST"]
     with tempfile.TemporaryDirectory(prefix="dcl-bench-") as folder:
         log = Path(folder) / "log"
         trace = Path(folder) / "trace" if traced else None
-        host = through.host if through else connection.settings_dict["HOST"]
         order = Order(name, host, log, copies, delay, trace, options or {})
-        shares = members.drain(order, 1 if contender.makes_copies else copies, count.begin)
-        counted = count.end()
+        processes = 1 if contender.makes_copies else copies
+        # What was counted before the start does not belong to the drain.
+        shares = members.drain(order, processes, through.take_counts if through else None)
+        sent = _sent(through.take_counts(), len(expected)) if through else {}
         calls = read_log(log)
         audit(name, expected, calls if contender.has_log else None, contender.left() - left)
-        figures = {"rate": len(expected) / _seconds(contender, shares, calls), **counted}
+        figures = {"rate": len(expected) / _seconds(contender, shares, calls), **sent}
         if contender.has_log:
-            figures |= _per_copy(shares, calls, copies)
+            figures["CPU ms per row"] = 1e3 * sum(share.cpu for share in shares) / len(expected)
+        if copies > 1 and contender.has_log:
+            per_copy = [sum(call.copy == copy for call in calls) for copy in range(copies)]
+            figures["slowest share"] = min(per_copy) * copies / len(calls)
         if traced:
             figures |= _talk(Path(folder), len(expected))
     figures["peak MB"] = max(share.peak for share in shares) / 1024
     return figures
 
 
-@dataclass(slots=True)
-class _Count:
-    """What a contender sends and commits from the start of its drain to the end, for each row."""
-
-    through: Proxy | None
-    rows: int
-    before: Counts = field(default_factory=Counts)
-
-    def begin(self) -> None:
-        if self.through is not None:
-            self.before = self.through.counts()
-
-    def end(self) -> dict[str, float]:
-        if self.through is None:
-            return {}
-        after = self.through.counts()
-        return {
-            MESSAGES: (after.messages - self.before.messages) / self.rows,
-            COMMITS: (after.commits - self.before.commits) / self.rows,
-        }
-
-
-def _per_copy(shares: Sequence[Share], calls: Sequence[Call], copies: int) -> dict[str, float]:
-    figures = {"CPU ms per row": 1e3 * sum(share.cpu for share in shares) / len(calls)}
-    if copies > 1:
-        handled = [sum(call.copy == copy for call in calls) for copy in range(copies)]
-        figures["slowest share"] = min(handled) * copies / len(calls)
-    return figures
+def _sent(counts: Counts, rows: int) -> dict[str, float]:
+    return {MESSAGES: counts.messages / rows, COMMITS: counts.commits / rows}
 
 
 def _seconds(contender: Contender, shares: Sequence[Share], calls: Sequence[Call]) -> float:
@@ -157,62 +134,35 @@ def take_turns(
     rows: int,
     *,
     networks: Sequence[str] = (SOCKET,),
-    counted: bool = False,
+    copies: int = 1,
     **how: Any,
 ) -> None:
-    """Measure each contender once in each round; another one begins each time.
+    """Measure each contender once in each round and network; another one begins each time.
 
     What the machine does besides comes and goes over the rounds, and strikes all alike.
-    ``counted``: say how much each sends and commits, by another turn that is not timed.
     """
-    turns = _Turns(bench, scenario, rows, how, counted)
     names = bench.installed(names)
+    for name in names:
+        # The first drain of a process imports and connects.
+        _fill_and_drain(bench, name, max(copies, 10), copies=copies)
     for round_ in range(bench.rounds):
         start = round_ % len(names) if names else 0
         for network in networks:
             with opened(network) as through:
                 for name in (*names[start:], *names[:start]):
-                    turns.take(name, round_, network, through)
+                    delay = {DELAY: 1e3 * measured_delay(through)} if through else {}
+                    figures = _fill_and_drain(
+                        bench, name, rows, copies=copies, through=through, **how
+                    )
+                    found = {**figures, **delay}
+                    bench.note(
+                        Measurement(scenario, name, copies, round_ + 1, rows, found, network)
+                    )
 
 
-@dataclass(slots=True)
-class _Turns:
-    """The turns of one scenario. ``how``: the parameters of ``drain()``."""
-
-    bench: Bench
-    scenario: str
-    rows: int
-    how: Mapping[str, Any]
-    is_counted: bool
-    counts: dict[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def take(self, name: str, round_: int, network: str, through: Proxy | None) -> None:
-        if round_ == 0:
-            if self.is_counted:
-                self.counts[name] = self._count(name)
-            self._warm_up(name)
-        added = {} if through is None else {ADDED: 1e3 * added_delay(through)}
-        figures = self._drain(name, self.rows, through=through, **self.how)
-        figures |= {**self.counts.get(name, {}), **added}
-        copies = self.how.get("copies", 1)
-        self.bench.note(
-            Measurement(self.scenario, name, copies, round_ + 1, self.rows, figures, network)
-        )
-
-    def _count(self, name: str) -> Mapping[str, float]:
-        # Not in the turn that is timed: the proxy takes time, even if it adds no delay.
-        with proxy(0.0) as through:
-            figures = self._drain(name, self.rows, through=through, **self.how)
-        return {figure: figures[figure] for figure in (MESSAGES, COMMITS)}
-
-    def _warm_up(self, name: str) -> None:
-        # The first drain of a process imports and connects.
-        copies = self.how.get("copies", 1)
-        self._drain(name, max(copies, 10), copies=copies)
-
-    def _drain(self, name: str, rows: int, **how: Any) -> dict[str, float]:
-        CONTENDERS[name].prepare(rows)
-        return drain(self.bench.members, name, range(1, rows + 1), **how)
+def _fill_and_drain(bench: Bench, name: str, rows: int, **how: Any) -> dict[str, float]:
+    CONTENDERS[name].prepare(rows)
+    return drain(bench.members, name, range(1, rows + 1), **how)
 
 
 def alone(name: str, expected: Collection[int], **how: Any) -> dict[str, float]:

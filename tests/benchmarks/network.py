@@ -1,4 +1,4 @@
-"""What lies between a contender and the server: the socket itself, or a proxy that delays."""
+"""The networks between a contender and the server: the socket itself, or a proxy that delays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from .protocol import Counts
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-LIFETIME = 3600.0  # seconds, after which a proxy ends whatever happens
+LIFETIME = 3600.0  # seconds, after which a proxy ends in any case
 PATIENCE = 60.0  # seconds for a proxy to start, or to answer
 
 #: The networks that are compared, each with the seconds that it adds to a round trip.
@@ -31,7 +31,7 @@ NETWORKS: Mapping[str, float] = {SOCKET: 0.0, "0.5 ms": 0.0005, "2 ms": 0.002}
 
 
 class ProxyFailedError(Exception):
-    """The proxy did not start, or does not answer any more."""
+    """The proxy did not start, or it does not answer."""
 
 
 @dataclass(slots=True)
@@ -41,11 +41,11 @@ class Proxy:
     process: subprocess.Popen[bytes]
     host: str = ""
 
-    def counts(self) -> Counts:
-        """Return what was sent and committed through it since it started."""
+    def take_counts(self) -> Counts:
+        """Return what was sent and committed through it since the last call."""
         assert self.process.stdin is not None
-        self.process.stdin.write(b"?")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # then there is no line, which is an error below
+            self.process.stdin.write(b"?")
         return Counts(**json.loads(self.read_line()))
 
     def read_line(self) -> str:
@@ -55,20 +55,26 @@ class Proxy:
             ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
             more = os.read(self.process.stdout.fileno(), 4096) if ready else b""
             if not more:
-                raise ProxyFailedError("expected a line from the proxy, got none.")
+                raise ProxyFailedError(
+                    f"expected a line from the delay proxy within {PATIENCE:.0f} s, got none."
+                )
             line += more
         return line.decode().strip()
 
 
 @contextmanager
 def proxy(delay: float, lifetime: float = LIFETIME) -> Iterator[Proxy]:
-    """Run a proxy before the server of Django's connection, in a process of its own."""
+    """Run a proxy before the server of Django's connection, in a process of its own.
+
+    ``delay``: seconds that it adds to a round trip.
+    """
     config = connection.settings_dict
     server = (config["HOST"] or "localhost", str(config["PORT"] or 5432))
     command = [sys.executable, "-m", "tests.benchmarks.delay_proxy", *server]
-    # Of its own session, so that Ctrl-C reaches only who started it, who ends it.
+    # In a session of its own: Ctrl-C interrupts only this process, which ends the proxy.
     process = subprocess.Popen(
         [*command, str(delay), str(lifetime)],
+        bufsize=0,
         cwd=CHECKOUT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -85,7 +91,7 @@ def proxy(delay: float, lifetime: float = LIFETIME) -> Iterator[Proxy]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.close()  # the end of its input is the sign to end
+    process.stdin.close()  # the proxy ends when its input does
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -94,9 +100,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def added_delay(through: Proxy, round_trips: int = 30) -> float:
-    """Return the seconds that the proxy really adds to a round trip: a difference of medians."""
-    # Imported late: it needs models, and a measurement is read without settings, too.
+def opened(network: str) -> AbstractContextManager[Proxy | None]:
+    """Open one of ``NETWORKS``; the socket has no proxy."""
+    return nullcontext() if network == SOCKET else proxy(NETWORKS[network])
+
+
+def measured_delay(through: Proxy, round_trips: int = 30) -> float:
+    """Return the seconds that the proxy adds to a round trip: a difference of two medians."""
+    # Imported late: it needs models, and results are read from a file without settings, too.
     from .contenders.raw import connect
 
     with connect(prepared=False) as direct, connect(prepared=False, host=through.host) as delayed:
@@ -112,10 +123,3 @@ def _time(call: Callable[[], object]) -> float:
     began = perf_counter()
     call()
     return perf_counter() - began
-
-
-@contextmanager
-def opened(network: str) -> Iterator[Proxy | None]:
-    """Open one of ``NETWORKS``; the socket has no proxy."""
-    with ExitStack() as stack:
-        yield None if network == SOCKET else stack.enter_context(proxy(NETWORKS[network]))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from .measuring import ADDED, COMMITS, MESSAGES, Measurement
+from .measuring import COMMITS, DELAY, MESSAGES, Measurement
 
 NOTHING = "–"
 
 
 def is_about_networks(results: Sequence[Measurement]) -> bool:
     """Return whether the results of a scenario are of more than one network."""
-    return len({result.network for result in results}) > 1
+    return len(_networks(results)) > 1
 
 
 def headings(results: Sequence[Measurement]) -> Sequence[str]:
@@ -21,16 +21,18 @@ def headings(results: Sequence[Measurement]) -> Sequence[str]:
 
 
 def lines(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
-    """Yield a line for each contender, and one with the delay that was really added."""
+    """Yield a line for each contender, and three with the delay that was measured."""
+    networks = _networks(results)
     for name in dict.fromkeys(result.name for result in results):
         of_it = [result for result in results if result.name == name]
         yield (
             *(name, f"{of_it[0].rows:,}"),
             *(_cell(of_it, figure, ".3f") for figure in (MESSAGES, COMMITS)),
-            *(_cell(_on(network, of_it), "rate", ",.0f") for network in _networks(results)),
+            *(_cell(_on(network, of_it), "rate", ",.0f") for network in networks),
         )
-    added = (_cell(_on(network, results), ADDED, ".2f") for network in _networks(results))
-    yield "*measured delay of a round trip, ms*", "", "", "", *added
+    for what, choose in (("median", median), ("lowest", min), ("highest", max)):
+        delays = (_cell(_on(network, results), DELAY, ".2f", choose) for network in networks)
+        yield f"measured delay, ms: {what}", "", "", "", *delays
 
 
 def _networks(results: Sequence[Measurement]) -> Sequence[str]:
@@ -41,6 +43,11 @@ def _on(network: str, results: Sequence[Measurement]) -> Sequence[Measurement]:
     return [result for result in results if result.network == network]
 
 
-def _cell(results: Sequence[Measurement], figure: str, form: str) -> str:
-    values = [r.figures[figure] for r in results if figure in r.figures]
-    return format(median(values), form) if values else NOTHING
+def _cell(
+    results: Sequence[Measurement],
+    figure: str,
+    form: str,
+    choose: Callable[[Sequence[float]], float] = median,
+) -> str:
+    values = [result.figures[figure] for result in results if figure in result.figures]
+    return format(choose(values), form) if values else NOTHING

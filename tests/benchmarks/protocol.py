@@ -1,117 +1,121 @@
-"""Count messages and commits in the two streams of a PostgreSQL connection, as they pass.
-
-The streams must not be encrypted; on a Unix socket they never are.
-"""
+"""Count messages and commits in the two streams of a PostgreSQL connection."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: What a client waits for an answer to: Query, Sync, FunctionCall and Flush.
-_WANT_AN_ANSWER = frozenset(b"QSFH")
+#: The messages that ask the server for an answer: Query, Sync, Flush and FunctionCall.
+_WANT_AN_ANSWER = frozenset(b"QSHF")
 
+#: The start of the messages without a kind that ask for TLS and for GSSAPI.
+_ENCRYPTION_REQUESTS = {number.to_bytes(4, "big") for number in (80877103, 80877104)}
+_NO_ENCRYPTION = b"N"
+
+_NO_KIND = 0
 _COMMAND_COMPLETE, _READY_FOR_QUERY, _ERROR = b"CZE"
 _IDLE = b"I"
+
+
+class EncryptedError(Exception):
+    """The connection is encrypted, so that its messages cannot be read."""
 
 
 @dataclass(slots=True)
 class Counts:
     """What all connections together have sent and committed.
 
-    ``messages``: those that want an answer, so a simple query is one, and so is all that the
-    extended protocol sends up to a Sync. ``commits``: transactions that the server has committed,
-    which includes statements without BEGIN, and transactions that only read.
+    ``messages``: those that ask for an answer. A simple query is one, however many statements it
+    has; in the extended protocol it is everything up to a Sync or a Flush. The messages that open
+    a connection are not counted.
+
+    ``commits``: the transactions that the server has committed. A statement without BEGIN is one,
+    even if it only reads.
     """
 
     messages: int = 0
     commits: int = 0
 
 
-class _Messages:
-    """Cut one direction of a connection into its messages, however its chunks are cut.
+class Conversation:
+    """Count the messages of one client, and the commits that the server confirms to it.
 
-    ``read``: the kinds whose content is wanted; the others are passed over, so that a long one is
-    never held. ``greets``: the first message has no kind, as that of a client.
-    """
+    No statement is parsed. The server confirms each command with a tag. The tag of a COMMIT is a
+    commit; after a failed transaction it is ROLLBACK. Any other command outside a block is a
+    commit as soon as the server is idle again, unless an error came between.
 
-    def __init__(self, read: bytes = b"", *, greets: bool = False) -> None:
-        self._read = read
-        self._head = 4 if greets else 5  # bytes: the kind, and the length
-        self._rest = b""
-        self._skip = 0  # bytes of the next chunk that belong to a message already seen
-
-    def split(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the kind of each message that the chunk brings, and its content if wanted."""
-        data, at = self._rest + chunk, self._skip
-        while at + self._head <= len(data):
-            length = int.from_bytes(data[at + self._head - 4 : at + self._head]) + self._head - 4
-            kind = data[at] if self._head == 5 else 0
-            is_read = kind in self._read
-            if is_read and at + length > len(data):
-                break  # the rest of it comes with the next chunk
-            yield kind, data[at + 5 : at + length] if is_read else b""
-            at += length
-            self._head = 5
-        self._rest, self._skip = data[at:], max(at - len(data), 0)
-
-
-class Requests:
-    """Counts the messages of one client."""
-
-    def __init__(self, counts: Counts) -> None:
-        self._counts = counts
-        self._messages = _Messages(greets=True)
-
-    def feed(self, chunk: bytes) -> None:
-        for kind, _ in self._messages.split(chunk):
-            self._counts.messages += kind in _WANT_AN_ANSWER
-
-
-class Answers:
-    """Counts the commits of one session by what the server says: no statement is parsed.
-
-    Each command that succeeds is confirmed by its tag. COMMIT's own tag is a commit, except that
-    it reads ROLLBACK when the transaction had failed. Any other command outside a block is a
-    commit once the server is idle again, and no error came between. Not seen: what a procedure
-    commits inside its CALL, and a statement that follows the ROLLBACK of a transaction with
-    savepoints in the same message.
+    Not counted: a commit inside a procedure, and a statement after a ROLLBACK in the same message.
     """
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        self._messages = _Messages(bytes((_COMMAND_COMPLETE, _READY_FOR_QUERY)))
+        self._requests = _Messages(bytes((_NO_KIND,)), has_kind=False)
+        self._answers = _Messages(bytes((_COMMAND_COMPLETE, _READY_FOR_QUERY)))
+        self._asks_for_encryption = False
         self._in_block = False
-        self._has_savepoint = False
         self._uncommitted = False  # a statement without BEGIN was executed
 
-    def feed(self, chunk: bytes) -> None:
-        for kind, content in self._messages.split(chunk):
+    def request(self, chunk: bytes) -> None:
+        """Count what the client sends."""
+        for kind, content in self._requests.split(chunk):
+            self._counts.messages += kind in _WANT_AN_ANSWER
+            if kind == _NO_KIND and content[:4] in _ENCRYPTION_REQUESTS:
+                self._asks_for_encryption = True
+                # The client starts again once it has the answer.
+                self._requests.has_kind = False
+
+    def answer(self, chunk: bytes) -> None:
+        """Count what the server sends; raise ``EncryptedError`` if it agrees to encrypt."""
+        if self._asks_for_encryption:
+            self._asks_for_encryption = False
+            # This answer is one byte, and no message.
+            agreement, chunk = chunk[:1], chunk[1:]
+            if agreement != _NO_ENCRYPTION:
+                raise EncryptedError("expected a connection without encryption, got one with it.")
+        for kind, content in self._answers.split(chunk):
             if kind == _COMMAND_COMPLETE:
-                self._completed(content.rstrip(b"\0"))
+                self._complete(content.rstrip(b"\0"))
             elif kind == _ERROR:
                 self._uncommitted = False
             elif kind == _READY_FOR_QUERY:
-                self._ready(content)
+                self._counts.commits += self._uncommitted and content == _IDLE
+                self._uncommitted = False
+                self._in_block = content != _IDLE
 
-    def _completed(self, tag: bytes) -> None:
+    def _complete(self, tag: bytes) -> None:
         if tag == b"COMMIT":
             self._counts.commits += 1
             self._in_block = self._uncommitted = False
         elif tag in {b"BEGIN", b"START TRANSACTION"}:
             # Statements of the same message before it belong to the block.
             self._in_block, self._uncommitted = True, False
-            self._has_savepoint = False
-        elif tag == b"ROLLBACK":
-            # That of ROLLBACK TO SAVEPOINT, too: then the server's state says what it was.
-            self._in_block &= self._has_savepoint
-            self._uncommitted = False
-        elif self._in_block:
-            self._has_savepoint |= tag == b"SAVEPOINT"
-        else:
-            self._uncommitted = True
+        elif not self._in_block:
+            self._uncommitted = tag != b"ROLLBACK"
 
-    def _ready(self, state: bytes) -> None:
-        self._counts.commits += self._uncommitted and state == _IDLE
-        self._uncommitted = False
-        self._in_block = state != _IDLE
+
+class _Messages:
+    """Cut a stream into its messages, wherever its chunks end.
+
+    ``read``: the kinds whose content is wanted. The others are skipped, so that a long message is
+    never kept. ``has_kind``: whether the next message starts with a byte for its kind.
+    """
+
+    def __init__(self, read: bytes, *, has_kind: bool = True) -> None:
+        self.has_kind = has_kind
+        self._read = read
+        self._rest = b""
+        self._skip = 0  # bytes of the next chunk that belong to a message already yielded
+
+    def split(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the kind of each message that the chunk brings, and its content if wanted."""
+        data, at = self._rest + chunk, self._skip
+        while (length_at := at + self.has_kind) + 4 <= len(data):
+            kind = data[at] if self.has_kind else _NO_KIND
+            content_at = length_at + 4
+            end = length_at + int.from_bytes(data[length_at:content_at], "big")
+            is_read = kind in self._read
+            if is_read and end > len(data):
+                break  # the next chunk brings the rest of it
+            at, self.has_kind = end, True
+            yield kind, data[content_at:end] if is_read else b""
+        self._rest, self._skip = data[at:], max(at - len(data), 0)

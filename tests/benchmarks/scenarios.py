@@ -51,26 +51,26 @@ QUEUES = (
 
 def one_by_one(bench: Bench) -> None:
     """One copy, one commit for each row, a handler that does nothing."""
-    take_turns(_more(bench), "one-by-one", ONE_BY_ONE, bench.unit, counted=True)
+    take_turns(_more(bench), "one-by-one", ONE_BY_ONE, bench.unit)
 
 
 def batches(bench: Bench) -> None:
     """One copy, many rows for each commit, a handler that does nothing."""
-    take_turns(_more(bench), "batches", BATCHES, 20 * bench.unit, counted=True)
+    take_turns(_more(bench), "batches", BATCHES, 20 * bench.unit)
 
 
 def queues(bench: Bench) -> None:
     """One worker of a queue in a table, with one commit or more for each row."""
     number = max(bench.unit // 2, 10)
-    take_turns(_more(bench), "queues", (OURS, *QUEUES), number, counted=True)
+    take_turns(_more(bench), "queues", (OURS, *QUEUES), number)
 
 
 def network(bench: Bench) -> None:
-    """One copy, on the socket and through delays; few rows, because each takes several of them."""
+    """One copy, on the socket and through delays; fewer rows, because most take several delays."""
+    fewer, networks = _fewer(bench), tuple(NETWORKS)
     singles = (*ONE_BY_ONE, "spanning, batch 1", "raw claim at the head, batch 1", *QUEUES)
-    numbers = {"network": max(bench.unit // 5, 10), "network, batches": 5 * bench.unit}
-    for scenario, names in {"network": singles, "network, batches": BATCHES}.items():
-        take_turns(_fewer(bench), scenario, names, numbers[scenario], networks=tuple(NETWORKS))
+    take_turns(fewer, "network", singles, max(bench.unit // 5, 10), networks=networks)
+    take_turns(fewer, "network-batches", BATCHES, 5 * bench.unit, networks=networks)
 
 
 def copies(bench: Bench) -> None:

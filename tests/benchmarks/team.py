@@ -19,10 +19,10 @@ PATIENCE = 600.0  # seconds for one measurement, after which it counts as hangin
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a copy is told.
+    """What a copy has to do.
 
-    ``host``: where the server is reached. ``delay``: seconds that the handler takes. ``trace``: a
-    file, if wanted.
+    ``host``: the server, or a proxy before it. ``delay``: seconds that the handler takes.
+    ``trace``: a file, if wanted.
     """
 
     contender: str
@@ -41,7 +41,6 @@ class Share:
     ``cpu``: seconds of a processor that its own code took; ``peak``: its most memory, in kilobytes.
     """
 
-    handled: int
     began: float
     ended: float
     seconds: float | None
@@ -60,11 +59,11 @@ class Team:
         self._members: list[tuple[Any, Connection]] = []
 
     def drain(
-        self, order: Order, processes: int, ready: Callable[[], None] = lambda: None
+        self, order: Order, processes: int, at_start: Callable[[], object] | None = None
     ) -> list[Share]:
         """Let so many processes drain together; all are ready when the first begins.
 
-        ``ready`` is called at that moment.
+        ``at_start`` is called when all are ready.
         """
         while len(self._members) < processes:
             self._members.append(_start(len(self._members)))
@@ -73,7 +72,8 @@ class Team:
             pipe.send(order)
         for pipe in pipes:
             _hear(pipe, order)
-        ready()
+        if at_start:
+            at_start()
         for pipe in pipes:
             pipe.send("go")
         return [_hear(pipe, order) for pipe in pipes]
@@ -157,7 +157,7 @@ def _drain(pipe: Connection, order: Order, number: int) -> Share:
             ended, cpu = time.monotonic(), time.process_time() - cpu
     finally:
         close()
-    return Share(drained.handled, began, ended, drained.seconds, cpu, _peak())
+    return Share(began, ended, drained.seconds, cpu, _peak())
 
 
 def _peak() -> int:

@@ -1,4 +1,4 @@
-"""The proxy of the benchmark: what it delays, what it counts, what it keeps, when it ends."""
+"""The proxy of the benchmark: what it delays, counts and forwards, and when it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,16 @@ import psutil
 import psycopg
 import pytest
 from django.db import connection
-from psycopg.pq import ExecStatus
+from psycopg.errors import AdminShutdown, QueryCanceled
+from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq.abc import PGresult
 
-from tests.benchmarks import handling
+from tests.benchmarks import handling, page
 from tests.benchmarks.contenders import raw, raw_one_message
-from tests.benchmarks.measuring import ADDED, COMMITS, MESSAGES, Measurement
-from tests.benchmarks.network import CHECKOUT, Proxy, added_delay, proxy
+from tests.benchmarks.measuring import COMMITS, DELAY, MESSAGES, Measurement
+from tests.benchmarks.network import CHECKOUT, Proxy, ProxyFailedError, measured_delay, proxy
 from tests.benchmarks.network_table import headings, lines
-from tests.benchmarks.protocol import Answers, Counts, Requests
+from tests.benchmarks.protocol import Conversation, Counts, EncryptedError
 from tests.models import Errand
 
 pytestmark = [
@@ -79,10 +81,10 @@ def send_together(driver: psycopg.Connection[Any], number: int) -> None:
 
 
 @pytest.mark.django_db
-def test_the_delay_that_is_printed_is_the_one_that_was_added() -> None:
+def test_the_measured_delay_is_that_of_the_proxy() -> None:
     delay = 0.1
     with proxy(delay) as delayed:
-        assert any(delay / 2 < added_delay(delayed, 9) < 2 * delay for _ in range(5))
+        assert any(delay / 2 < measured_delay(delayed, 9) < 2 * delay for _ in range(5))
 
 
 @pytest.mark.django_db
@@ -108,7 +110,6 @@ def test_large_messages_arrive_whole_and_cost_one_delay() -> None:
         (["BEGIN; SELECT 1; COMMIT; BEGIN; SELECT 2; COMMIT"], 1, 2),
         (["BEGIN; SELECT 1", "COMMIT; BEGIN; SELECT 2", "COMMIT"], 3, 2),
         (["SELECT 1; BEGIN; SELECT 2", "COMMIT"], 2, 1),
-        (["BEGIN; SELECT 1; ROLLBACK; SELECT 2"], 1, 1),
         (["BEGIN", "SELECT 1", "ROLLBACK", "SELECT 2"], 4, 1),
         (["BEGIN", "SAVEPOINT s", "SELECT 1", "ROLLBACK TO s", "SELECT 2", "COMMIT"], 6, 1),
         (["BEGIN", "SELECT 1 / 0", "COMMIT"], 3, 0),
@@ -119,24 +120,21 @@ def test_messages_and_commits_are_counted_exactly(
     through: Proxy, statements: Sequence[str], messages: int, commits: int
 ) -> None:
     with raw.connect(prepared=False, host=through.host) as driver:
-        before = through.counts()
+        through.take_counts()
         for statement in statements:
             with suppress(psycopg.errors.DivisionByZero):
                 driver.execute(statement.encode())
-        after = through.counts()
-    counted = after.messages - before.messages, after.commits - before.commits
-    assert counted == (messages, commits)
+        assert through.take_counts() == Counts(messages, commits)
 
 
 @pytest.mark.django_db
 def test_the_extended_protocol_is_one_message_for_each_sync(through: Proxy) -> None:
     with raw.connect(prepared=True, host=through.host) as driver:
-        before = through.counts()
+        through.take_counts()
         driver.execute("SELECT %s", [1])
         driver.pgconn.enter_pipeline_mode()
         send_together(driver, 3)
-        after = through.counts()
-    assert after == Counts(before.messages + 4, before.commits + 4)
+        assert through.take_counts() == Counts(messages=4, commits=4)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -158,11 +156,11 @@ def test_what_the_bare_driver_sends(
     Errand.objects.bulk_create([Errand() for _ in range(6)])
     monkeypatch.setitem(connection.settings_dict, "HOST", through.host)
     close = handling.open_log(tmp_path / "log", 0, 0)
-    before = through.counts()
+    through.take_counts()
     assert drain().handled == 6
-    after = through.counts()
+    counts = through.take_counts()
     close()
-    assert after == Counts(before.messages + messages, before.commits + 2 + 6)
+    assert counts == Counts(messages, commits=2 + 6)
     assert not Errand.objects.filter(done=False).exists()
     assert [call.pk for call in handling.read_log(tmp_path / "log")] == sorted(
         Errand.objects.values_list("pk", flat=True)
@@ -188,9 +186,11 @@ def message(kind: bytes, content: bytes = b"") -> bytes:
     return kind + struct.pack("!i", len(content) + 4) + content
 
 
-GREETING = message(b"", struct.pack("!i", 196608) + b"user\0postgres\0\0")
-SENT = GREETING + b"".join(
+ASK_FOR_TLS, ASK_FOR_GSSAPI = (message(b"", struct.pack("!i", n)) for n in (80877103, 80877104))
+STARTUP = message(b"", struct.pack("!i", 196608) + b"user\0postgres\0\0")
+SENT = b"".join(
     [
+        STARTUP,
         message(b"Q", b"SELECT 'SQHF'\0"),
         *(message(kind, b"QSFH" * 9) for kind in (b"P", b"B", b"E")),
         message(b"S"),
@@ -212,10 +212,29 @@ ANSWERED = b"".join(
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 64, 10_000])
 def test_the_counts_do_not_depend_on_where_the_chunks_end(size: int) -> None:
     counts = Counts()
-    for stream, feed in ((SENT, Requests(counts).feed), (ANSWERED, Answers(counts).feed)):
+    conversation = Conversation(counts)
+    for stream, count in ((SENT, conversation.request), (ANSWERED, conversation.answer)):
         for start in range(0, len(stream), size):
-            feed(stream[start : start + size])
+            count(stream[start : start + size])
     assert counts == Counts(messages=3, commits=2)
+
+
+def test_a_refusal_of_encryption_is_no_message() -> None:
+    counts = Counts()
+    conversation = Conversation(counts)
+    for ask in (ASK_FOR_TLS, ASK_FOR_GSSAPI):
+        conversation.request(ask)
+        conversation.answer(b"N")
+    conversation.request(SENT)
+    conversation.answer(ANSWERED)
+    assert counts == Counts(messages=3, commits=2)
+
+
+def test_encryption_is_an_error() -> None:
+    conversation = Conversation(Counts())
+    conversation.request(ASK_FOR_TLS)
+    with pytest.raises(EncryptedError, match="without encryption"):
+        conversation.answer(b"S")
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:
@@ -238,10 +257,20 @@ def test_it_ends_with_the_process_that_started_it() -> None:
     assert not Path(host).exists()
 
 
-def test_it_ends_after_its_lifetime() -> None:
+def test_it_ends_after_its_lifetime(capfd: pytest.CaptureFixture[str]) -> None:
     with proxy(0.0, lifetime=0.2) as running:
-        assert running.process.wait(PATIENCE) == 0
+        assert running.process.wait(PATIENCE) == 1
     assert not Path(running.host).exists()
+    expected = "The delay proxy: expected the end of its input within 0.2 s, got none.\n"
+    assert capfd.readouterr().err == expected
+
+
+def test_a_proxy_that_has_died_is_named() -> None:
+    with proxy(0.0) as running:
+        running.process.send_signal(signal.SIGTERM)
+        running.process.wait(PATIENCE)
+        with pytest.raises(ProxyFailedError, match="expected a line from the delay proxy"):
+            running.take_counts()
 
 
 @pytest.mark.django_db
@@ -254,17 +283,75 @@ def test_it_outlives_clients_that_hang_up(through: Proxy) -> None:
         assert driver.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_table_has_a_line_for_each_contender_and_one_for_the_delay() -> None:
-    counts = {MESSAGES: 4.0, COMMITS: 1.0}
-    results = [
-        Measurement("network", "somebody", 1, 1, 10, {"rate": 1000.0}),
-        Measurement("network", "somebody", 1, 1, 10, {"rate": 1200.0}),
-        Measurement("network", "somebody", 1, 1, 10, {"rate": 99.6, ADDED: 2.04, **counts}, "2 ms"),
+@pytest.mark.django_db
+def test_each_of_many_connections_gets_its_own_answers(through: Proxy) -> None:
+    with ExitStack() as stack:
+        drivers = [
+            stack.enter_context(raw.connect(prepared=False, host=through.host)) for _ in range(10)
+        ]
+        for number, driver in enumerate(drivers):
+            driver.pgconn.send_query(b"SELECT %d" % number)
+        answers = [answer_to(driver).get_value(0, 0) for driver in reversed(drivers)]
+    assert answers == [b"%d" % number for number in reversed(range(10))]
+
+
+@pytest.mark.django_db
+def test_a_query_can_be_cancelled(through: Proxy) -> None:
+    with raw.connect(prepared=False, host=through.host) as driver:
+        driver.pgconn.send_query(b"SELECT pg_sleep(100)")
+        driver.pgconn.get_cancel().cancel()
+        assert sqlstate_of(answer_to(driver)) == QueryCanceled.sqlstate
+
+
+@pytest.mark.django_db
+def test_the_servers_reason_for_closing_arrives() -> None:
+    """Also if a message that the server does not read any more is under way to it."""
+    with (
+        proxy(2.0) as delayed,
+        raw.connect(prepared=False) as other,
+        raw.connect(prepared=False, host=delayed.host) as driver,
+    ):
+        driver.pgconn.send_query(b"SELECT pg_sleep(100)")
+        other.execute("SELECT pg_terminate_backend(%s)", [driver.info.backend_pid])
+        assert sqlstate_of(answer_to(driver)) == AdminShutdown.sqlstate
+
+
+def answer_to(driver: psycopg.Connection[Any]) -> PGresult:
+    """Return the first result of what was sent, after the last one."""
+    answer, *_ = iter(driver.pgconn.get_result, None)
+    return answer
+
+
+def sqlstate_of(answer: PGresult) -> str:
+    return (answer.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+
+
+COUNTS = {MESSAGES: 4.0, COMMITS: 1.0}
+RESULTS = [
+    *(Measurement("network", "loop", 1, 1, 10, {"rate": rate}) for rate in (1000.0, 1200.0)),
+    *(
+        Measurement("network", "loop", 1, 1, 10, {"rate": 99.6, DELAY: delay, **COUNTS}, "2 ms")
+        for delay in (2.0, 2.04, 2.3)
+    ),
+]
+
+
+def test_a_table_has_a_line_for_each_contender_and_three_for_the_delay() -> None:
+    assert headings(RESULTS)[-2:] == ["rows/s, socket", "rows/s, 2 ms"]
+    loop, *delays = lines(RESULTS)
+    assert loop == ("loop", "10", "4.000", "1.000", "1,100", "100")
+    assert [line[-2:] for line in delays] == [("–", "2.04"), ("–", "2.00"), ("–", "2.30")]
+
+
+def test_a_run_of_networks_alone_keeps_the_other_tables(tmp_path: Path) -> None:
+    page.write(RESULTS, {"fsync": "on"}, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"benchmark-network{name}.inc" for name in ("", "-rates", "-server")}
+    rates = (tmp_path / "benchmark-network-rates.inc").read_text().splitlines()
+    assert rates[2:] == [
+        "| network, socket | loop | 1 | 10 | 1,100 | 1,000 | 1,200 | – |",
+        "| network, 2 ms | loop | 1 | 10 | 100 | 100 | 100 | – |",
     ]
-    assert headings(results)[-2:] == ["rows/s, socket", "rows/s, 2 ms"]
-    somebody, delay = lines(results)
-    assert somebody == ("somebody", "10", "4.000", "1.000", "1,100", "100")
-    assert delay[-2:] == ("–", "2.04")
 
 
 def seconds(call: Callable[[], object]) -> float:

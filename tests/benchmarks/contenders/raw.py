@@ -46,7 +46,7 @@ def drain(copies: int, *, batch_size: int, prepared: bool = False) -> Drained:
 
 
 def connect(*, prepared: bool, host: str = "") -> psycopg.Connection[Any]:
-    """Connect as Django does, except for what it adds to the driver; ``host`` is another one."""
+    """Connect as Django does, except for what it adds to the driver; ``host`` replaces its host."""
     given = connection.get_connection_params()
     if host:
         given["host"] = host
