@@ -8,39 +8,45 @@ from pathlib import Path
 from statistics import median
 
 from . import network_table
-from .measuring import COMMITS, MESSAGES, Measurement
+from .measuring import Measurement
 from .targets import TARGETS, verdict
+
+TARGET_HEADINGS = ("what", "target", "median", "lowest", "highest", "")
+RATE_HEADINGS = (
+    "scenario",
+    "contender",
+    "copies",
+    "rows",
+    "rows/s",
+    "lowest",
+    "highest",
+    "CPU ms/row",
+)
 
 
 def write(results: Sequence[Measurement], server: Mapping[str, str], folder: Path) -> None:
-    """Write tables to be included in a page: server, targets, rates, and one for each network."""
-    tables = {
-        "server": _table(("what", "value"), server.items()),
-        "targets": _table(("what", "target", "median", "lowest", "highest", ""), _targets(results)),
-        "rates": _table(
-            (
-                "scenario",
-                "contender",
-                "network",
-                "copies",
-                "rows",
-                "rows/s",
-                "lowest",
-                "highest",
-                "CPU ms/row",
-                "messages/row",
-                "commits/row",
-            ),
-            _rates(results),
-        ),
-    }
+    """Write tables to be included in a page: server, targets and rates.
+
+    Networks have files of their own, and with them a server: they can be measured in another run.
+    """
+    tables: dict[str, Iterable[str]] = {}
+    networks: list[Measurement] = []
+    others: list[Measurement] = []
     for scenario in dict.fromkeys(result.scenario for result in results):
         of_it = [result for result in results if result.scenario == scenario]
         if network_table.is_about_networks(of_it):
-            name = scenario.replace(", ", "-")
-            tables[name] = _table(network_table.headings(of_it), network_table.lines(of_it))
-    for name, lines in tables.items():
-        (folder / f"benchmark-{name}.inc").write_text("\n".join(lines) + "\n")
+            networks += of_it
+            tables[scenario] = _table(network_table.headings(of_it), network_table.lines(of_it))
+        else:
+            others += of_it
+    for prefix, group in (("", others), ("network-", networks)):
+        if group:
+            tables[f"{prefix}server"] = _table(("what", "value"), server.items())
+            tables[f"{prefix}rates"] = _table(RATE_HEADINGS, _rates(group))
+    if others:
+        tables["targets"] = _table(TARGET_HEADINGS, _targets(others))
+    for name, table in tables.items():
+        (folder / f"benchmark-{name}.inc").write_text("\n".join(table) + "\n")
 
 
 def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
@@ -53,24 +59,27 @@ def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
 
 
 def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
-    def key(result: Measurement) -> tuple[str, str, int, str]:
-        return result.scenario, result.network, result.copies, result.name
+    has_networks = network_table.is_about_networks(results)
+
+    def key(result: Measurement) -> tuple[str, int, str]:
+        scenario = f"{result.scenario}, {result.network}" if has_networks else result.scenario
+        return scenario, result.copies, result.name
 
     order = list(dict.fromkeys(map(key, results)))
-    for (scenario, network, copies, name), group in groupby(
+    for (scenario, copies, name), group in groupby(
         sorted(results, key=lambda result: order.index(key(result))), key
     ):
         of_it = list(group)
         rates = [result.figures["rate"] for result in of_it]
         yield (
-            *(scenario, name, network, str(copies), f"{of_it[0].rows:,}"),
-            *(f"{figure:,.0f}" for figure in (median(rates), min(rates), max(rates))),
-            *(_cell(of_it, figure) for figure in ("CPU ms per row", MESSAGES, COMMITS)),
+            *(scenario, name, str(copies), f"{of_it[0].rows:,}", f"{median(rates):,.0f}"),
+            *(f"{min(rates):,.0f}", f"{max(rates):,.0f}"),
+            _cpu(of_it),
         )
 
 
-def _cell(results: Sequence[Measurement], figure: str) -> str:
-    values = [result.figures[figure] for result in results if figure in result.figures]
+def _cpu(results: Sequence[Measurement]) -> str:
+    values = [r.figures["CPU ms per row"] for r in results if "CPU ms per row" in r.figures]
     return f"{median(values):.3f}" if values else network_table.NOTHING
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from . import network_table, page
+from . import page
 from .measuring import Measurement
 
 OURS, OTHERS, BARE = "#1f6f43", "#b0562c", "#7a7f87"
@@ -23,12 +23,6 @@ BARS = {
     "queues": "One commit or more for each row, against queues in a table",
 }
 
-NETWORK_BARS = {
-    "network": "One commit for each row",
-    "network, batches": "Many rows for each commit",
-}
-SHADES = (1.0, 0.65, 0.35)  # of a contender's colour, for each network
-
 
 def draw(results: Sequence[Measurement], folder: Path) -> None:
     """Draw what there are results for."""
@@ -38,9 +32,6 @@ def draw(results: Sequence[Measurement], folder: Path) -> None:
         of_it = [result for result in results if result.scenario == scenario]
         if scenario in BARS:
             _save(_bars(of_it, BARS[scenario]), folder, scenario)
-        elif network_table.is_about_networks(of_it):
-            title = f"{NETWORK_BARS[scenario]}, on the socket and with a delay of each round trip"
-            _save(_groups(of_it, title), folder, scenario.replace(", ", "-"))
         elif scenario == "copies":
             _save(_lines(of_it), folder, scenario)
 
@@ -66,32 +57,6 @@ def _bars(results: Sequence[Measurement], title: str) -> Any:
     axes.barh(names, rates, xerr=spread, color=colours, ecolor="#444444", capsize=2, height=0.65)
     axes.invert_yaxis()
     axes.set_xlabel("rows per second: the median, and the least and the greatest of the rounds")
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _groups(results: Sequence[Measurement], title: str) -> Any:
-    """Draw a bar for each network beside each contender's name, on a logarithmic axis."""
-    names = list(dict.fromkeys(result.name for result in results))
-    networks = list(dict.fromkeys(result.network for result in results))
-    height = 0.8 / len(networks)
-    figure = Figure(figsize=(7.2, 0.8 + 0.5 * len(names)))
-    axes = figure.subplots()
-    for index, (network, shade) in enumerate(zip(networks, SHADES, strict=True)):
-        rates = [
-            median(r.figures["rate"] for r in results if (r.name, r.network) == (name, network))
-            for name in names
-        ]
-        places = [number + (index - 1) * height for number in range(len(names))]
-        colours = [_colour(name) for name in names]
-        bars = axes.barh(places, rates, color=colours, alpha=shade, height=height)
-        axes.bar_label(bars, [f" {rate:,.0f}, {network}" for rate in rates], fontsize=7)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.margins(x=0.15)
-    axes.set_xlabel("rows per second: the median of the rounds")
     axes.set_title(title, loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -125,7 +90,7 @@ def _lines(results: Sequence[Measurement]) -> Any:
 
 
 def _colour(name: str) -> str:
-    if name.startswith(("transactional", "at most once", "at least once", "spanning")):
+    if name.startswith(("transactional", "at most once", "at least once")):
         return OURS
     return BARE if name.startswith(("raw", "pgbench")) else OTHERS
 

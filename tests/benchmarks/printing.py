@@ -29,7 +29,7 @@ def _networks(scenario: str, results: Sequence[Measurement]) -> Table:
     first, *others = network_table.headings(results)
     table = _table(scenario, (first,), others)
     for line in network_table.lines(results):
-        table.add_row(*(cell.strip("*") for cell in line))
+        table.add_row(*line)
     return table
 
 
