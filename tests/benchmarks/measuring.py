@@ -79,7 +79,7 @@ def drain(
     """Let a contender handle the rows that are there; audit it, and return the figures.
 
     ``expected``: the keys that it is to handle; ``left``: how many may be pending afterwards;
-    ``through``: the proxy that it connects to, which counts.
+    ``through``: a proxy that it connects to, and that counts what it sends.
     """
     contender = CONTENDERS[name]
     host = through.host if through else connection.settings_dict["HOST"]
@@ -150,19 +150,20 @@ def take_turns(
         for network in networks:
             with opened(network) as through:
                 for name in (*names[start:], *names[:start]):
-                    delay = {DELAY: 1e3 * measured_delay(through)} if through else {}
                     figures = _fill_and_drain(
                         bench, name, rows, copies=copies, through=through, **how
                     )
-                    found = {**figures, **delay}
                     bench.note(
-                        Measurement(scenario, name, copies, round_ + 1, rows, found, network)
+                        Measurement(scenario, name, copies, round_ + 1, rows, figures, network)
                     )
 
 
-def _fill_and_drain(bench: Bench, name: str, rows: int, **how: Any) -> dict[str, float]:
+def _fill_and_drain(
+    bench: Bench, name: str, rows: int, *, through: Proxy | None = None, **how: Any
+) -> dict[str, float]:
     CONTENDERS[name].prepare(rows)
-    return drain(bench.members, name, range(1, rows + 1), **how)
+    delay = {DELAY: 1e3 * measured_delay(through)} if through else {}
+    return drain(bench.members, name, range(1, rows + 1), through=through, **how) | delay
 
 
 def alone(name: str, expected: Collection[int], **how: Any) -> dict[str, float]:
