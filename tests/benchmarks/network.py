@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -86,6 +87,8 @@ def proxy(delay: float, lifetime: float = LIFETIME) -> Iterator[Proxy]:
         yield started
     finally:
         _end(process)
+        # A proxy that was killed has left its folder.
+        shutil.rmtree(started.host, ignore_errors=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -265,12 +265,13 @@ def test_it_ends_after_its_lifetime(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == expected
 
 
-def test_a_proxy_that_has_died_is_named() -> None:
+def test_a_proxy_that_was_killed_is_named_and_leaves_nothing() -> None:
     with proxy(0.0) as running:
-        running.process.send_signal(signal.SIGTERM)
+        running.process.kill()
         running.process.wait(PATIENCE)
         with pytest.raises(ProxyFailedError, match="expected a line from the delay proxy"):
             running.take_counts()
+    assert not Path(running.host).exists()
 
 
 @pytest.mark.django_db
