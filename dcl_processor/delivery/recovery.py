@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from django.db import connections
@@ -123,8 +124,11 @@ def _failed(batch: Batch[M], pk: Any, failed: Outcome | None, error: Exception) 
         add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
     elif failed is None or isinstance(failed, Handled):
         failed = Failed(error, handled=True)
-    if isinstance(failed, Failed) and not _is_to_be_noted(batch, failed):
-        return failed
+    if isinstance(failed, Failed):
+        # What the lost transaction noted is lost, and noted anew only if the row is still ours.
+        failed = replace(failed, attempt=None, again_in=None)
+        if not _is_to_be_noted(batch, failed):
+            return failed
     again: Batch[M] = Batch(batch.context, batch.question, Wanted([pk]))
     try:
         with RowTransaction(batch.question.using):
