@@ -123,6 +123,11 @@ class Output:
         if not self._logged:
             self.trouble(who, Trouble(sentence))
 
+    def detail(self, line: str) -> None:
+        """Write a line that only ``--verbosity 2`` shows."""
+        if self._verbosity >= 2 and not self._json:
+            self._write(self._stdout, line)
+
     def trouble(self, name: str, trouble: Trouble) -> None:
         """Write why there is no report."""
         self._write(self._stderr, f"{name}: {trouble.sentence}")

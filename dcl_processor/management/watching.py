@@ -19,7 +19,7 @@ from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.supervisor import Died, News
+from dcl_processor.processes.supervisor import Died, News, SpareReady
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.watch.error_dedup import ErrorDedup
@@ -131,12 +131,9 @@ class _Log:
             case Report():
                 self._output.watched(news, copy)
             case Died():
-                # The next worker has no troubles yet, and would not report their end.
-                for each in self.names:
-                    self._outages.end((copy, each))
-                logger.error("%s: %s", label, news)
-                trouble = Trouble(str(news), news.trouble.traceback)
-                self._output.watch_broke(label, trouble, name, copy)
+                self._died(label, copy, news)
+            case SpareReady():
+                self._output.detail(f"spare: process {news.pid} is ready")
             case Trouble():
                 if sentence := self._outages.say((copy, name), news):
                     logger.error("%s: %s", who, sentence)
@@ -148,6 +145,14 @@ class _Log:
                     sentence = f"runs again after {seconds:.1f} s"
                     logger.warning("%s: %s", who, sentence)
                     self._output.goes_on(who, sentence)
+
+    def _died(self, label: str, copy: int | None, death: Died) -> None:
+        # The next worker has no troubles yet, and would not report their end.
+        for each in self.names:
+            self._outages.end((copy, each))
+        logger.error("%s: %s", label, death)
+        trouble = Trouble(str(death), death.trouble.traceback)
+        self._output.watch_broke(label, trouble, None, copy)
 
 
 def _interval(text: str) -> float:

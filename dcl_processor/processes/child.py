@@ -1,8 +1,9 @@
 """One worker (copy) in a child process, from both ends of the pipes that connect it to its parent.
 
-The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``. The child sends pairs: a processor's
-name with an event of its run, or ``None`` with an event of the child itself, of which ``READY`` is
-the first, and ``Ended`` or a ``Trouble`` the last.
+The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``; a spare, which is a child without
+work, gets an ``Order`` before. The child sends pairs: a processor's name with an event of its run,
+or ``None`` with an event of the child itself, of which ``READY`` is the first, and ``Ended`` or a
+``Trouble`` the last.
 
 The child is spawned, because a forked child would share the parent's database connections, and its
 threads' locks in whatever state they were.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -22,12 +24,14 @@ from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
 import django
 from django.db import connections
 
+from dcl_processor import registry
 from dcl_processor.diagnosis import ErrorInCopy, Trouble, describe
 from dcl_processor.errors import represent
 from dcl_processor.exceptions import ProcessorError
@@ -39,7 +43,8 @@ from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 
-#: The first event that a child sends: it has its signal handlers.
+#: The first event that a child sends: it has its signal handlers, and has loaded Django; a spare,
+#: which can begin at once, has loaded the processors, too.
 READY = "ready"
 
 #: Seconds that a child has to exit after its last message.
@@ -65,19 +70,32 @@ Send = Callable[[str | None, Event | Ended], None]
 Work = Callable[[Stop, Send], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Tells a spare to begin; ``work`` stays pickled until the spare has loaded what it needs."""
+
+    name: str
+    work: bytes
+
+
+#: The child's order to begin; ``None``: to end.
+Orders = SimpleQueue[Order | None]
+
+
 # --- the parent's end
 
 
 class Child:
-    """The parent's end of a child process, which is started at once."""
+    """The parent's end of a child process, which is started at once; without work it is a spare."""
 
-    def __init__(self, name: str, work: Work, databases: Mapping[str, Any]) -> None:
-        self._is_ready = False
+    def __init__(self, name: str, work: Work | None, databases: Mapping[str, Any]) -> None:
+        self.is_ready = False
         control, self._control = _processes.Pipe(duplex=False)
         self.results, results = _processes.Pipe(duplex=False)
         ends = (control, results)
         self._process = _processes.Process(target=main, args=(work, databases, *ends), name=name)
         self._process.start()
+        self.pid = self._process.pid
         # Only the child may hold these ends; otherwise the parent would not notice its death.
         control.close()
         results.close()
@@ -88,17 +106,28 @@ class Child:
             name, event = self.results.recv()
         except (EOFError, OSError):
             return None, self._death()
-        self._is_ready = True
+        self.is_ready = True
         return name, event
 
-    def send(self, message: str) -> None:
+    def send(self, message: str | Order) -> None:
         # A child that has ended needs no message.
         with suppress(OSError):
             self._control.send(message)
 
+    def begin(self, name: str, work: Work) -> None:
+        """Give a spare its work, and the name of the worker whose place it takes."""
+        self.send(Order(name, pickle.dumps(work)))
+
+    def dismiss(self) -> None:
+        """Let a spare end; kill one that is still loading, as it has nothing open."""
+        if self.is_ready:
+            self.send(STOP)
+        else:
+            self._process.kill()
+
     def stop_at_once(self) -> None:
         """Interrupt the handler; kill a child that is still starting, as it has no handler."""
-        if self._is_ready or self.results.poll():
+        if self.is_ready or self.results.poll():
             self.send(STOP_AT_ONCE)
         else:
             self._process.kill()
@@ -159,13 +188,12 @@ def signals_blocked() -> Iterator[None]:
 
 
 def main(
-    work: Work, databases: Mapping[str, Any], control: Connection, results: Connection
+    work: Work | None, databases: Mapping[str, Any], control: Connection, results: Connection
 ) -> None:
     """Do the work, and send its events and its end."""
-    stop = Stop()
-    hurry = threading.Event()
-    _install_handlers(stop, hurry)
-    threading.Thread(target=_obey, args=(control, stop, hurry), daemon=True).start()
+    stop, hurry, orders = Stop(), threading.Event(), Orders()
+    _install_handlers(stop, hurry, orders)
+    threading.Thread(target=_obey, args=(control, stop, hurry, orders), daemon=True).start()
 
     def send(name: str | None, event: Event | Ended) -> None:
         try:
@@ -173,27 +201,49 @@ def main(
         except OSError:
             stop.set()  # the parent has gone, and no process reads the messages
 
-    send(None, READY)
     try:
-        end: Ended | Trouble = Ended(_run(work, databases, stop, send))
+        end: Ended | Trouble = Ended(_run(work, databases, stop, send, orders))
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
         known = isinstance(error, ProcessorError)
         end = Trouble(str(error) if known else describe(error), traceback.format_exc())
     send(None, end)
 
 
-def _run(work: Work, databases: Mapping[str, Any], stop: Stop, send: Send) -> bool:
+def _run(
+    work: Work | None, databases: Mapping[str, Any], stop: Stop, send: Send, orders: Orders
+) -> bool:
     for alias, name in databases.items():
         connections.databases[alias]["NAME"] = name
     django.setup()
     try:
         with quiet_unless_configured():
-            return work(stop, send)
+            if work is None:
+                _load_processors()
+            send(None, READY)
+            begun = work or _wait_for_work(orders)
+            return begun is None or begun(stop, send)
     finally:
         connections.close_all()
 
 
-def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
+def _load_processors() -> None:
+    """Import what a worker needs, and keep no connection open that an import has opened."""
+    registry.broken()  # a module that cannot be imported is reported when there is work for it
+    connections.all()  # which imports the drivers
+    connections.close_all()
+
+
+def _wait_for_work(orders: Orders) -> Work | None:
+    """Wait until a spare is told to begin; return ``None`` when it is told to end."""
+    order = orders.get()
+    if order is None:
+        return None
+    multiprocessing.current_process().name = order.name
+    work: Work = pickle.loads(order.work)  # noqa: S301  # the parent's
+    return work
+
+
+def _install_handlers(stop: Stop, hurry: threading.Event, orders: Orders) -> None:
     """Leave it to the parent to count signals.
 
     A terminal sends Ctrl-C and SIGHUP to the whole process group, and a service manager sends
@@ -203,6 +253,7 @@ def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
 
     def handler(signum: int, _: FrameType | None) -> None:
         stop.set()
+        orders.put(None)
         if hurry.is_set():
             raise StoppedAtOnce(signum)
 
@@ -213,14 +264,19 @@ def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _obey(control: Connection, stop: Stop, hurry: threading.Event) -> None:
+def _obey(control: Connection, stop: Stop, hurry: threading.Event, orders: Orders) -> None:
     """Follow the parent's messages, in a thread; the end of the parent means stop."""
     main_thread = threading.main_thread().ident
     try:
-        while control.recv() == STOP:
-            stop.set()
+        while (message := control.recv()) != STOP_AT_ONCE:
+            if isinstance(message, Order):
+                orders.put(message)
+            else:
+                stop.set()
+                orders.put(None)
     except (EOFError, OSError):
         stop.set()
+        orders.put(None)
         return
     hurry.set()
     if main_thread is not None:

@@ -174,7 +174,8 @@ def watch(
 
     ``max_rows`` of the plan is for all workers together. ``tell`` gets the worker's number, the
     processor's name, and what happened. With one worker, the watch is in this process, and its
-    number is ``None``; of several, one that dies is started again. Raises as ``run()`` does.
+    number is ``None``; of several, one that dies is started again, or a spare takes its place.
+    Raises as ``run()`` does.
     """
     check_copies(copies)
     if copies == 1:
@@ -187,10 +188,9 @@ def watch(
         return partial(_watch, names, replace(plan, max_rows=rows_left[number - 1]))
 
     def tell_or_count(number: int, name: str | None, event: News) -> None:
-        left = rows_left[number - 1]
         if not isinstance(event, str):
             tell(number, name, event)
-        elif left is not None:
+        elif (left := rows_left[number - 1]) is not None:
             # A row was tried: a worker that takes this one's place has one row less to try.
             rows_left[number - 1] = left - 1
 

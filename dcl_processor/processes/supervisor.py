@@ -2,7 +2,9 @@
 
 A copy that dies costs the others nothing. With ``restart`` it is started again. The pattern is the
 supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it with a
-growing delay, so that a poison row, which kills its worker, keeps no worker busy.
+growing delay, so that a poison row, which kills its worker, keeps no worker busy. Only the first
+death in a while costs no delay: a spare takes the place of the copy. It is a child that has loaded
+the processors, has no connection, and waits for work.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from django.db import connections
 
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.watch.polling import POLL_IDLE, Backoff
+from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
 from dcl_processor.watch.watch import Event
 
 from .child import STOP, Child, Ended, Work, signals_blocked
@@ -32,19 +34,39 @@ LIVED_LONG = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A copy has died, or did not start; ``wait``: seconds until its restart, ``None``: none."""
+    """A copy has died, or did not start.
+
+    ``wait``: seconds until its restart, 0 if a spare takes its place, ``None`` without a restart.
+    """
 
     trouble: Trouble
     wait: float | None
 
     def __str__(self) -> str:
-        again = "" if self.wait is None else f"; it is started again in {self.wait:.1f} s"
+        match self.wait:
+            case None:
+                again = ""
+            case 0:
+                again = "; the spare takes its place"
+            case wait:
+                again = f"; it is started again in {wait:.1f} s"
         return f"{self.trouble.sentence}{again}"
 
 
-News = Event | Died
+@dataclass(frozen=True, slots=True)
+class SpareReady:
+    """A spare waits for work."""
 
-#: Takes a copy's number, a processor's name (``None``: the copy itself), and what happened to it.
+    pid: int | None
+
+
+News = Event | Died | SpareReady
+
+#: The number of the spare, which is no copy yet.
+SPARE = 0
+
+#: Takes a copy's number (or ``SPARE``), a processor's name (``None``: the copy itself), and what
+#: happened to it.
 Tell = Callable[[int, str | None, News], None]
 
 
@@ -78,9 +100,11 @@ class Supervisor:
     #: By the monotonic clock; no copy is started after it.
     deadline: float | None = None
     _places: list[_Place] = field(init=False)
+    _spare: _Place = field(init=False)
 
     def __post_init__(self) -> None:
         self._places = [_Place(number) for number in range(1, self.copies + 1)]
+        self._spare = _Place(SPARE)
 
     def run(self) -> bool:
         """Run until all copies have ended; return whether one had work until its end.
@@ -96,14 +120,14 @@ class Supervisor:
                         self._let_finish(place)
                     elif place.child is None and not place.is_over:
                         self._start_if_due(place, databases)
+                self._keep_spare(databases)
                 self._receive()
         except StoppedAtOnce:
             for child in self._children():
                 child.stop_at_once()
             raise
         finally:
-            for child in self._children():
-                child.end()
+            self._end_children()
         return any(place.had_work for place in self._places)
 
     def _let_finish(self, place: _Place) -> None:
@@ -115,23 +139,55 @@ class Supervisor:
 
     def _start_if_due(self, place: _Place, databases: dict[str, Any]) -> None:
         now = time.monotonic()
-        if self.deadline is not None and now >= self.deadline:
+        if self._is_late(now):
             place.is_over = True
         elif now >= place.start_at:
             place.started = now
-            work = self.work(place.number)
-            try:
-                with signals_blocked():
-                    place.child = Child(f"copy {place.number}", work, databases)
-            except OSError as error:
-                sentence = f"could not be started: {describe(error)}"
-                self._died(place, Trouble(sentence, traceback.format_exc()))
+            if self._spare.child is None:
+                work = self.work(place.number)
+                self._start(place, f"copy {place.number}", work, databases)
+            else:
+                self._promote_spare(place, self._spare.child)
+
+    def _promote_spare(self, place: _Place, spare: Child) -> None:
+        place.started = time.monotonic()
+        # A signal between the two lines would end this child twice.
+        with signals_blocked():
+            self._spare.child = None
+            place.child = spare
+        spare.begin(f"copy {place.number}", self.work(place.number))
+
+    def _keep_spare(self, databases: dict[str, Any]) -> None:
+        """Start a spare once no copy is starting, which is more urgent; dismiss it at a stop."""
+        spare, now = self._spare, time.monotonic()
+        if self.stop.is_set():
+            if spare.child is not None and not spare.is_stopping:
+                spare.child.dismiss()
+            spare.is_stopping = True
+        elif self.restart is None or spare.child is not None or self._is_late(now):
+            return
+        elif now >= spare.start_at and all(child.is_ready for child in self._children()):
+            spare.started = now
+            self._start(spare, "spare", None, databases)
+
+    def _is_late(self, now: float) -> bool:
+        return self.deadline is not None and now >= self.deadline
+
+    def _start(
+        self, place: _Place, name: str, work: Work | None, databases: dict[str, Any]
+    ) -> None:
+        try:
+            with signals_blocked():
+                place.child = Child(name, work, databases)
+        except OSError as error:
+            sentence = f"could not be started: {describe(error)}"
+            self._ended(place, Trouble(sentence, traceback.format_exc()))
 
     def _receive(self) -> None:
-        """Wait for messages, and take one from each copy that has sent any."""
+        """Wait for messages, and take one from each child that has sent any."""
         running: dict[Any, tuple[_Place, Child]] = {
             place.child.results: (place, place.child)
-            for place in self._places
+            for place in [*self._places, self._spare]
             if place.child is not None
         }
         for results in connection.wait(list(running), POLL_IDLE):
@@ -142,25 +198,51 @@ class Supervisor:
             elif isinstance(event, Ended | Trouble):
                 place.child = None
                 child.end()
-                if isinstance(event, Trouble):
-                    self._died(place, event)
-                else:
-                    place.is_over, place.had_work = True, event.had_work
+                self._ended(place, event)
+            elif place is self._spare:
+                self.tell(SPARE, None, SpareReady(child.pid))
+
+    def _ended(self, place: _Place, event: Ended | Trouble) -> None:
+        if place is self._spare:
+            # Not reported: no copy is missing, and what is wrong here will be wrong with a copy.
+            self._plan_restart(place, BACKOFF)
+        elif isinstance(event, Trouble):
+            self._died(place, event)
+        else:
+            place.is_over, place.had_work = True, event.had_work
 
     def _died(self, place: _Place, trouble: Trouble) -> None:
         """Report a death by a signal or an unexpected error; plan the restart, if there is one."""
-        lived = time.monotonic() - place.started
-        place.deaths = 1 if lived >= LIVED_LONG else place.deaths + 1
         # A fault of the program would end the next copy, too.
         place.had_work = not trouble.is_final
         restart = None if trouble.is_final or place.is_stopping else self.restart
-        wait = None if restart is None else restart.after(place.deaths)
+        wait = None if restart is None else self._plan_restart(place, restart)
         place.is_over = wait is None
-        place.start_at = time.monotonic() + (wait or 0)
         self.tell(place.number, None, Died(trouble, wait))
+        if wait == 0 and self._spare.child is not None:
+            # At once, as another copy may have died at the same time.
+            self._promote_spare(place, self._spare.child)
+
+    def _plan_restart(self, place: _Place, restart: Backoff) -> float:
+        """Return in how many seconds: none after the first death, if a spare is ready."""
+        now = time.monotonic()
+        place.deaths = 1 if now - place.started >= LIVED_LONG else place.deaths + 1
+        spare = self._spare.child
+        is_first = place.deaths == 1 and spare is not None and spare.is_ready
+        wait = 0.0 if is_first and not self._is_late(now) else restart.after(place.deaths)
+        place.start_at = now + wait
+        return wait
 
     def _children(self) -> list[Child]:
+        """Return the copies that have not ended; the spare is none of them."""
         return [place.child for place in self._places if place.child is not None]
+
+    def _end_children(self) -> None:
+        spare = self._spare.child
+        if spare is not None:
+            spare.dismiss()
+        for child in [*self._children(), *filter(None, [spare])]:
+            child.end()
 
 
 def databases_for_children() -> dict[str, Any]:
