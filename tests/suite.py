@@ -55,6 +55,7 @@ ABOUT_THE_REST = (
     "tests/docs",
     "tests/edge/test_in_flight.py",
     "tests/edge/test_idle.py",
+    "tests/edge/test_spare.py",
     "tests/edge/test_supervisor.py",
     "tests/edge/test_listener.py",
     "tests/edge/test_operation.py",

@@ -234,7 +234,7 @@ def _load_processors() -> None:
 
 
 def _wait_for_work(orders: Orders) -> Work | None:
-    """Wait until a spare is told to begin; return ``None`` when it is told to end."""
+    """Wait for the order to begin; return ``None`` if a spare is to end without one."""
     order = orders.get()
     if order is None:
         return None

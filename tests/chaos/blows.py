@@ -52,8 +52,7 @@ class Reach:
 
 def kill_worker(reach: Reach, blow: Blow) -> None:
     watcher = reach.dice.choice(reach.watchers)
-    copies = watcher.copies()
-    if copies:
+    if copies := watcher.workers():
         copy = reach.dice.choice(copies)
         blow.pids.add(copy.pid)
         blow.routes = (watcher.route,)

@@ -57,6 +57,15 @@ class Watcher:
                     self._seen[child.pid] = child
         return [copy for copy in self._seen.values() if copy.is_running()]
 
+    def workers(self) -> list[psutil.Process]:
+        """Return the copies that have a session now; the spare has none."""
+        found = []
+        for copy in self.copies():
+            with suppress(psutil.Error):
+                if copy.net_connections("all"):
+                    found.append(copy)
+        return found
+
     def mend(self) -> None:
         """Do what a service manager does."""
         self.copies()

@@ -26,8 +26,10 @@ class Watcher:
         self.process = process
         #: What is in no report, and comes from any copy at any time.
         self.operations: list[str] = []
-        self.out = _follow(process.stdout, [])
-        self.err = _follow(process.stderr, self.operations)
+        #: The processes that were the spare, each since it was ready; only with --verbosity 2.
+        self.spares: queue.Queue[int] = queue.Queue()
+        self.out = _follow(process.stdout, [], self.spares)
+        self.err = _follow(process.stderr, self.operations, self.spares)
 
     def says(self, start: str, *, err: bool = False) -> str:
         """Wait for the next line, which is to begin like this, and return it."""
@@ -37,6 +39,13 @@ class Watcher:
             raise AssertionError(f"waited in vain for {start!r}") from None
         assert line.startswith(start), line
         return line
+
+    def spare(self) -> int:
+        """Wait for the next spare, and return its process."""
+        try:
+            return self.spares.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise AssertionError("waited in vain for a spare") from None
 
     def end(self, signum: signal.Signals | None = signal.SIGTERM) -> tuple[int, str, str]:
         """Send the signal, if any; return the exit code, and what was said and not yet read."""
@@ -55,7 +64,7 @@ def watching(*arguments: str, **variables: str) -> Iterator[Watcher]:
         yield Watcher(process)
 
 
-def _follow(stream: IO[str] | None, operations: list[str]) -> Lines:
+def _follow(stream: IO[str] | None, operations: list[str], spares: queue.Queue[int]) -> Lines:
     lines: Lines = queue.Queue()
     assert stream is not None
     pipe = stream
@@ -65,6 +74,8 @@ def _follow(stream: IO[str] | None, operations: list[str]) -> Lines:
             for line in pipe:
                 if re.search(r"process \d+ died while it handled row|LISTEN failed", line):
                     operations.append(line.rstrip("\n"))
+                elif ready := re.fullmatch(r"spare: process (\d+) is ready\n", line):
+                    spares.put(int(ready[1]))
                 else:
                     lines.put(line.rstrip("\n"))
         lines.put("")  # the end

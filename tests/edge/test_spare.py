@@ -1,0 +1,135 @@
+"""The spare of a watch: it takes the place of a worker that dies, and has nothing open before."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from django.db import connection
+
+from dcl_processor.processes.child import EXIT_WITHIN
+from tests.edge.manage import at_gate, wait_for
+from tests.edge.test_supervisor import AGAIN, SPARED, handlers
+from tests.edge.test_workers import is_running
+from tests.edge.watchers import SELDOM, parcels, wait_until_sent, watching
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DELIVER = "warehouse.deliver"
+TWO = (DELIVER, "--copies", "2", "--verbosity", "2")
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """Return the file to which each handler adds its row and its process."""
+    path = tmp_path / "audit"
+    path.touch()
+    return path
+
+
+def test_the_spare_takes_the_place_of_a_worker_that_is_killed(gate: Path, audit: Path) -> None:
+    """It handles rows that come later, and another spare waits behind it."""
+    parcels("gate", "gate")
+    with watching(*TWO, "--watch", "0.2", GATE=str(gate), AUDIT=str(audit)) as watcher:
+        killed, other = at_gate(gate, handlers=2)
+        spare = watcher.spare()
+        os.kill(killed, signal.SIGKILL)
+        assert watcher.says(f"{DELIVER}, copy ", err=True).endswith(f"; {SPARED}")
+        (gate / "open").touch()
+        wait_until_sent()
+        wait_for(lambda: at_work(audit, 2), "the successor")
+        assert handlers(audit) == {other, spare}
+        following = watcher.spare()
+        assert len({killed, other, spare, following}) == 4
+        assert watcher.end()[0] == 0
+    assert not is_running(following)
+
+
+def test_a_second_death_in_a_while_waits_although_there_is_a_spare(audit: Path) -> None:
+    with watching(*TWO, "--watch", "0.2", AUDIT=str(audit)) as watcher:
+        first = watcher.spare()
+        wait_for(lambda: at_work(audit, 2), "both workers")
+        os.kill(min(handlers(audit)), signal.SIGKILL)
+        death = watcher.says(f"{DELIVER}, copy ", err=True)
+        second = watcher.spare()
+        os.kill(first, signal.SIGKILL)
+        again = watcher.says(f"{DELIVER}, copy ", err=True)
+        assert death.endswith(SPARED)
+        assert re.search(f"{AGAIN}$", again)
+        assert death.partition(":")[0] == again.partition(":")[0]
+        # Then the spare takes the place.
+        wait_for(lambda: at_work(audit, 1) and second in handlers(audit), "the spare")
+        assert watcher.end()[0] == 0
+
+
+def at_work(audit: Path, number: int) -> bool:
+    """Add rows, and return whether so many processes have handled any."""
+    parcels(*[""] * 5)
+    return len(handlers(audit)) >= number
+
+
+@pytest.mark.parametrize("variables", [{}, {"ASK_AT_IMPORT": "1"}], ids=["plain", "asks"])
+def test_a_spare_has_no_connection(gate: Path, variables: dict[str, str]) -> None:
+    """Each of the two workers has one; a module that asks when it is imported leaves none open."""
+    parcels("gate", "gate")
+    with watching(*TWO, "--watch", SELDOM, GATE=str(gate), **variables) as watcher:
+        at_gate(gate, handlers=2)
+        spare = psutil.Process(watcher.spare())
+        wait_for(lambda: sessions() == 2, "the sessions of the two workers, and no other")
+        assert spare.net_connections("all") == []
+        (gate / "open").touch()
+        assert watcher.end()[0] == 0
+
+
+def sessions() -> int:
+    """Return the number of the other sessions on this database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        (number,) = cursor.fetchone()
+    return int(number)
+
+
+def test_the_spare_ends_when_the_supervisor_is_killed() -> None:
+    with watching(*TWO, "--watch", SELDOM) as watcher:
+        spare = watcher.spare()
+        assert is_running(spare)
+        watcher.process.kill()
+        wait_for(lambda: not is_running(spare), "the spare to end")
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_the_spare_ends_at_a_stop(whole_group: bool) -> None:
+    """It is not killed in the end, which would take longer."""
+    with watching(*TWO, "--watch", SELDOM) as watcher:
+        spare = watcher.spare()
+        began = time.monotonic()
+        if whole_group:
+            os.killpg(watcher.process.pid, signal.SIGTERM)
+        code, _, err = watcher.end(None if whole_group else signal.SIGTERM)
+        took = time.monotonic() - began
+    assert (code, err) == (0, "")
+    assert not is_running(spare)
+    assert took < EXIT_WITHIN
+
+
+def test_a_spare_that_is_killed_again_and_again_is_started_later_each_time() -> None:
+    """No line says so, as no worker is missing."""
+    with watching(*TWO, "--watch", SELDOM) as watcher:
+        seen = [watcher.spare()]
+        began = time.monotonic()
+        for _ in range(3):
+            os.kill(seen[-1], signal.SIGKILL)
+            seen.append(watcher.spare())
+        took = time.monotonic() - began
+        code, _, err = watcher.end()
+    assert len(set(seen)) == 4
+    assert took >= sum(2**n / 2 for n in range(3))
+    assert (code, err) == (0, "")
