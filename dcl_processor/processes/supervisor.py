@@ -151,7 +151,7 @@ class Supervisor:
 
     def _promote_spare(self, place: _Place, spare: Child) -> None:
         place.started = time.monotonic()
-        # A signal between the two lines would end this child twice.
+        # A signal between the two lines would leave a child that is in no place, and not ended.
         with signals_blocked():
             self._spare.child = None
             place.child = spare
@@ -185,13 +185,14 @@ class Supervisor:
 
     def _receive(self) -> None:
         """Wait for messages, and take one from each child that has sent any."""
-        running: dict[Any, tuple[_Place, Child]] = {
-            place.child.results: (place, place.child)
-            for place in [*self._places, self._spare]
-            if place.child is not None
+        places = [*self._places, self._spare]
+        running: dict[Any, Child] = {
+            place.child.results: place.child for place in places if place.child is not None
         }
         for results in connection.wait(list(running), POLL_IDLE):
-            place, child = running[results]
+            child = running[results]
+            # Not earlier: a death among these messages may have given the spare another place.
+            place = next(each for each in places if each.child is child)
             name, event = child.receive()
             if name is not None:
                 self.tell(place.number, name, event)

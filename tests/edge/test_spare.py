@@ -67,6 +67,22 @@ def test_a_second_death_in_a_while_waits_although_there_is_a_spare(audit: Path) 
         assert watcher.end()[0] == 0
 
 
+def test_a_worker_and_the_spare_may_die_together(audit: Path) -> None:
+    """The supervisor finds both deaths when it goes on."""
+    with watching(*TWO, "--watch", "0.2", AUDIT=str(audit)) as watcher:
+        spare = watcher.spare()
+        wait_for(lambda: at_work(audit, 2), "both workers")
+        watcher.process.send_signal(signal.SIGSTOP)
+        os.kill(min(handlers(audit)), signal.SIGKILL)
+        os.kill(spare, signal.SIGKILL)
+        watcher.process.send_signal(signal.SIGCONT)
+        watcher.says(f"{DELIVER}, copy ", err=True)
+        wait_for(lambda: at_work(audit, 3), "the successor")
+        assert spare not in handlers(audit)
+        watcher.spare()
+        assert watcher.end()[0] == 0
+
+
 def at_work(audit: Path, number: int) -> bool:
     """Add rows, and return whether so many processes have handled any."""
     parcels(*[""] * 5)
