@@ -229,8 +229,8 @@ class Supervisor:
         now = time.monotonic()
         place.deaths = 1 if now - place.started >= LIVED_LONG else place.deaths + 1
         spare = self._spare.child
-        is_first = place.deaths == 1 and spare is not None and spare.is_ready
-        wait = 0.0 if is_first and not self._is_late(now) else restart.after(place.deaths)
+        has_spare = place.deaths == 1 and spare is not None and spare.is_ready
+        wait = 0.0 if has_spare and not self._is_late(now) else restart.after(place.deaths)
         place.start_at = now + wait
         return wait
 
