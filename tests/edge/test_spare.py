@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -118,7 +119,11 @@ def test_the_spare_ends_when_the_supervisor_is_killed() -> None:
         spare = watcher.spare()
         assert is_running(spare)
         watcher.process.kill()
-        wait_for(lambda: not is_running(spare), "the spare to end")
+        try:
+            wait_for(lambda: not is_running(spare), "the spare to end")
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(spare, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
