@@ -1,9 +1,9 @@
 """One worker (copy) in a child process, from both ends of the pipes that connect it to its parent.
 
-The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``; a spare, which is a child without
-work, gets an ``Order`` before. The child sends pairs: a processor's name with an event of its run,
-or ``None`` with an event of the child itself, of which ``READY`` is the first, and ``Ended`` or a
-``Trouble`` the last.
+The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``; to a spare, which is a child without
+work, it first sends an ``Order``. The child sends pairs: a processor's name with an event of its
+run, or ``None`` with an event of the child itself: each new ``Phase``, and last ``Ended`` or a
+``Trouble``.
 
 The child is spawned, because a forked child would share the parent's database connections, and its
 threads' locks in whatever state they were.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -21,10 +20,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -36,16 +35,13 @@ from dcl_processor.diagnosis import ErrorInCopy, Trouble, describe
 from dcl_processor.errors import represent
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.report import Report
+from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Event
 
 from .console_log import quiet_unless_configured
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
-
-#: The first event that a child sends: it has its signal handlers, and has loaded Django; a spare,
-#: which can begin at once, has loaded the processors, too.
-READY = "ready"
 
 #: Seconds that a child has to exit after its last message.
 EXIT_WITHIN = 10.0
@@ -56,6 +52,16 @@ UNGUARDED = 78
 _processes = multiprocessing.get_context("spawn")
 
 
+class Phase(Enum):
+    """How far a child has come, as far as its parent knows."""
+
+    #: It loads Django, and a spare the processors, too.
+    LOADING = "loading"
+    #: It is a spare, and has not read an order yet.
+    WAITING = "waiting"
+    WORKING = "working"
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The last event of a child whose work returned; ``had_work``: what the work returned."""
@@ -64,7 +70,7 @@ class Ended:
 
 
 #: Sends an event of a processor to the parent; without a name, one of the child itself.
-Send = Callable[[str | None, Event | Ended], None]
+Send = Callable[[str | None, Event | Phase | Ended], None]
 
 #: The work of a child, which is pickled; returns whether there was any until the end.
 Work = Callable[[Stop, Send], bool]
@@ -72,14 +78,10 @@ Work = Callable[[Stop, Send], bool]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Tells a spare to begin; ``work`` stays pickled until the spare has loaded what it needs."""
+    """Gives a waiting spare its work, and the name of the worker whose place it takes."""
 
     name: str
-    work: bytes
-
-
-#: The child's order to begin; ``None``: to end.
-Orders = SimpleQueue[Order | None]
+    work: Work
 
 
 # --- the parent's end
@@ -89,7 +91,7 @@ class Child:
     """The parent's end of a child process, which is started at once; without work it is a spare."""
 
     def __init__(self, name: str, work: Work | None, databases: Mapping[str, Any]) -> None:
-        self.is_ready = False
+        self.phase = Phase.LOADING
         control, self._control = _processes.Pipe(duplex=False)
         self.results, results = _processes.Pipe(duplex=False)
         ends = (control, results)
@@ -106,7 +108,8 @@ class Child:
             name, event = self.results.recv()
         except (EOFError, OSError):
             return None, self._death()
-        self.is_ready = True
+        if isinstance(event, Phase):
+            self.phase = event
         return name, event
 
     def send(self, message: str | Order) -> None:
@@ -114,23 +117,12 @@ class Child:
         with suppress(OSError):
             self._control.send(message)
 
-    def begin(self, name: str, work: Work) -> None:
-        """Give a spare its work, and the name of the worker whose place it takes."""
-        self.send(Order(name, pickle.dumps(work)))
-
-    def dismiss(self) -> None:
-        """Let a spare end; kill one that is still loading, as it has nothing open."""
-        if self.is_ready:
-            self.send(STOP)
-        else:
-            self._process.kill()
-
     def stop_at_once(self) -> None:
-        """Interrupt the handler; kill a child that is still starting, as it has no handler."""
-        if self.is_ready or self.results.poll():
-            self.send(STOP_AT_ONCE)
-        else:
+        """Interrupt the handler, or end a spare; kill a child that is loading: it has no row."""
+        if self.phase is Phase.LOADING and not self.results.poll():
             self._process.kill()
+        else:
+            self.send(STOP_AT_ONCE)
 
     def end(self) -> None:
         """Let the process end, or end it; to be called once, whatever happened."""
@@ -190,38 +182,42 @@ def signals_blocked() -> Iterator[None]:
 def main(
     work: Work | None, databases: Mapping[str, Any], control: Connection, results: Connection
 ) -> None:
-    """Do the work, and send its events and its end."""
-    stop, hurry, orders = Stop(), threading.Event(), Orders()
-    _install_handlers(stop, hurry, orders)
-    threading.Thread(target=_obey, args=(control, stop, hurry, orders), daemon=True).start()
+    """Do the work, and send its events and its end; without work, wait for an order first."""
+    stop, hurry = Stop(), threading.Event()
+    _install_handlers(stop, hurry)
+    obey = threading.Thread(target=_obey, args=(control, stop, hurry), daemon=True)
+    if work is not None:
+        obey.start()
 
-    def send(name: str | None, event: Event | Ended) -> None:
+    def send(name: str | None, event: Event | Phase | Ended) -> None:
         try:
             results.send((name, _picklable(event)))
         except OSError:
             stop.set()  # the parent has gone, and no process reads the messages
 
     try:
-        end: Ended | Trouble = Ended(_run(work, databases, stop, send, orders))
+        with _django(databases):
+            if work is None:
+                _load_processors()
+                send(None, Phase.WAITING)
+                work = _wait_for_work(control, stop)
+                obey.start()
+            end: Ended | Trouble = Ended(work is None or _begin(work, stop, send))
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
         known = isinstance(error, ProcessorError)
         end = Trouble(str(error) if known else describe(error), traceback.format_exc())
     send(None, end)
 
 
-def _run(
-    work: Work | None, databases: Mapping[str, Any], stop: Stop, send: Send, orders: Orders
-) -> bool:
+@contextmanager
+def _django(databases: Mapping[str, Any]) -> Iterator[None]:
+    """Load Django, with the parent's databases; close the connections at the end."""
     for alias, name in databases.items():
         connections.databases[alias]["NAME"] = name
     django.setup()
     try:
         with quiet_unless_configured():
-            if work is None:
-                _load_processors()
-            send(None, READY)
-            begun = work or _wait_for_work(orders)
-            return begun is None or begun(stop, send)
+            yield
     finally:
         connections.close_all()
 
@@ -233,17 +229,27 @@ def _load_processors() -> None:
     connections.close_all()
 
 
-def _wait_for_work(orders: Orders) -> Work | None:
-    """Wait for the order to begin; return ``None`` if a spare is to end without one."""
-    order = orders.get()
-    if order is None:
-        return None
-    multiprocessing.current_process().name = order.name
-    work: Work = pickle.loads(order.work)  # noqa: S301  # the parent's
-    return work
+def _wait_for_work(control: Connection, stop: Stop) -> Work | None:
+    """Return the work that a spare is ordered to do; ``None`` if the spare is to end."""
+    while not stop.is_set():
+        if control.poll(POLL_IDLE):
+            try:
+                order = control.recv()
+            except (EOFError, OSError):  # the parent has gone
+                return None
+            if not isinstance(order, Order):
+                return None
+            multiprocessing.current_process().name = order.name
+            return order.work
+    return None
 
 
-def _install_handlers(stop: Stop, hurry: threading.Event, orders: Orders) -> None:
+def _begin(work: Work, stop: Stop, send: Send) -> bool:
+    send(None, Phase.WORKING)
+    return work(stop, send)
+
+
+def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
     """Leave it to the parent to count signals.
 
     A terminal sends Ctrl-C and SIGHUP to the whole process group, and a service manager sends
@@ -253,7 +259,6 @@ def _install_handlers(stop: Stop, hurry: threading.Event, orders: Orders) -> Non
 
     def handler(signum: int, _: FrameType | None) -> None:
         stop.set()
-        orders.put(None)
         if hurry.is_set():
             raise StoppedAtOnce(signum)
 
@@ -264,19 +269,14 @@ def _install_handlers(stop: Stop, hurry: threading.Event, orders: Orders) -> Non
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _obey(control: Connection, stop: Stop, hurry: threading.Event, orders: Orders) -> None:
+def _obey(control: Connection, stop: Stop, hurry: threading.Event) -> None:
     """Follow the parent's messages, in a thread; the end of the parent means stop."""
     main_thread = threading.main_thread().ident
     try:
-        while (message := control.recv()) != STOP_AT_ONCE:
-            if isinstance(message, Order):
-                orders.put(message)
-            else:
-                stop.set()
-                orders.put(None)
+        while control.recv() == STOP:
+            stop.set()
     except (EOFError, OSError):
         stop.set()
-        orders.put(None)
         return
     hurry.set()
     if main_thread is not None:

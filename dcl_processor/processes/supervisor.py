@@ -2,9 +2,9 @@
 
 A copy that dies costs the others nothing. With ``restart`` it is started again. The pattern is the
 supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it with a
-growing delay, so that a poison row, which kills its worker, keeps no worker busy. Only the first
-death in a while costs no delay: a spare takes the place of the copy. It is a child that has loaded
-the processors, has no connection, and waits for work.
+growing delay, so that a poison row, which kills its worker, keeps no worker busy. After a first
+death there is no delay: a spare takes the place of the copy. It is a child that has loaded the
+processors, has no connection, and waits for work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dcl_processor.exceptions import Unsupported
 from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
 from dcl_processor.watch.watch import Event
 
-from .child import STOP, Child, Ended, Work, signals_blocked
+from .child import STOP, Child, Ended, Order, Phase, Work, signals_blocked
 from .graceful_stop import StoppedAtOnce
 
 #: A copy that has lived for this many seconds is restarted as if it had never died before.
@@ -95,7 +95,7 @@ class Supervisor:
     work: Callable[[int], Work]
     stop: threading.Event
     tell: Tell
-    #: The delays of restarts; without it, a copy that dies is not started again.
+    #: The delays of restarts; without it, a copy that dies is not started again, and has no spare.
     restart: Backoff | None = None
     #: By the monotonic clock; no copy is started after it.
     deadline: float | None = None
@@ -120,7 +120,7 @@ class Supervisor:
                         self._let_finish(place)
                     elif place.child is None and not place.is_over:
                         self._start_if_due(place, databases)
-                self._keep_spare(databases)
+                self._start_spare_if_due(databases)
                 self._receive()
         except StoppedAtOnce:
             for child in self._children():
@@ -141,33 +141,32 @@ class Supervisor:
         now = time.monotonic()
         if self._is_late(now):
             place.is_over = True
-        elif now >= place.start_at:
-            place.started = now
-            if self._spare.child is None:
-                work = self.work(place.number)
-                self._start(place, f"copy {place.number}", work, databases)
-            else:
-                self._promote_spare(place, self._spare.child)
+        elif now < place.start_at:
+            return
+        elif spare := self._waiting_spare():
+            self._promote_spare(place, spare)
+        else:
+            work = self.work(place.number)
+            self._start(place, f"copy {place.number}", work, databases)
+
+    def _waiting_spare(self) -> Child | None:
+        # Not one that is loading: a copy, and a stop of it, would wait until it has loaded.
+        spare = self._spare.child
+        return spare if spare is not None and spare.phase is Phase.WAITING else None
 
     def _promote_spare(self, place: _Place, spare: Child) -> None:
         place.started = time.monotonic()
-        # A signal between the two lines would leave a child that is in no place, and not ended.
-        with signals_blocked():
-            self._spare.child = None
-            place.child = spare
-        spare.begin(f"copy {place.number}", self.work(place.number))
+        # In this order: a signal between the two lines leaves it in both places, not in none.
+        place.child = spare
+        self._spare.child = None
+        spare.send(Order(f"copy {place.number}", self.work(place.number)))
 
-    def _keep_spare(self, databases: dict[str, Any]) -> None:
-        """Start a spare once no copy is starting, which is more urgent; dismiss it at a stop."""
+    def _start_spare_if_due(self, databases: dict[str, Any]) -> None:
+        """Start a spare, unless a copy is loading, which is more urgent."""
         spare, now = self._spare, time.monotonic()
-        if self.stop.is_set():
-            if spare.child is not None and not spare.is_stopping:
-                spare.child.dismiss()
-            spare.is_stopping = True
-        elif self.restart is None or spare.child is not None or self._is_late(now):
-            return
-        elif now >= spare.start_at and all(child.is_ready for child in self._children()):
-            spare.started = now
+        is_wanted = self.restart is not None and not self.stop.is_set() and not self._is_late(now)
+        is_due = spare.child is None and now >= spare.start_at
+        if is_wanted and is_due and all(each.phase is Phase.WORKING for each in self._children()):
             self._start(spare, "spare", None, databases)
 
     def _is_late(self, now: float) -> bool:
@@ -176,6 +175,7 @@ class Supervisor:
     def _start(
         self, place: _Place, name: str, work: Work | None, databases: dict[str, Any]
     ) -> None:
+        place.started = time.monotonic()
         try:
             with signals_blocked():
                 place.child = Child(name, work, databases)
@@ -196,12 +196,12 @@ class Supervisor:
             name, event = child.receive()
             if name is not None:
                 self.tell(place.number, name, event)
+            elif event is Phase.WAITING:
+                self.tell(SPARE, None, SpareReady(child.pid))
             elif isinstance(event, Ended | Trouble):
                 place.child = None
                 child.end()
                 self._ended(place, event)
-            elif place is self._spare:
-                self.tell(SPARE, None, SpareReady(child.pid))
 
     def _ended(self, place: _Place, event: Ended | Trouble) -> None:
         if place is self._spare:
@@ -216,33 +216,32 @@ class Supervisor:
         """Report a death by a signal or an unexpected error; plan the restart, if there is one."""
         # A fault of the program would end the next copy, too.
         place.had_work = not trouble.is_final
-        restart = None if trouble.is_final or place.is_stopping else self.restart
+        restart = None if trouble.is_final or self.stop.is_set() else self.restart
         wait = None if restart is None else self._plan_restart(place, restart)
         place.is_over = wait is None
         self.tell(place.number, None, Died(trouble, wait))
-        if wait == 0 and self._spare.child is not None:
+        if wait == 0 and (spare := self._waiting_spare()):
             # At once, as another copy may have died at the same time.
-            self._promote_spare(place, self._spare.child)
+            self._promote_spare(place, spare)
 
     def _plan_restart(self, place: _Place, restart: Backoff) -> float:
-        """Return in how many seconds: none after the first death, if a spare is ready."""
+        """Return in how many seconds: 0 after a first death, if a spare waits."""
         now = time.monotonic()
         place.deaths = 1 if now - place.started >= LIVED_LONG else place.deaths + 1
-        spare = self._spare.child
-        has_spare = place.deaths == 1 and spare is not None and spare.is_ready
-        wait = 0.0 if has_spare and not self._is_late(now) else restart.after(place.deaths)
+        has_spare = place.deaths == 1 and self._waiting_spare() and not self._is_late(now)
+        wait = 0.0 if has_spare else restart.after(place.deaths)
         place.start_at = now + wait
         return wait
 
-    def _children(self) -> list[Child]:
-        """Return the copies that have not ended; the spare is none of them."""
-        return [place.child for place in self._places if place.child is not None]
+    def _children(self) -> set[Child]:
+        """Return the children that have not ended, the spare included."""
+        places = [*self._places, self._spare]
+        return {place.child for place in places if place.child is not None}
 
     def _end_children(self) -> None:
-        spare = self._spare.child
-        if spare is not None:
-            spare.dismiss()
-        for child in [*self._children(), *filter(None, [spare])]:
+        if self._spare.child is not None:
+            self._spare.child.stop_at_once()
+        for child in self._children():
             child.end()
 
 

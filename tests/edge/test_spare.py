@@ -17,7 +17,7 @@ from dcl_processor.processes.child import EXIT_WITHIN
 from tests.edge.manage import at_gate, wait_for
 from tests.edge.test_supervisor import AGAIN, SPARED, handlers
 from tests.edge.test_workers import is_running
-from tests.edge.watchers import SELDOM, parcels, wait_until_sent, watching
+from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,6 +31,14 @@ def audit(tmp_path: Path) -> Path:
     path = tmp_path / "audit"
     path.touch()
     return path
+
+
+@pytest.fixture
+def spare_gate(tmp_path: Path) -> Path:
+    """Return the folder where the spare waits, as it loads, until the file ``open`` is there."""
+    folder = tmp_path / "spare_gate"
+    folder.mkdir()
+    return folder
 
 
 def test_the_spare_takes_the_place_of_a_worker_that_is_killed(gate: Path, audit: Path) -> None:
@@ -84,6 +92,15 @@ def test_a_worker_and_the_spare_may_die_together(audit: Path) -> None:
         assert watcher.end()[0] == 0
 
 
+def spare_of(watcher: Watcher, spare_gate: Path, *, is_loading: bool) -> int:
+    """Return the process of the spare, which is loading or waits for work."""
+    (spare,) = at_gate(spare_gate)
+    if not is_loading:
+        (spare_gate / "open").touch()
+        assert watcher.spare() == spare
+    return spare
+
+
 def at_work(audit: Path, number: int) -> bool:
     """Add rows, and return whether so many processes have handled any."""
     parcels(*[""] * 5)
@@ -114,11 +131,15 @@ def sessions() -> int:
     return int(number)
 
 
-def test_the_spare_ends_when_the_supervisor_is_killed() -> None:
-    with watching(*TWO, "--watch", SELDOM) as watcher:
-        spare = watcher.spare()
+@pytest.mark.parametrize("is_loading", [False, True])
+def test_the_spare_ends_when_the_supervisor_is_killed(spare_gate: Path, is_loading: bool) -> None:
+    """One that is loading ends when it has loaded."""
+    with watching(*TWO, "--watch", SELDOM, SPARE_GATE=str(spare_gate)) as watcher:
+        spare = spare_of(watcher, spare_gate, is_loading=is_loading)
         assert is_running(spare)
         watcher.process.kill()
+        watcher.process.wait()
+        (spare_gate / "open").touch()
         try:
             wait_for(lambda: not is_running(spare), "the spare to end")
         finally:
@@ -126,15 +147,60 @@ def test_the_spare_ends_when_the_supervisor_is_killed() -> None:
                 os.kill(spare, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("whole_group", [False, True])
-def test_the_spare_ends_at_a_stop(whole_group: bool) -> None:
-    """It is not killed in the end, which would take longer."""
-    with watching(*TWO, "--watch", SELDOM) as watcher:
-        spare = watcher.spare()
+@pytest.mark.parametrize("is_loading", [False, True])
+@pytest.mark.parametrize("how", ["signal", "signal to the group", "rows"])
+def test_the_spare_ends_with_the_watch(spare_gate: Path, how: str, is_loading: bool) -> None:
+    """It is not killed in the end, which would take longer, and the watch waits for no import."""
+    arguments = (*TWO, "--watch", "0.2", "--max-rows", "2")
+    with watching(*arguments, SPARE_GATE=str(spare_gate)) as watcher:
+        spare = spare_of(watcher, spare_gate, is_loading=is_loading)
         began = time.monotonic()
-        if whole_group:
-            os.killpg(watcher.process.pid, signal.SIGTERM)
-        code, _, err = watcher.end(None if whole_group else signal.SIGTERM)
+        match how:
+            case "signal":
+                watcher.process.send_signal(signal.SIGTERM)
+            case "signal to the group":
+                os.killpg(watcher.process.pid, signal.SIGTERM)
+            case "rows":
+                parcels("", "")
+        code, _, err = watcher.end(None)
+        took = time.monotonic() - began
+    assert (code, err) == (0, "")
+    assert not is_running(spare)
+    assert took < EXIT_WITHIN
+
+
+@pytest.mark.parametrize("is_loading", [False, True])
+def test_a_second_signal_ends_the_spare_at_once(
+    gate: Path, spare_gate: Path, is_loading: bool
+) -> None:
+    parcels("gate", "gate")
+    variables = {"GATE": str(gate), "SPARE_GATE": str(spare_gate)}
+    with watching(*TWO, "--watch", SELDOM, **variables) as watcher:
+        at_gate(gate, handlers=2)
+        spare = spare_of(watcher, spare_gate, is_loading=is_loading)
+        watcher.process.send_signal(signal.SIGTERM)
+        at_gate(gate, "stopping", handlers=2)
+        began = time.monotonic()
+        code, _, err = watcher.end(signal.SIGTERM)
+        took = time.monotonic() - began
+    assert code == 128 + signal.SIGTERM
+    assert err.startswith("CommandError: stopped at once by SIGTERM; ")
+    assert not is_running(spare)
+    assert took < EXIT_WITHIN
+
+
+def test_a_spare_that_is_loading_keeps_no_place(audit: Path, spare_gate: Path) -> None:
+    """Neither the successor of a worker nor a stop waits for it."""
+    variables = {"AUDIT": str(audit), "SPARE_GATE": str(spare_gate)}
+    with watching(*TWO, "--watch", "0.2", **variables) as watcher:
+        (spare,) = at_gate(spare_gate)
+        wait_for(lambda: at_work(audit, 2), "both workers")
+        os.kill(min(handlers(audit)), signal.SIGKILL)
+        assert re.search(f"{AGAIN}$", watcher.says(f"{DELIVER}, copy ", err=True))
+        wait_for(lambda: at_work(audit, 3), "the successor")
+        assert spare not in handlers(audit)
+        began = time.monotonic()
+        code, _, err = watcher.end()
         took = time.monotonic() - began
     assert (code, err) == (0, "")
     assert not is_running(spare)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -130,10 +131,10 @@ def audit(parcel: Parcel) -> None:
             file.write(f"{parcel.pk} {os.getpid()}\n")
 
 
-def wait_at_gate() -> None:
+def wait_at_gate(variable: str = "GATE") -> None:
     """Say that a handler is at work, and stay there until the gate is opened."""
     gc.collect()  # what an earlier run of this process was told
-    gate = Path(os.environ["GATE"])
+    gate = Path(os.environ[variable])
     (gate / f"reached-{os.getpid()}").touch()
     deadline = time.monotonic() + PATIENCE
     while not (gate / "open").exists():
@@ -142,3 +143,7 @@ def wait_at_gate() -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("nobody opened the gate")
         time.sleep(0.01)
+
+
+if "SPARE_GATE" in os.environ and multiprocessing.current_process().name == "spare":
+    wait_at_gate("SPARE_GATE")
