@@ -201,7 +201,9 @@ class Supervisor:
             elif isinstance(event, Ended | Trouble):
                 place.child = None
                 child.end()
-                self._ended(place, event)
+                # A spare that ends before it has read its order is no copy: the place is still due.
+                is_spare = child.phase is Phase.WAITING
+                self._ended(self._spare if is_spare else place, event)
 
     def _ended(self, place: _Place, event: Ended | Trouble) -> None:
         if place is self._spare:

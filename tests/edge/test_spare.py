@@ -76,20 +76,35 @@ def test_a_second_death_in_a_while_waits_although_there_is_a_spare(audit: Path) 
         assert watcher.end()[0] == 0
 
 
-def test_a_worker_and_the_spare_may_die_together(audit: Path) -> None:
-    """The supervisor finds both deaths when it goes on."""
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_a_spare_is_no_death_of_a_worker(audit: Path, signum: signal.Signals) -> None:
+    """Both have ended when the supervisor goes on, and it reads the worker's death first.
+
+    It gives the place to the spare, which never reads the order. A new process then takes the
+    place at once, and its death is the second one there.
+    """
     with watching(*TWO, "--watch", "0.2", AUDIT=str(audit)) as watcher:
         spare = watcher.spare()
         wait_for(lambda: at_work(audit, 2), "both workers")
+        workers = handlers(audit)
+        killed = min(workers)
         watcher.process.send_signal(signal.SIGSTOP)
-        os.kill(min(handlers(audit)), signal.SIGKILL)
-        os.kill(spare, signal.SIGKILL)
+        os.kill(killed, signal.SIGKILL)
+        os.kill(spare, signum)
+        wait_for(lambda: not is_running(killed) and not is_running(spare), "both to end")
         watcher.process.send_signal(signal.SIGCONT)
-        watcher.says(f"{DELIVER}, copy ", err=True)
+        death = watcher.says(f"{DELIVER}, copy ", err=True)
+        assert death.endswith(SPARED)
         wait_for(lambda: at_work(audit, 3), "the successor")
-        assert spare not in handlers(audit)
-        watcher.spare()
-        assert watcher.end()[0] == 0
+        (successor,) = handlers(audit) - workers
+        assert successor != spare
+        os.kill(successor, signal.SIGKILL)
+        again = watcher.says(f"{DELIVER}, copy ", err=True)
+        assert again.partition(":")[0] == death.partition(":")[0]
+        (wait,) = re.findall(r" again in ([\d.]+) s$", again)
+        assert 1 <= float(wait) <= 2
+        code, _, err = watcher.end()
+    assert (code, err) == (0, "")
 
 
 def spare_of(watcher: Watcher, spare_gate: Path, *, is_loading: bool) -> int:
