@@ -124,7 +124,7 @@ class Output:
             self.trouble(who, Trouble(sentence))
 
     def detail(self, line: str) -> None:
-        """Write a line that only ``--verbosity 2`` shows."""
+        """Write a line that is shown from ``--verbosity 2`` on."""
         if self._verbosity >= 2 and not self._json:
             self._write(self._stdout, line)
 

@@ -242,7 +242,11 @@ def _base_options() -> CommandParser:
     """
     options = CommandParser(add_help=False, argument_default=argparse.SUPPRESS)
     options.add_argument(
-        "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks too."
+        "-v",
+        "--verbosity",
+        type=int,
+        choices=range(4),
+        help="0: errors only; 2: tracebacks, and a watch's spare process, too.",
     )
     options.add_argument(
         "--traceback",
