@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,18 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     processors = [f"chaos.{name}" for name in names]
     with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
         everybody = len(ROUTES) * plan.copies
-        wait_until(
-            lambda: len({call.pid for call in audit.read(lines)}) >= everybody,
-            f"{everybody} workers to begin",
-            START_WITHIN,
-        )
+        _wait_for_all(lines, everybody, since=0.0)
         stage.say("the calm before the storm")
-        calm = time.monotonic(), time.monotonic() + plan.baseline
-        time.sleep(plan.baseline)
+        before = _calm(stage, names, plan, watchers)
         stage.say("the chaos")
         reach = Reach(stage.server, stage.routes, watchers, dice)
         monkey = Monkey(reach, pause=plan.pause, kinds=plan.blows)
         chaos = time.monotonic(), _chaos(stage, names, plan, monkey, watchers)
         stage.say("the calm after the storm")
+        _wait_for_all(
+            lines, everybody, since=chaos[1], keep=partial(_mend, stage, names, plan, watchers)
+        )
+        after = _calm(stage, names, plan, watchers)
         withdrawn = _drain(stage, names, plan, watchers, lines)
         stage.say("the workers stop")
     stage.say("the judgement")
@@ -106,9 +106,41 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
         ordeal.deliveries[name] = {
             **verdict.counts,
             "withdrawn": withdrawn.get(name, 0),
-            **_figures(records.calls, monkey.blows, calm, chaos),
+            **_figures(records.calls, monkey.blows, before, chaos, after),
         }
     return ordeal
+
+
+def _wait_for_all(
+    lines: Path, number: int, *, since: float, keep: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until so many workers have begun a row since then."""
+
+    def are_there() -> bool:
+        keep()
+        return len({call.pid for call in audit.read(lines) if call.began >= since}) >= number
+
+    wait_until(are_there, f"{number} workers to begin", START_WITHIN)
+
+
+def _mend(stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher]) -> None:
+    """Start watchers that are gone again, and add rows where few are left."""
+    for watcher in watchers:
+        watcher.mend()
+    for name in names:
+        if table.left(stage.server, name) < plan.low:
+            table.fill(stage.server, name, plan.low)
+
+
+def _calm(
+    stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher]
+) -> figures.Span:
+    """Let the workers work for a while; return the time of that."""
+    start = time.monotonic()
+    while time.monotonic() < start + plan.baseline:
+        _mend(stage, names, plan, watchers)
+        time.sleep(0.2)
+    return start, time.monotonic()
 
 
 def _chaos(
@@ -161,14 +193,17 @@ def _is_drained(
 def _figures(
     calls: Sequence[audit.Call],
     blows: Sequence[Blow],
-    calm: figures.Span,
-    chaos: figures.Span,
+    *spans: figures.Span,
 ) -> dict[str, Any]:
-    before, during = figures.rate(calls, calm), figures.rate(calls, chaos)
+    """Return the figures of the times before, during and after the chaos."""
+    before, during, after = (figures.rate(calls, span) for span in spans)
+    chaos = spans[1]
     return {
         "calm_rows_per_second": round(before, 1),
         "chaos_rows_per_second": round(during, 1),
+        "after_rows_per_second": round(after, 1),
         "ratio": round(during / before, 2) if before else None,
+        "ratio_after": round(after / before, 2) if before else None,
         "chaos_seconds": round(chaos[1] - chaos[0], 1),
         "longest_pause": round(figures.longest_pause(calls, chaos), 2),
         "recovery": figures.summary(figures.recoveries(calls, blows, chaos[1])),

@@ -8,7 +8,8 @@ from typing import Any
 COUNTS = (
     *("rows", "withdrawn", "called_0", "called_1", "called_2+", "done", "in_doubt", "given_up"),
     *("work_doubled", "settled_twice", "unexplained", "faults"),
-    *("calm_rows_per_second", "chaos_rows_per_second", "ratio", "chaos_seconds", "longest_pause"),
+    *("calm_rows_per_second", "chaos_rows_per_second", "after_rows_per_second"),
+    *("ratio", "ratio_after", "chaos_seconds", "longest_pause"),
 )
 
 

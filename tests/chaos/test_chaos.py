@@ -44,6 +44,7 @@ def test_every_delivery_keeps_its_promise_through_every_kind_of_blow(tmp_path: P
     assert set(result["deliveries"]) == set(PROCESSORS)
     for counts in result["deliveries"].values():
         assert counts["done"] + counts["in_doubt"] == counts["rows"] >= 250, said
+        assert counts["ratio_after"] > 0, said
 
 
 def test_workers_that_are_wrong_are_found(tmp_path: Path) -> None:
