@@ -21,12 +21,13 @@ from dcl_processor.delivery import (
     deliveries,
     one_statement,
     settle,
+    settle_later,
 )
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.delivery.marks import Mark, MarkedRows
 from dcl_processor.execution.row_savepoint import RowSavepoint
-from dcl_processor.locking import claiming
+from dcl_processor.locking import claiming, row_transactions
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement import flip
 
@@ -39,6 +40,8 @@ NARROWED: Seam = ((question.Question, "narrowed"),)
 # The claim
 CLAIM: Seam = ((deliveries, "claim"), (claim_and_commit, "claim"))
 LOCKING: Seam = ((claiming, "_locking"),)
+SEND_ALL: Seam = ((row_transactions, "send_all"),)
+IS_OBSERVED: Seam = ((row_transactions, "is_observed"),)
 SUITS_ONE_STATEMENT: Seam = ((one_statement, "suits"),)
 SHOW: Seam = ((claim_and_commit, "show"),)
 LEASE_MARK: Seam = ((deliveries, "lease_mark"),)
@@ -58,7 +61,7 @@ CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
 FRESH: Seam = ((Retry, "fresh"),)
 GIVES_UP: Seam = ((Retry, "gives_up"),)
 GET_FAILED: Seam = ((BatchProcessor, "get_failed"),)
-EXPECTED: Seam = ((settle, "_expected"),)
+EXPECTED: Seam = ((settle, "expected_of"), (settle_later, "expected_of"))
 WRITE: Seam = ((settle, "write"),)
 SETTLING: Seam = ((compare_and_set, "settling"),)
 #: Set in ``__init__()``, so the class has no such name before.

@@ -183,12 +183,12 @@ class CompiledStatement:
         if not {*placeholders} <= {each for each in params if isinstance(each, Placeholder)}:
             raise CannotParametrize
         self.sql = sql
-        self._params = params
+        self.parameters = params
 
     def params(self, values: Mapping[Placeholder, Any]) -> tuple[Any, ...]:
         """Return the parameters of one execution."""
         return tuple(
-            values[each] if isinstance(each, Placeholder) else each for each in self._params
+            values[each] if isinstance(each, Placeholder) else each for each in self.parameters
         )
 
 

@@ -74,6 +74,14 @@ class CompiledSelect(Generic[R]):
     def execute(self, pks: Sequence[Any]) -> list[R]:
         """Execute the statement for these rows, and return those that it finds."""
         with self._connection.cursor() as cursor:
-            cursor.execute(self._statement.sql, self._statement.params(self._keys.filled(pks)))
+            cursor.execute(*self.statement(pks))
             answers = cursor.fetchall()
+        return self.build(answers)
+
+    def statement(self, pks: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+        """Return the statement for these rows, and its parameters."""
+        return self._statement.sql, self._statement.params(self._keys.filled(pks))
+
+    def build(self, answers: Sequence[Sequence[Any]]) -> list[R]:
+        """Return the rows that these answers stand for."""
         return self._rows.build(answers)

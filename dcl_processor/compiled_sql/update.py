@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Model, QuerySet, TextField, sql
+from django.db.models import IntegerField, Model, QuerySet, TextField, Value, sql
 from django.db.models.lookups import Exact
 
 from dcl_processor.database.transaction_id import is_in_transaction
@@ -21,6 +21,12 @@ from .placeholders import (
     Placeholder,
     compiled,
 )
+
+#: The text of the error with which a checked statement fails: this, and what was written.
+FLIP, LOST = "dcl_flip:", "lost"
+
+_FLIPPED = "dcl_flipped"
+_IS_SAME = "pg_current_xact_id() = %s::xid8"
 
 
 class CompiledUpdate:
@@ -45,10 +51,10 @@ class CompiledUpdate:
         self._keys = KeyPlaceholder(model, using, many=many)
         self._assignments = Assignments(model, values)
         self._expected = {name: Placeholder(_plain_field(model, name)) for name in expected}
-        self._transaction = Placeholder(TextField()) if fenced else None
+        self._fence, self._number = Placeholder(TextField()), Placeholder(IntegerField())
         rows = QuerySet[Any](model, using=using).filter(self._keys.condition, **self._expected)
-        if self._transaction is not None:
-            rows = rows.filter(is_in_transaction(self._transaction))
+        if fenced:
+            rows = rows.filter(is_in_transaction(self._fence))
         query: Any = rows.query.chain(sql.UpdateQuery)
         query.add_update_values(self._assignments.columns)
         if query.related_updates:
@@ -56,33 +62,80 @@ class CompiledUpdate:
         statement, params = compiled(query.get_compiler(using))
         written = self._assignments.placeholders.values()
         placeholders = [self._keys.placeholder, *written, *self._expected.values()]
-        placeholders += [self._transaction] if self._transaction else []
+        placeholders += [self._fence] if fenced else []
         self._statement = CompiledStatement(statement, params, placeholders)
+        self._checked = self._check(model, statement) if fenced else None
 
-    def execute(
+    def _check(self, model: type[Model], update: str) -> CompiledStatement:
+        """Return the statement that writes rows, and fails unless all that exist are written."""
+        fence = self._fence
+        rows = QuerySet[Any](model, using=self._using).filter(self._keys.condition).order_by()
+        existing, params = compiled(rows.values_list(Value(1)).query.get_compiler(self._using))
+        # The cast fails. It is not evaluated before the count, on which it depends.
+        sql = (
+            f"WITH {_FLIPPED} AS ({update} RETURNING 1) "  # noqa: S608  # Django's SQL
+            f"SELECT CASE WHEN n = %s OR ({_IS_SAME} AND "
+            f"n = (SELECT count(*) FROM ({existing}) AS dcl_existing)) THEN 0 ELSE "
+            f"CAST('{FLIP}' || CASE WHEN {_IS_SAME} THEN n::text ELSE '{LOST}' END AS integer) END "
+            f"FROM (SELECT count(*) AS n FROM {_FLIPPED}) AS dcl_counted"
+        )
+        all_params = [*self._statement.parameters, self._number, fence, *params, fence]
+        return CompiledStatement(sql, all_params, [self._keys.placeholder, fence])
+
+    def checked(
+        self, pks: Sequence[Any], values: Values, transaction_id: str
+    ) -> tuple[str, Sequence[Any]] | None:
+        """Return a statement that writes these rows, and fails unless all that exist are written.
+
+        Its error has the text ``FLIP``, and then the number of rows written, or ``LOST`` if the
+        transaction is another one. ``None``: a field turns its value into SQL.
+        """
+        if self._checked is None or (filled := self._filled(pks, values)) is None:
+            return None
+        filled.update({self._fence: transaction_id, self._number: len(pks)})
+        return self._checked.sql, self._checked.params(filled)
+
+    def statement(
         self,
         pks: Sequence[Any],
         values: Values,
         expected: Values = MappingProxyType({}),
         transaction_id: str | None = None,
+    ) -> tuple[str, Sequence[Any]] | None:
+        """Return the update for these rows; ``None``: a field turns its value into SQL."""
+        filled = self._filled(pks, values)
+        if filled is None:
+            return None
+        for name, placeholder in self._expected.items():
+            filled[placeholder] = placeholder.compared(expected[name], self._connection)
+        filled[self._fence] = transaction_id
+        return self._statement.sql, self._statement.params(filled)
+
+    def execute(
+        self,
+        pks: Sequence[Any],
+        values: Values,
+        transaction_id: str | None = None,
+        expected: Values = MappingProxyType({}),
     ) -> int | None:
         """Execute the update for these rows; return how many were written.
 
         ``None``: nothing was sent, because a field turns its value into SQL.
         """
-        connection = self._connection
-        filled = self._assignments.filled(values, connection)
-        if filled is None:
+        statement = self.statement(pks, values, expected, transaction_id)
+        if statement is None:
             return None
-        filled.update(self._keys.filled(pks))
-        for name, placeholder in self._expected.items():
-            filled[placeholder] = placeholder.compared(expected[name], connection)
-        if self._transaction is not None:
-            filled[self._transaction] = transaction_id
+        connection = self._connection
         with transaction.mark_for_rollback_on_error(self._using), connection.cursor() as cursor:
-            cursor.execute(self._statement.sql, self._statement.params(filled))
+            cursor.execute(*statement)
             rows: int = cursor.rowcount
         return rows
+
+    def _filled(self, pks: Sequence[Any], values: Values) -> dict[Placeholder, Any] | None:
+        filled = self._assignments.filled(values, self._connection)
+        if filled is not None:
+            filled.update(self._keys.filled(pks))
+        return filled
 
 
 def _plain_field(model: type[Model], name: str) -> Any:

@@ -37,7 +37,7 @@ _NEEDS_ROW_LOG = 1665
 _SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY = 5, 6, 8
 
 
-def is_contention(error: Exception) -> bool:
+def is_contention(error: BaseException) -> bool:
     """Return whether a claim's error is transient: another session has the lock."""
     cause = error.__cause__
     if _sqlstate(cause) in _SQLSTATES or _errno(cause) in _ERRNOS:

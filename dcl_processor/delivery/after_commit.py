@@ -16,6 +16,7 @@ from .async_handlers import AsyncHandlers
 from .batch import Batch
 from .marks import MarkedRows
 from .settle import put_back, settle, settle_ended
+from .settle_later import settle_later
 
 M = TypeVar("M", bound=Model)
 
@@ -23,6 +24,7 @@ M = TypeVar("M", bound=Model)
 def handle_and_settle(batch: Batch[M]) -> None:
     """Handle the claimed rows; each is settled as soon as its outcome is known.
 
+    The settlement of the last one may wait for the next claim.
     Asynchronous handlers are only started; ``batch.handlers`` goes on with them.
     """
     marked, loop = batch.marked, batch.context.event_loop
@@ -36,6 +38,7 @@ def handle_and_settle(batch: Batch[M]) -> None:
         batch.handlers.go_on()
         return
     processor, resource = batch.processor, batch.context.resource
+    last = next(reversed(batch.rows), None)
     for pk, row in rows:
         arguments = resource.arguments()
         with Leftover(batch.question.using) as leftover:
@@ -45,7 +48,8 @@ def handle_and_settle(batch: Batch[M]) -> None:
         outcome = leftover.judge(outcome)
         if isinstance(outcome, Failed):
             resource.worn()
-        settle(batch, pk, outcome)
+        if pk != last or refused or not settle_later(batch, pk, outcome):
+            settle(batch, pk, outcome)
     for pk, outcome in refused:
         settle(batch, pk, outcome)
 

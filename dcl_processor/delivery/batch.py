@@ -11,6 +11,7 @@ from django.db.models import Model
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.locking.claiming import Claimed, Miss
+from dcl_processor.locking.row_transactions import RowTransactions
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement.failure_columns import notes
 from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
@@ -35,7 +36,8 @@ class Context:
 
     ``may_start``: whether one more handler may be called, given the outcomes of its batch so far.
     ``rehearsal``: what the rehearsal of the flips has shown; ``None`` before the run's first row.
-    ``on_rehearsed``: called when it has ended.
+    ``on_rehearsed``: called when it has ended. ``on_confirmed``: called with a batch whose last
+    statements waited, when it has ended, and with the error that interrupted it.
     """
 
     processor: Definition[Any]
@@ -44,8 +46,10 @@ class Context:
     event_loop: EventLoop | None
     heartbeat: Heartbeat | None
     may_start: Callable[[dict[Any, Outcome]], bool]
+    transactions: RowTransactions
     rehearsal: Rehearsal | None = None
     on_rehearsed: Callable[[], None] | None = None
+    on_confirmed: Callable[[Batch[Any], BaseException | None], None] | None = None
 
     def doubts(self, option: str | None) -> bool:
         """Return whether each row is to be checked after the flip that this option describes."""
@@ -53,6 +57,7 @@ class Context:
 
     def leave_thread(self) -> None:
         """Close what the handlers of this thread used."""
+        self.transactions.close()
         self.resource.close()
         self.in_flight.close()
 
@@ -62,18 +67,19 @@ class Batch(Generic[M]):
     """Candidates that go through the stages together.
 
     ``rows``: the claimed ones, and ``misses``: why others were not; ``is_claimed``: the claim has
-    ended. ``attempts``: for each row, the number of this attempt, with a ``retry``. ``started``:
-    the rows whose handler was called; ``outcomes``: those of the handled rows. ``to_blame``: the
-    row that makes the transaction roll back, if it is known. ``to_redo``: rows that have to be
-    claimed again, each in a batch of its own. ``marked``: for a delivery that handles its rows
-    after the claim is committed. ``handlers``: asynchronous handlers of the batch that go on after
-    its delivery has returned.
+    ended; ``transaction_id``: of its transaction, if known. ``attempts``: for each row, the number
+    of this attempt, with a ``retry``. ``started``: the rows whose handler was called; ``outcomes``:
+    those of the handled rows. ``to_blame``: the row that makes the transaction roll back, if it is
+    known. ``to_redo``: rows that have to be claimed again, each in a batch of its own. ``marked``:
+    for a delivery that handles its rows after the claim is committed. ``handlers``: asynchronous
+    handlers of the batch that go on after its delivery has returned.
     """
 
     context: Context
     question: Question[M]
     wanted: Wanted
     is_claimed: bool = False
+    transaction_id: str | None = None
     rows: dict[Any, M] = field(default_factory=dict)
     misses: dict[Any, Miss] = field(default_factory=dict)
     attempts: dict[Any, int] = field(default_factory=dict)
@@ -83,6 +89,7 @@ class Batch(Generic[M]):
     to_redo: list[Any] = field(default_factory=list)
     marked: MarkedRows | None = None
     handlers: AsyncHandlers[M] | None = None
+    is_counted: bool = False
     processor: Definition[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,9 +100,15 @@ class Batch(Generic[M]):
         """Whether no handler of the batch is in flight, or still to be started."""
         return self.handlers is None or self.handlers.are_over
 
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether its last statements wait to be sent with the next claim of this thread."""
+        return self.context.transactions.unconfirmed is self
+
     def take(self, claimed: Claimed[M]) -> None:
         """Store the claimed rows, before a handler changes them."""
         self.is_claimed, self.rows, self.misses = True, claimed.rows, claimed.misses
+        self.transaction_id = claimed.transaction_id
         retry = self.processor.retry
         if retry is not None:
             self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from django.db import connections
 from django.db.models import QuerySet
 
 from dcl_processor.candidates.question import these
@@ -20,6 +21,7 @@ from dcl_processor.values import Values
 
 from . import one_statement
 from .batch import Batch
+from .lost_commit import is_committed_all_the_same
 from .marks import Mark, MarkedRows
 
 logger = logging.getLogger("dcl_processor")
@@ -32,7 +34,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
     if Leftover(question.using).end():
         name = batch.processor.name
         logger.warning("%s: a transaction that a handler left open was rolled back", name)
-    began = time.monotonic()
+    began, session = time.monotonic(), connections[question.using].connection
     try:
         # The rehearsal with the first rows of a run needs a transaction. So does a mark that may
         # have to be rolled back.
@@ -42,6 +44,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
         if written is not None:
             _record(batch, marked, *written)
         else:
+            batch.context.transactions.confirm()
             # Race: double claim. The mark is committed before any handler is called, and hides the
             # row from other workers after the lock is released.
             with RowTransaction(question.using):
@@ -50,11 +53,12 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
                 _write(batch, marked)
                 _refuse_pending(batch, mark)
     except BaseException as error:
-        # An interrupt may come before or after the commit. A mark with a time shows later whether
-        # it was committed, and whether it is still this worker's mark.
-        if isinstance(error, Exception) or mark.time is None:
-            marked.after.clear()
-        raise
+        if not is_committed_all_the_same(batch, error, session=session):
+            # An interrupt may come before or after the commit. A mark with a time shows later
+            # whether it was committed, and whether it is still this worker's mark.
+            if isinstance(error, Exception) or mark.time is None:
+                marked.after.clear()
+            raise
     marked.record_commit(batch, began)
 
 

@@ -22,16 +22,30 @@ def write(question: Question[Any], pk: Any, expected: Expected, values: Values) 
     """Write a row if it has the expected values; return how many rows were written, 0 or 1."""
     # Race: lost lease that writes. A row that another worker has taken over does not match these
     # columns, whichever of the two statements below writes it.
+    update, only = _compiled(question, expected, values)
+    written = None if update is None else update.execute([pk], values, expected=only)
+    return write_all(question, [pk], expected, values) if written is None else written
+
+
+def statement(
+    question: Question[Any], pk: Any, expected: Expected, values: Values
+) -> tuple[str, Sequence[Any]] | None:
+    """Return the statement of ``write()`` and its parameters, if it is one statement."""
+    update, only = _compiled(question, expected, values)
+    return None if update is None else update.statement([pk], values, expected=only)
+
+
+def _compiled(
+    question: Question[Any], expected: Expected, values: Values
+) -> tuple[CompiledUpdate | None, Values]:
+    """Return the statement that is compiled once, if there is one, and what it compares."""
     only = {column: known[0] for column, known in expected.items() if len(known) == 1}
     # NULL needs a comparison of its own.
-    if len(only) == len(expected) and None not in only.values():
-        name = "settle", *only, signature(values)
-        make = partial(CompiledUpdate, question.model, question.using, values, expected=only)
-        update = question.statements.get(name, make)
-        written = None if update is None else update.execute([pk], values, only)
-        if written is not None:
-            return written
-    return write_all(question, [pk], expected, values)
+    if len(only) != len(expected) or None in only.values():
+        return None, only
+    name = "settle", *only, signature(values)
+    make = partial(CompiledUpdate, question.model, question.using, values, expected=only)
+    return question.statements.get(name, make), only
 
 
 def write_all(

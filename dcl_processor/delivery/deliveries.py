@@ -15,15 +15,17 @@ from django.db.models import Model
 
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.claiming import Claimed, claim
+from dcl_processor.locking.row_transactions import NotSentError
 from dcl_processor.locking.transaction_guard import TransactionGuard
+from dcl_processor.settlement.writing import explained
 
 from . import after_commit, in_transaction
 from .batch import Batch
 from .claim_and_commit import claim_and_commit
 from .marks import claim_mark, lease_mark
 from .recovery import recover
+from .settle_later import settlement_answered
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -34,8 +36,8 @@ M = TypeVar("M", bound=Model)
 def transactional(batch: Batch[M]) -> None:
     """Lock and check again → work → flip → commit."""
     # Race: work without flip. Both are in one transaction, which commits both or neither.
-    with RowTransaction(batch.question.using):
-        claimed = claim(batch.question, batch.wanted)
+    with batch.context.transactions.using(batch.question.using):
+        claimed = claim(batch.question, batch.wanted, batch.context.transactions)
         batch.take(claimed)
         # A query without rows may not have been sent at all, and then no transaction is open.
         if claimed.rows:
@@ -81,6 +83,8 @@ def deliver(batch: Batch[M]) -> None:
     Does nothing if the handlers' resource cannot be opened.
     """
     context = batch.context
+    if not context.resource.is_open:
+        context.transactions.confirm()
     if not context.resource.ready():
         return
     session = connections[batch.question.using].connection
@@ -88,11 +92,38 @@ def deliver(batch: Batch[M]) -> None:
     try:
         DELIVERIES[context.processor.delivery](batch)
         goes_on = batch.handlers is not None and not batch.is_over
-    except BaseException as error:  # noqa: BLE001  # judged there
+    except NotSentError:
+        # What waited is counted first, and may be the end of the run; then the rows come again.
+        batch.take(Claimed({}, {}))
+    except BaseException as error:
+        if batch.is_unconfirmed:
+            raise  # an interrupt: nothing was rolled back
         recover(batch, error, session=session)
     finally:
         if not goes_on:
             finish(batch)
+
+
+def confirmed(batch: Batch[Any], session: Any, error: BaseException | None) -> None:
+    """Go on when what waited for a batch was answered; ``error``: why it was rolled back instead.
+
+    ``session``: the driver's connection that it waited on.
+    """
+    hand_over, interrupt = batch.context.on_confirmed, None
+    try:
+        if batch.marked is not None:
+            settlement_answered(batch, session, error)
+        elif error is not None:
+            raised = explained(error, batch.processor, list(batch.rows))
+            if raised is not error:
+                raised.__cause__ = error
+            recover(batch, raised, session=session, waited=True)
+    except BaseException as raised:
+        if hand_over is None:
+            raise
+        interrupt = raised
+    if hand_over is not None:
+        hand_over(batch, interrupt)
 
 
 def finish(batch: Batch[M]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -11,22 +11,19 @@ from django.db.models import Model
 
 from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.exceptions import TransactionLost, UnseenWork
-from dcl_processor.execution.handler import (
-    Failed,
-    Handled,
-    as_exception,
-    ends_the_run,
-    execute,
-    execute_together,
-)
+from dcl_processor.execution.handler import Failed, Handled, as_exception, execute, execute_together
 from dcl_processor.execution.row_savepoint import RowSavepoint
+from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement import flip, grouping, writing
-from dcl_processor.values import resolve
+from dcl_processor.values import Values, resolve
 
 from .batch import Batch
 
 M = TypeVar("M", bound=Model)
+
+#: Values, and the rows that they are written to.
+Writes = list[tuple[Values, list[Any]]]
 
 
 def handle(batch: Batch[M], guard: TransactionGuard) -> None:
@@ -84,24 +81,18 @@ def _handle_together(batch: Batch[M], guard: TransactionGuard) -> None:
 def settle(batch: Batch[M], guard: TransactionGuard) -> None:
     """Flip the handled rows, and write the outcomes of the others.
 
-    Raises when that cannot be done; the transaction must then be rolled back.
+    The flips may wait, and be sent with the COMMIT. Raises when a row cannot be settled; the
+    transaction must then be rolled back.
     """
-    processor, question = batch.context.processor, batch.question
     # Race: flip without work. The work of a row whose handler raised was rolled back.
     handled = {pk: o.result for pk, o in batch.outcomes.items() if isinstance(o, Handled)}
-    writing.refuse_moved(question, {pk: batch.rows[pk] for pk in handled}, processor)
-    flips = flip.flips(processor, batch.rows, handled)
-    if len(flips) > 1:
-        writes = grouping.group(flips)
-    else:
-        writes = [(resolve(values), [pk]) for pk, values in flips.items()]
-    notes = []
-    for pk in [pk for pk in batch.outcomes if pk not in handled]:
-        batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
-        notes.append((resolve(values), [pk]))
+    writes, notes = _flips(batch, handled), _notes(batch, handled)
     # Race: flip without work. If the transaction has ended, the lock and the work are lost, and the
     # next transaction would contain the flip alone. No user code runs between this and the flip.
     guard.close()
+    if not notes and _may_wait(batch) and _wait(batch, writes, guard.transaction_id):
+        return
+    processor, question = batch.processor, batch.question
     if guard.transaction_id is not None and not any(values for values, _ in writes + notes):
         writing.refuse_another(question.using, guard.transaction_id)
     for values, pks in writes:
@@ -114,6 +105,53 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
         writing.refuse_pending(processor, question, list(handled))
     if connections[question.using].run_on_commit:
         _keep_callbacks_apart(question.using)
+
+
+def _flips(batch: Batch[M], results: Mapping[Any, Any]) -> Writes:
+    """Return what to write to the handled rows; rows with the same values are one write."""
+    processor, question = batch.processor, batch.question
+    writing.refuse_moved(question, {pk: batch.rows[pk] for pk in results}, processor)
+    flips = flip.flips(processor, batch.rows, results)
+    if len(flips) > 1:
+        return grouping.group(flips)
+    return [(resolve(values), [pk]) for pk, values in flips.items()]
+
+
+def _notes(batch: Batch[M], handled: Collection[Any]) -> Writes:
+    """Return what to write to the rows that were not handled, and record their outcomes."""
+    notes: Writes = []
+    for pk in [pk for pk in batch.outcomes if pk not in handled]:
+        batch.outcomes[pk], values = batch.notes(pk, batch.outcomes[pk])
+        notes.append((resolve(values), [pk]))
+    return notes
+
+
+def _wait(batch: Batch[M], writes: Writes, transaction_id: str | None) -> bool:
+    """Let the flips wait for the COMMIT; return whether there are statements for all of them."""
+    if transaction_id is None or not all(values for values, _ in writes):
+        return False
+    flips = writing.checked_flips(batch.question, writes, transaction_id)
+    if flips is None:
+        return False
+    try:
+        batch.context.transactions.wait(flips, owner=batch)
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        return False  # writing the flip now raises the error again, and explains it
+    return True
+
+
+def _may_wait(batch: Batch[Any]) -> bool:
+    """Return whether the flips may wait for the COMMIT, and be sent with it."""
+    context = batch.context
+    return bool(
+        context.rehearsal is not None
+        and not context.rehearsal.has_rules
+        and not context.doubts("done")
+        and len(batch.outcomes) == len(batch.rows)
+        and batch.context.transactions.can_wait
+    )
 
 
 def _keep_callbacks_apart(using: str) -> None:

@@ -56,6 +56,19 @@ class Mark:
 
 
 @dataclass(eq=False, slots=True)
+class Waiting:
+    """A row whose settlement is sent with the next claim."""
+
+    pk: Any
+    outcome: Outcome
+    is_written: bool = False
+
+    def answered(self, cursor: Any) -> None:
+        """Record whether the settlement wrote the row."""
+        self.is_written = cursor.rowcount == 1
+
+
+@dataclass(eq=False, slots=True)
 class MarkedRows:
     """The rows of one batch that have a mark, or may have it, until they are settled.
 
@@ -63,7 +76,8 @@ class MarkedRows:
     whose columns do not contain what the claim wrote, one such column. ``is_committed``: the marks
     are known to be committed. ``expected``: what recognises a row in its last write.
     ``ended``: outcomes of handlers that ended and are not settled yet; ``flips``: their flips,
-    where they are known already; ``maybe_written``: those whose flip may have been written.
+    where they are known already; ``maybe_written``: those whose flip may have been written;
+    ``waiting``: the row whose settlement waits.
     """
 
     mark: Mark
@@ -75,6 +89,7 @@ class MarkedRows:
     ended: dict[Any, Outcome] = field(default_factory=dict)
     flips: dict[Any, Values] = field(default_factory=dict)
     maybe_written: set[Any] = field(default_factory=set)
+    waiting: Waiting | None = None
 
     def record_commit(self, batch: Batch[Any], since: float) -> None:
         """Record that the marks are committed, and begin to renew those that are leases.

@@ -45,7 +45,9 @@ def suits(question: Question[Any]) -> bool:
 def claim_and_mark(
     batch: Batch[Any], mark: Mark
 ) -> tuple[dict[Any, Values], dict[Any, Values]] | None:
-    """Claim the batch's rows and mark them, with one commit for each statement.
+    """Claim the batch's rows and mark them, with one commit for the statement.
+
+    A settlement that waits is committed with it.
 
     Returns the old and the new values of the claimed rows' marked columns; ``None`` if nothing was
     done because the table is in ``refused``.
@@ -54,7 +56,10 @@ def claim_and_mark(
     # An error must not break the transaction that Django's TestCase keeps open.
     inside = connections[question.using].in_atomic_block
     try:
-        with transaction.atomic(using=question.using) if inside else nullcontext():
+        with (
+            transaction.atomic(using=question.using) if inside else nullcontext(),
+            batch.context.transactions.one_statement(question.using),
+        ):
             statement, answers = _execute(question, mark, wanted)
     except NotSupportedError:
         refused.add((question.using, question.model))

@@ -14,7 +14,8 @@ from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import is_contention, is_database_error, unwritable
 from dcl_processor.errors import add_note, describe
 from dcl_processor.exceptions import ProcessorError, SessionLost, TransactionLost
-from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception, ends_the_run
+from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
+from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.claiming import Claimed, Miss, claim
 from dcl_processor.locking.isolation import RowTransaction
 from dcl_processor.locking.wanted import Wanted
@@ -22,17 +23,20 @@ from dcl_processor.settlement import writing
 from dcl_processor.settlement.rehearsal import RowRefused
 
 from .batch import Batch
+from .lost_commit import is_committed_all_the_same
 
 M = TypeVar("M", bound=Model)
 
 logger = logging.getLogger("dcl_processor")
 
 
-def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
+def recover(batch: Batch[M], raised: BaseException, *, session: Any, waited: bool = False) -> None:
     """Go on after an error that rolled back the transaction and all its writes.
 
-    With several rows it is unknown which of them caused the error, so each of them is redone in a
-    batch of its own; a single row fails. ``session``: the driver's connection before the delivery.
+    Does nothing if the transaction was committed all the same. With several rows it is unknown
+    which of them caused the error, so each of them is redone in a batch of its own; a single row
+    fails. ``session``: the driver's connection before the delivery; ``waited``: the COMMIT was sent
+    with the next claim, in which the error may have come.
 
     Raises the error if
 
@@ -41,6 +45,8 @@ def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
     - it came before any handler, and no row can be the cause: an error of the rehearsal, or of a
       claim that the database refused for another reason than contention.
     """
+    if _is_settled(batch, raised, session=session, waited=waited):
+        return
     is_committed = batch.marked is not None and batch.marked.is_committed
     is_early = isinstance(raised, ProcessorError) and not batch.started
     if is_committed:
@@ -68,6 +74,17 @@ def recover(batch: Batch[M], raised: BaseException, *, session: Any) -> None:
     # Race: poison row. Each row is redone alone, so that one fails and the others are done. A row
     # that is known to be at fault would fail again, so its handler is not called again.
     batch.to_redo = [pk for pk in ours if pk != failed]
+
+
+def _is_settled(batch: Batch[Any], raised: BaseException, *, session: Any, waited: bool) -> bool:
+    """Return whether the rows are flipped and committed."""
+    if batch.marked is not None or len(batch.outcomes) < len(batch.rows):
+        return False
+    if not is_committed_all_the_same(batch, raised, session=session, waited=waited):
+        return False
+    # A handler that commits the transaction itself has committed no flip.
+    handled = [pk for pk, each in batch.outcomes.items() if isinstance(each, Handled)]
+    return batch.processor.repeats or not batch.question.still_pending(handled).exists()
 
 
 def _is_transient(

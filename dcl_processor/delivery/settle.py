@@ -13,14 +13,8 @@ from django.db.models import Model
 
 from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.exceptions import AttemptsUsedUp
-from dcl_processor.execution.handler import (
-    Failed,
-    Handled,
-    Lost,
-    Outcome,
-    as_exception,
-    ends_the_run,
-)
+from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, as_exception
+from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import grouping, writing
 from dcl_processor.settlement.flip import UNWRITABLE, flip, invalid_done
@@ -91,7 +85,7 @@ def _values(
         if mark.option == "done":
             return outcome, {}  # flipped before the work
         try:
-            return outcome, _flip(batch, marked, pk, outcome)
+            return outcome, flip_of(batch, marked, pk, outcome)
         except BaseException as error:
             if ends_the_run(error):
                 raise
@@ -118,7 +112,7 @@ def _values_of_failure(
     return outcome, {**mark.removed, **noted}
 
 
-def _flip(batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Handled) -> Values:
+def flip_of(batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Handled) -> Values:
     """Return the values that take a handled row out of pending, and remove its mark."""
     known = marked.flips.pop(pk, None)
     if known is not None:
@@ -126,7 +120,7 @@ def _flip(batch: Batch[M], marked: MarkedRows, pk: Any, outcome: Handled) -> Val
     return {**marked.mark.removed, **flip(batch.processor, batch.rows[pk], outcome.result)}
 
 
-def _expected(batch: Batch[M], marked: MarkedRows, pk: Any) -> Expected:
+def expected_of(batch: Batch[M], marked: MarkedRows, pk: Any) -> Expected:
     """Return what recognises the row as this worker's in its last write; ends its renewals.
 
     A claim is recognised by all columns that it wrote, as they were read back. A lease is
@@ -155,7 +149,7 @@ def _write(
     ``is_flip``: the values have to take the row out of pending.
     """
     question, using = batch.question, batch.question.using
-    expected, unknown = _expected(batch, marked, pk), pk in marked.maybe_written
+    expected, unknown = expected_of(batch, marked, pk), pk in marked.maybe_written
     check = is_flip and batch.context.doubts("done")
     resolved = resolve(values)
     # Race: work without flip. The work is done, so a lock that another session holds, or a
@@ -271,7 +265,7 @@ def _settle_together(batch: Batch[M], marked: MarkedRows) -> None:
         except Exception as error:
             if ends_the_run(error):
                 raise
-            if not is_database_error(error) or _was_answered(error, using, since=session):
+            if not is_database_error(error) or was_answered(error, using, since=session):
                 marked.maybe_written.difference_update(pks)
             logger.debug("%s: settling rows one by one: %s", batch.processor.name, error)
         else:
@@ -288,7 +282,7 @@ def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Expected, 
     for pk, outcome in marked.ended.items():
         if isinstance(outcome, Handled):
             try:
-                marked.flips[pk] = _flip(batch, marked, pk, outcome)
+                marked.flips[pk] = flip_of(batch, marked, pk, outcome)
             except BaseException as error:
                 if ends_the_run(error):
                     raise
@@ -298,7 +292,7 @@ def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Expected, 
         # The callables were called for these rows, and must not be called again.
         marked.flips.update(dict.fromkeys(pks, values))
         if len(pks) > 1:
-            expected = {pk: _expected(batch, marked, pk) for pk in pks}
+            expected = {pk: expected_of(batch, marked, pk) for pk in pks}
             several = [each for each in grouping.group(expected) if len(each[1]) > 1]
             alike += [(values, theirs, some) for theirs, some in several]
     return alike
@@ -314,7 +308,7 @@ def _flip_together(batch: Batch[M], pks: Sequence[Any], values: Values, expected
             writing.refuse_pending(processor, question, pks)
 
 
-def _was_answered(error: Exception, using: str, *, since: Any) -> bool:
+def was_answered(error: BaseException, using: str, *, since: Any) -> bool:
     """Return whether the database reported that nothing was written.
 
     ``since``: the driver's connection as it was before the error. Django itself reconnects if the

@@ -20,8 +20,9 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
 from dcl_processor.exceptions import Unsupported
+from dcl_processor.execution.handler import Handled, Outcome, judge
+from dcl_processor.interrupts import ends_the_run
 
-from .handler import Handled, Outcome, ends_the_run, judge
 from .nesting import running
 
 if TYPE_CHECKING:

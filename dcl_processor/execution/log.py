@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from dcl_processor.errors import describe, formatted, printable, traceback_text
-
-from .handler import ends_the_run
+from dcl_processor.interrupts import ends_the_run
 
 logger = logging.getLogger("dcl_processor")
 

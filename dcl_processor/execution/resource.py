@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.interrupts import ends_the_run
 
-from .handler import ends_the_run
 from .log import log_error
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class Resource(threading.local):
         self._event_loop = event_loop
         self._opened: Opened | None = None
         self._broken = broken
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ``ready()`` has nothing to open or close."""
+        return self._opened is not None and not self._opened.is_worn
 
     def ready(self) -> bool:
         """Open it unless it is open and not worn; return whether a handler may be called."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -18,6 +18,7 @@ from dcl_processor.database.transaction_id import NAME, with_transaction_id
 from dcl_processor.exceptions import InvalidPending
 
 from .engines import refuse_without_transactions
+from .row_transactions import RowTransactions
 from .wanted import Wanted
 
 M = TypeVar("M", bound=Model)
@@ -54,12 +55,15 @@ class _Locked:
     transaction_id: str | None = None
 
 
-def claim(question: Question[M], wanted: Wanted) -> Claimed[M]:
+def claim(
+    question: Question[M], wanted: Wanted, transactions: RowTransactions | None = None
+) -> Claimed[M]:
     """Lock the wanted rows, and return them as read under their locks.
 
     If it may choose, the result does not mention the rows behind the last one that was taken.
     Never waits for a lock, if the database supports that. Runs inside the transaction that
-    the rows are handled or marked in. Raises ``InvalidPending`` when the question has several
+    the rows are handled or marked in. ``transactions``: sends several statements as one message, if
+    the driver can. Raises ``InvalidPending`` when the question has several
     answers for one row, and ``Unsupported`` when a table has no transactions.
     """
     connection = connections[question.using]
@@ -69,7 +73,10 @@ def claim(question: Question[M], wanted: Wanted) -> Claimed[M]:
         return _claim_database(question, wanted.pks)
     if question.own_table:
         return _claim_own(question, wanted)
-    return _claim_spanning(question, wanted)
+    claimed = None
+    if transactions is not None and transactions.can_wait:
+        claimed = _claim_together(question, wanted, transactions)
+    return _claim_spanning(question, wanted) if claimed is None else claimed
 
 
 def _claim_own(question: Question[M], wanted: Wanted) -> Claimed[M]:
@@ -102,6 +109,29 @@ def _claim_spanning(question: Question[M], wanted: Wanted) -> Claimed[M]:
     # Race: stale second check. The lock statement's snapshot is older than the lock, and joined
     # rows would be read from that snapshot. A separate statement sees what was committed since.
     return _claimed(pks, _answers(question, locked.pks), locked)
+
+
+def _claim_together(
+    question: Question[M], wanted: Wanted, transactions: RowTransactions
+) -> Claimed[M] | None:
+    """Lock and check again in one message; ``None`` if the check has to wait for the locks."""
+    own, *parents = question.tables
+    if parents or wanted.choice is not None:
+        return None
+    pks, asked = wanted.pks, _asked(question, wanted.pks)
+    lock = _compiled(question, (own, None), pks, partial(_parts, question, own, wanted))
+    ask = _compiled(question, ("ask", None), pks, asked)
+    if lock is None or ask is None:
+        return None
+    # Race: stale second check. These are two statements, each with a snapshot of its own, although
+    # they are one message. The second also answers for rows that the first could not lock.
+    answered = transactions.answers([lock.statement(pks), ask.statement(pks)])
+    if answered is None:
+        return None
+    locks, answers = answered
+    locked = _held(question, own, dict(zip(pks, pks, strict=True)), lock.build(locks))
+    found = _by_key(question, ask.build(answers))
+    return _claimed(pks, {pk: found[pk] for pk in locked.pks if pk in found}, locked)
 
 
 def _claim_database(question: Question[M], pks: Sequence[Any]) -> Claimed[M]:
@@ -147,33 +177,48 @@ def _lock(
     keys = dict(zip(pks, pks, strict=True))
     if table is not question.model:
         keys = parent_keys(question, table, pks)
+    parts = partial(_parts, question, table, wanted)
+    return _held(
+        question, table, keys, _select(question, (table, wanted.choice), [*keys.values()], parts)
+    )
+
+
+def _parts(
+    question: Question[Any], table: type[Model], wanted: Wanted, named: RowFilter
+) -> QuerySet[Any, Any]:
+    """Return the statement that locks the rows' parts in one table."""
+    # Race: lock on joined rows. This statement joins no table: it has the row's keys alone, not
+    # the question, and no order, because the model's own may join rows that would be locked.
+    # An instance would run the model's own code for a row that is not used.
+    # With a choice, the question is added as a hint, like the read before it, and not as the
+    # check: it avoids useless locks of rows that were finished before this statement.
+    asked = named.condition
+    if wanted.choice is not None:
+        asked = Q(pk__in=question.narrowed(named).values("pk"))
+    rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
+    # The id comes last, behind the columns of the key.
+    locking = with_transaction_id(
+        _locking(rows.values_list(*_key_columns(table)), question.using), question.using
+    )
+    return wanted.first(locking, named)
+
+
+def _key_columns(table: type[Model]) -> list[str]:
     # By column, because Django cannot resolve OF for a composite key as a whole.
-    columns = [field.attname for field in table._meta.pk_fields]
+    return [field.attname for field in table._meta.pk_fields]
 
-    def parts(named: RowFilter) -> QuerySet[Any, Any]:
-        # Race: lock on joined rows. This statement joins no table: it has the row's keys alone, not
-        # the question, and no order, because the model's own may join rows that would be locked.
-        # An instance would run the model's own code for a row that is not used.
-        # With a choice, the question is added as a hint, like the read before it, and not as the
-        # check: it avoids useless locks of rows that were finished before this statement.
-        asked = named.condition
-        if wanted.choice is not None:
-            asked = Q(pk__in=question.narrowed(named).values("pk"))
-        rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
-        # The id comes last, behind the columns of the key.
-        locking = with_transaction_id(
-            _locking(rows.values_list(*columns), question.using), question.using
-        )
-        return wanted.first(locking, named)
 
-    locked = _select(question, (table, wanted.choice), list(keys.values()), parts)
-    number = len(columns)
+def _held(
+    question: Question[Any], table: type[Model], keys: Mapping[Any, Any], locked: Sequence[Any]
+) -> _Locked:
+    """Return the rows whose parts were locked; ``keys``: the parts' keys, by the rows' own."""
+    number = len(_key_columns(table))
     held = {row[:number] if number > 1 else row[0] for row in locked}
     transaction_id = next((row[number] for row in locked if len(row) > number), None)
-    ours = {pk for pk in pks if keys.get(pk) in held}
+    ours = {pk for pk, key in keys.items() if key in held}
     if table is not question.model and len(ours) < len(held):
         ours |= _spelled_otherwise(question, table, held.difference(keys.values()))
-    return _Locked([pk for pk in pks if pk in ours], transaction_id)
+    return _Locked([pk for pk in keys if pk in ours], transaction_id)
 
 
 def _spelled_otherwise(
@@ -222,16 +267,24 @@ def _answers(question: Question[M], pks: Sequence[Any]) -> dict[Any, M]:
     """Check the locked rows against the whole question, and return those that match."""
     if not pks:
         return {}
-    query = question.queryset.query
-    added = [*query.annotation_select, *query.extra_select]
-    answers: dict[Any, M] = {}
+    return _by_key(question, _select(question, ("ask", None), pks, _asked(question, pks)))
+
+
+def _asked(question: Question[M], pks: Sequence[Any]) -> Callable[[RowFilter], QuerySet[Any, M]]:
     # A to-many join returns a row once per match, and only its annotations can differ.
-    most = None if added or len(pks) > 1 else 1
+    most = None if _added(question) or len(pks) > 1 else 1
+    return lambda rows: question.narrowed(rows)[:most]
 
-    def asked(rows: RowFilter) -> QuerySet[Any, M]:
-        return question.narrowed(rows)[:most]
 
-    for row in _select(question, ("ask", None), pks, asked):
+def _added(question: Question[Any]) -> list[str]:
+    query = question.queryset.query
+    return [*query.annotation_select, *query.extra_select]
+
+
+def _by_key(question: Question[M], rows: Iterable[M]) -> dict[Any, M]:
+    answers: dict[Any, M] = {}
+    added = _added(question)
+    for row in rows:
         first = answers.setdefault(row.pk, row)
         _refuse_two_answers(question, first, row, added)
     return answers
@@ -244,11 +297,21 @@ def _select(
     ask: Callable[[RowFilter], QuerySet[Any, R]],
 ) -> list[R]:
     """Select rows by their keys, by a statement that is compiled once per window if possible."""
+    select = _compiled(question, name, pks, ask)
+    return list(ask(KeyList(pks))) if select is None else select.execute(pks)
+
+
+def _compiled(
+    question: Question[Any],
+    name: tuple[str | type[Model], tuple[int, bool] | None],
+    pks: Sequence[Any],
+    ask: Callable[[RowFilter], QuerySet[Any, R]],
+) -> CompiledSelect[R] | None:
     many = len(pks) > 1
     model = question.model if isinstance(name[0], str) else name[0]
     make = partial(CompiledSelect, model, question.using, ask, many=many)
     select: CompiledSelect[R] | None = question.statements.get((name, many), make)
-    return list(ask(KeyList(pks))) if select is None else select.execute(pks)
+    return select
 
 
 def _refuse_two_answers(

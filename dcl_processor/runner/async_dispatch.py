@@ -70,6 +70,9 @@ class AsyncDispatcher:
         over, self._over = self._over, []
         return iter(over)
 
+    def confirm(self) -> None:
+        """Do nothing, because no COMMIT waits."""
+
     def close(self) -> None:
         """Cancel the handlers that an interrupt left in flight; each batch settles ended rows."""
         with ExitStack() as stack:

@@ -9,7 +9,7 @@ claims and settles the rows of all of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
@@ -19,6 +19,12 @@ from django.db import connections
 
 from dcl_processor.delivery.batch import Batch, Context
 from dcl_processor.delivery.deliveries import deliver
+from dcl_processor.execution.handler import Handled
+
+
+def has_failed(batch: Batch[Any]) -> bool:
+    """Return whether one of the rows was not handled."""
+    return not all(isinstance(outcome, Handled) for outcome in batch.outcomes.values())
 
 
 class Dispatcher(Protocol):
@@ -45,6 +51,9 @@ class Dispatcher(Protocol):
         """Return ended batches; wait until there is room for a batch, or until all have ended."""
         raise NotImplementedError
 
+    def confirm(self) -> None:
+        """Send the COMMITs that wait for the next claim of this thread."""
+
     def close(self) -> None:
         """End everything in flight."""
 
@@ -54,28 +63,47 @@ class Dispatcher(Protocol):
 
 
 class InlineDispatcher:
-    """Delivers each batch at once, in the thread that dispatches it."""
+    """Delivers each batch at once, in the thread that dispatches it.
+
+    The COMMIT of a batch may be sent with the claim of the next one: the batch is in flight until
+    then. ``may_wait``: whether it may, because no user code is called in between.
+    """
 
     may_choose = True
-    rows_in_flight = 0
 
-    def __init__(self, *, size: int) -> None:
+    def __init__(self, context: Context, *, size: int, may_wait: Callable[[], bool]) -> None:
+        self._context = context
         #: Rows that the next batch may have.
         self.room = size
-        self._ended: list[Batch[Any]] = []
+        self._may_wait = may_wait
+        self._begun: list[Batch[Any]] = []
+
+    @property
+    def rows_in_flight(self) -> int:
+        waiting = self._context.transactions.unconfirmed
+        return 0 if waiting is None else len(waiting.rows)
 
     def begin(self, batch: Batch[Any]) -> None:
-        try:
-            deliver(batch)
-        finally:
-            self._ended.append(batch)
+        self._begun.append(batch)
+        deliver(batch)
+        # A failure is logged, and a log handler may use this connection.
+        if batch.is_unconfirmed and (has_failed(batch) or not self._may_wait()):
+            self.confirm()
 
-    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:  # noqa: ARG002  # nothing is in flight
-        ended, self._ended = self._ended, []
+    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
+        if everything:
+            self.confirm()
+        waiting = self._context.transactions.unconfirmed
+        ended = [batch for batch in self._begun if batch is not waiting]
+        self._begun = [] if waiting is None else [waiting]
         return iter(ended)
 
+    def confirm(self) -> None:
+        self._context.transactions.confirm()
+
     def close(self) -> None:
-        """Do nothing, because nothing is in flight."""
+        """Send the last COMMIT."""
+        self.confirm()
 
     def left(self) -> Iterator[Batch[Any]]:
         return self.ended()
@@ -84,17 +112,24 @@ class InlineDispatcher:
 class ThreadDispatcher:
     """Delivers batches in threads, one batch at a time in each.
 
-    More than one batch is in flight only after the first flips of the run were rehearsed.
+    More than one batch is in flight only after the first flips of the run were rehearsed. While
+    rows succeed, a batch for each thread is dispatched in advance, so that a thread can send the
+    COMMIT of one batch with the claim of the next.
     No thread may choose among more candidates: the other threads could not get the candidates that
     it leaves until its batch has ended.
     """
 
     may_choose = False
 
-    def __init__(self, context: Context, *, size: int, number: int) -> None:
+    def __init__(
+        self, context: Context, *, size: int, number: int, in_advance: Callable[[], bool]
+    ) -> None:
         self._context = context
         self.room = size
         self._number = number
+        self._in_advance = in_advance
+        #: An error ends the run: batches that are still to be delivered are given back.
+        self._is_over = False
         self._threads: list[threading.Thread] = []
         self._begun: SimpleQueue[Batch[Any] | None] = SimpleQueue()
         #: Ended batches, with an error that ended one; ``None``: there may be room now.
@@ -104,10 +139,11 @@ class ThreadDispatcher:
         self.rows_in_flight = 0
         done = self._done
         context.on_rehearsed = lambda: done.put(None)
+        context.on_confirmed = lambda batch, error: done.put((batch, error))
 
     def begin(self, batch: Batch[Any]) -> None:
         """Dispatch a batch; there must be room for it."""
-        if len(self._threads) <= self._batches:
+        if len(self._threads) <= min(self._batches, self._number - 1):
             self._start_one()
         self._batches += 1
         self.rows_in_flight += len(batch.wanted.pks)
@@ -120,7 +156,7 @@ class ThreadDispatcher:
         """
         first: BaseException | None = None
         while self._batches:
-            full = self._batches >= (1 if self._context.rehearsal is None else self._number)
+            full = self._batches >= self._most
             try:
                 ended = self._done.get(block=full or everything or first is not None)
             except Empty:
@@ -137,6 +173,16 @@ class ThreadDispatcher:
                 first = first or error
         if first is not None:
             raise first
+
+    @property
+    def _most(self) -> int:
+        """Batches that may be in flight, those in advance included."""
+        if self._context.rehearsal is None:
+            return 1
+        return self._number * (2 if self._in_advance() else 1)
+
+    def confirm(self) -> None:
+        """Do nothing, because each thread does it when no batch waits for it."""
 
     def close(self) -> None:
         """End the threads; a thread that an interrupt left at work ends after its row."""
@@ -165,14 +211,36 @@ class ThreadDispatcher:
 
     def _serve(self) -> None:
         try:
-            while (batch := self._begun.get()) is not None:
+            while (batch := self._next()) is not None:
                 error: BaseException | None = None
                 try:
-                    deliver(batch)
+                    if not self._is_over:
+                        deliver(batch)
                 except BaseException as raised:  # noqa: BLE001  # for the run's thread
-                    error = raised
-                self._done.put((batch, error))
+                    error, self._is_over = raised, True
+                if has_failed(batch):
+                    self._give_back()
+                if error is not None or not batch.is_unconfirmed:
+                    self._done.put((batch, error))
                 batch = error = None  # or this frame would keep them
         finally:
             self._context.leave_thread()
             connections.close_all()
+
+    def _give_back(self) -> None:
+        """Give back the batches in advance, because the run may end by a failure."""
+        with suppress(Empty):
+            while (batch := self._begun.get_nowait()) is not None:
+                self._done.put((batch, None))
+            self._begun.put(None)
+
+    def _next(self) -> Batch[Any] | None:
+        """Return the next batch; if there is none yet, first send the COMMIT that waits."""
+        try:
+            return self._begun.get_nowait()
+        except Empty:
+            try:
+                self._context.transactions.confirm()
+            except BaseException:  # noqa: BLE001  # handed over with its batch
+                self._is_over = True
+            return self._begun.get()

@@ -51,6 +51,11 @@ class Limits:
         )
         self._stop = stop or Event()
 
+    @property
+    def has_plain_stop(self) -> bool:
+        """Whether ``stop`` calls no user code."""
+        return type(self._stop) is Event
+
     def exceeded(self, handled: int) -> Stopped | None:
         """Return why no further row may start, or ``None`` if one may."""
         if self._stop.is_set():

@@ -165,7 +165,7 @@ class Passes:
         if run.processor._flip_needs_result and run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
             size = min(size, max(0, 1 - in_flight))
-        is_redone = False
+        is_redone, got, missed = False, 0, 0
         if size:
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
@@ -175,9 +175,13 @@ class Passes:
             # After a row that is missed, the others that were rolled back with it come next, and no
             # new window.
             is_redone = pks[0] in self._alone
-            run.dispatcher.begin(Batch(run.context, question, Wanted(pks, size)))
+            batch: Batch[Any] = Batch(run.context, question, Wanted(pks, size))
+            run.dispatcher.begin(batch)
+            if batch.is_unconfirmed:
+                got, missed = self._count_claim(batch, waiting)
         # Without room for a row, only the end of the batches in flight shows if the limit is met.
-        got, missed = self.take(run.dispatcher.ended(everything=not size), waiting)
+        more_got, more_missed = self.take(run.dispatcher.ended(everything=not size), waiting)
+        got, missed = got + more_got, missed + more_missed
         return got, 0 if is_redone or (more and got == size) else missed
 
     def _clipped(self, size: int, more: int, waiting: deque[Any]) -> tuple[int, int]:
@@ -199,27 +203,39 @@ class Passes:
         got = missed = 0
         counters = self._run.counters
         for batch in ended:
-            pks, outcomes, misses = batch.wanted.pks, batch.outcomes, batch.misses
-            got, missed = got + len(outcomes), missed + len(misses)
-            self._in_flight.difference_update(pks)
-            for pk, outcome in outcomes.items():
+            if not batch.is_counted:
+                more_got, more_missed = self._count_claim(batch, waiting)
+                got, missed = got + more_got, missed + more_missed
+            self._in_flight.difference_update(batch.wanted.pks)
+            for pk, outcome in batch.outcomes.items():
                 counters.count(pk, outcome)
                 if counters.streak.succeeded:
                     self._failing.clear()
                 elif len(self._failing) < MOST_LOCKED:
                     self._failing.add(pk)
-            for pk, miss in misses.items():
-                if miss is Miss.ABSENT:
-                    self._absent.append(pk)
-                else:
-                    counters.counts["stale"] += 1
-            self._alone.difference_update(pks)
+            self._alone.difference_update(batch.wanted.pks)
             self._alone.update(batch.to_redo)
-            behind = [pk for pk in pks if pk not in outcomes and pk not in misses]
-            if waiting is not None and behind:
-                self._tried.difference_update(behind)
-                waiting.extendleft(reversed(behind))
+            self._give_back([pk for pk in batch.rows if pk not in batch.outcomes], waiting)
         return got, missed
+
+    def _count_claim(self, batch: Batch[Any], waiting: deque[Any] | None) -> tuple[int, int]:
+        """Count the rows that a claim missed; those that it did not reach wait again."""
+        batch.is_counted = True
+        for pk, miss in batch.misses.items():
+            if miss is Miss.ABSENT:
+                self._absent.append(pk)
+            else:
+                self._run.counters.counts["stale"] += 1
+        known = batch.rows.keys() | batch.misses.keys() | batch.outcomes.keys()
+        behind = [pk for pk in batch.wanted.pks if pk not in known]
+        self._in_flight.difference_update(behind)
+        self._give_back(behind, waiting)
+        return len(batch.rows), len(batch.misses)
+
+    def _give_back(self, pks: list[Any], waiting: deque[Any] | None) -> None:
+        if waiting is not None and pks:
+            self._tried.difference_update(pks)
+            waiting.extendleft(reversed(pks))
 
     def _look_at_absent(self, question: Question[Any]) -> None:
         """Remember the rows that other workers have locked, and count those that are finished.
@@ -228,6 +244,7 @@ class Passes:
         are any such rows, one query per window, without a lock, finds which of them are locked.
         """
         absent, self._absent = self._absent, []
+        self._run.dispatcher.confirm()
         locked = scan.still_pending(question, absent)
         self._run.counters.counts["stale"] += len(absent) - len(locked)
         room = MOST_LOCKED - len(self._locked)

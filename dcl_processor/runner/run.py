@@ -15,15 +15,17 @@ from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
-from dcl_processor.delivery.deliveries import refuse_unknown
+from dcl_processor.delivery.deliveries import confirmed, refuse_unknown
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.execution.in_flight import InFlight, Notes
+from dcl_processor.execution.leftover import Leftover
 from dcl_processor.execution.resource import Broken, Resource
 from dcl_processor.locking.isolation import refuse_outer_transaction, refuse_test_case
+from dcl_processor.locking.row_transactions import RowTransactions
 from dcl_processor.report import Report, Stopped
-from dcl_processor.signals import run_finished
+from dcl_processor.signals import row_finished, run_finished
 
 from . import limits
 from .async_dispatch import AsyncDispatcher
@@ -53,7 +55,9 @@ class Starts:
 
         ``so_far``: the outcomes of its batch, which are not counted yet.
         """
-        if self.is_interrupted or self.limits.exceeded(self.counters.handled):
+        if self.is_interrupted or self.counters.streak.ends_the_run:
+            return False
+        if self.limits.exceeded(self.counters.handled):
             return False
         if not so_far:
             return True
@@ -62,6 +66,21 @@ class Starts:
         # A failed row may have worn the resource. Handlers on the event loop share it, and it is
         # reopened between batches.
         return self.event_loop is not None or self.resource.ready()
+
+    def goes_well(self) -> bool:
+        """Return whether rows succeed: otherwise the next row depends on how this one ends."""
+        return self.counters.streak.succeeded and not self.counters.streak.failed
+
+    def may_wait(self) -> bool:
+        """Return whether a batch's COMMIT may wait for the next claim: no user code comes before.
+
+        The run's own thread calls it in between.
+        """
+        return (
+            self.goes_well()
+            and self.limits.has_plain_stop
+            and not row_finished.has_listeners(type(self.counters.processor))
+        )
 
 
 class Run(Generic[M]):
@@ -109,6 +128,7 @@ class Run(Generic[M]):
             event_loop=self.event_loop,
             heartbeat=self.heartbeat,
             may_start=self.starts,
+            transactions=RowTransactions(confirmed),
         )
         self.concurrency = concurrency
         self.dispatcher = self.make_dispatcher(concurrency)
@@ -120,8 +140,10 @@ class Run(Generic[M]):
         if self.event_loop is not None:
             return AsyncDispatcher(self.event_loop, size=size)
         if concurrency == 1:
-            return InlineDispatcher(size=size)
-        return ThreadDispatcher(self.context, size=size, number=concurrency)
+            return InlineDispatcher(self.context, size=size, may_wait=self.starts.may_wait)
+        return ThreadDispatcher(
+            self.context, size=size, number=concurrency, in_advance=self.starts.goes_well
+        )
 
     def share_no_test_case(self, using: str) -> None:
         """Handle one row at a time inside ``TestCase``, or refuse if the run asks for more."""
@@ -172,6 +194,8 @@ class Run(Generic[M]):
                 passes.take(self.dispatcher.left())
             finally:
                 self.leave()
+                if self.starts.is_interrupted:
+                    Leftover(question.using).end()
                 report = self.counters.report(self.stopped or "drained", self.broken.error)
                 log_end(report)
                 attach_report(ended_by, report)
@@ -206,6 +230,7 @@ class Run(Generic[M]):
 
     def ask(self, *, due: bool = True) -> Question[M]:
         """Return a new question for the user's ``pending``."""
+        self.dispatcher.confirm()
         processor = self.processor
         return ask(
             processor.pending,

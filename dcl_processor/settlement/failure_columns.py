@@ -13,13 +13,8 @@ from django.db.models import Model
 from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.errors import add_note, describe
 from dcl_processor.exceptions import InvalidDone, InvalidOption
-from dcl_processor.execution.handler import (
-    Discarded,
-    Failed,
-    Outcome,
-    Snoozed,
-    ends_the_run,
-)
+from dcl_processor.execution.handler import Discarded, Failed, Outcome, Snoozed
+from dcl_processor.interrupts import ends_the_run
 from dcl_processor.values import Values
 
 if TYPE_CHECKING:

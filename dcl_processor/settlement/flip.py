@@ -13,7 +13,7 @@ from django.db.models import Model, Value
 from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.errors import describe
 from dcl_processor.exceptions import InvalidDone
-from dcl_processor.execution.handler import ends_the_run
+from dcl_processor.interrupts import ends_the_run
 from dcl_processor.values import Values
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Model, Value
 from django.db.models.functions import Now
 
@@ -16,6 +16,7 @@ from dcl_processor import clock
 from dcl_processor.candidates.flip_coverage import decided
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.database.transaction_id import has_id
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 from dcl_processor.values import Values, constants_of
@@ -39,11 +40,13 @@ class Rehearsal:
     """What the rehearsal on one row proves for the other rows.
 
     ``doubtful``: the options whose flip may leave another row pending, although this row left.
+    ``has_rules``: the table has a rule that rewrites statements, or is a view.
     ``kept``: the values with which a claim's constants are read back, by ``attname``.
     """
 
     doubtful: Collection[str]
     kept: Values
+    has_rules: bool = False
 
 
 def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk: Any) -> Rehearsal:
@@ -68,7 +71,18 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
         _rehearse_function(processor, question, row, pk)
         if not processor.repeats:
             doubtful.add("done")
-    return Rehearsal(doubtful, kept)
+    return Rehearsal(doubtful, kept, _has_rules(question))
+
+
+def _has_rules(question: Question[Any]) -> bool:
+    """Return whether PostgreSQL rewrites statements on the table, or it is a view."""
+    connection = connections[question.using]
+    if not has_id(connection):
+        return False
+    with connection.cursor() as cursor:
+        name = connection.ops.quote_name(question.model._meta.db_table)
+        cursor.execute("SELECT relhasrules FROM pg_class WHERE oid = %s::regclass", [name])
+        return any(rules for (rules,) in cursor.fetchall())
 
 
 def _rehearse_function(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from django.db.models import QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import signature
-from dcl_processor.compiled_sql.update import CompiledUpdate
+from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.transaction_id import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
 from dcl_processor.values import Values, resolve
@@ -72,6 +73,36 @@ def write(
         _look_up(question, pks, written, processor, transaction_id)
 
 
+def checked_flips(
+    question: Question[Any], writes: Sequence[tuple[Values, Sequence[Any]]], transaction_id: str
+) -> list[tuple[str, Sequence[Any]]] | None:
+    """Return statements that write the flips, each of which fails unless it writes its rows.
+
+    ``None``: one of them has no statement that is compiled once.
+    """
+    statements = []
+    for values, pks in writes:
+        try:
+            update = _compiled(question, pks, values, is_fenced=True)
+            statement = None if update is None else update.checked(pks, values, transaction_id)
+        except UNWRITABLE:
+            return None  # which the update alone raises again, and explains
+        if statement is None:
+            return None
+        statements.append(statement)
+    return statements
+
+
+def explained(
+    error: BaseException, processor: Definition[Any], pks: Sequence[Any]
+) -> BaseException:
+    """Return the error in plain words if it is that of a checked flip."""
+    found = re.search(f"{FLIP}({LOST}|[0-9]+)", str(error))
+    if found is None:
+        return error
+    return TransactionLost() if found[1] == LOST else _not_written(processor, pks, int(found[1]))
+
+
 def refuse_moved(
     question: Question[Any], rows: Mapping[Any, Any], processor: Definition[Any]
 ) -> None:
@@ -108,11 +139,15 @@ def _look_up(
         refuse_another(question.using, transaction_id)
     # A query is needed, because rows that the handler deleted have left pending, too.
     if _rows(question, pks).count() > written:
-        raise ProcessorError(
-            f"{processor.name}: expected the flip to write {_named(pks)}, got {written} of "
-            f"{len(pks)} rows written although they exist; look for a trigger, a rule or "
-            "row-level security that drops the update."
-        )
+        raise _not_written(processor, pks, written)
+
+
+def _not_written(processor: Definition[Any], pks: Sequence[Any], written: int) -> ProcessorError:
+    return ProcessorError(
+        f"{processor.name}: expected the flip to write {_named(pks)}, got {written} of "
+        f"{len(pks)} rows written although they exist; look for a trigger, a rule or "
+        "row-level security that drops the update."
+    )
 
 
 def _rows(question: Question[Any], pks: Sequence[Any]) -> QuerySet[Any]:
@@ -124,11 +159,19 @@ def _update(
     question: Question[Any], pks: Sequence[Any], values: Values, transaction_id: str | None
 ) -> int | None:
     """Write rows by a statement that is compiled once per window; ``None`` if there is none."""
-    many, fenced = len(pks) > 1, transaction_id is not None
-    make = partial(CompiledUpdate, question.model, question.using, values, many=many, fenced=fenced)
-    update = question.statements.get(("update", many, fenced, signature(values)), make)
+    update = _compiled(question, pks, values, is_fenced=transaction_id is not None)
     # Race: flip without work. The statement writes nothing in another transaction.
     return None if update is None else update.execute(pks, values, transaction_id=transaction_id)
+
+
+def _compiled(
+    question: Question[Any], pks: Sequence[Any], values: Values, *, is_fenced: bool
+) -> CompiledUpdate | None:
+    many, model, using = len(pks) > 1, question.model, question.using
+    make = partial(CompiledUpdate, model, using, values, many=many, fenced=is_fenced)
+    name = "update", many, is_fenced, signature(values)
+    update: CompiledUpdate | None = question.statements.get(name, make)
+    return update
 
 
 def _named(pks: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from django.db import connections
 
-from dcl_processor.execution.handler import Interruption
+from dcl_processor.interrupts import Interruption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 

@@ -1,7 +1,8 @@
 """Count what a connection says to its server, as libpq itself traces it.
 
-A *statement* is every message that executes something, but BEGIN and COMMIT. A *round trip* is a
-turn: something was sent, and an answer was waited for; so what is pipelined counts once.
+A *statement* is everything that is executed, but BEGIN and COMMIT; a message may have several. A
+*round trip* is a turn: something was sent, and an answer was waited for; so what is pipelined
+counts once.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def read(path: Path) -> Talk:
         words = "\t".join(rest_)
         match kind:
             case "Query":
-                _note(talk, words.strip(' "'))
+                for statement in words.strip(' "').split("; "):
+                    _note(talk, statement)
             case "Parse":
                 name, _, parsed = words.lstrip('" ').partition('" "')
                 prepared[name] = parsed

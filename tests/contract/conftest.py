@@ -15,9 +15,12 @@ from dcl_processor.runner.rescan import RescanPolicy
 from tests.contract.support.clocks import Clock
 from tests.contract.support.errands import our_threads
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
+from tests.contract.support.messages import SENDS_SEVERAL
 
 # What it shows happens between a statement's snapshot and its lock.
 collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shapes_wanted.py"]
+if not SENDS_SEVERAL:
+    collect_ignore += ["test_observed.py", "test_one_message.py", "test_settle_later.py"]
 if HAS_ROW_LOCKS:
     collect_ignore += ["test_busy_reads.py"]  # a read never waits
 else:

@@ -19,6 +19,7 @@ from dcl_processor.delivery.deliveries import deliver
 from dcl_processor.delivery.marks import MarkedRows
 from dcl_processor.execution.handler import execute
 from tests.contract.support import errands as the
+from tests.contract.support.messages import SENDS_SEVERAL
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -155,4 +156,55 @@ def test_i10_an_interrupt_after_the_handler_is_reported_as_it_left_the_row(kind:
         else:
             assert at > 50
             assert found == {False, True}
+            return
+
+
+@contextmanager
+def interrupted_between(handled: list[Any], at: int) -> Iterator[None]:
+    """Raise as Ctrl-C does, ``at`` calls of a delivery after the second handler.
+
+    They are those until the third handler begins, of both rows' deliveries.
+    """
+    calls = deliveries = 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls, deliveries
+        if frame.f_code is deliver.__code__:
+            deliveries += {"call": 1, "return": -1}.get(event, 0)
+        if event == "call" and len(handled) == 2 and frame.f_code is BEGUN:
+            sys.setprofile(None)
+        elif event == "call" and len(handled) == 2 and deliveries and is_of_the_package(frame):
+            calls += 1
+            if calls > at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    with profiled(profile):
+        yield
+
+
+@pytest.mark.parametrize(
+    # Elsewhere an interrupt in the COMMIT leaves open whether it took effect.
+    "kind",
+    [*(["transactional"] if SENDS_SEVERAL else []), "claim and time", "claim alone", "lease"],
+)
+def test_i10_an_interrupt_between_two_rows_is_reported_as_it_left_them(kind: str) -> None:
+    """What is written for one row may wait for the claim of the next one."""
+    make, options = {"transactional": (the.transactional, {}), **PROCESSORS}[kind]
+    for at in count():
+        Errand.objects.all().delete()
+        rows = the.errands(4)
+        handled: list[Any] = []
+        try:
+            with interrupted_between(handled, at):
+                make(lambda row: handled.append(row.pk), **options)()  # noqa: B023  # called here
+        except KeyboardInterrupt as error:
+            report = error.report  # type: ignore[attr-defined]  # as documented
+            done = [row.pk for row in rows if the.state(row)["done"]]
+            assert (report.processed, report.failed, report.lease_lost) == (len(done), 0, 0), at
+            assert done[:1] == handled[:1]
+            assert connection.execute_wrappers == []
+            assert all(the.untouched(row) for row in rows[3:])
+        else:
+            assert at > 50
             return

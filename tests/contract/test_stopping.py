@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from dcl_processor.execution.handler import Interruption
+from dcl_processor.interrupts import Interruption
 from dcl_processor.runner.passes import Passes
 from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished

@@ -33,7 +33,7 @@ from dcl_processor import (
     batch_processor,
 )
 from dcl_processor.clock import DatabaseNow
-from dcl_processor.execution.handler import Interruption
+from dcl_processor.interrupts import Interruption
 from dcl_processor.report import COUNTS
 from tests.contract.support.histories import DEATHS, MEETINGS, MOST, World
 from tests.models import Errand

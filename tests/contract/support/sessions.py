@@ -9,6 +9,8 @@ from typing import Any
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from tests.contract.support.messages import separately
+
 
 @contextmanager
 def before_statement(where: Callable[[str], bool], act: Callable[[], None]) -> Iterator[list[str]]:
@@ -27,7 +29,7 @@ def before_statement(where: Callable[[str], bool], act: Callable[[], None]) -> I
         sent.append(sql)
         return execute(sql, *args)
 
-    with connection.execute_wrapper(wrapper):
+    with separately(), connection.execute_wrapper(wrapper):
         yield sent
     assert acted, f"no statement was recognised among {sent}"
 

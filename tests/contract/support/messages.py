@@ -1,0 +1,74 @@
+"""What the client really sends to PostgreSQL, as libpq itself reports it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from dcl_processor.locking.row_transactions import Send, Statement
+from tests import seams
+
+#: Whether the driver sends several statements as one message, and reports each result.
+SENDS_SEVERAL = hasattr(getattr(connection, "Database", None), "ClientCursor")
+
+
+def one_by_one(send: Send, cursor: Any, statements: Sequence[Statement]) -> Any:
+    """Send each statement as a message of its own, so that a test can act in between.
+
+    A message without a BEGIN is one transaction, as PostgreSQL has it.
+    """
+    *earlier, last = statements
+    connection = cursor.db
+    is_one = bool(earlier) and not connection.in_atomic_block
+    if is_one:
+        send("BEGIN", None)
+    try:
+        for each in earlier:
+            send(each.sql, each.params)
+            if each.answered is not None:
+                each.answered(cursor)
+        result = send(last.sql, last.params)
+        if is_one:
+            with connection.cursor() as other:  # this one keeps the answer
+                other.execute("COMMIT")
+    except BaseException:
+        if is_one and not connection.connection.closed:
+            connection.connection.rollback()
+        raise
+    return result
+
+
+@contextmanager
+def separately() -> Iterator[None]:
+    """Send the statements of one message one by one, so that a test can act in between.
+
+    They wait as if no wrapper of a test looked at them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        seams.replace(patch, seams.SEND_ALL, one_by_one)
+        seams.replace(patch, seams.IS_OBSERVED, lambda *_: False)
+        yield
+
+
+@contextmanager
+def messages(using: str = "default") -> Iterator[list[str]]:
+    """Yield the messages that are sent meanwhile, each of which waits for an answer."""
+    from psycopg.pq import Trace
+
+    connections[using].ensure_connection()
+    session = connections[using].connection.pgconn
+    sent: list[str] = []
+    with tempfile.TemporaryFile("w+") as file:
+        session.trace(file.fileno())
+        session.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
+        try:
+            yield sent
+        finally:
+            session.untrace()
+            file.seek(0)
+            sent += [line for line in file.read().splitlines() if line.startswith("F\t")]

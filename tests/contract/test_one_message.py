@@ -1,0 +1,301 @@
+"""One message for each row: its flip and COMMIT are sent with the BEGIN and claim of the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import ProgrammingError, connection, connections, transaction
+
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.signals import row_finished
+from tests.contract.support import errands as the
+from tests.contract.support.messages import SENDS_SEVERAL, messages
+from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import temporary
+from tests.models import Errand
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.skipif(not SENDS_SEVERAL, reason="the driver sends one statement at a time"),
+]
+
+OWN = Errand.objects.filter(done=False)
+SPANNING = OWN.filter(pk__in=OWN.values("pk"))
+
+
+def processor(handler: Callable[[Errand], Any], **options: Any) -> BatchProcessor[Errand]:
+    return batch_processor(**{"pending": OWN, "done": {"done": True}, **options})(handler)
+
+
+def per_row(
+    handler: Callable[[Errand], Any], *, make: the.Make = the.transactional, **options: Any
+) -> float:
+    """Return how many messages one more row costs."""
+    counts: list[int] = []
+    size: int = options.get("batch_size", 1)
+    for number in (10 * size, 30 * size):
+        Errand.objects.all().delete()
+        the.errands(number)
+        with messages() as sent:
+            assert make(handler, **{"pending": OWN, **options})().processed == number
+        assert not OWN.exists()
+        counts.append(len(sent))
+    return (counts[1] - counts[0]) / (20 * size)
+
+
+@pytest.mark.parametrize("pending", [OWN, SPANNING], ids=["own table", "spanning"])
+def test_a_row_is_one_message(pending: Any) -> None:
+    assert per_row(lambda row: None, pending=pending) == 1
+
+
+def test_a_batch_is_one_message() -> None:
+    assert per_row(lambda row: None, batch_size=10) == 1 / 10
+
+
+COMMITTED_CLAIMS = pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (the.at_most_once, {}),
+        (the.at_most_once, {"reset": {"claimed": False}, "retry": the.retry()}),
+        (the.at_least_once, {}),
+        (the.at_least_once, {"retry": the.retry()}),
+    ],
+    ids=["AT_MOST_ONCE", "AT_MOST_ONCE, retry", "AT_LEAST_ONCE", "AT_LEAST_ONCE, retry"],
+)
+
+
+@COMMITTED_CLAIMS
+def test_a_row_is_one_message_also_when_its_claim_is_committed(
+    make: the.Make, options: Any
+) -> None:
+    assert per_row(the.ignore, make=make, pending=the.PENDING, **options) == 1
+
+
+@COMMITTED_CLAIMS
+def test_a_settlement_and_the_next_claim_are_one_transaction(make: the.Make, options: Any) -> None:
+    """Each row version has the id of the transaction that wrote it."""
+    rows = the.errands(10)
+    pairs: list[list[str]] = []
+
+    def handle(row: Errand) -> None:
+        with connection.cursor() as cursor:
+            written = "SELECT xmin::text FROM tests_errand WHERE id IN (%s, %s)"
+            cursor.execute(written, [row.pk - 1, row.pk])
+            pairs.append([each for (each,) in cursor.fetchall()])
+
+    assert_run(make(handle, **options)(), processed=10)
+    # Until a row has succeeded nothing waits.
+    assert all(one == other for one, other in pairs[2:])
+    assert len({one for one, _ in pairs[2:]}) == len(rows) - 2
+
+
+def test_a_handlers_own_statements_are_messages_of_their_own() -> None:
+    assert per_row(lambda row: Errand.objects.filter(pk=row.pk).update(place=1)) == 2
+
+
+def test_a_row_that_its_handler_deletes_is_done() -> None:
+    assert per_row(lambda row: row.delete()) == 2
+
+
+def test_a_callback_runs_before_the_next_row_is_claimed() -> None:
+    rows = the.errands(4)
+    seen: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        seen.append(row.pk)
+
+        def callback() -> None:
+            done = the.elsewhere(lambda: Errand.objects.get(pk=row.pk).done)
+            seen.append((row.pk, done, connection.in_atomic_block))
+
+        transaction.on_commit(callback)
+
+    assert processor(handle)().processed == 4
+    assert seen == [each for row in rows for each in (row.pk, (row.pk, True, False))]
+
+
+@pytest.fixture
+def receiver() -> Iterator[list[tuple[Any, str, bool]]]:
+    told: list[tuple[Any, str, bool]] = []
+
+    def receive(*, pk: Any, outcome: str, **_: Any) -> None:
+        told.append((pk, outcome, connection.in_atomic_block))
+        with transaction.atomic():
+            Errand.objects.create(done=True, place=-1)
+            transaction.set_rollback(True)
+
+    row_finished.connect(receive)
+    yield told
+    row_finished.disconnect(receive)
+
+
+def test_a_receiver_writes_into_no_rows_transaction(receiver: list[Any]) -> None:
+    rows = the.errands(4)
+    assert processor(lambda row: None)().processed == 4
+    assert receiver == [(row.pk, "processed", False) for row in rows]
+
+
+@pytest.mark.parametrize("pending", [OWN, SPANNING], ids=["own table", "spanning"])
+def test_a_commit_that_fails_costs_its_own_row_alone(pending: Any) -> None:
+    """A deferred constraint fails at the COMMIT, which is sent with the next row's claim."""
+    rows = the.errands(5)
+    handled: list[int] = []
+    with deferred_unique():
+
+        def handle(row: Errand) -> None:
+            handled.append(row.place)
+            if row.place == 2:
+                Errand.objects.filter(pk=row.pk).update(result="same")
+
+        Errand.objects.create(done=True, result="same")
+        report = processor(handle, pending=pending)()
+        assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
+        assert [failure.pk for failure in report.failures] == [rows[2].pk]
+        assert "tests_same" in str(report.failures[0].error)
+        assert handled == [0, 1, 2, 3, 4]
+        assert list(OWN.values_list("place", "result")) == [(2, "")]
+
+
+def deferred_unique() -> Any:
+    return temporary(
+        "ALTER TABLE tests_errand ADD CONSTRAINT tests_same EXCLUDE (result WITH =) "
+        "WHERE (result <> '') DEFERRABLE INITIALLY DEFERRED",
+        "ALTER TABLE tests_errand DROP CONSTRAINT tests_same",
+    )
+
+
+def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:
+    rows = the.errands(5)
+    with temporary(
+        "CREATE FUNCTION tests_drop() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN IF NEW.place = 2 AND NEW.done THEN RETURN NULL; END IF; RETURN NEW; END'; "
+        "CREATE TRIGGER tests_drop BEFORE UPDATE ON tests_errand "
+        "FOR EACH ROW EXECUTE FUNCTION tests_drop()",
+        "DROP TRIGGER tests_drop ON tests_errand; DROP FUNCTION tests_drop",
+    ):
+        report = processor(lambda row: None)()
+    assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
+    assert report.failures[0].pk == rows[2].pk
+    assert "expected the flip to write row" in str(report.failures[0].error)
+    assert "look for a trigger" in str(report.failures[0].error)
+    assert list(OWN.values_list("place", flat=True)) == [2]
+
+
+def test_an_error_of_the_next_claim_takes_no_committed_row_back() -> None:
+    """The claim of row 2 fails in the message that commits row 1."""
+    rows = the.errands(4)
+    handled: list[int] = []
+
+    def handle(row: Errand) -> None:
+        handled.append(row.place)
+
+    run = processor(handle, pending=lambda: OWN.extra(where=["tests_trap(id) = id"]))
+    with broken_claim(rows[2]), pytest.raises(ProgrammingError, match="trapped") as error:
+        run()
+    assert handled == [0, 1]
+    assert error.value.report.processed == 2  # type: ignore[attr-defined]  # as documented
+    assert list(OWN.order_by("place").values_list("place", flat=True)) == [2, 3]
+
+
+def broken_claim(row: Errand) -> Any:
+    return temporary(
+        "CREATE FUNCTION tests_trap(id bigint) RETURNS bigint LANGUAGE plpgsql AS "
+        f"'BEGIN IF id = {row.pk} AND pg_current_xact_id_if_assigned() IS NOT NULL THEN "
+        "RAISE EXCEPTION ''trapped''; END IF; RETURN id; END'",
+        "DROP FUNCTION tests_trap",
+    )
+
+
+@pytest.mark.parametrize("when", ["before the flip", "after the commit"])
+def test_a_session_that_is_cut_in_the_message_is_looked_up(when: str) -> None:
+    """The server ends the session before or after the COMMIT in the message."""
+    rows = the.errands(5)
+    cut = Event()
+    handled: list[int] = []
+    claim = when == "after the commit"
+
+    def handle(row: Errand) -> None:
+        handled.append(row.place)
+
+    with session_killer(rows[3] if claim else rows[2], at_flip=not claim):
+        report = processor(handle, pending=lambda: OWN.extra(where=["tests_kill(id) = id"]))()
+    assert not cut.is_set()
+    assert report.stopped == "drained"
+    if claim:
+        assert (report.processed, report.failed) == (5, 0)
+        assert sorted(handled) == [0, 1, 2, 3, 4]
+    else:
+        assert (report.processed, report.failed) == (4, 1)
+        assert report.failures[0].pk == rows[2].pk
+
+
+def test_a_handler_that_has_committed_by_itself_is_not_taken_for_its_flip() -> None:
+    """Its transaction is committed, and the session ends before the flip."""
+    rows = the.errands(4)
+
+    def handle(row: Errand) -> None:
+        if row.place == 2:
+            with connection.cursor() as cursor:
+                cursor.execute("COMMIT; BEGIN")
+            pid = connection.connection.info.backend_pid
+            the.elsewhere(lambda: end_session(pid))
+
+    report = processor(handle)()
+    assert_run(report, processed=3, failed=1)
+    assert [failure.pk for failure in report.failures] == [rows[2].pk]
+    assert list(OWN.values_list("place", flat=True)) == [2]
+
+
+def end_session(pid: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s, 30000)", [pid])
+        assert cursor.fetchone() == (True,)
+
+
+def session_killer(row: Errand, *, at_flip: bool) -> Any:
+    """End the session once: in the claim of the row, or in its flip."""
+    if at_flip:
+        return temporary(
+            "CREATE FUNCTION tests_kill(id bigint) RETURNS bigint LANGUAGE sql AS 'SELECT id'; "
+            "CREATE FUNCTION tests_cut() RETURNS trigger LANGUAGE plpgsql AS "
+            f"'BEGIN IF NEW.id = {row.pk} AND NEW.done THEN "
+            "PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END'; "
+            "CREATE TRIGGER tests_cut BEFORE UPDATE ON tests_errand "
+            "FOR EACH ROW EXECUTE FUNCTION tests_cut()",
+            "DROP TRIGGER tests_cut ON tests_errand; DROP FUNCTION tests_cut; "
+            "DROP FUNCTION tests_kill",
+        )
+    return temporary(
+        "CREATE SEQUENCE tests_once; "
+        "CREATE FUNCTION tests_kill(id bigint) RETURNS bigint LANGUAGE plpgsql AS "
+        f"'BEGIN IF id = {row.pk} AND pg_current_xact_id_if_assigned() IS NOT NULL "
+        "AND nextval(''tests_once'') = 1 THEN "
+        "PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN id; END'",
+        "DROP FUNCTION tests_kill; DROP SEQUENCE tests_once",
+    )
+
+
+def test_a_stop_that_calls_user_code_waits_for_each_commit() -> None:
+    the.errands(5)
+    seen: list[tuple[int, bool]] = []
+
+    class Stop(Event):
+        def is_set(self) -> bool:
+            seen.append((Errand.objects.filter(done=True).count(), connection.in_atomic_block))
+            return False
+
+    assert processor(lambda row: None)(stop=Stop()).processed == 5
+    outside = [number for number, inside in seen if not inside]
+    assert sorted(set(outside)) == [0, 1, 2, 3, 4]
+    assert outside == sorted(outside)
+
+
+def test_a_limit_ends_with_the_commit_of_its_last_row() -> None:
+    the.errands(5)
+    report = processor(lambda row: None)(limit=3)
+    assert (report.processed, report.stopped) == (3, "limit")
+    assert OWN.count() == 2
+    assert connections["default"].in_atomic_block is False
