@@ -78,7 +78,8 @@ class Passes:
                 own_table=question.own_table
             )
             more = spare(question) if chooses else 0
-            if policy.should_rescan(*self._visit(question, waiting, more=more)):
+            got, missed, replaced = self._visit(question, waiting, more=more)
+            if policy.should_rescan(got, missed, replaced=replaced):
                 return True
         return False
 
@@ -150,11 +151,13 @@ class Passes:
             self._tried.add(pk)
         return waiting
 
-    def _visit(self, question: Question[Any], waiting: deque[Any], *, more: int) -> tuple[int, int]:
+    def _visit(
+        self, question: Question[Any], waiting: deque[Any], *, more: int
+    ) -> tuple[int, int, bool]:
         """Dispatch the next batch, and take those that have ended.
 
         ``more``: how many extra candidates the batch may get, to replace rows that it misses.
-        Returns how many rows were got, and how many were missed and could not be replaced.
+        Returns how many rows were got, how many were missed, and whether those were replaced.
         """
         run = self._run
         in_flight = run.dispatcher.rows_in_flight
@@ -182,7 +185,7 @@ class Passes:
         # Without room for a row, only the end of the batches in flight shows if the limit is met.
         more_got, more_missed = self.take(run.dispatcher.ended(everything=not size), waiting)
         got, missed = got + more_got, missed + more_missed
-        return got, 0 if is_redone or (more and got == size) else missed
+        return got, 0 if is_redone else missed, bool(more and got == size)
 
     def _clipped(self, size: int, more: int, waiting: deque[Any]) -> tuple[int, int]:
         """Return how many of the waiting rows the next batch may take, and choose among."""

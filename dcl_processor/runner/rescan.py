@@ -5,6 +5,9 @@ from __future__ import annotations
 #: Consecutive misses before a worker reads other candidates; twice as many each further time.
 MISSES_BEFORE_RESCAN = 8
 
+#: Rows that a worker claims without a miss before it takes itself for alone again.
+ALONE_AFTER = 100
+
 
 class RescanPolicy:
     """Decides when a worker among others reads a new window.
@@ -18,7 +21,8 @@ class RescanPolicy:
 
     def __init__(self, *, never: bool) -> None:
         self._never = never
-        self._met_another = False
+        #: Rows claimed since the last miss; ``None``: no other worker was met.
+        self._since_miss: int | None = None
         self._most = MISSES_BEFORE_RESCAN
         self._misses = 0
         self._is_old = False
@@ -36,16 +40,29 @@ class RescanPolicy:
         only after a miss.
         """
         if own_table or self._never:
-            return self._met_another
+            return self._since_miss is not None
         return self._misses > 0
 
-    def should_rescan(self, got: int, missed: int) -> bool:
-        """Record how many rows a claim got and missed; return whether to read a new window."""
+    def _note_company(self, got: int, missed: int) -> None:
+        if missed:
+            self._since_miss = 0
+        elif self._since_miss is not None:
+            self._since_miss += got
+            if self._since_miss >= ALONE_AFTER:
+                self._since_miss = None
+
+    def should_rescan(self, got: int, missed: int, *, replaced: bool = False) -> bool:
+        """Record how many rows a claim got and missed; return whether to read a new window.
+
+        ``replaced``: it chose other rows instead of those that it missed.
+        """
+        self._note_company(got, missed)
+        if replaced:
+            missed = 0
         if got:
             self._is_old, self._misses, self._most = True, 0, MISSES_BEFORE_RESCAN
         else:
             self._misses += missed
-        self._met_another = self._met_another or missed > 0
         if not missed or self._never:
             return False
         if self._is_old:
