@@ -12,6 +12,9 @@ from typing import Any
 
 from django.db import connections
 
+from dcl_processor.database.driver import in_transaction
+from tests.contract.support.messages import separately
+
 WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH)\b")
 LOCKS = re.compile(r"FOR (NO KEY )?UPDATE|WHERE 1 = 0$")
 WENT_ANOTHER_WAY = 3  # exit code of a victim whose run is not the one that was traced
@@ -70,7 +73,7 @@ class Trace:
         commit, rollback = wrapper._commit, wrapper._rollback
         wrapper._commit, wrapper._rollback = self._ends(commit, "COMMIT"), self._ends(rollback)
         try:
-            with wrapper.execute_wrapper(self._statement):
+            with separately(), wrapper.execute_wrapper(self._statement):
                 yield
         finally:
             wrapper._commit, wrapper._rollback = commit, rollback
@@ -85,15 +88,22 @@ class Trace:
         return step
 
     def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
+        if sql == "COMMIT":
+            # One that waited for the next claim, which the server executes by itself all the same.
+            results: list[Any] = []
+            self._ends(lambda: results.append(execute(sql, params, *rest)), "COMMIT")()
+            return results[0]
         name = _name(sql)
         self.note(f"before {name}")
         result = execute(sql, params, *rest)
         pks: frozenset[int] = frozenset()
         if WRITES.match(sql):
             pks = self._rows & set(_integers(params))
-        if self._connection.in_atomic_block:
+        # A message without a BEGIN is a transaction that Django does not know.
+        inside = self._connection.in_atomic_block or bool(in_transaction(self._connection))
+        if inside:
             self._written |= pks
-        self.note(f"after {name}", pks, commits=bool(pks) and not self._connection.in_atomic_block)
+        self.note(f"after {name}", pks, commits=bool(pks) and not inside)
         return result
 
 
@@ -109,6 +119,8 @@ def _name(sql: str) -> str:
     """Name a statement by what it does, without the names of savepoints."""
     if LOCKS.search(sql):
         return "lock"
+    # A flip that waits is in a statement that counts what it writes.
+    sql = sql.removeprefix("WITH dcl_flipped AS (")
     words = sql.replace('"', "").replace("`", "").split()
     return " ".join(words[: {"UPDATE": 2, "INSERT": 3, "ROLLBACK": 3}.get(words[0], 1)])
 

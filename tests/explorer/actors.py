@@ -16,6 +16,8 @@ from typing import Any
 
 from django.db import connection, connections
 
+from dcl_processor.database.driver import in_transaction
+
 from .control import Control
 from .steps import COMMIT, HANDLER, ROLLBACK, Step, Thing, describe, lockable, with_gate
 
@@ -152,7 +154,8 @@ class Actor:
     def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
         if not self.watched:
             return execute(sql, params, *rest)
-        inside = connection.in_atomic_block
+        # A message without a BEGIN is a transaction that Django does not know.
+        inside = connection.in_atomic_block or bool(in_transaction(connection))
         if sql.startswith("COMMIT"):
             # The handler's own, which Django takes for any other statement.
             return self._ending(partial(execute, sql, params, *rest), COMMIT)()

@@ -40,7 +40,7 @@ def _patched(*changes: tuple[seams.Seam, Any]) -> Iterator[None]:
 def no_second_check() -> Any:
     """Lock the row, and hand it out without asking again."""
 
-    def claim(question: Question[Any], wanted: Wanted) -> Claimed[Any]:
+    def claim(question: Question[Any], wanted: Wanted, _: Any = None) -> Claimed[Any]:
         pks = wanted.pks[: wanted.most]
         locked = claiming.lock_free(question, pks)
         table: QuerySet[Any] = QuerySet(question.model, using=question.using)

@@ -20,7 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 LOCKS = " FOR NO KEY UPDATE"
-_BOOKKEEPING = ("SAVEPOINT", "RELEASE", "ROLLBACK TO", "SHOW", "SET ")
+#: What follows the UPDATE in a flip that counts what it writes.
+FLIPPED = " RETURNING 1) SELECT"
+_BOOKKEEPING = ("BEGIN", "SAVEPOINT", "RELEASE", "ROLLBACK TO", "SHOW", "SET ")
 
 Thing = tuple[str, int]
 
@@ -101,6 +103,8 @@ def describe(
     row lock keeps others from changing what is read, and nobody sees a write before its COMMIT.
     """
     named = rows & set(_integers(params)) or rows
+    # A flip that waits for its COMMIT is in a statement that counts what it writes.
+    sql = re.sub(r"^WITH dcl_flipped AS \((.*) RETURNING 1\) SELECT .*$", r"\1", sql)
     words = sql.lstrip()
     if LOCKS in sql:
         return _at(SNAPSHOT, named, LOCK if transaction else TAKE)
@@ -137,6 +141,8 @@ def with_gate(sql: str) -> str:
         predicate, lock, way = sql.rpartition(LOCKS)
         predicate, order, by = predicate.partition(" ORDER BY")
         return f"{predicate} AND explorer_gate(){order}{by}{lock}{way}"
+    if FLIPPED in sql:
+        return sql.replace(FLIPPED, f" AND explorer_gate(){FLIPPED}", 1)
     assert re.search(r" WHERE .*[^;]$", sql, re.DOTALL), sql
     return f"{sql} AND explorer_gate()"
 

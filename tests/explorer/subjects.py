@@ -48,6 +48,8 @@ class Subject:
     rehearsed: bool = False
     doubtful: frozenset[str] = frozenset()
     chooses: bool = False
+    #: Whether a COMMIT waits for the next claim from the first row on, and not after a success.
+    waits: bool = False
     #: What a handler's row may fail by.
     fails_by: tuple[type[Exception], ...] = ()
 
@@ -80,6 +82,8 @@ class Subject:
         )
         if self.rehearsed:
             run.context.rehearsal = Rehearsal(set(self.doubtful), {})
+        if self.waits:
+            vars(run.dispatcher)["_may_wait"] = lambda: True
         return run.execute()
 
     def __str__(self) -> str:
@@ -331,6 +335,11 @@ CHOOSING = {
         "claim_rehearsed",
         "lease_rehearsed",
     )
+}
+#: Rows whose last statements are sent with the claim of the next row; that takes several rows.
+WAITING = {
+    f"{name}_waiting": replace(SUBJECTS[name], name=f"{name}_waiting", rehearsed=True, waits=True)
+    for name in ("transactional", "transactional_spanning", "claim_rehearsed", "lease_rehearsed")
 }
 #: Those of them whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, whoever has the row by now: no settlement can help that.

@@ -14,7 +14,7 @@ from dcl_processor import Report
 from .actors import here
 from .schedule import LOOK
 from .stage import staged
-from .subjects import BEATING, CHOOSING, LAPSING, MORE, SUBJECTS, Subject
+from .subjects import BEATING, CHOOSING, LAPSING, MORE, SUBJECTS, WAITING, Subject
 
 #: Schedules of a search that is not run whole here, but by ``make explore``: a number, and no
 #: time, so that a busy machine looks at no fewer.
@@ -56,6 +56,27 @@ def test_i2_in_schedules_of_two_copies_whose_claims_choose(name: str) -> None:
     assert count.whole or count.schedules >= 20
     with staged(CHOOSING[name], rows=3, every_statement=True) as stage:
         assert stage.sample(20).schedules == 20
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_i2_in_schedules_of_two_copies_whose_commits_wait_for_the_next_claim(name: str) -> None:
+    with staged(WAITING[name], rows=2) as stage:
+        count = stage.explore(most=MOST)
+    assert count.whole or count.schedules >= 20
+    with staged(WAITING[name], rows=3, every_statement=True) as stage:
+        assert stage.sample(20).schedules == 20
+
+
+def test_i2_a_lease_may_lapse_while_its_settlement_waits() -> None:
+    with staged(WAITING["lease_rehearsed_waiting"], rows=2, lapse=True) as stage:
+        count = stage.sample(100)
+    assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
+
+
+def test_i2_a_heartbeat_while_a_settlement_waits_costs_nothing() -> None:
+    subject = WAITING["lease_rehearsed_waiting"]
+    with staged(subject, rows=2, copies=1, hearts=1, beats=2) as stage:
+        assert len(stage.explore(most=MOST).outcomes) == 1
 
 
 @pytest.mark.parametrize("name", ["lease_rehearsed", "lease"])
