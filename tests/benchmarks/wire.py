@@ -58,8 +58,7 @@ def read(path: Path) -> Talk:
         words = "\t".join(rest_)
         match kind:
             case "Query":
-                for statement in words.strip(' "').split("; "):
-                    _note(talk, statement)
+                _note(talk, *words.strip(' "').split("; "))
             case "Parse":
                 name, _, parsed = words.lstrip('" ').partition('" "')
                 prepared[name] = parsed
@@ -70,8 +69,9 @@ def read(path: Path) -> Talk:
     return talk
 
 
-def _note(talk: Talk, statement: str) -> None:
-    first = statement.split(" ", 1)[0].upper().rstrip(";")
-    if first not in _NOT_COUNTED:
-        talk.statements.append(statement)
-    talk.transactions += first in {"COMMIT", "ROLLBACK"}
+def _note(talk: Talk, *statements: str) -> None:
+    for statement in statements:
+        first = statement.split(" ", 1)[0].upper().rstrip(";")
+        if first not in _NOT_COUNTED:
+            talk.statements.append(statement)
+        talk.transactions += first in {"COMMIT", "ROLLBACK"}
