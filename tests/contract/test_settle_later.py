@@ -215,7 +215,10 @@ def test_an_interrupt_in_the_message_loses_no_settlement(make: the.Make, stateme
 
 def interrupt_sleeper() -> None:
     """Interrupt this process, as Ctrl-C does, when a session of it sleeps."""
-    sleeps = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    sleeps = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE wait_event = 'PgSleep' AND datname = current_database()"
+    )
     end = time.monotonic() + the.PATIENCE
     with connection.cursor() as cursor:
         while time.monotonic() < end:
