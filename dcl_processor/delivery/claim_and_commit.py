@@ -44,6 +44,8 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
         if written is not None:
             _record(batch, marked, *written)
         else:
+            # Race: work without flip. If this claim is rolled back, a settlement in its transaction
+            # would be rolled back, too.
             batch.context.transactions.confirm()
             # Race: double claim. The mark is committed before any handler is called, and hides the
             # row from other workers after the lock is released.

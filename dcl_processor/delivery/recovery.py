@@ -82,7 +82,7 @@ def _is_settled(batch: Batch[Any], raised: BaseException, *, session: Any, waite
         return False
     if not is_committed_all_the_same(batch, raised, session=session, waited=waited):
         return False
-    # A handler that commits the transaction itself has committed no flip.
+    # Race: work without flip. A handler that commits the transaction itself commits no flip.
     handled = [pk for pk, each in batch.outcomes.items() if isinstance(each, Handled)]
     return batch.processor.repeats or not batch.question.still_pending(handled).exists()
 
@@ -142,7 +142,8 @@ def _failed(batch: Batch[M], pk: Any, failed: Outcome | None, error: Exception) 
     elif failed is None or isinstance(failed, Handled):
         failed = Failed(error, handled=True)
     if isinstance(failed, Failed):
-        # What the lost transaction noted is lost, and noted anew only if the row is still ours.
+        # The transaction with the row's notes is lost. They are written again below, if this worker
+        # gets the lock again and the row is still pending.
         failed = replace(failed, attempt=None, again_in=None)
         if not _is_to_be_noted(batch, failed):
             return failed
