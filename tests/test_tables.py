@@ -15,6 +15,7 @@ from dcl_processor.delivery import one_statement
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import temporary
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -134,14 +135,9 @@ def ruled() -> Iterator[None]:
         CREATE RULE note AS ON UPDATE TO tests_errand
             DO ALSO INSERT INTO changes VALUES (NEW.id)
     """
-    with connection.cursor() as cursor:
-        cursor.execute(make)
-    try:
+    with temporary(make, "DROP RULE note ON tests_errand; DROP TABLE changes"):
         yield
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP RULE note ON tests_errand; DROP TABLE changes")
-        one_statement.refused.clear()
+    one_statement.refused.clear()
 
 
 @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])

@@ -123,10 +123,15 @@ def _wait_for_all(
     wait_until(are_there, f"{number} workers to begin", START_WITHIN)
 
 
-def _mend(stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher]) -> None:
-    """Start watchers that are gone again, and add rows where few are left."""
+def _restart(watchers: Sequence[Watcher]) -> None:
+    """Start the watchers that have ended, as a service manager does."""
     for watcher in watchers:
         watcher.mend()
+
+
+def _mend(stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher]) -> None:
+    """Restart watchers that have ended, and add rows where few are left."""
+    _restart(watchers)
     for name in names:
         if table.left(stage.server, name) < plan.low:
             table.fill(stage.server, name, plan.low)
@@ -150,8 +155,7 @@ def _chaos(
     deadline = time.monotonic() + plan.chaos
     while True:
         monkey.strike()
-        for watcher in watchers:
-            watcher.mend()
+        _restart(watchers)
         short = [name for name in names if table.left(stage.server, name) < plan.low]
         if monkey.decks and (short or time.monotonic() > deadline):
             break
@@ -184,8 +188,7 @@ def _is_drained(
     while any(table.left(stage.server, name) for name in names):
         if time.monotonic() > deadline:
             return False
-        for watcher in watchers:
-            watcher.mend()
+        _restart(watchers)
         time.sleep(0.2)
     return True
 

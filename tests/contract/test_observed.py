@@ -35,7 +35,7 @@ def with_context(execute: Callable[..., Any], sql: str, params: Any, *rest: Any)
     """
     if sql.startswith(("UPDATE", "WITH")):
         sql = f"SELECT set_config('tests.context', %s, true); {sql}"
-        params = ("somebody", *(params or ()))
+        params = ("user 7", *(params or ()))
     cursor = execute(sql, params, *rest)
     while cursor is not None and cursor.nextset():
         pass
@@ -103,7 +103,7 @@ def test_a_wrapper_that_raises_before_a_claim_fails_the_next_row(make: the.Make)
 
 
 class ToDatabase(logging.Handler):
-    """Writes each error to the database, in a block that is rolled back if it is told so."""
+    """Writes each logged error to the database; ``rolls_back``: and rolls that write back."""
 
     def __init__(self, *, rolls_back: bool) -> None:
         super().__init__(logging.ERROR)

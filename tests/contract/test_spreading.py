@@ -204,7 +204,8 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
     report = processor(handle)()
     assert report.processed >= 199
     assert_run(report, processed=report.processed, stale=200 - report.processed)
-    assert max(sizes) <= 5 * scan.WIDE_WINDOW
+    # One row more may wait for its COMMIT.
+    assert max(sizes) <= 4 * scan.WIDE_WINDOW + 1
 
 
 if connection.features.has_select_for_update:

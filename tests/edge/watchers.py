@@ -45,7 +45,9 @@ class Watcher:
         try:
             return self.spares.get(timeout=PATIENCE)
         except queue.Empty:
-            raise AssertionError("waited in vain for a spare") from None
+            raise AssertionError(
+                "expected a line that a spare is ready, got none in time"
+            ) from None
 
     def end(self, signum: signal.Signals | None = signal.SIGTERM) -> tuple[int, str, str]:
         """Send the signal, if any; return the exit code, and what was said and not yet read."""

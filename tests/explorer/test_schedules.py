@@ -49,21 +49,14 @@ def test_i2_in_random_schedules_of_two_copies_and_two_rows(name: str) -> None:
         assert stage.sample(20).schedules == 20
 
 
-@pytest.mark.parametrize("name", CHOOSING)
-def test_i2_in_schedules_of_two_copies_whose_claims_choose(name: str) -> None:
-    with staged(CHOOSING[name], rows=2) as stage:
+@pytest.mark.parametrize("name", [*CHOOSING, *WAITING])
+def test_i2_in_schedules_of_copies_that_choose_and_of_commits_that_wait(name: str) -> None:
+    """A claim may choose among rows, and what is left of one row be sent with the next claim."""
+    subject = {**CHOOSING, **WAITING}[name]
+    with staged(subject, rows=2) as stage:
         count = stage.explore(most=MOST)
     assert count.whole or count.schedules >= 20
-    with staged(CHOOSING[name], rows=3, every_statement=True) as stage:
-        assert stage.sample(20).schedules == 20
-
-
-@pytest.mark.parametrize("name", WAITING)
-def test_i2_in_schedules_of_two_copies_whose_commits_wait_for_the_next_claim(name: str) -> None:
-    with staged(WAITING[name], rows=2) as stage:
-        count = stage.explore(most=MOST)
-    assert count.whole or count.schedules >= 20
-    with staged(WAITING[name], rows=3, every_statement=True) as stage:
+    with staged(subject, rows=3, every_statement=True) as stage:
         assert stage.sample(20).schedules == 20
 
 

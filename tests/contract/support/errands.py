@@ -35,7 +35,7 @@ def transactional(handler: Callable[..., Any], **options: Any) -> BatchProcessor
 
 
 def at_most_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
-    """Make a processor that claims its rows, unless it is told ``claim=None``."""
+    """Make a processor with a ``claim``; the option ``claim=None`` makes one without it."""
     claim = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
     return transactional(handler, **{"delivery": Delivery.AT_MOST_ONCE, **claim, **options})
 
