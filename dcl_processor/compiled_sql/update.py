@@ -71,8 +71,8 @@ class CompiledUpdate:
         fence = self._fence
         rows = QuerySet[Any](model, using=self._using).filter(self._keys.condition).order_by()
         existing, params = compiled(rows.values_list(Value(1)).query.get_compiler(self._using))
-        # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
-        # cast is that error. It depends on the count, and so is not evaluated before it.
+        # Race: flip without work. The COMMIT is in the same message, and only an error skips it.
+        # The cast is that error. It depends on the count, and so is not evaluated before it.
         sql = (
             f"WITH {_FLIPPED} AS ({update} RETURNING 1) "  # noqa: S608  # Django's SQL
             f"SELECT CASE WHEN n = %s OR ({_IS_SAME} AND "
