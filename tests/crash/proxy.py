@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from django.db import connection, connections
+from django.db import connections
 
 PATIENCE = 30.0  # seconds for a server to notice that its client has hung up
 
@@ -52,6 +52,9 @@ def cut(words: bytes, *, forwarded: bool, armed: bool = True) -> Iterator[Cut]:
     ):
         server, here, changes = _detour(Path(folder))
         listener.bind(str(here))
+        # A pooler in between may run as another user.
+        Path(folder).chmod(0o711)
+        here.chmod(0o666)
         listener.listen()
         serving = threading.Thread(target=_serve, args=(listener, server, plan), daemon=True)
         serving.start()
@@ -78,8 +81,8 @@ def _led(changes: dict[str, Any]) -> Iterator[None]:
 
 def _detour(folder: Path) -> tuple[Path | tuple[str, int], Path, dict[str, Any]]:
     """Return the server's address, the proxy's, and the settings that lead to the proxy."""
-    config = connection.settings_dict
-    if connection.vendor == "mysql":
+    config = connections["other"].settings_dict
+    if connections["other"].vendor == "mysql":
         here = folder / "socket"
         server = Path(config["OPTIONS"]["unix_socket"])
         return server, here, {"OPTIONS": {**config["OPTIONS"], "unix_socket": str(here)}}

@@ -12,6 +12,7 @@ from django.db import OperationalError, connection, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from tests.contract.support.reports import assert_run
+from tests.crash.proxy import cut
 from tests.models import Errand
 from tests.servers.pgbouncer import is_installed, pgbouncer
 
@@ -95,6 +96,48 @@ def test_the_options_of_a_connection_are_refused(pooled: str) -> None:
     refused = pytest.raises(OperationalError, match="unsupported startup parameter: options")
     with other(**{**connections[pooled].settings_dict, "OPTIONS": options}) as name, refused:
         connections[name].ensure_connection()
+
+
+@contextmanager
+def pooled_and_cut(mode: str, *, forwarded: bool, before: bool) -> Iterator[None]:
+    """Lose the first COMMIT: ``before`` PgBouncer has it, or between PgBouncer and the server."""
+    direct = connections["default"].settings_dict
+    if before:
+        with (
+            pgbouncer(direct, mode=mode) as settings,
+            other(HOST=settings["HOST"], PORT=settings["PORT"]),
+            cut(b"COMMIT", forwarded=forwarded),
+        ):
+            yield
+        return
+    with (
+        cut(b"COMMIT", forwarded=forwarded),
+        pgbouncer(connections["other"].settings_dict, mode=mode) as settings,
+        other(HOST=settings["HOST"], PORT=settings["PORT"]),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("before", [True, False], ids=["before-it", "behind-it"])
+@pytest.mark.parametrize("forwarded", [True, False], ids=["answer-lost", "request-lost"])
+def test_what_became_of_a_lost_commit_is_looked_up_through_it(
+    mode: str, before: bool, forwarded: bool
+) -> None:
+    for processor in processors():
+        Errand.objects.bulk_create(Errand() for _ in range(3))
+        with pooled_and_cut(mode, forwarded=forwarded, before=before):
+            report = processor.run(using="other")
+        lost = 0 if forwarded else 1
+        left = Errand.objects.filter(done=False).count()
+        if processor.batch_size == 1:
+            assert_run(report, processed=3 - lost, failed=lost)
+            assert left == lost
+        else:
+            # A batch that was rolled back is redone row by row.
+            assert_run(report, processed=3)
+            assert left == 0
+        Errand.objects.all().delete()
 
 
 def listener(settings: dict[str, Any]) -> psycopg.Connection[Any]:
