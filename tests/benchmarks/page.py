@@ -44,7 +44,7 @@ def write(results: Sequence[Measurement], server: Mapping[str, str], folder: Pat
             tables[f"{prefix}server"] = _table(("what", "value"), server.items())
             tables[f"{prefix}rates"] = _table(RATE_HEADINGS, _rates(group))
     if others:
-        tables["targets"] = _table(TARGET_HEADINGS, _targets(others))
+        tables["targets"] = _table(TARGET_HEADINGS, _targets(results))
     for name, table in tables.items():
         (folder / f"benchmark-{name}.inc").write_text("\n".join(table) + "\n")
 

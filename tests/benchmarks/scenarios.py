@@ -11,7 +11,7 @@ from django.db import connection
 from django.db.models import Q
 
 from . import rows
-from .contenders import ARTICLE, BATCH, ONE_MESSAGE, OURS
+from .contenders import ARTICLE, BATCH, CONCURRENT, ONE_MESSAGE, OURS, SPANNING
 from .contenders.raw import connect
 from .measuring import Bench, Measurement, alone, drain, take_turns
 from .network import NETWORKS
@@ -60,15 +60,15 @@ def batches(bench: Bench) -> None:
 
 
 def queues(bench: Bench) -> None:
-    """One worker of a queue in a table, with one commit or more for each row."""
+    """One worker each, with one commit or more for each row, and one or ten handlers in flight."""
     number = max(bench.unit // 2, 10)
-    take_turns(_more(bench), "queues", (OURS, *QUEUES), number)
+    take_turns(_more(bench), "queues", (OURS, CONCURRENT, *QUEUES), number)
 
 
 def network(bench: Bench) -> None:
     """One copy, on the socket and through delays; fewer rows, because most take several delays."""
     fewer, networks = _fewer(bench), tuple(NETWORKS)
-    singles = (*ONE_BY_ONE, "spanning, batch 1", "raw claim at the head, batch 1", *QUEUES)
+    singles = (*ONE_BY_ONE, SPANNING, "raw claim at the head, batch 1", CONCURRENT, *QUEUES)
     take_turns(fewer, "network", singles, max(bench.unit // 5, 10), networks=networks)
     take_turns(fewer, "network-batches", BATCHES, 5 * bench.unit, networks=networks)
 
@@ -87,7 +87,7 @@ def statements(bench: Bench) -> None:
     """Count what racing copies say to the server, message by message."""
     fewer = _fewer(bench)
     for together in bench.copies:
-        for name in (OURS, "spanning, batch 1"):
+        for name in (OURS, SPANNING):
             delay = SLOW if together > 1 else 0.0
             how: dict[str, Any] = {"copies": together, "delay": delay, "traced": True}
             take_turns(fewer, "statements", (name,), 5 * bench.unit, **how)

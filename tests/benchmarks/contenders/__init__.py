@@ -61,22 +61,25 @@ class Contender:
         return found
 
 
-def _ours(delivery: str, size: int = 1) -> Contender:
-    return Contender("ours", {"delivery": delivery, "batch_size": size})
+def _ours(delivery: str, size: int = 1, **run: Any) -> Contender:
+    return Contender("ours", {"delivery": delivery, "batch_size": size, **run})
 
 
 OURS = "transactional, batch 1"
 ARTICLE = "article's loop"
 BATCH = "transactional, batch 100"
+CONCURRENT = "transactional, concurrency 10"
 ONE_MESSAGE = "raw one message, batch 1"
+SPANNING = "spanning, batch 1"
 
 CONTENDERS: Mapping[str, Contender] = {
     OURS: _ours("transactional"),
+    CONCURRENT: _ours("transactional", concurrency=10),
     BATCH: _ours("transactional", 100),
     "transactional, batch 500": _ours("transactional", 500),
     "at most once, batch 1": _ours("at_most_once"),
     "at least once, batch 1": _ours("at_least_once"),
-    "spanning, batch 1": Contender("spanning"),
+    SPANNING: Contender("spanning"),
     ARTICLE: Contender("article"),
     "raw statements, batch 1": Contender("raw", {"batch_size": 1}),
     ONE_MESSAGE: Contender("raw_one_message"),
