@@ -55,6 +55,12 @@ class Context:
         """Return whether each row is to be checked after the flip that this option describes."""
         return self.rehearsal is not None and option in self.rehearsal.doubtful
 
+    @property
+    def trusts_flips(self) -> bool:
+        """Whether a flip needs no check afterwards: the rehearsal has proved it for every row."""
+        rehearsal = self.rehearsal
+        return not (rehearsal is None or rehearsal.has_rules or self.doubts("done"))
+
     def leave_thread(self) -> None:
         """Close what the handlers of this thread used."""
         self.transactions.close()

@@ -90,7 +90,8 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
     # Race: flip without work. If the transaction has ended, the lock and the work are lost, and the
     # next transaction would contain the flip alone. No user code runs between this and the flip.
     guard.close()
-    if not notes and _may_wait(batch) and _wait(batch, writes, guard.transaction_id):
+    all_handled = len(handled) == len(batch.rows)
+    if all_handled and batch.context.trusts_flips and _wait(batch, writes, guard.transaction_id):
         return
     processor, question = batch.processor, batch.question
     if guard.transaction_id is not None and not any(values for values, _ in writes + notes):
@@ -127,31 +128,22 @@ def _notes(batch: Batch[M], handled: Collection[Any]) -> Writes:
 
 
 def _wait(batch: Batch[M], writes: Writes, transaction_id: str | None) -> bool:
-    """Let the flips wait for the COMMIT; return whether there are statements for all of them."""
-    if transaction_id is None or not all(values for values, _ in writes):
+    """Let the flips wait for the COMMIT, if each can be a statement of it; return whether."""
+    transactions = batch.context.transactions
+    if transaction_id is None or not transactions.can_wait:
+        return False
+    if not all(values for values, _ in writes):
         return False
     flips = writing.checked_flips(batch.question, writes, transaction_id)
     if flips is None:
         return False
     try:
-        batch.context.transactions.wait(flips, owner=batch)
+        transactions.wait(flips, owner=batch)
     except Exception as error:
         if ends_the_run(error):
             raise
         return False  # writing the flip now raises the error again, and explains it
     return True
-
-
-def _may_wait(batch: Batch[Any]) -> bool:
-    """Return whether the flips may wait for the COMMIT, and be sent with it."""
-    context = batch.context
-    return bool(
-        context.rehearsal is not None
-        and not context.rehearsal.has_rules
-        and not context.doubts("done")
-        and len(batch.outcomes) == len(batch.rows)
-        and batch.context.transactions.can_wait
-    )
 
 
 def _keep_callbacks_apart(using: str) -> None:

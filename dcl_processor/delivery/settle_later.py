@@ -48,12 +48,9 @@ def settle_later(batch: Batch[M], pk: Any, outcome: Outcome) -> bool:
 
 
 def _may_wait(batch: Batch[Any], marked: MarkedRows) -> bool:
-    context = batch.context
     return bool(
         marked.mark.option != "done"  # flipped before the work
-        and context.rehearsal is not None
-        and not context.rehearsal.has_rules
-        and not context.doubts("done")
+        and batch.context.trusts_flips
         and batch.context.transactions.using(batch.question.using).can_settle_later
     )
 
