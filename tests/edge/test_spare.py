@@ -77,17 +77,19 @@ def test_a_second_death_in_a_while_waits_although_there_is_a_spare(audit: Path) 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_the_end_of_a_spare_is_no_death_of_a_worker(audit: Path, signum: signal.Signals) -> None:
+def test_the_end_of_a_spare_is_no_death_of_a_worker(
+    gate: Path, audit: Path, signum: signal.Signals
+) -> None:
     """Both have ended when the supervisor goes on, and it reads the worker's death first.
 
     It gives the place to the spare, which never reads the order. A new process then takes the
     place at once, and its death is the second one there.
     """
-    with watching(*TWO, "--watch", "0.2", AUDIT=str(audit)) as watcher:
+    with watching(*TWO, "--watch", "0.2", GATE=str(gate), AUDIT=str(audit)) as watcher:
         spare = watcher.spare()
-        wait_for(lambda: at_work(audit, 2), "both workers")
-        workers = handlers(audit)
-        killed = min(workers)
+        parcels("gate", "gate")
+        # A worker at the gate has sent nothing that would be read before its death.
+        killed, other = at_gate(gate, handlers=2)
         watcher.process.send_signal(signal.SIGSTOP)
         os.kill(killed, signal.SIGKILL)
         os.kill(spare, signum)
@@ -95,8 +97,9 @@ def test_the_end_of_a_spare_is_no_death_of_a_worker(audit: Path, signum: signal.
         watcher.process.send_signal(signal.SIGCONT)
         death = watcher.says(f"{DELIVER}, copy ", err=True)
         assert death.endswith(SPARED)
-        wait_for(lambda: at_work(audit, 3), "the successor")
-        (successor,) = handlers(audit) - workers
+        (gate / "open").touch()
+        wait_for(lambda: at_work(audit, 2), "the successor")
+        (successor,) = handlers(audit) - {other}
         assert successor != spare
         os.kill(successor, signal.SIGKILL)
         again = watcher.says(f"{DELIVER}, copy ", err=True)
