@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -101,14 +102,27 @@ def server(home: Path, url: str) -> Server:
     return server
 
 
+def connections_of(pid: int) -> list[Any]:
+    """Return the sockets of a process and of its children that lead to a server."""
+    watcher = psutil.Process(pid)
+    return [
+        each
+        for process in (watcher, *watcher.children(recursive=True))
+        for each in process.net_connections("all")
+    ]
+
+
 @pytest.mark.parametrize(("how", "copies"), [(FAST, "1"), (IMMEDIATE, "2")])
 def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies: str) -> None:
     arguments = ("warehouse.deliver", "--watch", "0.2", "--listen", "--copies", copies)
     server.parcel()
     with watching(*arguments, DATABASE_URL=server.url) as watcher:
         watcher.says("warehouse.deliver: 1 processed in ")
+        assert connections_of(watcher.process.pid)
         server.stop(how)
         said = [watcher.says(GONE, err=True)]
+        # A copy that noticed it only when the server is back would tell of it a second time.
+        wait_for(lambda: not connections_of(watcher.process.pid), "every copy to notice it")
         time.sleep(1.5)  # it tries several times, and tells of each cause once
         server.start()
         server.parcel()
