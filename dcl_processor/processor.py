@@ -49,6 +49,8 @@ class BatchProcessor(Definition[M]):
     - ``retry``: a ``Retry``, which sets when a failed row is tried again, and when no more.
     - ``max_consecutive_failures``: consecutive failed rows that end the run; 0: failures do not end
       it. ``None``: a run in which nothing succeeds ends after 50.
+    - ``max_pending``: the most rows that may wait when a run without ``limit`` begins; if more do,
+      it raises ``TooManyPending`` before its first row.
     - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
     - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
     - ``lease``: ``AT_LEAST_ONCE`` only, and required there: a ``Lease``.
@@ -119,10 +121,12 @@ class BatchProcessor(Definition[M]):
         of one event loop if the handler is ``async def``. ``stop``: no row starts once it is set.
 
         Raises ``InsideTransaction`` inside ``atomic()`` (except that of Django's own ``TestCase``),
-        ``Unsupported`` inside the processor's own handler, ``StillPending`` before any handler if
-        ``done`` would leave a row pending, and configuration errors that depend on the model. Rows
-        that fail do not raise: they are in the report. An error that ends the run, such as a lost
-        connection to the server, has the attribute ``report``: what was processed until then.
+        ``Unsupported`` inside the processor's own handler, ``TooManyPending`` before any handler if
+        more rows wait than ``max_pending`` and there is no ``limit``, ``StillPending`` before any
+        handler if ``done`` would leave a row pending, and configuration errors that depend on the
+        model. Rows that fail do not raise: they are in the report. An error that ends the run, such
+        as a lost connection to the server, has the attribute ``report``: what was processed until
+        then.
         """
         with entered(self):
             return Run(

@@ -11,6 +11,9 @@ from .exceptions import RowsFailed
 
 Stopped = Literal["drained", "limit", "timeout", "signal", "failures"]
 
+#: The most rows that are counted for people: to count a forgotten table's backlog takes minutes.
+MOST_COUNTED = 10_000
+
 COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost")
 
 
@@ -44,9 +47,8 @@ class Failure:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the failure as plain values; the error is given by its ``repr()``."""
-        pk = self.pk if isinstance(self.pk, int | str) else str(self.pk)
         return {
-            "pk": pk,
+            "pk": self.pk if isinstance(self.pk, int | str) else str(self.pk),
             "error": represent(self.error),
             "traceback": self.traceback,
             "attempt": self.attempt,
@@ -134,3 +136,8 @@ class Report:
         )
         end = "" if self.stopped == "drained" else f"; stopped by {self.stopped}"
         return f"{self.name}: {did} in {self.duration:.2f} s{end}"
+
+
+def counted(number: int) -> str:
+    """Write a number of rows that was counted up to ``MOST_COUNTED``."""
+    return f"{MOST_COUNTED}+" if number > MOST_COUNTED else str(number)
