@@ -13,7 +13,8 @@ from . import operator_actions
 from .definition import validation
 from .definition.definition import Definition
 from .execution.nesting import entered
-from .report import Report
+from .report import DryRun, Report
+from .runner.dry_run import dry_run
 from .runner.run import Run
 from .watch import notify
 
@@ -139,6 +140,30 @@ class BatchProcessor(Definition[M]):
                 concurrency=concurrency,
                 stop=stop,
             ).execute()
+
+    def dry_run(
+        self, *, filter: Q | None = None, using: str | None = None, limit: int | None = None
+    ) -> DryRun:
+        """Return what ``run()`` with these parameters would do now; call no handler.
+
+        The flips are tried on the first row that is free, and rolled back. Raises
+        ``InsideTransaction``, ``TooManyPending``, ``StillPending`` and the configuration errors
+        that depend on the model, as ``run()`` does; and, if the flip is a function of the row that
+        cannot be written to that row, the row's error.
+        """
+        with entered(self):
+            return dry_run(
+                Run(
+                    self,
+                    filter=filter,
+                    using=using,
+                    limit=limit,
+                    timeout=None,
+                    wait_for_locked=0,
+                    concurrency=1,
+                    stop=None,
+                )
+            )
 
     def __call__(
         self,
