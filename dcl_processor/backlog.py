@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .candidates import scan
 from .candidates.question import ask
 from .processor import BatchProcessor
+from .report import MOST_COUNTED, counted
 from .runner import limits
 
-#: The most rows that are counted; to count the backlog of a forgotten table takes minutes.
-MOST = 10_000
+#: The most rows that are counted, and how such a number is written.
+MOST, words = MOST_COUNTED, counted
 
 
 def count(processor: BatchProcessor[Any], *, using: str | None = None, most: int = MOST) -> int:
@@ -22,13 +24,4 @@ def count(processor: BatchProcessor[Any], *, using: str | None = None, most: int
         using=using or processor.using,
         read_using=processor.read_using,
     )
-    keys = question.queryset.using(question.read_using).order_by().values("pk")
-    if not question.own_table:
-        # A filter over a to-many relation gives a row once per match.
-        keys = keys.distinct()
-    return keys[: most + 1].count()
-
-
-def words(number: int) -> str:
-    """Write a number of rows that was counted up to ``MOST``."""
-    return f"{MOST}+" if number > MOST else str(number)
+    return scan.count(question, most)

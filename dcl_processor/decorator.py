@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     concurrency: int
     retry: Retry | None
     max_consecutive_failures: int | None
+    max_pending: int | None
     using: str | None
     read_using: str | None
 

@@ -36,6 +36,10 @@ class InsideTransaction(ProcessorError):
     """A run was started inside ``transaction.atomic()``, where no row can be committed."""
 
 
+class TooManyPending(ProcessorError):
+    """More rows wait than ``max_pending``, and the run has no ``limit``; no row was handled."""
+
+
 class TransactionLost(ProcessorError):
     """The transaction that held the rows' locks ended before the flip, which is not written."""
 

@@ -13,7 +13,8 @@ from . import operator_actions
 from .definition import validation
 from .definition.definition import Definition
 from .execution.nesting import entered
-from .report import Report
+from .report import DryRun, Report
+from .runner.dry_run import dry_run
 from .runner.run import Run
 from .watch import notify
 
@@ -49,6 +50,8 @@ class BatchProcessor(Definition[M]):
     - ``retry``: a ``Retry``, which sets when a failed row is tried again, and when no more.
     - ``max_consecutive_failures``: consecutive failed rows that end the run; 0: failures do not end
       it. ``None``: a run in which nothing succeeds ends after 50.
+    - ``max_pending``: the most rows that may wait when a run without ``limit`` begins; if more do,
+      it raises ``TooManyPending`` before its first row.
     - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
     - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
     - ``lease``: ``AT_LEAST_ONCE`` only, and required there: a ``Lease``.
@@ -119,10 +122,12 @@ class BatchProcessor(Definition[M]):
         of one event loop if the handler is ``async def``. ``stop``: no row starts once it is set.
 
         Raises ``InsideTransaction`` inside ``atomic()`` (except that of Django's own ``TestCase``),
-        ``Unsupported`` inside the processor's own handler, ``StillPending`` before any handler if
-        ``done`` would leave a row pending, and configuration errors that depend on the model. Rows
-        that fail do not raise: they are in the report. An error that ends the run, such as a lost
-        connection to the server, has the attribute ``report``: what was processed until then.
+        ``Unsupported`` inside the processor's own handler, ``TooManyPending`` before any handler if
+        more rows wait than ``max_pending`` and there is no ``limit``, ``StillPending`` before any
+        handler if ``done`` would leave a row pending, and configuration errors that depend on the
+        model. Rows that fail do not raise: they are in the report. An error that ends the run, such
+        as a lost connection to the server, has the attribute ``report``: what was processed until
+        then.
         """
         with entered(self):
             return Run(
@@ -135,6 +140,30 @@ class BatchProcessor(Definition[M]):
                 concurrency=concurrency,
                 stop=stop,
             ).execute()
+
+    def dry_run(
+        self, *, filter: Q | None = None, using: str | None = None, limit: int | None = None
+    ) -> DryRun:
+        """Return what ``run()`` with these parameters would do now; call no handler.
+
+        The flips are tried on the first row that is free, and rolled back. Raises
+        ``InsideTransaction``, ``TooManyPending``, ``StillPending`` and the configuration errors
+        that depend on the model, as ``run()`` does; and, if the flip is a function of the row that
+        cannot be written to that row, the row's error.
+        """
+        with entered(self):
+            return dry_run(
+                Run(
+                    self,
+                    filter=filter,
+                    using=using,
+                    limit=limit,
+                    timeout=None,
+                    wait_for_locked=0,
+                    concurrency=1,
+                    stop=None,
+                )
+            )
 
     def __call__(
         self,

@@ -50,6 +50,7 @@ INSTALLED_APPS = [
     "sample_app.shop",
     "tests",
     "tests.instances",
+    "tests.ported",
 ]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -193,6 +193,8 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"max_consecutive_failures": -1}, InvalidOption, r"rows from 0, got -1; with 0, fail"),
     ({"max_consecutive_failures": True}, InvalidOption, r"rows from 0, got True; with 0, fail"),
     ({"max_consecutive_failures": 1.5}, InvalidOption, r"rows from 0, got 1.5; with 0, fail"),
+    ({"max_pending": 0}, InvalidOption, r"max_pending to be a whole number of rows from 1, got 0"),
+    ({"max_pending": "9"}, InvalidOption, r"max_pending to be a whole number of rows .* got '9'"),
     ({"resource": open_box}, InvalidOption, r"got the generator open_box\(\); .* contextmanager"),
     ({"resource": open_later}, InvalidOption, r"decorate it with contextlib's asynccontextmanager"),
     ({"resource": 7}, InvalidOption, r"expected resource to be a callable without arguments .* 7"),

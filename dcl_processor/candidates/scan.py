@@ -171,6 +171,16 @@ def anywhere(question: Question[Any], number: int) -> list[Any]:
     return list(dict.fromkeys(found))[:number]
 
 
+def count(question: Question[Any], most: int) -> int:
+    """Return the number of the question's rows, without a lock; ``most`` + 1: there are more."""
+    keys = question.queryset.using(question.read_using).order_by().values("pk")
+    if not question.own_table:
+        # A filter over a to-many relation gives a row once per match.
+        keys = keys.distinct()
+    some = keys[: most + 1]
+    return _retrying(some.count, some.db)
+
+
 def forget_settled(question: Question[Any], tried: set[Any]) -> None:
     """Drop the keys of rows that are no longer pending, and so not read again."""
     keys = list(tried)

@@ -20,7 +20,7 @@ from dcl_processor.errors import printable, traceback_text
 from dcl_processor.processes.console_log import logs_to_stderr
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.report import Failure, Report
+from dcl_processor.report import DryRun, Failure, Report
 from dcl_processor.signals import OnRow
 
 Outcome = Report | Trouble
@@ -90,6 +90,13 @@ class Output:
             self._document(_document(report, copies))
         elif self._verbosity > 0 and (self._terminal or report.did_something):
             self._write(self._stdout, f"{report}{_shares(copies)}")
+
+    def dry_run(self, found: DryRun) -> None:
+        """Write what a run would do."""
+        if self._json:
+            self._document(found.as_dict())
+        elif self._verbosity > 0:
+            self._write(self._stdout, f"{found}")
 
     def broke(self, name: str, trouble: Trouble) -> None:
         """Write why a run did not complete, and what it did until then."""

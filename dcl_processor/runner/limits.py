@@ -12,7 +12,10 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
-from dcl_processor.report import Stopped
+from dcl_processor.candidates import scan
+from dcl_processor.candidates.question import Question
+from dcl_processor.exceptions import TooManyPending
+from dcl_processor.report import MOST_COUNTED, Stopped
 from dcl_processor.values import DAY, expect, expect_seconds, expect_whole_number
 
 # The first wait is about as long as a short handler, the longest about as long as a person waits.
@@ -39,7 +42,7 @@ class Limits:
     ) -> None:
         if limit is not None:
             expect_whole_number("expected limit", limit, of="rows", least=0)
-        self._limit = limit
+        self.rows = limit
         self._deadline = None
         if timeout is not None:
             self._deadline = time.monotonic() + expect_seconds("expected timeout", timeout)
@@ -60,7 +63,7 @@ class Limits:
         """Return why no further row may start, or ``None`` if one may."""
         if self._stop.is_set():
             return "signal"
-        if self._limit is not None and handled >= self._limit:
+        if self.rows is not None and handled >= self.rows:
             return "limit"
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return "timeout"
@@ -68,7 +71,7 @@ class Limits:
 
     def clip(self, size: int, handled: int) -> int:
         """Return how many of ``size`` rows the limit leaves room for."""
-        return size if self._limit is None else min(size, self._limit - handled)
+        return size if self.rows is None else min(size, self.rows - handled)
 
     def waits(self) -> Iterator[bool]:
         """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over."""
@@ -81,6 +84,20 @@ class Limits:
             self._stop.wait(min(left, pause * random.uniform(0.5, 1)))  # noqa: S311  # no secret
             yield True
             pause = min(pause * 2, LONGEST_WAIT)
+
+
+def refuse_backlog(label: str, question: Question[Any], most: int, *, seen: int) -> None:
+    """Raise ``TooManyPending`` if more than ``most`` rows wait; ``seen``: in the first window."""
+    enough = max(most, min(10 * most, MOST_COUNTED))
+    # A window of an own-table question has each row once, so that one which is not full has all.
+    has_all = question.own_table and seen < scan.WINDOW
+    number = seen if has_all else scan.count(question, enough)
+    if number > most:
+        got = number if number <= enough else f"more than {enough}"
+        raise TooManyPending(
+            f"{label}: expected at most max_pending={most} pending rows in a run without limit, "
+            f"got {got}; pass limit=… (--limit) to handle some of them first, or raise max_pending."
+        )
 
 
 def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:

@@ -46,6 +46,7 @@ class Passes:
         by_key = scan.KeyScan(self._run.ask, self._tried)
         in_order = scan.ordered_scan(self._run.ask, self._tried)
         for question, waiting in in_order if self._run.processor.strict_order else by_key:
+            self._run.refuse_backlog(question, waiting)
             policy.begin_window(alone=not by_key.among_others)
             if self._visit_window(question, waiting, policy):
                 by_key.met_another()

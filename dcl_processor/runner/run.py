@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -130,6 +131,7 @@ class Run(Generic[M]):
             may_start=self.starts,
             transactions=RowTransactions(confirmed),
         )
+        self._most_pending = processor.max_pending if limit is None else None
         self.concurrency = concurrency
         self.dispatcher = self.make_dispatcher(concurrency)
         self.stopped: Stopped | None = None
@@ -155,12 +157,23 @@ class Run(Generic[M]):
                 self.event_loop.concurrency = 1
             self.dispatcher = self.make_dispatcher(1)
 
-    def execute(self) -> Report:
-        """Do the run, and return its report."""
+    def checked(self) -> Question[M]:
+        """Return the question of all pending rows; raise if a run cannot be made here."""
         # Without the processor's own conditions, because their columns are not checked yet.
         question = self.ask(due=False)
         model_columns.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
+        return question
+
+    def refuse_backlog(self, question: Question[M], seen: Collection[Any]) -> None:
+        """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window."""
+        most, self._most_pending = self._most_pending, None
+        if most is not None:
+            limits.refuse_backlog(self.processor.name, question, most, seen=len(seen))
+
+    def execute(self) -> Report:
+        """Do the run, and return its report."""
+        question = self.checked()
         if self.concurrency > 1:
             self.share_no_test_case(question.using)
         refuse_small_pool(

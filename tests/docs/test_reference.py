@@ -29,7 +29,7 @@ from dcl_processor import (
 from dcl_processor.contrib import celery
 from dcl_processor.decorator import Options
 from dcl_processor.management.commands.processors import Command
-from dcl_processor.report import Failure
+from dcl_processor.report import DryRun, Failure
 from dcl_processor.testing.racing import Race
 from tests.docs.signatures import shown, type_of, value_of
 
@@ -45,6 +45,7 @@ VALUES = {name: getattr(dcl_processor, name) for name in ("Retry", "Lease", "Sno
 DATACLASSES: dict[str, tuple[str, Any]] = {
     "Report": ("report.md", Report),
     "Failure": ("report.md", Failure),
+    "DryRun": ("report.md", DryRun),
     "Race": ("testing.md", Race),
 }
 # What there is no signature of: a value that runs give, a base class, an enumeration.

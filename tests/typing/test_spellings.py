@@ -103,6 +103,7 @@ async def send_later(row: Parcel) -> None:
     claimed_at="sent_at",
     reset={"note": ""},
     max_consecutive_failures=10,
+    max_pending=1_000,
     concurrency=4,
 )
 def send_at_most_once(row: Parcel) -> str:

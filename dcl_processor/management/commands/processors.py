@@ -69,6 +69,11 @@ class Command(BaseCommand):
             help="Handlers in flight at once, in each worker, instead of the processors' own "
             "concurrency: threads, or tasks for async handlers.",
         )
+        run.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="Show what a run would do; call no handler, and change nothing.",
+        )
         watching.add_arguments(run)
         listing = actions.add_parser(
             "list", parents=[common], help="Show the number of pending rows of each processor."
@@ -112,9 +117,18 @@ class Command(BaseCommand):
         """Run the chosen processors, until their end or a signal."""
         if options["watch"] is None:
             watching.refuse_without_watch(options)
+        elif options["dry_run"]:
+            raise CommandError(
+                "expected --dry-run for a single run, got --watch as well; leave --watch out to "
+                "see what its next run would do.",
+                returncode=USAGE_ERROR,
+            )
         chosen = _choose(options["names"], run_all=options["all"])
         left_out = registry.broken() if options["all"] else []
         output.left_out(left_out)
+        if options["dry_run"]:
+            self.dry_run_each(chosen, output, options, left_out)
+            return
         try:
             with quiet_unless_configured(), polite_stop(output.stopping) as stop:
                 if options["watch"] is None:
@@ -171,6 +185,27 @@ class Command(BaseCommand):
                 broken.append(processor.name)
         if failed or broken or output.lost:
             raise CommandError(_summary(failed, broken, lost=bool(output.lost)))
+
+    def dry_run_each(
+        self,
+        chosen: Sequence[BatchProcessor[Any]],
+        output: Output,
+        options: dict[str, Any],
+        left_out: Sequence[registry.Broken],
+    ) -> None:
+        """Show what a run of each processor would do, or why it could not be made."""
+        broken = [each.app for each in left_out]
+        for processor in chosen:
+            try:
+                found = processor.dry_run(using=options["using"], limit=options["limit"])
+            except Exception as error:  # noqa: BLE001  # the others are still to be shown
+                output.broke(processor.name, Trouble.of(error, processor, options["using"]))
+                close_old_connections()
+                broken.append(processor.name)
+            else:
+                output.dry_run(found)
+        if broken or output.lost:
+            raise CommandError(_summary(0, broken, lost=bool(output.lost)))
 
     def list_backlogs(self, output: Output, using: str | None) -> None:
         """Show every processor with its pending rows, and its trouble, if any."""

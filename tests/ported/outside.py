@@ -1,0 +1,28 @@
+"""What the loops talk to; tests put other functions in the place of these."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+
+def push(member: Any, texts: Sequence[str]) -> None:
+    """Send texts to the open pages of a member, in one message."""
+    raise ConnectionError
+
+
+def perform(payload: str) -> None:
+    """Do what a task or a job says."""
+    raise ConnectionError
+
+
+def mutate(prices: Sequence[tuple[str, int]]) -> list[str | None]:
+    """Change prices in the shop; return for each ``None``, or why it was refused."""
+    raise ConnectionError
+
+
+def worker() -> str:
+    """Return the name of this worker."""
+    return f"{socket.gethostname()}:{os.getpid()}"
