@@ -9,6 +9,7 @@ from .definition.retry import Retry
 from .outcomes import Discard, Snooze
 from .processor import BatchProcessor
 from .report import Report
+from .worker import worker_name
 
 __all__ = [
     "BatchProcessor",
@@ -19,5 +20,6 @@ __all__ = [
     "Retry",
     "Snooze",
     "batch_processor",
+    "worker_name",
 ]
 __version__ = "0.1.0"

@@ -12,6 +12,7 @@ from django.db import connections
 from django.db.models import Model
 
 from dcl_processor.database.contention import is_contention, is_database_error
+from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
@@ -109,6 +110,9 @@ def _values_of_failure(
     columns = set(processor.retry.columns) if processor.retry else set()
     if not mark.is_lease and not noted.keys() - columns:
         return outcome, noted  # still claimed, so in_doubt() still returns it
+    if mark.reset:
+        # A failure that writes a dead letter, and one that writes nothing, remove the mark, too.
+        noted = {**mark.reset, **by_attname(batch.question.model, noted)}
     return outcome, {**mark.removed, **noted}
 
 

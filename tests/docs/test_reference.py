@@ -25,6 +25,7 @@ from dcl_processor import (
     exceptions,
     signals,
     testing,
+    worker_name,
 )
 from dcl_processor.contrib import celery
 from dcl_processor.decorator import Options
@@ -62,6 +63,7 @@ CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     },
     "celery.run": ("celery.md", celery.run.run),
     "every": ("celery.md", celery.every),
+    "worker_name": ("processors.md", worker_name),
     "polite_stop": ("celery.md", celery.polite_stop),
 }
 
