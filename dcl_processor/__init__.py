@@ -9,6 +9,7 @@ from .definition.retry import Retry
 from .outcomes import Discard, Snooze
 from .processor import BatchProcessor
 from .report import Report
+from .reservation import Reservation
 from .worker import worker_name
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Discard",
     "Lease",
     "Report",
+    "Reservation",
     "Retry",
     "Snooze",
     "batch_processor",

@@ -9,11 +9,12 @@ from typing import Any, Never, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
-from . import operator_actions
+from . import operator_actions, reservation
 from .definition import validation
 from .definition.definition import Definition
 from .execution.nesting import entered
 from .report import Report
+from .reservation import Reservation
 from .runner.run import Run
 from .watch import notify
 
@@ -104,6 +105,34 @@ class BatchProcessor(Definition[M]):
         and if ``rows`` is no queryset of the processor's model, or a slice of one.
         """
         return operator_actions.requeue(self, rows)
+
+    def reserve(
+        self,
+        limit: int = 1,
+        *,
+        filter: Q | None = None,
+        using: str | None = None,
+        bound_to: str | None = None,
+    ) -> list[Reservation[M]]:
+        """Hand out up to ``limit`` pending rows, which the caller handles and settles.
+
+        The rows are claimed and marked as in a run, and the attempt is counted; a row that has used
+        up its attempts is given up on instead. ``filter`` and ``using``: as for ``run()``.
+        ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
+
+        Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
+        and inside the processor's own handler; ``InsideTransaction`` inside ``atomic()``; and what
+        ``run()`` raises before any handler.
+        """
+        return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
+
+    def reservation(self, token: str, *, bound_to: str | None = None) -> Reservation[M]:
+        """Return the reservation of a token that came back; sends no query.
+
+        ``bound_to``: as it was given to ``reserve()``. Raises ``InvalidToken`` for a token that
+        this processor did not give out, or not to ``bound_to``.
+        """
+        return reservation.from_token(self, token, bound_to=bound_to)
 
     def wake(self) -> None:
         """Notify watchers to look for pending rows now: ``processors run --watch --listen``.

@@ -19,6 +19,7 @@ from dcl_processor import (
     BatchProcessor,
     Delivery,
     Report,
+    Reservation,
     batch_processor,
     checks,
     columns,
@@ -49,7 +50,7 @@ DATACLASSES: dict[str, tuple[str, Any]] = {
     "Race": ("testing.md", Race),
 }
 # What there is no signature of: a value that runs give, a base class, an enumeration.
-OTHERS = {"BatchProcessor", "Delivery", "Report"}
+OTHERS = {"BatchProcessor", "Delivery", "Report", "Reservation"}
 
 CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "batch_processor": ("processors.md", batch_processor),
@@ -59,6 +60,11 @@ CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
         f"{kind}.{name}": (page, each)
         for kind, (page, of) in DATACLASSES.items()
         for name, each in public(of).items()
+        if inspect.isfunction(each)
+    },
+    **{
+        f"Reservation.{name}": ("processors.md", each)
+        for name, each in public(Reservation).items()
         if inspect.isfunction(each)
     },
     "celery.run": ("celery.md", celery.run.run),
