@@ -9,6 +9,8 @@ from .definition.retry import Retry
 from .outcomes import Discard, Snooze
 from .processor import BatchProcessor
 from .report import Report
+from .reservation import Reservation
+from .worker import worker_name
 
 __all__ = [
     "BatchProcessor",
@@ -16,8 +18,10 @@ __all__ = [
     "Discard",
     "Lease",
     "Report",
+    "Reservation",
     "Retry",
     "Snooze",
     "batch_processor",
+    "worker_name",
 ]
 __version__ = "0.1.0"

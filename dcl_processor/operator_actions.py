@@ -29,9 +29,28 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
             f"{processor.name}: expected claim=… and claimed_at=… for in_doubt(), got a processor "
             "without both; add them, so that each claim records its time."
         )
+    if processor.lease is not None:
+        raise InvalidOption(
+            f"{processor.name}: expected a processor without a lease for in_doubt(), got "
+            f"{processor.lease!r}, after which another worker takes a row over; use in_progress()."
+        )
     expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
     since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(older_than)})
     return _rows(processor).filter(_claimed(processor), since).order_by(processor.claimed_at, "pk")
+
+
+def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
+    """Return the rows that a worker has claimed or leased, the longest-held first."""
+    if processor.lease is not None:
+        alive = Q(**{f"{processor.lease.field}__gt": DatabaseNow()})
+        since = processor.claimed_at or processor.lease.field
+        return _rows(processor).filter(_claimed(processor), alive).order_by(since, "pk")
+    if processor.claim is None or processor.claimed_at is None:
+        raise InvalidOption(
+            f"{processor.name}: expected a lease, or claim=… and claimed_at=…, for in_progress(), "
+            "got a processor without both; add them, so that each row shows that it is claimed."
+        )
+    return _rows(processor).filter(_claimed(processor)).order_by(processor.claimed_at, "pk")
 
 
 def mark_done(
@@ -136,6 +155,8 @@ def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
 
 def _claimed(processor: Definition[Any]) -> Q:
     """Recognise a claimed row by the constants that the claim wrote, and by its time."""
-    # A settled row may still contain the claim's constants, but not the time of the claim.
-    since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
+    # A settled row may still contain the claim's constants, but neither the time of the claim nor
+    # a lease.
+    times = [processor.claimed_at, processor.lease.field if processor.lease else None]
+    since = {f"{name}__isnull": False for name in times if name}
     return Q(**constants_of(processor.claim or {}), **since)

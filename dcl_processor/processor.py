@@ -9,11 +9,12 @@ from typing import Any, Never, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
-from . import operator_actions
+from . import operator_actions, reservation
 from .definition import validation
 from .definition.definition import Definition
 from .execution.nesting import entered
 from .report import DryRun, Report
+from .reservation import Reservation
 from .runner.dry_run import dry_run
 from .runner.run import Run
 from .watch import notify
@@ -46,14 +47,18 @@ class BatchProcessor(Definition[M]):
     - ``failed``: written to a row that is given up on, or discarded: the dead letter. Without
       ``retry`` a row is given up on at its first failure.
     - ``reset``: puts a row back into ``pending``; ``requeue()`` needs it, and so does every second
-      attempt of ``AT_MOST_ONCE``.
+      attempt of ``AT_MOST_ONCE``, and a ``claim`` beside a lease.
     - ``retry``: a ``Retry``, which sets when a failed row is tried again, and when no more.
     - ``max_consecutive_failures``: consecutive failed rows that end the run; 0: failures do not end
       it. ``None``: a run in which nothing succeeds ends after 50.
     - ``max_pending``: the most rows that may wait when a run without ``limit`` begins; if more do,
       it raises ``TooManyPending`` before its first row.
-    - ``claim``: ``AT_MOST_ONCE`` only; written instead of ``done`` before the work.
-    - ``claimed_at``: ``AT_MOST_ONCE`` only; a ``DateTimeField`` that is set with ``claim``.
+    - ``claim``: the mark of a row that is being handled, such as a status and the worker's name.
+      ``AT_MOST_ONCE``: written instead of ``done`` before the work. ``AT_LEAST_ONCE``: written and
+      removed with the lease; the row has to stay in ``pending`` under it, and ``reset`` is
+      required. A callable value is called at the claim.
+    - ``claimed_at``: a ``DateTimeField`` that is set with ``claim``, and cleared when the row is
+      settled.
     - ``lease``: ``AT_LEAST_ONCE`` only, and required there: a ``Lease``.
     - ``repeats``: a row may rightly stay pending after its flip; each worker's run handles it once.
     - ``concurrency``: handlers in flight at once, unless a run overrides it.
@@ -69,9 +74,21 @@ class BatchProcessor(Definition[M]):
 
         Their process died, or is still at work: look at them, then call ``mark_done()`` or
         ``requeue()``. ``older_than``: seconds (or a ``timedelta``) by the database's clock. Raises
-        ``InvalidOption`` without ``claim`` and ``claimed_at``.
+        ``InvalidOption`` without ``claim`` and ``claimed_at``, and with a lease, after which
+        another worker takes a row over.
         """
         return operator_actions.in_doubt(self, older_than)
+
+    def in_progress(self) -> QuerySet[M, M]:
+        """Return the rows that workers hold now, as far as the database shows it.
+
+        With a lease: those whose lease is alive, and that have the constants of ``claim``, if there
+        is one. A worker that died shows as alive until its lease lapses; then the next run takes
+        the row over. Otherwise: the claimed rows, which a worker that died keeps until
+        ``requeue()`` or ``mark_done()``. Raises ``InvalidOption`` without a lease, or ``claim`` and
+        ``claimed_at``.
+        """
+        return operator_actions.in_progress(self)
 
     def mark_done(self, rows: QuerySet[M, M], *, values: Mapping[str, Any] | None = None) -> int:
         """Write ``done`` to claimed rows whose work turned out to be done; return how many.
@@ -91,6 +108,34 @@ class BatchProcessor(Definition[M]):
         and if ``rows`` is no queryset of the processor's model, or a slice of one.
         """
         return operator_actions.requeue(self, rows)
+
+    def reserve(
+        self,
+        limit: int = 1,
+        *,
+        filter: Q | None = None,
+        using: str | None = None,
+        bound_to: str | None = None,
+    ) -> list[Reservation[M]]:
+        """Hand out up to ``limit`` pending rows, which the caller handles and settles.
+
+        The rows are claimed and marked as in a run, and the attempt is counted; a row that has used
+        up its attempts is given up on instead. ``filter`` and ``using``: as for ``run()``.
+        ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
+
+        Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
+        and inside the processor's own handler; ``InsideTransaction`` inside ``atomic()``; and what
+        ``run()`` raises before any handler.
+        """
+        return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
+
+    def reservation(self, token: str, *, bound_to: str | None = None) -> Reservation[M]:
+        """Return the reservation of a token that came back; sends no query.
+
+        ``bound_to``: as it was given to ``reserve()``. Raises ``InvalidToken`` for a token that
+        this processor did not give out, or not to ``bound_to``.
+        """
+        return reservation.from_token(self, token, bound_to=bound_to)
 
     def wake(self) -> None:
         """Notify watchers to look for pending rows now: ``processors run --watch --listen``.

@@ -57,6 +57,9 @@ LANGUAGE_CODE = "en-us"
 DEFAULT_FROM_EMAIL = "shop@example.com"
 globals().update(mail_settings(env))
 
+# The robots' names with their keys: ROBOT_KEYS=robot-1=secret,robot-2=other
+ROBOT_KEYS = env.dict("ROBOT_KEYS", default={})
+
 # The URLs of other companies' services; "make demo" starts its own services.
 PAYMENTS_URL = env.str("PAYMENTS_URL", default="")
 WAREHOUSE_URL = env.str("WAREHOUSE_URL", default="")

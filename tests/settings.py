@@ -39,6 +39,7 @@ TIME_ZONE = "UTC"
 ROOT_URLCONF = "sample_app.urls"
 STATIC_URL = "static/"
 PAYMENTS_URL = WAREHOUSE_URL = ""  # tests that want one start it
+ROBOT_KEYS: dict[str, str] = {}
 
 INSTALLED_APPS = [
     "django.contrib.admin",

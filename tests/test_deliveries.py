@@ -46,6 +46,8 @@ async def run_later(row: Errand) -> None: ...
         {"delivery": MOST, "claim": {**CLAIM, "result": lambda: "x"}},
         {"delivery": LEAST, "lease": LEASE},
         {"delivery": LEAST, "lease": LEASE, "retry": Retry(), "handler": run_later},
+        {"delivery": LEAST, "lease": LEASE, "claim": CLAIM, "reset": RESET},
+        {"delivery": LEAST, "lease": LEASE, "claim": {"result": lambda: "x"}, "reset": RESET},
     ],
     ids=str,
 )
@@ -60,10 +62,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"claimed_at": "claimed_at"}, r"expected no claimed_at with TRANSACTIONAL"),
     ({"delivery": MOST, "lease": LEASE}, r"expected no lease with AT_MOST_ONCE"),
     ({"delivery": LEAST}, r"expected lease=Lease\(…\) with AT_LEAST_ONCE, got None"),
-    ({"delivery": LEAST, "lease": LEASE, "claim": CLAIM}, r"expected no claim with AT_LEAST_ONCE"),
+    (
+        {"delivery": LEAST, "lease": LEASE, "claim": CLAIM},
+        r"expected reset=… together with claim and a lease, got no reset",
+    ),
     (
         {"delivery": LEAST, "lease": LEASE, "claimed_at": "claimed_at"},
-        r"expected no claimed_at with AT_LEAST_ONCE",
+        r"expected claimed_at together with claim=…, got AT_LEAST_ONCE without claim",
+    ),
+    (
+        {"delivery": LEAST, "lease": LEASE, "claim": DONE, "reset": RESET},
+        r"expected claim to differ from done",
     ),
     (
         {"delivery": MOST, "claim": DONE},

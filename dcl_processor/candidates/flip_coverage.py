@@ -4,6 +4,9 @@ A flip that takes one row out of pending may leave another row pending: ``sent=T
 ``Q(sent=False) | Q(weight=5)``. The difference is in the conditions on columns that the flip does
 not write. A condition that reads only columns to which the flip writes constants has the same
 result for every row after the flip; if one such condition fails, no row stays pending.
+
+A mark on a lease must leave its row pending. It does so for every row if it does for one, and each
+condition reads either such columns, or columns that the mark does not write.
 """
 
 from __future__ import annotations
@@ -42,6 +45,27 @@ def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[
     rows.query.alias_refcount.update(dict.fromkeys(query.alias_map.keys() - own, 0))
     rows.query.where = WhereNode(some)
     return rows.order_by()
+
+
+def keeps_all(
+    queryset: QuerySet[Any, Any], constants: Collection[str], written: Collection[str]
+) -> bool:
+    """Return whether a write that leaves one pending row pending leaves every one pending.
+
+    ``written``: the attnames of the columns that it writes; ``constants``: those of them that have
+    the same value in all rows afterwards. Each condition must read the constants alone, or columns
+    that are not written.
+    """
+    query = queryset.query
+    own = {alias for alias in query.alias_map if _is_own(query, alias)}
+    if {alias for alias, count in query.alias_refcount.items() if count} - own:
+        return False
+    fields = queryset.model._meta.concrete_fields
+    others = {field.attname for field in fields}.difference(written)
+    return all(
+        _reads_only(node, own, constants) or _reads_only(node, own, others)
+        for node in _demands(query.where)
+    )
 
 
 def _demands(node: WhereNode) -> Iterator[Any]:

@@ -12,6 +12,7 @@
 - E010  two processors of one model share columns that each processor needs for itself
 - E011  the lease's column keeps local time of a zone whose clocks change
 - E012  a table's engine has no transactions: only with ``check --database``
+- E013  claim takes a row out of pending under its lease
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
@@ -34,7 +35,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, questions, sharing
+from . import databases, flips, marks, questions, sharing
 
 TAG = "processors"
 
@@ -67,6 +68,7 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
         if question is not None:
             messages += flips.check(processor, question.model)
             messages += databases.check_clock(processor, question)
+            messages += marks.check(processor, question)
             asking.append((processor, question))
             if question.using in asked:
                 messages += databases.check_engines(processor, question)

@@ -18,7 +18,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import FieldDoesNotExist
 from django.db.models.expressions import Col
 from django.db.models.lookups import Exact, In
-from django.db.models.sql.where import AND, WhereNode
+from django.db.models.sql.where import AND, OR, WhereNode
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.processor import BatchProcessor
@@ -65,6 +65,8 @@ def _kept(processor: BatchProcessor[Any], question: Question[Any]) -> Mapping[Co
 
 def _shared_claim(one: User, other: User) -> Iterator[str]:
     """Yield the claim by which a row of one processor is taken for a row of the other."""
+    if one[0].lease and other[0].lease:
+        return  # a row on a lease is recognised by the lease
     claims = [_claim(*one), _claim(*other)]
     if all(claims) and (claims[0] <= claims[1] or claims[1] <= claims[0]):
         yield f"claim={dict(other[0].claim or {})!r}"
@@ -96,26 +98,27 @@ def _are_disjoint(one: User, other: User) -> bool:
 
 def _constants(question: Question[Any]) -> dict[Column, set[str]]:
     """Return the columns in which every pending row has one of a set of constants."""
-    found: dict[Column, set[str]] = {}
-    table = question.unfiltered.query.base_table
-    for lookup in _demanded(question.unfiltered.query.where):
-        column, values = getattr(lookup, "lhs", None), _values(lookup)
-        if values is not None and isinstance(column, Col) and column.alias == table:
-            target: Any = column.target
-            key = (question.using, target.model._meta.db_table, target.column)
-            found[key] = found.get(key, values) & values
-    return found
+    query = question.unfiltered.query
+    return _demanded(question, query.where, query.base_table)
 
 
-def _demanded(where: WhereNode) -> Iterator[Any]:
-    """Yield the conditions that hold for every row."""
-    if where.negated or where.connector != AND:
-        return
-    for child in where.children:
-        if isinstance(child, WhereNode):
-            yield from _demanded(child)
-        else:
-            yield child
+def _demanded(question: Question[Any], node: Any, table: str | None) -> dict[Column, set[str]]:
+    """Return the same for the rows that meet one condition."""
+    if not isinstance(node, WhereNode):
+        column, values = getattr(node, "lhs", None), _values(node)
+        if values is None or not isinstance(column, Col) or column.alias != table:
+            return {}
+        target: Any = column.target
+        return {(question.using, target.model._meta.db_table, target.column): values}
+    if node.negated or node.connector not in {AND, OR}:
+        return {}
+    each = [_demanded(question, child, table) for child in node.children]
+    columns = {column for found in each for column in found}
+    if node.connector == AND:
+        return {c: set.intersection(*(some[c] for some in each if c in some)) for c in columns}
+    # Of several alternatives, only a column that all of them compare is known.
+    in_all = {column for column in columns if all(column in some for some in each)}
+    return {column: set.union(*(some[column] for some in each)) for column in in_all}
 
 
 def _values(lookup: Any) -> set[str] | None:

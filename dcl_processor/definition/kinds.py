@@ -37,7 +37,7 @@ class Rules:
     refused, ``claim`` may be left out, and ``lease`` may not. ``in_transaction``: its handlers work
     in the transaction that has the lock, so they cannot be asynchronous, may get a whole batch, and
     the row of a process that died is as it was. ``marked_by``: the options of which the first that
-    is given is written to a row before its handler is called.
+    is given is written to a row before its handler is called, and takes it out of ``pending``.
     """
 
     options: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ class Rules:
 RULES: dict[str, Rules] = {
     Delivery.TRANSACTIONAL: Rules(in_transaction=True),
     Delivery.AT_MOST_ONCE: Rules(frozenset({"claim", "claimed_at"}), marked_by=("claim", "done")),
-    Delivery.AT_LEAST_ONCE: Rules(frozenset({"lease"})),
+    Delivery.AT_LEAST_ONCE: Rules(frozenset({"claim", "claimed_at", "lease"})),
 }
 
 

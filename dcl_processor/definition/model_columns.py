@@ -55,6 +55,12 @@ def check_columns(values: Values, model: type[Model], label: str, option: str = 
             )
 
 
+def by_attname(model: type[Model], values: Values) -> dict[str, Any]:
+    """Return the values by the ``attname`` of their columns: a foreign key has two names."""
+    meta: Any = model._meta
+    return {meta.get_field(name).attname: value for name, value in values.items()}
+
+
 def expect_column(
     model: type[Model],
     name: str,

@@ -130,14 +130,17 @@ def _check_delivery(processor: Definition[Any]) -> None:
                 f"{option}={getattr(processor, option)!r}; leave it out, or choose a delivery "
                 "that uses it."
             )
-    if "claim" in rules.options:
-        check_claim = _check_claimless if processor.claim is None else _check_claim
-        check_claim(processor)
     if "lease" in rules.options and processor.lease is None:
         raise InvalidOption(
             f"{processor._label}: expected lease=Lease(…) with {delivery}, got None; set it to the "
             "seconds after which another worker may take a row over."
         )
+    if processor.claim is not None:
+        _check_claim(processor)
+    elif processor.lease is not None:
+        _refuse_without_claim(processor, "claimed_at", "AT_LEAST_ONCE without claim")
+    elif "claim" in rules.options:
+        _check_claimless(processor)
     if processor._handles_batches and not rules.in_transaction:
         raise Unsupported(
             f"{processor._label}: expected process_batch() only with TRANSACTIONAL, whose "
@@ -152,7 +155,9 @@ def _check_claim(processor: Definition[Any]) -> None:
             f"{label}: expected claim to differ from done, so that a row in doubt differs "
             f"from a finished one, got {dict(claim)!r} for both."
         )
-    if not constants_of(claim):
+    if processor.lease is not None:
+        _check_claim_on_lease(processor)
+    elif not constants_of(claim):
         raise InvalidOption(
             f"{label}: expected claim to have at least one constant, by which a claimed row is "
             f"recognised, got {dict(claim)!r}; add a status or a flag to claim, and use "
@@ -165,6 +170,16 @@ def _check_claim(processor: Definition[Any]) -> None:
         )
 
 
+def _check_claim_on_lease(processor: Definition[Any]) -> None:
+    """Require the values that take the mark off, whichever worker has written it."""
+    if processor.reset is None:
+        raise InvalidOption(
+            f"{processor._label}: expected reset=… together with claim and a lease, got no reset; "
+            "set reset to the values that a row has without the mark, because a worker that takes "
+            "a row over finds the mark of another worker in it."
+        )
+
+
 def _check_claimless(processor: Definition[Any]) -> None:
     label = processor._label
     if not processor._has_fixed_flip:
@@ -173,8 +188,13 @@ def _check_claimless(processor: Definition[Any]) -> None:
             "is written before the work, got a flip that depends on the handler; add claim=…."
         )
     for option in ("retry", "claimed_at"):
-        if getattr(processor, option) is not None:
-            raise InvalidOption(
-                f"{label}: expected {option} together with claim=…, got AT_MOST_ONCE without "
-                f"claim, where a row is done before the work; add claim=…, or leave {option} out."
-            )
+        got = "AT_MOST_ONCE without claim, where a row is done before the work"
+        _refuse_without_claim(processor, option, got)
+
+
+def _refuse_without_claim(processor: Definition[Any], option: str, got: str) -> None:
+    if getattr(processor, option) is not None:
+        raise InvalidOption(
+            f"{processor._label}: expected {option} together with claim=…, got {got}; add "
+            f"claim=…, or leave {option} out."
+        )

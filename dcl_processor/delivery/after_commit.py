@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from django.db.models import Model
 
 from dcl_processor.database.connection import is_connected
 from dcl_processor.exceptions import AttemptsUsedUp, ProcessorError
-from dcl_processor.execution.handler import Failed, Lost, Outcome, execute
+from dcl_processor.execution.handler import Failed, HandedOut, Lost, Outcome, execute
 from dcl_processor.execution.leftover import Leftover
 
 from .async_handlers import AsyncHandlers
@@ -33,6 +33,9 @@ def handle_and_settle(batch: Batch[M]) -> None:
         _refuse_not_kept(batch, marked)
     refused: list[tuple[Any, Outcome]] = []
     rows = _startable(batch, marked, refused)
+    if batch.context.hand_over is not None:
+        _hand_over(batch, batch.context.hand_over, rows)
+        rows = iter(())
     if loop is not None:
         batch.handlers = AsyncHandlers(batch, loop, rows, refused)
         batch.handlers.go_on()
@@ -52,6 +55,16 @@ def handle_and_settle(batch: Batch[M]) -> None:
             settle(batch, pk, outcome)
     for pk, outcome in refused:
         settle(batch, pk, outcome)
+
+
+def _hand_over(
+    batch: Batch[M], hand_over: Callable[[Batch[M], Any], None], rows: Iterable[tuple[Any, M]]
+) -> None:
+    """Hand out the rows, which keep their marks, instead of calling their handler."""
+    for pk, _ in rows:
+        hand_over(batch, pk)
+        # Recorded afterwards: a row without an outcome is put back after an interrupt.
+        batch.outcomes[pk] = HandedOut()
 
 
 def _refuse_not_kept(batch: Batch[M], marked: MarkedRows) -> None:

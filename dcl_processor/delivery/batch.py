@@ -37,7 +37,8 @@ class Context:
     ``may_start``: whether one more handler may be called, given the outcomes of its batch so far.
     ``rehearsal``: what the rehearsal of the flips has shown; ``None`` before the run's first row.
     ``on_rehearsed``: called when it has ended. ``on_confirmed``: called with a batch whose last
-    statements waited, when it has ended, and with the error that interrupted it.
+    statements waited, when it has ended, and with the error that interrupted it. ``hand_over``:
+    called with a batch and the key of a marked row, instead of its handler, which is elsewhere.
     """
 
     processor: Definition[Any]
@@ -50,6 +51,7 @@ class Context:
     rehearsal: Rehearsal | None = None
     on_rehearsed: Callable[[], None] | None = None
     on_confirmed: Callable[[Batch[Any], BaseException | None], None] | None = None
+    hand_over: Callable[[Batch[Any], Any], None] | None = None
 
     def doubts(self, option: str | None) -> bool:
         """Return whether each row is to be checked after the flip that this option describes."""

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 
 from dcl_processor.candidates.question import these
 from dcl_processor.clock import recognisable_columns
-from dcl_processor.exceptions import StillPending
+from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.claiming import claim
 from dcl_processor.locking.isolation import RowTransaction
@@ -53,7 +53,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
                 batch.take(claim(question, batch.wanted))
                 batch.rehearse()
                 _write(batch, marked)
-                _refuse_pending(batch, mark)
+                _check_marked(batch, mark)
     except BaseException as error:
         if not is_committed_all_the_same(batch, error, session=session):
             # An interrupt may come before or after the commit. A mark with a time shows later
@@ -109,12 +109,22 @@ def _record(
             batch.attempts[pk] = now[retry.attempts]
 
 
-def _refuse_pending(batch: Batch[Any], mark: Mark) -> None:
-    """Raise if a mark leaves its row pending, where another worker would claim it."""
+def _check_marked(batch: Batch[Any], mark: Mark) -> None:
+    """Raise if a mark leaves its row pending, where another worker would claim it.
+
+    Under a lease raise if it does not, because no worker would take the row over.
+    """
     option = mark.option
-    if option is not None and batch.context.doubts(option):
-        for pk in batch.question.still_pending(list(batch.rows)).values_list("pk", flat=True)[:1]:
-            raise StillPending(rehearsal.still_pending(batch.processor, option, pk))
+    if option is None or not batch.context.doubts(option):
+        return
+    asked = batch.question.still_pending(list(batch.rows)).values_list("pk", flat=True)
+    if mark.is_lease:
+        still = set(asked)
+        for pk in (pk for pk in batch.rows if pk not in still):
+            raise InvalidDone(rehearsal.not_pending(batch.processor, pk))
+        return
+    for pk in asked[:1]:
+        raise StillPending(rehearsal.still_pending(batch.processor, option, pk))
 
 
 def _read(rows: QuerySet[Any], names: list[str]) -> dict[Any, Values]:

@@ -7,7 +7,7 @@ mark, because another worker may have taken the row over, or an operator may hav
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from django.db.models.functions import Coalesce
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.definition.lease import Lease
+from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.values import Values, resolve
 
@@ -34,25 +35,33 @@ class Mark:
     ``values``: what is written, expressions included; ``name``: the key of the compiled statement.
     ``time``: the one of these columns that is set from the database's clock, which distinguishes
     the mark from that of any other worker; ``None``: no column does.
-    ``undone``: the values that put back a row after its handler was called; ``None``: it stays
-    claimed. ``option``: the option that the mark writes, "claim" or "done", which has to take the
-    row out of pending; ``None``: the mark is a lease, which hides the row until it lapses.
+    ``removed``: what removes the mark from a settled row; ``reset``: what is written besides to a
+    row that was not handled. ``undone``: the values that put back a row after its handler was
+    called; ``None``: it stays claimed. ``option``: the option that the mark writes, "claim" or
+    "done"; ``None``: it writes none. ``lease``: hides the row, which stays in pending, until it
+    lapses; ``None``: the option has to take the row out of pending.
     """
 
     values: Values
     name: Hashable
     time: str | None
+    removed: Values
     undone: Values | None
     option: str | None
+    lease: Lease | None = None
+    reset: Values = field(default_factory=dict)
 
     @property
     def is_lease(self) -> bool:
-        return self.option is None
+        return self.lease is not None
 
-    @property
-    def removed(self) -> dict[str, Any]:
-        """The values that remove the mark from a settled row."""
-        return {} if self.time is None else {self.time: None}
+    def put_back(self, before: Values) -> Values:
+        """Return the values that put back a row whose handler was not called.
+
+        ``before``: what its columns contained before the claim. Under a lease this is never
+        written: it may be the mark of a dead worker whose row this worker has taken over.
+        """
+        return self.undone or {} if self.is_lease else before
 
 
 @dataclass(eq=False, slots=True)
@@ -103,39 +112,63 @@ class MarkedRows:
 
     def put_back(self, pk: Any) -> Values:
         """Return the values that put back a row whose handler was not called."""
-        mark = self.mark
-        return mark.undone or {} if mark.is_lease else self.before[pk]
+        return self.mark.put_back(self.before.get(pk, {}))
 
 
-def claim_mark(batch: Batch[Any]) -> Mark:
-    """AT_MOST_ONCE: the processor's ``claim``, or without one the flip itself."""
+def claim_mark(batch: Batch[Any], *, is_held: bool = False) -> Mark:
+    """AT_MOST_ONCE: the processor's ``claim``, or without one the flip itself.
+
+    ``is_held``: the row was claimed earlier, so that nothing is written again, and no callable of
+    ``claim`` is called.
+    """
     processor = batch.processor
     at = processor.claimed_at
-    written: Values = resolve(processor.claim or processor.done or {})
+    written: Values = {} if is_held else resolve(processor.claim or processor.done or {})
     if at:
         written = {**written, at: _NOW}
     meta = batch.question.model._meta
     values = {meta.get_field(name).attname: value for name, value in written.items()}
-    undone = None
-    if processor.reset is not None:
-        undone = {**({at: None} if at else {}), **processor.reset}
+    removed = {at: None} if at else {}
+    undone = None if processor.reset is None else {**removed, **processor.reset}
     option = "claim" if processor.claim else "done"
-    return Mark(values, signature(values), time=at, undone=undone, option=option)
+    return Mark(values, signature(values), at, removed, undone, option)
 
 
-def lease_mark(batch: Batch[Any]) -> Mark:
-    """AT_LEAST_ONCE: a lease, and the attempt, counted before a crash can hide it."""
-    lease, retry = batch.processor.lease, batch.processor.retry
+def lease_mark(batch: Batch[Any], *, is_held: bool = False) -> Mark:
+    """AT_LEAST_ONCE: a lease, and the attempt, counted before a crash can hide it.
+
+    With a ``claim`` the lease and the claim are one mark, which one statement writes and removes.
+    ``is_held``: as for ``claim_mark()``.
+    """
+    processor = batch.processor
+    lease, retry = processor.lease, processor.retry
     assert lease is not None
-    return _lease_mark(lease, retry.attempts if retry else None)
+    mark = _lease_mark(lease, retry.attempts if retry else None)
+    if processor.claim is None:
+        return mark
+    at, model = processor.claimed_at, batch.question.model
+    written = {} if is_held else {**resolve(processor.claim), **({at: _NOW} if at else {})}
+    values = {**by_attname(model, written), **mark.values}
+    removed = {**({at: None} if at else {}), **mark.removed}
+    reset = by_attname(model, processor.reset or {})
+    return replace(
+        mark,
+        values=values,
+        name=signature(values),
+        removed=removed,
+        undone={**reset, **removed, **(mark.undone or {})},
+        option="claim",
+        reset=reset,
+    )
 
 
 # Cached for all batches, because examining the expressions takes as long as examining a row.
 @cache
 def _lease_mark(lease: Lease, count: str | None) -> Mark:
     values: dict[str, Any] = {lease.field: _NOW + timedelta(seconds=lease.seconds)}
-    undone: dict[str, Any] = {lease.field: None}
+    removed: dict[str, Any] = {lease.field: None}
+    undone = dict(removed)
     if count is not None:
         values[count] = Coalesce(F(count), Value(0)) + 1
         undone[count] = F(count) - 1
-    return Mark(values, signature(values), time=lease.field, undone=undone, option=None)
+    return Mark(values, signature(values), lease.field, removed, undone, option=None, lease=lease)

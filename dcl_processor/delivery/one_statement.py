@@ -20,6 +20,7 @@ from dcl_processor.clock import recognisable
 from dcl_processor.compiled_sql.claim_update import ClaimUpdate, CompiledClaim
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.locking.wanted import Wanted
+from dcl_processor.values import resolve
 
 if TYPE_CHECKING:
     from dcl_processor.values import Values
@@ -70,7 +71,7 @@ def claim_and_mark(
         found = {row.pk: row for row in statement.rows(answers)}
     finally:
         # The claim is committed, so rows that cannot be passed to the handler are put back.
-        _put_back(question, before, after, after.keys() - found.keys())
+        _put_back(question, mark, before, after, after.keys() - found.keys())
     rows = {pk: found[pk] for pk in wanted.pks if pk in found}
     missed = [pk for pk in wanted.reached(found) if pk not in found]
     batch.take(Claimed(rows, dict.fromkeys(missed, Miss.ABSENT)))
@@ -104,13 +105,15 @@ def _execute(
 
 def _put_back(
     question: Question[Any],
+    mark: Mark,
     before: Mapping[Any, Values],
     after: Mapping[Any, Values],
     pks: Collection[Any],
 ) -> None:
     for pk in pks:
         table = question.table
-        ours, back = _recognisable(question, after[pk]), _recognisable(question, before[pk])
+        ours = _recognisable(question, after[pk])
+        back = resolve(mark.put_back(_recognisable(question, before[pk])))
         table.filter(Q(**ours), pk=pk).update(**back)
 
 

@@ -12,6 +12,7 @@ from django.db import connections
 from django.db.models import Model
 
 from dcl_processor.database.contention import is_contention, is_database_error
+from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
@@ -109,6 +110,9 @@ def _values_of_failure(
     columns = set(processor.retry.columns) if processor.retry else set()
     if not mark.is_lease and not noted.keys() - columns:
         return outcome, noted  # still claimed, so in_doubt() still returns it
+    if mark.reset:
+        # A failure that writes a dead letter, and one that writes nothing, remove the mark, too.
+        noted = {**mark.reset, **by_attname(batch.question.model, noted)}
     return outcome, {**mark.removed, **noted}
 
 
@@ -127,12 +131,14 @@ def expected_of(batch: Batch[M], marked: MarkedRows, pk: Any) -> Expected:
     recognised by every token that this worker may have written.
     """
     if pk not in marked.expected:
-        heartbeat, written = batch.context.heartbeat, marked.after[pk]
-        marked.expected[pk] = (
-            {name: [value] for name, value in written.items()}
-            if heartbeat is None
-            else heartbeat.let_go(pk, written)
-        )
+        heartbeat, written, mark = batch.context.heartbeat, marked.after[pk], marked.mark
+        if heartbeat is not None:
+            marked.expected[pk] = heartbeat.let_go(pk, written)
+        elif mark.lease is not None:
+            # Handed out: no heartbeat has renewed the lease.
+            marked.expected[pk] = {mark.lease.field: [written[mark.lease.field]]}
+        else:
+            marked.expected[pk] = {name: [value] for name, value in written.items()}
     return marked.expected[pk]
 
 
@@ -231,11 +237,16 @@ def _unsettled(
 
 def put_back(batch: Batch[M], pk: Any) -> None:
     """Remove the mark from a row whose handler was not called, or may be called again."""
-    marked = _marked(batch)
     try:
-        _write(batch, marked, pk, marked.put_back(pk))
+        release(batch, pk)
     except Exception as error:  # noqa: BLE001  # the others are to be put back all the same
         logger.warning("%s: row %s was not put back: %s", batch.processor.name, pk, error)
+
+
+def release(batch: Batch[M], pk: Any) -> bool:
+    """Remove the mark from a row, as if it had not been claimed; return whether it was there."""
+    marked = _marked(batch)
+    return _write(batch, marked, pk, marked.put_back(pk))
 
 
 def settle_ended(batch: Batch[M]) -> None:

@@ -63,7 +63,12 @@ class Lost:
     called: bool = True
 
 
-Outcome = Handled | Failed | Snoozed | Discarded | Lost
+@dataclass(frozen=True, slots=True)
+class HandedOut:
+    """The row was handed out: it is handled elsewhere, and settled by its reservation."""
+
+
+Outcome = Handled | Failed | Snoozed | Discarded | Lost | HandedOut
 
 
 def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) -> Outcome:

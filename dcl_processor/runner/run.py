@@ -114,13 +114,13 @@ class Run(Generic[M]):
         self.processor = processor
         self.filter = filter
         self.using = using or processor.using
-        self.counters = Counters(processor)
-        self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
+        self.counters = self.make_counters()
+        self.event_loop = self.make_event_loop(concurrency)
         self.broken = Broken()
-        self.resource = Resource(processor, self.event_loop, self.broken)
+        self.resource = self.make_resource()
         self.notes = Notes(processor.name)
         self.in_flight = InFlight(self.notes)
-        self.heartbeat = Heartbeat(processor.lease, processor.name) if processor.lease else None
+        self.heartbeat = self.make_heartbeat()
         self.starts = Starts(self.limits, self.counters, self.resource, self.event_loop)
         self.context = Context(
             processor=processor,
@@ -135,6 +135,19 @@ class Run(Generic[M]):
         self.concurrency = concurrency
         self.dispatcher = self.make_dispatcher(concurrency)
         self.stopped: Stopped | None = None
+
+    def make_counters(self) -> Counters:
+        return Counters(self.processor)
+
+    def make_event_loop(self, concurrency: int) -> EventLoop | None:
+        return EventLoop(self.processor.name, concurrency) if self.processor._is_async else None
+
+    def make_resource(self) -> Resource:
+        return Resource(self.processor, self.event_loop, self.broken)
+
+    def make_heartbeat(self) -> Heartbeat | None:
+        lease = self.processor.lease
+        return Heartbeat(lease, self.processor.name) if lease else None
 
     def make_dispatcher(self, concurrency: int) -> Dispatcher:
         """Return the dispatcher: threads for a plain handler with a concurrency over 1."""
@@ -210,12 +223,20 @@ class Run(Generic[M]):
                 if self.starts.is_interrupted:
                     Leftover(question.using).end()
                 report = self.counters.report(self.stopped or "drained", self.broken.error)
-                log_end(report)
+                self.log(report)
                 attach_report(ended_by, report)
                 ended_by = None  # or it would keep this frame, and this frame the error
+        self.send(report)
+        return report
+
+    def log(self, report: Report) -> None:
+        """Log the end of the run."""
+        log_end(report)
+
+    def send(self, report: Report) -> None:
+        """Send the signal."""
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)
-        return report
 
     def leave(self) -> None:
         """Close what the handlers used, and end the threads."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,12 @@ from django.db.models import Model, Value
 from django.db.models.functions import Now
 
 from dcl_processor import clock
-from dcl_processor.candidates.flip_coverage import decided
+from dcl_processor.candidates.flip_coverage import decided, keeps_all
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.database.transaction_id import has_id
 from dcl_processor.definition.kinds import rules_of
+from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
 from dcl_processor.values import Values, constants_of
 
@@ -54,17 +55,15 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
 
     Raises ``RowRefused`` if the flip is a function of the row, which may work for the next row.
     """
-    fixed = {option: getattr(processor, option) or {} for option in ("claim", "failed")}
-    if processor._has_fixed_flip and not processor.repeats:
-        fixed["done"] = processor.done or {}
     doubtful: set[str] = set()
-    for option, values in fixed.items():
-        if values:
-            left = _rehearsed(processor, question, pk, _written(processor, option, values))
-            if left is Left.NOT:
-                raise StillPending(still_pending(processor, option, pk, values))
-            if left is Left.MAYBE_ALONE:
-                doubtful.add(option)
+    if processor.claim and processor.lease and not _stays_pending(processor, question, pk):
+        doubtful.add("claim")
+    for option, values in _fixed(processor):
+        left = _rehearsed(processor, question, pk, _written(processor, question, option, values))
+        if left is Left.NOT:
+            raise StillPending(still_pending(processor, option, pk, values))
+        if left is Left.MAYBE_ALONE:
+            doubtful.add(option)
     _check_reset(processor, question, pk)
     kept = _check_kept(processor, question, pk)
     if not processor._has_fixed_flip:
@@ -72,6 +71,60 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
         if not processor.repeats:
             doubtful.add("done")
     return Rehearsal(doubtful, kept, _has_rules(question))
+
+
+def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
+    """Yield the options that are the same for every row, and have to take it out of pending."""
+    options = {
+        "claim": processor.lease is None,
+        "failed": True,
+        "done": processor._has_fixed_flip and not processor.repeats,
+    }
+    for option, is_to_leave in options.items():
+        values = getattr(processor, option)
+        if is_to_leave and values:
+            yield option, values
+
+
+def _stays_pending(processor: Definition[Any], question: Question[Any], pk: Any) -> bool:
+    """Return whether it is known that every row stays pending under its mark and its lease.
+
+    Raises ``InvalidDone`` if this row does not: when its worker dies, no other would take it over.
+    """
+    assert processor.lease is not None
+    lease, at = processor.lease, processor.claimed_at
+    mark = {
+        **(processor.claim or {}),
+        **({at: DatabaseNow()} if at else {}),
+        lease.field: DatabaseNow() + timedelta(seconds=lease.seconds),
+    }
+    if _rehearsed(processor, question, pk, [mark]) is not Left.NOT:
+        raise InvalidDone(not_pending(processor, pk))
+    written = by_attname(question.model, mark)
+    # The time of the lease differs from row to row, but is a time of now in all of them.
+    constants = {name for name, value in written.items() if _is_constant(value)} | {lease.field}
+    return keeps_all(question.unfiltered, constants, written)
+
+
+def not_pending(processor: Definition[Any], pk: Any) -> str:
+    """Return the message for a row that its mark takes out of pending, found before its handler."""
+    return (
+        f"{processor.name}: expected claim={dict(processor.claim or {})!r} to leave a row in "
+        f"pending under its lease, got row {pk} not pending after it, so its handler was not "
+        "called, because no worker would take the row over from one that died; add "
+        f"{marked_form(processor)} to pending."
+    )
+
+
+def marked_form(processor: Definition[Any]) -> str:
+    """Return the condition to add to pending for rows with the processor's mark and a lease.
+
+    Without the lease it would also match rows that other code marks in the same way.
+    """
+    constants = constants_of(processor.claim or {})
+    marks = [f"{name}={value!r}" for name, value in constants.items()]
+    leased = f"{processor.lease.field}__isnull=False" if processor.lease else ""
+    return f"… | Q({', '.join([*marks, leased])})"
 
 
 def _has_rules(question: Question[Any]) -> bool:
@@ -93,7 +146,7 @@ def _rehearse_function(
         values = flip.foreseen(processor, row)
         if values is None:
             return
-        writes = _written(processor, "done", values)
+        writes = _written(processor, question, "done", values)
         with flip.refusing_values(processor):
             left = _rehearsed(processor, question, pk, writes)
         if left is Left.NOT and not processor.repeats:
@@ -102,11 +155,20 @@ def _rehearse_function(
         raise RowRefused(error) from error
 
 
-def _written(processor: Definition[Any], option: str, values: Values) -> list[Values]:
+def _written(
+    processor: Definition[Any], question: Question[Any], option: str, values: Values
+) -> list[Values]:
     """Return the writes to a row until it is settled, as one write if that is equivalent."""
     claim = {} if option == "claim" else processor.claim or {}
     if option == "done":
         values = flip.with_cleared_retry(processor, values)
+    if claim and processor.lease is not None:
+        # Both are removed by every settlement, and ``reset`` is written unless the row is done.
+        base = processor.reset or {} if option == "failed" else {}
+        times = [name for name in (processor.claimed_at, processor.lease.field) if name]
+        model = question.model
+        values = {**by_attname(model, base), **dict.fromkeys(times), **by_attname(model, values)}
+        claim = by_attname(model, claim)
     if claim and any(hasattr(value, "resolve_expression") for value in values.values()):
         return [claim, values]  # an expression reads what the claim wrote
     return [{**claim, **values}]
@@ -115,7 +177,7 @@ def _written(processor: Definition[Any], option: str, values: Values) -> list[Va
 def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
     if not processor.claim or not processor.reset:
         return
-    back = _written(processor, "reset", processor.reset)
+    back = _written(processor, question, "reset", processor.reset)
     if _rehearsed(processor, question, pk, back) is not Left.NOT:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
@@ -160,7 +222,8 @@ def _marks(
         if getattr(processor, option):
             constants = constants_of(getattr(processor, option))
             break
-    columns = [processor.claimed_at, processor.lease.field if processor.lease else None]
+    # On a lease, the time of the claim distinguishes nothing.
+    columns = [processor.lease.field if processor.lease else processor.claimed_at]
     if not any(columns):
         return constants, {}
     # None of the six digits is 0, so that a column which cuts them is found at any time.

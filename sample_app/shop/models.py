@@ -144,6 +144,38 @@ class Payment(RetryColumns):
         return f"{self.amount} for order {self.order_id}"
 
 
+class Packing(LeaseColumn, RetryColumns):
+    """The packing of an order, which a robot in the hall does."""
+
+    class State(models.TextChoices):
+        """The states: from WAITING to PACKING, and then to one of the others."""
+
+        WAITING = "waiting"
+        PACKING = "packing"
+        PACKED = "packed"
+        STUCK = "stuck"
+
+    order = models.OneToOneField(Order, on_delete=models.CASCADE, related_name="packing")
+    state = models.CharField(max_length=7, choices=State, default=State.WAITING)
+    packing_since = models.DateTimeField(null=True, blank=True)
+    packer = models.CharField(max_length=80, blank=True)
+    grams = models.PositiveIntegerField(null=True, blank=True)
+
+    class Meta:
+        indexes: ClassVar[list[models.Index]] = [
+            # A packing that is being done stays pending, so that it is taken over when its robot
+            # does not come back.
+            models.Index(
+                fields=["id"],
+                name="shop_packing_open",
+                condition=models.Q(state__in=["waiting", "packing"]),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"Packing of order {self.order_id}"
+
+
 class Invoice(models.Model):
     """The paper that goes into an order's parcel."""
 

@@ -40,6 +40,18 @@ def two_tables() -> QuerySet[Express]:
     return Express.objects.filter(done=False, dead=False, claimed=False)
 
 
+#: Under its mark a row stays in pending for as long as it has a lease, a lapsed one included.
+MAY_BE_MARKED = Q(claimed=False) | Q(claimed=True, leased_until__isnull=False)
+
+
+def marked() -> QuerySet[Errand]:
+    return Errand.objects.filter(MAY_BE_MARKED, done=False, dead=False)
+
+
+def marked_two_tables() -> QuerySet[Express]:
+    return Express.objects.filter(MAY_BE_MARKED, done=False, dead=False)
+
+
 def act(row: Errand | Express) -> None:
     """Do what cannot be taken back, and then what the row's place says."""
     place = row.place if isinstance(row, Errand) else int(row.result or PLAIN)
@@ -84,6 +96,14 @@ leased: dict[str, Any] = {
     "delivery": Delivery.AT_LEAST_ONCE,
     # Long: no test waits for it, they put it back.
     "lease": Lease(300),
+}
+marking: dict[str, Any] = {
+    **leased,
+    "pending": marked,
+    "claim": {"claimed": True},
+    "claimed_at": "claimed_at",
+    "done": {"done": True, "claimed": False},
+    "reset": {"claimed": False},
 }
 
 
@@ -184,6 +204,21 @@ def claim_two_tables_retry(row: Express) -> None:
 
 @batch_processor(**{**leased, "pending": two_tables})
 def lease_two_tables(row: Express) -> None:
+    act(row)
+
+
+@batch_processor(**marking)
+def lease_marked(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**marking, batch_size=2)
+def lease_marked_batch(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**{**marking, "pending": marked_two_tables})
+def lease_marked_two_tables(row: Express) -> None:
     act(row)
 
 

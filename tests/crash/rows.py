@@ -55,10 +55,11 @@ def state(row: Any) -> str:
         "done": (True, False, False, False),
         "in doubt": (False, True, True, False),
         "leased": (False, False, False, True),
+        "marked": (False, True, True, True),
     }
     columns = (row.done, row.claimed, row.claimed_at is not None, row.leased_until is not None)
     [name] = [name for name, expected in states.items() if expected == columns] or [""]
-    assert name, f"row {row.pk} is neither pending nor done nor in doubt nor leased: {columns}"
+    assert name, f"row {row.pk} is neither pending nor done, in doubt, leased or marked: {columns}"
     return name
 
 

@@ -52,7 +52,7 @@ def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Bound
 ALLOWED = {
     Delivery.TRANSACTIONAL: {"pending", "done"},
     Delivery.AT_MOST_ONCE: {"pending", "done", "in doubt"},
-    Delivery.AT_LEAST_ONCE: {"pending", "done", "leased"},
+    Delivery.AT_LEAST_ONCE: {"pending", "done", "leased", "marked"},
 }
 
 
@@ -265,6 +265,35 @@ def test_i9_at_least_once_another_copy_takes_over_when_the_lease_has_lapsed(
         assert_run(processor(), processed=len(held))
         assert those(lambda row: row.done and row.leased_until is None) == left.rows
         assert those(lambda row: row.attempts) == set()  # a success clears them
+        assert effects() == left.effects + Counter(rest) + Counter(held)
+
+    kill_at_each(name, audit, check)
+
+
+def check_mark(processor: BatchProcessor[Any], held: set[int]) -> None:
+    """Check that the mark and the lease are in the same rows, and which of them are in progress."""
+    assert those(lambda row: row.leased_until) == held
+    assert those(lambda row: row.claimed) == held
+    assert those(lambda row: row.claimed_at) == held
+    assert set(processor.in_progress().values_list("pk", flat=True)) == held
+
+
+@pytest.mark.parametrize("name", ["lease_marked", "lease_marked_batch", "lease_marked_two_tables"])
+def test_i9_at_least_once_the_mark_that_a_kill_leaves_is_taken_over_with_the_row(
+    nursery: None, audit: str, name: str
+) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
+        held = left.claimed - left.settled
+        check_mark(processor, held)
+        rest = left.rows - left.claimed
+        assert_run(processor(), processed=len(rest))
+        check_mark(processor, held)
+
+        time_passes()
+        assert not processor.in_progress().exists()
+        assert_run(processor(), processed=len(held))
+        assert those(lambda row: row.done) == left.rows
+        check_mark(processor, set())
         assert effects() == left.effects + Counter(rest) + Counter(held)
 
     kill_at_each(name, audit, check)

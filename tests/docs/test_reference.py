@@ -19,12 +19,14 @@ from dcl_processor import (
     BatchProcessor,
     Delivery,
     Report,
+    Reservation,
     batch_processor,
     checks,
     columns,
     exceptions,
     signals,
     testing,
+    worker_name,
 )
 from dcl_processor.contrib import celery
 from dcl_processor.decorator import Options
@@ -49,7 +51,7 @@ DATACLASSES: dict[str, tuple[str, Any]] = {
     "Race": ("testing.md", Race),
 }
 # What there is no signature of: a value that runs give, a base class, an enumeration.
-OTHERS = {"BatchProcessor", "Delivery", "Report"}
+OTHERS = {"BatchProcessor", "Delivery", "Report", "Reservation"}
 
 CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "batch_processor": ("processors.md", batch_processor),
@@ -61,8 +63,14 @@ CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
         for name, each in public(of).items()
         if inspect.isfunction(each)
     },
+    **{
+        f"Reservation.{name}": ("processors.md", each)
+        for name, each in public(Reservation).items()
+        if inspect.isfunction(each)
+    },
     "celery.run": ("celery.md", celery.run.run),
     "every": ("celery.md", celery.every),
+    "worker_name": ("processors.md", worker_name),
     "polite_stop": ("celery.md", celery.polite_stop),
 }
 

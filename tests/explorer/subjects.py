@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
 from dcl_processor.exceptions import TransactionLost
@@ -170,6 +170,12 @@ def edit() -> None:
     Errand.objects.filter(pk=FIRST).update(done=False, place=F("place") + 1)
 
 
+def marked() -> QuerySet[Errand]:
+    """Ask for rows that stay pending under a mark as long as they have a lease."""
+    leased = Q(claimed=True, leased_until__isnull=False)
+    return Errand.objects.filter(Q(claimed=False) | leased, done=False)
+
+
 def versions() -> QuerySet[Errand]:
     """Ask for rows that have changed since the version that was handled last."""
     return Errand.objects.filter(claimed=False, attempts__lte=F("place"))
@@ -240,6 +246,13 @@ CLAIM: dict[str, Any] = {
     "done": {"done": True, "claimed": False},
 }
 LEASE: dict[str, Any] = {**DONE, "delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(300)}
+MARK: dict[str, Any] = {
+    **LEASE,
+    "claim": {"claimed": True},
+    "claimed_at": "claimed_at",
+    "reset": {"claimed": False},
+    "done": {"done": True, "claimed": False},
+}
 
 TRANSACTIONAL = [
     errands("transactional", pending=own, **DONE),
@@ -310,6 +323,18 @@ EDITED = [
         ask_done=HANDLED,
     ),
 ]
+#: Leases with a mark, which is written and removed with the lease.
+MARKED = [
+    errands("lease_marked", pending=marked, **MARK),
+    errands("lease_marked_rehearsed", pending=marked, rehearsed=True, **MARK),
+    errands(
+        "lease_marked_doubtful",
+        pending=marked,
+        rehearsed=True,
+        doubtful={"claim", "done"},
+        **MARK,
+    ),
+]
 #: Two processors of one model that share their lease; by ``actors.STAGE`` the rows of the second
 #: are told from those of the first.
 PIPELINE = replace(
@@ -324,7 +349,7 @@ PIPELINE = replace(
     " WHERE leased_until IS NOT NULL",
 )
 SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
-MORE = {each.name: each for each in [*TWO_TABLES, *WILFUL, *EDITED, PIPELINE]}
+MORE = {each.name: each for each in [*TWO_TABLES, *WILFUL, *EDITED, *MARKED, PIPELINE]}
 CHOOSING = {
     f"{name}_choosing": replace(SUBJECTS[name], name=f"{name}_choosing", chooses=True)
     for name in (
@@ -343,6 +368,9 @@ WAITING = {
 }
 #: Those of them whose leases may lapse. Not that of the handler which writes back an old lease and
 #: an old flag, whoever has the row by now: no settlement can help that.
-LAPSING = ["lease_two_tables", "lease_saving", "lease_locking", "lease_edited", "lease_pipeline"]
+LAPSING = [
+    *("lease_two_tables", "lease_saving", "lease_locking", "lease_edited", "lease_pipeline"),
+    *("lease_marked", "lease_marked_rehearsed"),
+]
 #: Those whose leases are renewed twice.
 BEATING = ["lease_two_tables", "lease_saving", "lease_saving_another", "lease_locking"]

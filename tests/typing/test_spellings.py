@@ -170,6 +170,7 @@ def runs() -> None:
     assert_type(send_letters.run(concurrency=None), Report)
     assert_type(send_parcel().raise_for_failures(), Report)
     assert_type(send_at_most_once.in_doubt(older_than=timedelta(hours=1)), QuerySet[Parcel, Parcel])
+    assert_type(send_at_most_once.in_progress(), QuerySet[Parcel, Parcel])
     assert_type(send_at_most_once.requeue(Parcel.objects.filter(pk=3)), int)
     assert_type(send_at_most_once.mark_done(send_at_most_once.in_doubt(older_than=60)), int)
 

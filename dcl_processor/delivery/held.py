@@ -1,0 +1,187 @@
+"""A row that was handed out: a batch of one, whose handler is elsewhere.
+
+What identifies the hold fits in a token. Another process makes the batch again from it, and
+settles it like any batch.
+
+The fence is the time in the row, as everywhere: the value of the lease, or of ``claimed_at``. A
+renewal changes the lease, and its answer may be lost. So renewals are whole steps: a lease that
+began as ``t0`` is ``t0 + n * duration``, and every such value is recognised as that of this hold.
+That the lease of another claim is by chance such a value has a probability of 1 in the
+microseconds of the duration; where attempts are counted, their number would have to be the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.candidates.question import Question
+from dcl_processor.clock import DatabaseNow, recognisable
+from dcl_processor.exceptions import LostBecause
+from dcl_processor.execution.in_flight import InFlight, Notes
+from dcl_processor.execution.resource import Broken, Resource
+from dcl_processor.locking.row_transactions import RowTransactions
+from dcl_processor.locking.wanted import Wanted
+from dcl_processor.settlement.rehearsal import Rehearsal
+from dcl_processor.values import constants_of
+
+from . import compare_and_set
+from .batch import Batch, Context
+from .deliveries import confirmed
+from .marks import MarkedRows, claim_mark, lease_mark
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Identifies one hand-out of a row.
+
+    ``using``: the alias; ``since``: the time that the claim wrote, in microseconds since 1970;
+    ``duration``: of the lease, in microseconds; ``None``: it is a claim, which never lapses.
+    ``attempts``: the number that the claim counted, if it did.
+    """
+
+    using: str
+    pk: Any
+    since: int
+    duration: int | None
+    attempts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a row contains now.
+
+    ``time``: of the lease or the claim; ``now``: the database's clock.
+    """
+
+    time: datetime | None
+    now: datetime
+    attempts: int | None
+
+
+def hold_of(batch: Batch[Any], pk: Any) -> Hold:
+    """Return the hold of a row that the batch has just marked."""
+    marked, processor = batch.marked, batch.processor
+    assert marked is not None
+    mark = marked.mark
+    assert mark.time is not None
+    duration = None
+    if mark.lease is not None:
+        duration = timedelta(seconds=mark.lease.seconds) // _MICROSECOND
+    counts = mark.lease is not None and processor.retry is not None
+    attempts = batch.attempts[pk] if counts else None
+    return Hold(batch.question.using, pk, _stamp(marked.after[pk][mark.time]), duration, attempts)
+
+
+def look(processor: Definition[Any], question: Question[Any], hold: Hold) -> Found | None:
+    """Return what the row contains; ``None`` if it is gone, or lacks the claim's constants."""
+    retry = processor.retry
+    rows = question.table.filter(pk=hold.pk, **_constants(processor))
+    columns = [_time(processor), *([retry.attempts] if retry else [])]
+    asked = rows.annotate(_database_now=DatabaseNow()).order_by()
+    for now, time, *attempts in asked.values_list("_database_now", *columns):
+        using = question.using
+        return Found(
+            recognisable(time, using), recognisable(now, using), attempts[0] if attempts else None
+        )
+    return None
+
+
+def is_held(hold: Hold, found: Found | None) -> bool:
+    """Return whether the row is still that of the hold, be its lease alive or not."""
+    if found is None or found.time is None:
+        return False
+    passed = _stamp(found.time) - hold.since
+    if hold.duration is None:
+        return passed == 0
+    if None not in (hold.attempts, found.attempts) and hold.attempts != found.attempts:
+        return False
+    return passed % hold.duration == 0
+
+
+def why_lost(processor: Definition[Any], question: Question[Any], hold: Hold) -> LostBecause:
+    """Look up why the row is no longer that of the hold."""
+    time = _time(processor)
+    for found in question.table.filter(pk=hold.pk).values_list(time, flat=True):
+        is_marked = found is not None and processor.lease is not None
+        if is_marked or (
+            found is not None and _stamp(recognisable(found, question.using)) != hold.since
+        ):
+            return "taken_over"
+        return "lapsed" if question.still_pending([hold.pk]).exists() else "settled"
+    return "gone"
+
+
+def batch_of(
+    processor: Definition[Any], question: Question[Any], hold: Hold, row: Any, found: Found
+) -> Batch[Any]:
+    """Return the batch of a row that is held, as after its claim."""
+    # Whether a flip takes its row out of pending is checked for each row, because no rehearsal of
+    # this process has shown it.
+    doubtful = set() if processor.repeats else {"done"}
+    context = Context(
+        processor=processor,
+        resource=Resource(processor, None, Broken()),
+        in_flight=InFlight(Notes(processor.name)),
+        event_loop=None,
+        heartbeat=None,
+        may_start=lambda so_far: True,  # noqa: ARG005  # no handler is started
+        transactions=RowTransactions(confirmed),
+        rehearsal=Rehearsal(doubtful, {}),
+    )
+    batch: Batch[Any] = Batch(context, question, Wanted([hold.pk]))
+    batch.is_claimed, batch.rows = True, {hold.pk: row}
+    if processor.retry is not None:
+        # A claim that is no lease counts no attempt: its failure does.
+        counted = found.attempts or 0
+        batch.attempts = {hold.pk: counted if processor.lease else counted + 1}
+    mark = (claim_mark if processor.lease is None else lease_mark)(batch, is_held=True)
+    assert mark.time is not None
+    marked = batch.marked = MarkedRows(mark, is_committed=True)
+    marked.before[hold.pk] = mark.undone or {}
+    marked.after[hold.pk] = {mark.time: found.time, **_constants(processor)}
+    return batch
+
+
+def renew(
+    processor: Definition[Any], question: Question[Any], hold: Hold, found: Found
+) -> datetime | None:
+    """Renew the lease by whole steps; return its new end, or ``None`` if it changed meanwhile.
+
+    It ends at least one duration from now, and at most two.
+    """
+    assert hold.duration is not None
+    assert found.time is not None
+    wanted = _stamp(found.now) + hold.duration - _stamp(found.time)
+    steps = -(-wanted // hold.duration)
+    if steps <= 0:
+        return found.time
+    end = found.time + steps * hold.duration * _MICROSECOND
+    time = _time(processor)
+    # Race: lost lease that writes. Another worker may have taken the row over since it was read.
+    written = compare_and_set.write(question, hold.pk, {time: [found.time]}, {time: end})
+    return end if written else None
+
+
+def _time(processor: Definition[Any]) -> str:
+    """Return the column by whose value a held row is recognised."""
+    time = processor.lease.field if processor.lease else processor.claimed_at
+    assert time is not None
+    return time
+
+
+def _constants(processor: Definition[Any]) -> dict[str, Any]:
+    """Return the other values by which a claim is recognised; a lease needs none."""
+    return {} if processor.lease else constants_of(processor.claim or {})
+
+
+def _stamp(time: datetime) -> int:
+    """Return the microseconds since 1970, in the zone that the database's columns are in."""
+    epoch = datetime(1970, 1, 1, tzinfo=None if time.tzinfo is None else UTC)
+    return (time - epoch) // _MICROSECOND

@@ -1,0 +1,25 @@
+"""The name of this worker, for a column that shows which worker has a row."""
+
+from __future__ import annotations
+
+import os
+import socket
+from multiprocessing import current_process
+
+#: Characters of the host's name that are kept, so that the whole name fits a column of 80.
+HOST = 64
+
+#: What the supervisor's processes are called, followed by the worker's number.
+COPY = "copy "
+
+
+def worker_name() -> str:
+    """Return ``host:pid:copy``, such as ``"web1:4711:2"``, of at most 80 characters.
+
+    ``copy`` is the number of the worker that ``processors run --copies`` started, and 0 in any
+    other process. Use the function as a value of ``claim``: it is called at each claim, so that a
+    process that was forked has its own name.
+    """
+    _, _, copy = current_process().name.rpartition(COPY)
+    number = copy if copy.isdecimal() else "0"
+    return f"{socket.gethostname()[:HOST]}:{os.getpid()}:{number}"

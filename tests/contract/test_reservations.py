@@ -1,0 +1,692 @@
+"""Rows that are handed out, and settled by whoever has the token."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.core import signing
+from django.db import OperationalError, connection, transaction
+from django.db.models import F, Model, Q, QuerySet
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dcl_processor import (
+    BatchProcessor,
+    Delivery,
+    Discard,
+    Lease,
+    Reservation,
+    Snooze,
+    batch_processor,
+    reservation_token,
+)
+from dcl_processor.exceptions import (
+    InsideTransaction,
+    InvalidOption,
+    InvalidToken,
+    ReservationLost,
+    StillPending,
+    Unsupported,
+)
+from dcl_processor.runner import hand_out
+from dcl_processor.signals import row_finished, run_finished
+from tests.contract.support import errands as the
+from tests.contract.support.marking import marking
+from tests.contract.support.sessions import before_statement
+from tests.models import Badge, Errand, Letter, Parcel, Seat, Voucher
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+DAY = timedelta(days=1)
+
+
+def with_result(row: Errand, result: Any) -> dict[str, Any]:
+    return {"done": True, "claimed": False, "result": str(result)}
+
+
+def claiming(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    return the.at_most_once(handler, **{"reset": {"claimed": False}, **options})
+
+
+def never(row: Errand) -> None:
+    raise AssertionError("the handler is elsewhere")
+
+
+def make(kind: Callable[..., Any] = marking, **options: Any) -> BatchProcessor[Errand]:
+    named = {"name": "tests.handed_out", "done": with_result, **options}
+    run: BatchProcessor[Errand] = kind(never, **named)
+    return run
+
+
+each_kind = pytest.mark.parametrize("kind", [the.at_least_once, marking, claiming])
+each_lease = pytest.mark.parametrize("kind", [the.at_least_once, marking])
+
+
+def lapse() -> None:
+    """Let a day pass: every lease is as it would be, a whole number of durations later."""
+    Errand.objects.filter(leased_until__isnull=False).update(leased_until=F("leased_until") - DAY)
+
+
+def again(run: BatchProcessor[Any], one: Reservation[Any]) -> Reservation[Any]:
+    """Return the reservation that another process makes of the token."""
+    return run.reservation(one.token)
+
+
+def lost(act: Callable[[], Any]) -> str:
+    with pytest.raises(ReservationLost) as error:
+        act()
+    return error.value.reason
+
+
+# --- handing out
+
+
+@each_kind
+def test_rows_are_marked_and_handed_out_up_to_the_limit(kind: Any) -> None:
+    rows = the.errands(3)
+    run = make(kind)
+    one, two = run.reserve(2)
+    assert [one.row.pk, two.row.pk] == [row.pk for row in rows[:2]]
+    assert set(run.in_progress()) == {*rows[:2]}
+    assert not the.state(rows[0])["done"]
+    assert [each.row for each in run.reserve(5)] == rows[2:]
+    assert run.reserve() == []
+
+
+@each_kind
+def test_a_row_is_settled_from_its_token_with_the_result(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind)
+    [handed] = run.reserve()
+    the.elsewhere(lambda: again(run, handed).settle("12 g"))
+    said = the.state(row)
+    assert (said["done"], said["result"]) == (True, "12 g")
+    assert (said["claimed_at"], said["leased_until"]) == (False, False)
+    assert not run.in_progress().exists()
+
+
+def test_the_row_of_a_token_is_read_when_it_is_asked_for() -> None:
+    the.errands(1)
+    run = make()
+    [handed] = run.reserve()
+    one = again(run, handed)
+    Errand.objects.update(last_error="seen")
+    assert one.row.last_error == "seen"
+    assert "leased_until" in one.row.get_deferred_fields()
+    assert one.expires_at == handed.expires_at
+    assert one.token == handed.token
+    assert handed.token not in repr(one)
+
+
+@each_kind
+def test_a_filter_narrows_what_is_handed_out(kind: Any) -> None:
+    rows = the.errands(3)
+    assert [each.row for each in make(kind).reserve(3, filter=Q(place=1))] == [rows[1]]
+
+
+def test_a_row_is_reserved_and_settled_on_the_alias_that_is_asked_for() -> None:
+    [row] = the.errands(1)
+    run = make()
+    [handed] = run.reserve(using="other")
+    assert handed.row._state.db == "other"
+    again(run, handed).settle()
+    assert the.state(row)["done"]
+
+
+def test_neither_the_handler_nor_its_resource_is_used() -> None:
+    the.errands(1)
+
+    async def handle(row: Errand, resource: Any) -> None:
+        raise AssertionError
+
+    def resource() -> Any:
+        raise AssertionError
+
+    run = the.at_least_once(handle, resource=resource, concurrency=5)
+    assert len(run.reserve(3)) == 1
+
+
+@each_kind
+def test_hand_outs_share_a_rehearsal_for_a_while(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the.errands(4)
+    run = make(kind)
+    numbers = []
+    for trusted in (60.0, 60.0, 0.0):
+        monkeypatch.setattr(hand_out, "TRUSTED", trusted)
+        with CaptureQueriesContext(connection) as queries:
+            assert len(run.reserve()) == 1
+        numbers.append(sum("ROLLBACK TO" in each["sql"] for each in queries.captured_queries))
+    assert numbers[0] == numbers[2] > numbers[1] == 0
+    assert run.reserve(using="other")
+
+
+def test_rows_that_have_used_up_their_attempts_are_given_up_on_and_not_counted() -> None:
+    used_up = the.errands(60, attempts=3)
+    fresh = Errand.objects.create()
+    run = make(failed={"dead": True})
+    assert [each.row for each in run.reserve()] == [fresh]
+    assert Errand.objects.filter(dead=True, leased_until=None).count() == len(used_up)
+
+
+@each_lease
+def test_the_attempt_is_counted_at_the_hand_out_and_given_back_at_a_release(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind, retry=the.retry())
+    for _ in range(2):
+        [handed] = run.reserve()
+        assert the.state(row)["attempts"] == 1
+        again(run, handed).release()
+        assert the.untouched(row)
+
+
+@each_kind
+def test_an_error_of_the_hand_out_puts_the_rows_back(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = the.errands(2)
+
+    def fail(*_: Any) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reservation_token, "sign", fail)
+        with pytest.raises(KeyboardInterrupt):
+            make(kind).reserve(2)
+    assert all(map(the.untouched, rows))
+
+
+# --- how it ends
+
+
+@each_kind
+def test_a_block_settles_its_row_unless_that_was_done(kind: Any) -> None:
+    one, two = the.errands(2)
+    first, second = make(kind).reserve(2)
+    with first:
+        pass
+    with second:
+        second.settle("early")
+    assert (the.state(one)["result"], the.state(two)["result"]) == ("None", "early")
+
+
+@each_kind
+def test_an_error_in_a_block_fails_its_row_and_is_raised(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind, retry=the.retry(), reset={"claimed": False, "result": ""})
+    [handed] = run.reserve()
+    with pytest.raises(ValueError, match="no"), handed:
+        raise ValueError("no")
+    row.refresh_from_db()
+    assert (row.attempts, row.last_error, row.claimed) == (1, "ValueError: no", False)
+    assert (row.leased_until, row.claimed_at) == (None, None)
+    assert len(run.reserve()) == 1
+
+
+@each_kind
+def test_a_snooze_in_a_block_costs_no_attempt_and_a_discard_gives_up(kind: Any) -> None:
+    one, two = the.errands(2)
+    run = make(kind, retry=the.retry(), failed={"dead": True})
+    first, second = run.reserve(2)
+    with first:
+        raise Snooze(delay=DAY)
+    with second:
+        raise Discard("never")
+    one.refresh_from_db()
+    assert one.next_attempt_at is not None
+    assert (one.attempts, one.claimed, one.next_attempt_at > timezone.now()) == (0, False, True)
+    assert (the.state(two)["dead"], the.state(two)["leased_until"]) == (True, False)
+    assert run.reserve() == []
+
+
+def test_an_interrupt_of_a_block_puts_its_row_back() -> None:
+    [row] = the.errands(1)
+    [handed] = make(retry=the.retry()).reserve()
+    with pytest.raises(KeyboardInterrupt), handed:
+        raise KeyboardInterrupt
+    assert the.untouched(row)
+
+
+def test_an_error_in_a_block_whose_row_was_lost_says_so() -> None:
+    [row] = the.errands(1)
+    [handed] = make().reserve()
+    row.delete()
+    with pytest.raises(ValueError, match="no") as error, handed:
+        raise ValueError("no")
+    assert "because it was deleted" in error.value.__notes__[0]
+
+
+@each_kind
+def test_each_way_to_end_it_works_from_a_token(kind: Any) -> None:
+    rows = the.errands(4)
+    run = make(kind, retry=the.retry(), failed={"dead": True})
+    failed, snoozed, discarded, released = (again(run, each) for each in run.reserve(4))
+    failed.fail(ValueError("no"))
+    snoozed.snooze(60)
+    discarded.discard("never")
+    released.release()
+    said = [the.state(row) for row in rows]
+    assert [each["attempts"] for each in said] == [1, 0, 1, 0]
+    assert [each["dead"] for each in said] == [False, False, True, False]
+    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
+    assert [Errand.objects.get(pk=row.pk).next_attempt_at is None for row in rows] == [
+        *(False, False, True, True)
+    ]
+
+
+def test_an_end_that_the_processor_does_not_have_is_an_error() -> None:
+    the.errands(3)
+    one, two, _ = make(the.at_most_once).reserve(3)
+    with pytest.raises(InvalidOption, match=r"expected reset=… for release\(\), got none"):
+        one.release()
+    with pytest.raises(InvalidOption, match="expected reset=… for a handler that raises Snooze"):
+        one.snooze()
+    with pytest.raises(InvalidOption, match="expected failed=… for a handler that raises Discard"):
+        two.discard("never")
+    with pytest.raises(InvalidOption, match=r"expected fail\(\) to get to be an exception"):
+        two.fail("no")  # type: ignore[arg-type]  # as a view may
+
+
+@each_kind
+def test_a_flip_that_leaves_its_row_pending_is_the_rows_failure(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind, done=lambda row, result: {"done": result, "claimed": False})
+    [handed] = run.reserve()
+    with pytest.raises(StillPending):
+        handed.settle(False)
+    assert not the.state(row)["done"]
+
+
+@each_kind
+def test_the_signal_is_sent_when_the_row_is_settled(kind: Any) -> None:
+    [row] = the.errands(1)
+    sent: list[Any] = []
+
+    def receive(**what: Any) -> None:
+        sent.append((what.get("pk"), what.get("outcome")))
+
+    for signal in (row_finished, run_finished):
+        signal.connect(receive)
+    try:
+        [handed] = make(kind).reserve()
+        assert sent == []
+        handed.settle()
+    finally:
+        for signal in (row_finished, run_finished):
+            signal.disconnect(receive)
+    assert sent == [(row.pk, "processed")]
+
+
+# --- what was lost
+
+
+@each_kind
+def test_what_was_settled_is_not_settled_again(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind)
+    [handed] = run.reserve()
+    again(run, handed).settle("first")
+    one = again(run, handed)
+    for end in (lambda: one.settle("second"), one.release, one.renew, lambda: one.snooze(None)):
+        assert lost(end) == "settled"
+    assert lost(lambda: one.fail(ValueError())) == "settled"
+    assert lost(lambda: one.expires_at if kind is not claiming else one.renew()) == "settled"
+    assert the.state(row)["result"] == "first"
+
+
+@each_kind
+def test_what_was_put_back_or_deleted_is_lost_for_that_reason(kind: Any) -> None:
+    rows = the.errands(2)
+    run = make(kind)
+    one, two = run.reserve(2)
+    one.release()
+    rows[1].delete()
+    assert lost(again(run, one).settle) == "lapsed"
+    assert lost(again(run, two).settle) == "gone"
+    assert the.untouched(rows[0])
+
+
+@each_kind
+def test_what_another_has_taken_over_is_lost(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind)
+    [one] = run.reserve()
+    if kind is claiming:
+        assert run.requeue(Errand.objects.all()) == 1
+    else:
+        lapse()
+    [two] = run.reserve()
+    for end in (one.settle, one.renew, one.release, again(run, one).settle):
+        assert lost(end) == "taken_over"
+    lapse()
+    assert lost(one.settle) == "taken_over"
+    two.settle("second")
+    assert lost(one.settle) == "settled"
+    assert the.state(row)["result"] == "second"
+
+
+@each_lease
+def test_what_comes_late_is_accepted_if_no_other_took_the_row(kind: Any) -> None:
+    one, two = the.errands(2)
+    run = make(kind)
+    first, second = run.reserve(2)
+    lapse()
+    assert not run.in_progress().exists()
+    again(run, first).settle("late")
+    again(run, second).renew()
+    assert list(run.in_progress()) == [two]
+    assert the.state(one)["result"] == "late"
+
+
+# --- renewals
+
+
+@each_lease
+def test_a_token_survives_renewals(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind, lease=Lease(60))
+    [handed] = run.reserve()
+    first = handed.expires_at
+    assert first is not None
+    for _ in range(3):
+        one = again(run, handed)
+        Errand.objects.update(leased_until=F("leased_until") - timedelta(seconds=60))
+        one.renew()
+        assert one.expires_at is not None
+        left = one.expires_at - timezone.now()
+        assert timedelta(seconds=55) < left <= timedelta(seconds=125)
+        assert (one.expires_at - first) % timedelta(seconds=60) == timedelta(0)
+    again(run, handed).settle("still mine")
+    assert the.state(row)["result"] == "still mine"
+
+
+def test_a_renewal_that_is_not_needed_changes_nothing() -> None:
+    the.errands(1)
+    [handed] = make().reserve()
+    handed.renew()
+    end = handed.expires_at
+    handed.renew()
+    assert handed.expires_at == end
+
+
+def test_a_claim_has_nothing_to_renew() -> None:
+    the.errands(1)
+    [handed] = make(claiming).reserve()
+    handed.renew()
+    assert handed.expires_at is None
+
+
+def is_write(sql: str) -> bool:
+    return sql.startswith("UPDATE") and "leased_until" in sql
+
+
+def elsewhere(run: BatchProcessor[Any], one: Reservation[Any], method: str) -> Callable[[], Any]:
+    return lambda: the.elsewhere(getattr(again(run, one), method))
+
+
+def test_a_renewal_between_the_read_and_the_write_of_a_settlement_costs_nothing() -> None:
+    """The agent's heartbeat runs beside its work."""
+    [row] = the.errands(1)
+    run = make()
+    [handed] = run.reserve()
+    with before_statement(is_write, elsewhere(run, handed, "renew")):
+        handed.settle("12 g")
+    assert (the.state(row)["done"], the.state(row)["result"]) == (True, "12 g")
+
+
+@each_kind
+def test_of_two_settlements_that_meet_one_is_written(kind: Any) -> None:
+    [row] = the.errands(1)
+    run = make(kind)
+    [handed] = run.reserve()
+
+    def settle() -> None:
+        the.elsewhere(lambda: again(run, handed).settle("first"))
+
+    with before_statement(lambda sql: sql.startswith("UPDATE"), settle):
+        assert lost(lambda: handed.settle("second")) == "settled"
+    assert the.state(row)["result"] == "first"
+
+
+@pytest.mark.parametrize("method", ["settle", "renew", "release"])
+def test_a_take_over_between_the_read_and_the_write_is_not_overwritten(method: str) -> None:
+    [row] = the.errands(1)
+    run = make()
+    [handed] = run.reserve()
+    lapse()
+    taken: list[Reservation[Any]] = []
+
+    def take() -> None:
+        taken.extend(the.elsewhere(run.reserve))
+
+    with before_statement(is_write, take):
+        assert lost(getattr(handed, method)) == "taken_over"
+    assert the.state(row)["leased_until"]
+    taken[0].settle("theirs")
+    assert the.state(row)["result"] == "theirs"
+
+
+# --- tokens
+
+
+def test_a_token_is_short_and_contains_nothing_of_the_row() -> None:
+    the.errands(1, last_error="secret")
+    [handed] = make().reserve()
+    contents = signing.loads(handed.token, salt="dcl_processor.reservation:tests.handed_out")
+    version, using, pk, _, duration, attempts = contents
+    assert (version, using, pk, duration, attempts) == (
+        *(1, "default", str(handed.row.pk)),
+        *(60_000_000, 1),
+    )
+    assert len(handed.token) < 130
+
+
+def refused(run: BatchProcessor[Any], token: Any, **options: Any) -> None:
+    with (
+        before_any_query(),
+        pytest.raises(InvalidToken, match=r"expected a token that reserve\(\) gave out") as error,
+    ):
+        run.reservation(token, **options)
+    assert isinstance(error.value, signing.BadSignature)
+
+
+def before_any_query() -> Any:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a query was sent")
+
+    return connection.execute_wrapper(refuse)
+
+
+@each_kind
+def test_a_token_that_was_changed_or_is_another_processors_is_refused(kind: Any) -> None:
+    the.errands(1)
+    run = make(kind)
+    [handed] = run.reserve()
+    token = handed.token
+    refused(run, token[:-1] + ("a" if token[-1] != "a" else "b"))
+    refused(run, "x" + token)
+    refused(run, "")
+    refused(run, None)
+    refused(make(kind, name="tests.another"), token)
+    other = make(claiming if kind is not claiming else marking)
+    refused(other, token)
+
+
+SALT = "dcl_processor.reservation:tests.handed_out"
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {},
+        [1],
+        "text",
+        [2, "default", "1", 5, 60, None],
+        [1, "nowhere", "1", 5, 60, None],
+        [1, ["default"], "1", 5, 60, None],
+        [1, "default", "one", 5, 60, None],
+        [1, "default", ["1"], 5, 60, None],
+        [1, "default", "1", "5", 60, None],
+        [1, "default", "1", 5, 0, None],
+        [1, "default", "1", 5, None, None],
+        [1, "default", "1", 5, 60, 1.5],
+    ],
+    ids=str,
+)
+def test_what_is_signed_and_no_token_is_refused(contents: Any) -> None:
+    refused(make(), signing.dumps(contents, salt=SALT))
+
+
+def test_what_is_signed_and_no_json_is_refused() -> None:
+    refused(make(), signing.TimestampSigner(salt=SALT).sign("bm8ganNvbg"))
+
+
+def test_a_token_is_valid_with_what_it_is_bound_to() -> None:
+    [row] = the.errands(1)
+    run = make()
+    [handed] = run.reserve(bound_to="robot 1")
+    refused(run, handed.token)
+    refused(run, handed.token, bound_to="robot 2")
+    refused(run, handed.token, bound_to="")
+    run.reservation(handed.token, bound_to="robot 1").settle()
+    assert the.state(row)["done"]
+    with pytest.raises(InvalidOption, match="expected bound_to to be a string, or None, got 3"):
+        run.reserve(bound_to=3)  # type: ignore[arg-type]  # an id of another type
+
+
+def test_a_token_is_valid_while_its_key_is_listed() -> None:
+    the.errands(2)
+    run = make()
+    with override_settings(SECRET_KEY="old"):  # noqa: S106  # no secret
+        one, two = run.reserve(2)
+    with override_settings(SECRET_KEY_FALLBACKS=["old"]):
+        again(run, one).settle()
+    refused(run, two.token)
+
+
+@pytest.mark.parametrize(
+    ("model", "flag", "key"),
+    [
+        (Letter, "sent", {"id": uuid.UUID(int=7)}),
+        (Seat, "sent", {"row": 3, "number": 4}),
+        (Voucher, "sent", {"code": "a%'\"ü"}),
+        (Badge, "printed", {}),
+    ],
+    ids=["uuid", "composite", "text", "another row's"],
+)
+def test_keys_of_every_kind_come_back(model: type[Any], flag: str, key: dict[str, Any]) -> None:
+    if model is Badge:
+        key = {"parcel": Parcel.objects.create()}
+    row: Model = model.objects.create(**key)
+    pending: QuerySet[Any] = model.objects.filter(**{flag: False})
+    run = batch_processor(
+        pending=pending, done={flag: True}, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60)
+    )(never)
+    [handed] = run.reserve()
+    again(run, handed).settle()
+    row.refresh_from_db()
+    assert getattr(row, flag)
+
+
+# --- where it is refused
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        the.transactional(never),
+        the.at_most_once(never, claimed_at=None),
+        the.at_most_once(never, claim=None, claimed_at=None),
+    ],
+    ids=["transactional", "no time", "no claim"],
+)
+def test_a_row_that_would_not_show_it_is_not_handed_out(run: BatchProcessor[Errand]) -> None:
+    words = r"expected a processor with a lease, or with claim=… and claimed_at=…, for reserv"
+    with pytest.raises(Unsupported, match=words):
+        run.reserve()
+    with pytest.raises(Unsupported, match=words):
+        run.reservation("")
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, 1_001, None])
+def test_a_limit_is_a_number_of_rows(limit: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"expected reserve\(\)'s limit to be a whole number"):
+        make().reserve(limit)
+
+
+def test_inside_a_transaction_nothing_is_handed_out_or_settled() -> None:
+    the.errands(2)
+    run = make()
+    [handed] = run.reserve()
+    for act in (run.reserve, handed.settle, handed.renew, handed.release):
+        with pytest.raises(InsideTransaction), transaction.atomic():
+            act()
+
+
+def test_a_handler_does_not_reserve_rows_of_its_own_processor() -> None:
+    the.errands(1)
+    run = marking(lambda row: run.reserve())
+    [failure] = run().failures
+    assert isinstance(failure.error, Unsupported)
+
+
+# --- agents that die
+
+
+class Agents:
+    """Agents that reserve rows, and then die, renew, settle, settle again, or release."""
+
+    def __init__(self, run: BatchProcessor[Errand], seed: int, number: int) -> None:
+        self._run = run
+        self._random = random.Random(f"{seed} {number}")  # noqa: S311  # no secret
+        self.settled: list[Any] = []
+
+    def work(self, agents: int) -> None:
+        for _ in range(agents):
+            for handed in self._run.reserve(self._random.randint(1, 3)):
+                for _ in range(3):
+                    if not self._step(handed):
+                        break
+
+    def _step(self, handed: Reservation[Errand]) -> bool:
+        """Do one thing at random; return whether the agent lives on."""
+        step = self._random.choice(["die", "renew", "settle", "settle", "lapse", "release"])
+        if step == "lapse":
+            with suppress(OperationalError):  # a deadlock with a settlement, or a locked database
+                lapse()
+        elif step != "die":
+            with suppress(ReservationLost):
+                getattr(again(self._run, handed), step)()
+                if step == "settle":
+                    self.settled.append(handed.row.pk)
+        return step != "die"
+
+
+@each_lease
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_settled_twice_by_a_hundred_agents_that_die(kind: Any, seed: int) -> None:
+    """Each agent dies at a random step; what it holds is handed out again when it has lapsed."""
+    the.errands(30)
+    Errand.objects.update(place=0)
+    run = make(kind, retry=None, done=lambda row: {"done": True, "place": F("place") + 1})
+    lanes = [Agents(run, seed, number) for number in range(4)]
+    with ExitStack() as stack:
+        results = [stack.enter_context(the.meanwhile(partial(each.work, 25))) for each in lanes]
+    assert results == [[None]] * len(lanes)
+    last = Agents(run, seed, len(lanes))
+    lapse()
+    for handed in run.reserve(30):
+        handed.settle()
+        last.settled.append(handed.row.pk)
+    settled = sorted(pk for each in (*lanes, last) for pk in each.settled)
+    assert settled == sorted(Errand.objects.values_list("pk", flat=True))
+    assert set(Errand.objects.values_list("done", "place", "leased_until")) == {(True, 1, None)}

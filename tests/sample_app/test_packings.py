@@ -1,0 +1,120 @@
+"""Robots pull packings over HTTP, and report their weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import F
+from django.test import Client, override_settings
+from pytest_django.live_server_helper import LiveServer
+
+from sample_app.shop.demo.packing_robot import Robot, weigh
+from sample_app.shop.models import Order, Packing
+from sample_app.shop.packing import MOST_HELD
+from tests.sample_app.conftest import LoadOrders
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEYS = {"one": "secret", "two": "other"}
+
+
+@pytest.fixture(autouse=True)
+def keys() -> Iterator[None]:
+    with override_settings(ROBOT_KEYS=KEYS):
+        yield
+
+
+@pytest.fixture
+def packings(load_orders: LoadOrders) -> list[Packing]:
+    load_orders(*range(1, 6))
+    return Packing.objects.bulk_create(Packing(order=order) for order in Order.objects.all())
+
+
+def call(robot: str, method: str, **body: Any) -> tuple[int, Any]:
+    answer = Client(headers={"Authorization": f"Robot {robot}:{KEYS.get(robot)}"}).post(
+        f"/packings/{method}", body, content_type="application/json"
+    )
+    return answer.status_code, answer.json()
+
+
+def pull(robot: str = "one") -> str:
+    status, answer = call(robot, "pull")
+    assert status == 200
+    [packing] = answer["packings"]
+    token: str = packing["token"]
+    return token
+
+
+def test_a_packing_is_pulled_kept_and_settled(packings: list[Packing]) -> None:
+    token = pull()
+    held = Packing.objects.get(pk=packings[0].pk)
+    assert (held.state, held.packer) == ("packing", "one")
+    assert call("one", "renew", token=token)[0] == 200
+    assert call("one", "settle", token=token, grams=700) == (200, {"state": "packed"})
+    packed = Packing.objects.get(pk=held.pk)
+    assert (packed.state, packed.grams, packed.packer) == ("packed", 700, "one")
+    assert (packed.packing_since, packed.leased_until) == (None, None)
+    # The same call again, because its answer was lost.
+    assert call("one", "settle", token=token, grams=700) == (200, {"error": "settled"})
+
+
+def test_what_a_robot_has_lost_has_a_status_of_its_own(packings: list[Packing]) -> None:
+    token = pull()
+    Packing.objects.filter(pk=packings[0].pk).update(
+        leased_until=F("leased_until") - timedelta(days=1)
+    )
+    second = pull("two")
+    assert call("one", "settle", token=token, grams=7) == (409, {"error": "taken_over"})
+    assert call("two", "release", token=second) == (200, {})
+    assert call("two", "renew", token=second) == (409, {"error": "lapsed"})
+    packings[0].delete()
+    assert call("one", "renew", token=token) == (410, {"error": "gone"})
+
+
+def test_a_token_is_of_no_use_to_another_robot(packings: list[Packing]) -> None:
+    token = pull()
+    invalid = (400, {"error": "invalid token"})
+    assert call("two", "settle", token=token, grams=7) == invalid
+    assert call("one", "settle", token=f"{token}x", grams=7) == invalid
+    assert call("one", "settle", token=3, grams=7) == invalid
+    assert call("three", "pull") == (401, {"error": "unknown robot"})
+    assert call("one", "settle", token=token)[0] == 400
+    assert call("one", "settle", token=token, grams="much")[0] == 400
+    assert Packing.objects.get(pk=packings[0].pk).state == "packing"
+
+
+def test_a_broken_robot_does_not_take_all_packings(packings: list[Packing]) -> None:
+    tokens = [pull() for _ in range(MOST_HELD)]
+    assert call("one", "pull")[1]["packings"] == []
+    pull("two")
+    call("one", "fail", token=tokens[0], reason="no box")
+    failed = Packing.objects.get(pk=packings[0].pk)
+    assert (failed.state, failed.last_error, failed.attempts) == (
+        *("waiting", "RobotError: no box"),
+        1,
+    )
+    pull()
+
+
+def test_robots_pack_all_orders(packings: list[Packing], live_server: LiveServer) -> None:
+    robot = Robot(f"{live_server.url}/packings", "one", "secret", weigh)
+    assert robot.work() == len(packings)
+    assert set(Packing.objects.values_list("state", "grams", "order__number")) == {
+        ("packed", weigh(number), number) for number in range(1, 6)
+    }
+
+
+def test_a_robot_that_fails_leaves_the_packing_to_a_later_attempt(
+    packings: list[Packing], live_server: LiveServer
+) -> None:
+    def pack(order: int) -> int:
+        if order == 2:
+            raise RuntimeError("no box")
+        return weigh(order)
+
+    assert Robot(f"{live_server.url}/packings", "one", "secret", pack).work() == 4
+    waiting = Packing.objects.get(state="waiting")
+    assert (waiting.order.number, waiting.last_error) == (2, "RobotError: RuntimeError: no box")
