@@ -13,11 +13,12 @@ from functools import cache
 from typing import Any
 
 from django.db.models import F, Value
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, Least
 
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.definition.lease import Lease
+from dcl_processor.definition.model_columns import highest_number
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.values import Values, resolve
 
@@ -25,6 +26,9 @@ from .batch import Batch
 from .compare_and_set import Expected
 
 _NOW = DatabaseNow()
+
+#: A counter that holds this number has room for the attempts of any row.
+_ROOMY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +131,19 @@ def lease_mark(batch: Batch[Any]) -> Mark:
     """AT_LEAST_ONCE: a lease, and the attempt, counted before a crash can hide it."""
     lease, retry = batch.processor.lease, batch.processor.retry
     assert lease is not None
-    return _lease_mark(lease, retry.attempts if retry else None)
+    model: Any = batch.question.model
+    return _lease_mark(lease, retry.attempts if retry else None, model)
 
 
 # Cached for all batches, because examining the expressions takes as long as examining a row.
 @cache
-def _lease_mark(lease: Lease, count: str | None) -> Mark:
+def _lease_mark(lease: Lease, count: str | None, model: Any) -> Mark:
     values: dict[str, Any] = {lease.field: _NOW + timedelta(seconds=lease.seconds)}
     undone: dict[str, Any] = {lease.field: None}
     if count is not None:
-        values[count] = Coalesce(F(count), Value(0)) + 1
+        counted, highest = Coalesce(F(count), Value(0)), highest_number(model, count)
+        # A row that always kills its worker must not overflow a small counter: no worker could
+        # claim it again, nor the rows that are claimed with it.
+        values[count] = (counted if highest >= _ROOMY else Least(counted, int(highest) - 1)) + 1
         undone[count] = F(count) - 1
     return Mark(values, signature(values), time=lease.field, undone=undone, option=None)

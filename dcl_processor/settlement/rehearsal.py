@@ -59,19 +59,29 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
         fixed["done"] = processor.done or {}
     doubtful: set[str] = set()
     for option, values in fixed.items():
-        if values:
-            left = _rehearsed(processor, question, pk, _written(processor, option, values))
+        for written in _variants(processor, option, values):
+            left = _rehearsed(processor, question, pk, _written(processor, option, written))
             if left is Left.NOT:
-                raise StillPending(still_pending(processor, option, pk, values))
+                raise StillPending(still_pending(processor, option, pk, written))
             if left is Left.MAYBE_ALONE:
                 doubtful.add(option)
     _check_reset(processor, question, pk)
+    _check_on_failure(processor, question, pk)
     kept = _check_kept(processor, question, pk)
     if not processor._has_fixed_flip:
         _rehearse_function(processor, question, row, pk)
         if not processor.repeats:
             doubtful.add("done")
     return Rehearsal(doubtful, kept, _has_rules(question))
+
+
+def _variants(processor: Definition[Any], option: str, values: Values) -> list[Values]:
+    """Return the writes of an option: none, its values, or these with others that go with them."""
+    on_failure = processor.retry.on_failure if processor.retry is not None else None
+    if not values:
+        return []
+    # A row that is discarded gets the first, and one that fails for the last time the second.
+    return [values, {**on_failure, **values}] if option == "failed" and on_failure else [values]
 
 
 def _has_rules(question: Question[Any]) -> bool:
@@ -120,6 +130,23 @@ def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
             f"back into pending, got row {pk} not pending after it; no handler was called."
+        )
+
+
+def _check_on_failure(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
+    """Raise ``InvalidDone`` if a failure would take out of pending a row with attempts left."""
+    retry = processor.retry
+    if retry is None or not retry.on_failure:
+        return
+    # A claimed row is put back by the same statement.
+    back = processor.reset or {} if processor.claim and processor.lease is None else {}
+    writes = _written(processor, "on_failure", {**back, **retry.on_failure})
+    if _rehearsed(processor, question, pk, writes) is not Left.NOT:
+        raise InvalidDone(
+            f"{processor.name}: expected on_failure={dict(retry.on_failure)!r} to leave a row "
+            f"pending that has attempts left, got row {pk} not pending after it, so that it would "
+            "not be tried again; no handler was called; make pending include the rows with these "
+            "values, or write the values with failed."
         )
 
 
