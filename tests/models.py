@@ -293,3 +293,23 @@ class Misfit(models.Model):
     next_attempt_at = models.DateTimeField(null=True)
     last_error = models.TextField(default="")
     words = models.CharField(max_length=20, default="")
+
+
+class Dispatch(LeaseColumn):
+    """A row with the retry columns that a project had before, and with too few of some kinds."""
+
+    place = models.IntegerField(default=0)
+    status = models.CharField(max_length=20, default="queued")
+    tries = models.PositiveSmallIntegerField(null=True)
+    many_tries = models.BigIntegerField(default=0)
+    allowed = models.IntegerField(null=True)
+    not_before = models.DateTimeField(null=True)
+    reason = models.CharField(max_length=50, null=True)  # noqa: DJ001  # as such tables have it
+    priority = models.IntegerField(default=0)
+    claimed_at = models.DateTimeField(null=True)
+
+
+class QueuedTask(models.Model):
+    """A task of the kind of ModelQueue's: one number has its state, its time and its attempts."""
+
+    status = models.BigIntegerField(default=2 * 10**18)

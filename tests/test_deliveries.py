@@ -151,9 +151,9 @@ def test_a_get_done_of_the_class_is_a_flip_that_depends_on_the_handler() -> None
         ({"on": [ValueError]}, r"on to be an exception class or a tuple of them, got \[<class"),
         ({"give_up_on": (ValueError, 3)}, r"give_up_on to be an exception class or a tuple of"),
         ({"give_up_on": ValueError()}, r"give_up_on to be an exception class or a tuple of them"),
-        ({"attempts": 3}, r"attempts to be the name of a column, got 3"),
-        ({"next_attempt_at": None}, r"next_attempt_at to be the name of a column, got None"),
-        ({"last_error": []}, r"last_error to be the name of a column, got \[\]"),
+        ({"attempts": 3}, r"attempts to be the name of a column, or None, got 3"),
+        ({"next_attempt_at": 1}, r"next_attempt_at to be the name of a column, or None, got 1"),
+        ({"last_error": []}, r"last_error to be the name of a column, or None, got \[\]"),
     ],
 )
 def test_bad_values_of_a_retry_are_one_clear_sentence(

@@ -65,7 +65,7 @@ def take_over_a_lease_that_lives(patch: Patch) -> None:
 
 
 def give_up_one_attempt_late(patch: Patch) -> None:
-    seams.replace(patch, seams.GIVES_UP, lambda self, error, attempt: attempt > self.max_attempts)
+    seams.replace(patch, seams.GIVES_UP, lambda self, error, attempt, most: attempt > most)
 
 
 def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:

@@ -12,7 +12,7 @@ snapshot of its own checks the whole question.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -119,17 +119,17 @@ def ask(
     filter: Q | None = None,
     using: str | None = None,
     read_using: str | None = None,
-    due: Q | None = None,
+    due: Callable[[type[Model]], Q | None] | None = None,
     flips: Iterable[str] | None = (),
     defer: Collection[str] = (),
 ) -> Question[Any]:
     """Return the question for the next window.
 
-    ``source``: a queryset or a callable that returns one. ``due``: the processor's own condition
-    for a row that may be tried now. ``flips``: the columns that the flip writes, or ``None`` when
-    they are not known beforehand. ``defer``: columns that are not loaded for the handler's
-    instance. Raises ``InvalidPending`` for a queryset whose rows cannot be locked and checked one
-    by one.
+    ``source``: a queryset or a callable that returns one. ``due``: returns, for the model, the
+    processor's own condition for a row that may be tried now. ``flips``: the columns that the flip
+    writes, or ``None`` when they are not known beforehand. ``defer``: columns that are not loaded
+    for the handler's instance. Raises ``InvalidPending`` for a queryset whose rows cannot be locked
+    and checked one by one.
     """
     unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
     refuse(unfiltered, label)
@@ -143,7 +143,7 @@ def ask(
     # The lock-free read must not lock, and the claim adds a lock of its own.
     unfiltered.query.select_for_update = False
     queryset = unfiltered
-    for condition in (filter, due):
+    for condition in (filter, due(unfiltered.model) if due is not None else None):
         queryset = queryset if condition is None else queryset.filter(condition)
     queryset = queryset.defer(*defer)
     refuse(queryset, label)

@@ -1,7 +1,7 @@
 """System checks: what ``manage.py check`` can find before a run does.
 
 - E001  pending cannot be used
-- E002  done, failed, reset or claim names no column, or a column that a flip must not write
+- E002  done, failed, reset, claim or on_failure names no column, or one that must not be written
 - E003  one of them would write the same value twice into unique columns
 - E004  one of them holds a value that its column cannot
 - E005  two processors have one name
@@ -14,7 +14,7 @@
 - E012  a table's engine has no transactions: only with ``check --database``
 - E013  claim takes a row out of pending under its lease
 - W001  pending tests a row that several rows share
-- W002  done, failed, reset or claim holds a time that was frozen at import
+- W002  done, failed, reset, claim or on_failure holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  a row's transaction locks the whole database
 - W005  the database cannot skip locked rows: only with ``check --database``

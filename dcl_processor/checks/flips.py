@@ -1,4 +1,4 @@
-"""Checks of the options that are written to rows: ``done``, ``failed``, ``reset``, ``claim``."""
+"""Checks of what is written to rows: ``done``, ``failed``, ``reset``, ``claim``, ``on_failure``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ValidationError
 from django.db.models import Field, Model, Value
 
-from dcl_processor.definition.model_columns import FLIPS, check_columns, check_own_columns
+from dcl_processor.definition.model_columns import check_columns, check_own_columns, written
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import Values, is_constant
@@ -23,8 +23,8 @@ Constants = Mapping[Any, Any]
 
 def check(processor: BatchProcessor[Any], model: type[Model]) -> Iterator[CheckMessage]:
     """Yield what is wrong with the columns; a callable flip is known only when it is called."""
-    for option in FLIPS:
-        yield from _Flip(processor, model, option).check()
+    for option, values in written(processor):
+        yield from _Flip(processor, model, option, values).check()
     try:
         check_own_columns(processor, model)
     except InvalidOption as error:
@@ -39,11 +39,13 @@ def check(processor: BatchProcessor[Any], model: type[Model]) -> Iterator[CheckM
 class _Flip:
     """One option's columns and values."""
 
-    def __init__(self, processor: BatchProcessor[Any], model: type[Model], option: str) -> None:
+    def __init__(
+        self, processor: BatchProcessor[Any], model: type[Model], option: str, values: Values
+    ) -> None:
         self.name = processor.name
         self.model = model
         self.option = option
-        self.values: Values = getattr(processor, option) or {}
+        self.values = values
 
     def check(self) -> Iterator[CheckMessage]:
         try:

@@ -55,7 +55,7 @@ def _kept(processor: BatchProcessor[Any], question: Question[Any]) -> Mapping[Co
     """Return the columns that keep when a row may be tried, and which worker has it."""
     retry, lease = processor.retry, processor.lease
     names = [
-        *((retry.attempts, retry.next_attempt_at) if retry else ()),
+        *(filter(None, (retry.attempts, retry.next_attempt_at)) if retry else ()),
         *((lease.field,) if lease else ()),
         *((processor.claimed_at,) if processor.claimed_at else ()),
     ]

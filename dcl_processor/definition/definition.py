@@ -155,17 +155,26 @@ class Definition(Generic[M]):
         rewritten = getattr(self.get_done, "__func__", None) is not Definition.get_done
         return self.done is not None and not rewritten
 
-    def _due(self) -> Q | None:
+    def _due(self, model: type[Model]) -> Q | None:
         """Return the conditions for a row besides ``pending``; the user never writes them."""
-        due: list[Q] = []
+        due: list[Q | None] = []
         if self.retry is not None:
             due.append(self.retry.due())
             # With a dead letter, a run also takes rows without attempts left, to write it to them.
-            if not self._notes_failures or self.failed is None:
-                due.append(self.retry.not_used_up())
+            if self.failed is None:
+                due.append(self._has_attempts(self.retry, model))
         if self.lease is not None:
             due.append(self.lease.free())
-        return functools.reduce(operator.and_, due) if due else None
+        conditions = [each for each in due if each is not None]
+        return functools.reduce(operator.and_, conditions) if conditions else None
+
+    def _has_attempts(self, retry: Retry, model: type[Model]) -> Q | None:
+        left = retry.not_used_up(model)
+        if left is None or self.lease is None or not self._has_dead_letter:
+            return left
+        # A function as ``failed`` may leave a row as it is, so that the row would be taken in every
+        # run. A lease that was not removed shows that the worker died in the last attempt.
+        return left | self.lease.held()
 
     def _renewed_columns(self) -> list[str]:
         """Return the columns that change while the handler works.
@@ -187,10 +196,15 @@ class Definition(Generic[M]):
         return written is not Definition.process_batch
 
     @property
+    def _has_dead_letter(self) -> bool:
+        """Whether a row that is given up on may be written to."""
+        rewritten = getattr(self.get_failed, "__func__", None) is not Definition.get_failed
+        return self.failed is not None or rewritten
+
+    @property
     def _notes_failures(self) -> bool:
         """Whether something is written to a row that was not handled."""
-        rewritten = getattr(self.get_failed, "__func__", None) is not Definition.get_failed
-        return self.retry is not None or self.failed is not None or rewritten
+        return self.retry is not None or self._has_dead_letter
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

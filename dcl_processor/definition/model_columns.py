@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import DateTimeField, Field, Model
+from django.core.validators import MaxValueValidator
+from django.db.models import (
+    DateTimeField,
+    Field,
+    Model,
+    PositiveSmallIntegerField,
+    SmallIntegerField,
+)
 
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.values import Values
@@ -15,11 +24,22 @@ if TYPE_CHECKING:
 #: The options whose values are written to a row.
 FLIPS = ("done", "failed", "reset", "claim")
 
+#: The highest number in an integer of two bytes, Django's smallest.
+_SMALL = 2**15 - 1
+
+
+def written(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
+    """Yield each option whose values are written to a row, and these values."""
+    for option in FLIPS:
+        yield option, getattr(processor, option) or {}
+    if processor.retry is not None:
+        yield "on_failure", processor.retry.on_failure or {}
+
 
 def check(processor: Definition[Any], model: type[Model], using: str) -> None:
     """Raise unless the model has the columns that the processor would write on this database."""
-    for option in FLIPS:
-        check_columns(getattr(processor, option) or {}, model, processor.name, option)
+    for option, values in written(processor):
+        check_columns(values, model, processor.name, option)
     check_own_columns(processor, model)
     if processor.lease is not None:
         processor.lease.check_clock(model, using, processor.name)
@@ -82,6 +102,26 @@ def expect_column(
         f"{named} to name {words} of {model._meta.label}, got {_kind_of(column)}; add the column, "
         "or name another."
     )
+
+
+def is_nullable(model: type[Model], name: str) -> bool:
+    """Return whether the model has such a column, which may be NULL."""
+    return any(field.name == name and field.null for field in model._meta.concrete_fields)
+
+
+def highest_number(model: type[Model], name: str) -> float:
+    """Return the highest number that an integer column can hold; infinite: the database's own.
+
+    Django's own validators of the column know its size on this database.
+    """
+    column: Any = model._meta.get_field(name)
+    small = isinstance(column, SmallIntegerField | PositiveSmallIntegerField)
+    highest: float = _SMALL if small else math.inf
+    for each in column.validators:
+        if isinstance(each, MaxValueValidator):
+            limit: Any = each.limit_value() if callable(each.limit_value) else each.limit_value
+            highest = min(highest, limit)
+    return highest
 
 
 def _kind_of(column: Any) -> str:

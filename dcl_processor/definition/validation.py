@@ -65,6 +65,8 @@ def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
     for option in FLIPS:
         _check_flip(processor, option)
     _check_delivery(processor)
+    if processor.retry is not None:
+        _check_retry(processor, processor.retry)
     if processor.strict_order and processor.repeats:
         raise Unsupported(
             f"{processor._label}: expected strict_order or repeats, got both: a row that stays "
@@ -117,6 +119,24 @@ def _as_a_method(option: str, flip: Any) -> str:
     if option in {"done", "failed"} and callable(flip):
         return f"; in a class, write the method get_{option}() instead"
     return ""
+
+
+def _check_retry(processor: Definition[Any], retry: Retry) -> None:
+    """Refuse a ``Retry`` that the other options contradict."""
+    own = {processor.claimed_at, processor.lease.field if processor.lease else None}
+    for name in own & (retry.on_failure or {}).keys():
+        raise InvalidDone(
+            f"{processor._label}: expected on_failure to name columns other than those of the "
+            f"claim's time and the lease, got {name!r}, which every settlement clears; leave it "
+            "out."
+        )
+    is_unlimited = retry.max_attempts is None and not retry.tries_every_error
+    if is_unlimited and not processor._has_dead_letter:
+        raise InvalidOption(
+            f"{processor._label}: expected failed=… with a Retry that gives up on some errors and "
+            "has max_attempts=None, got none, so that nothing would show which rows were given up "
+            "on; add failed=…, or a number for max_attempts."
+        )
 
 
 def _check_delivery(processor: Definition[Any]) -> None:

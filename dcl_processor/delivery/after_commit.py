@@ -9,7 +9,7 @@ from django.db.models import Model
 
 from dcl_processor.database.connection import is_connected
 from dcl_processor.exceptions import AttemptsUsedUp, ProcessorError
-from dcl_processor.execution.handler import Failed, HandedOut, Lost, Outcome, execute
+from dcl_processor.execution.handler import Failed, HandedOut, Lost, Outcome, UsedUp, execute
 from dcl_processor.execution.leftover import Leftover
 
 from .async_handlers import AsyncHandlers
@@ -84,7 +84,10 @@ def _startable(
     batch: Batch[M], marked: MarkedRows, refused: list[tuple[Any, Outcome]]
 ) -> Iterator[tuple[Any, M]]:
     """Yield each row when its handler may start; add the rows that may not to ``refused``."""
-    context, retry = batch.context, batch.processor.retry
+    context, retry, unstartable = batch.context, batch.processor.retry, dict[Any, Outcome]()
+    common: Any = None if retry is None else retry.max_attempts
+    if retry is not None and retry.limit_varies:
+        common, unstartable = None, batch.read_limits()
     for pk, row in batch.rows.items():
         if pk in marked.not_kept:
             continue
@@ -92,13 +95,25 @@ def _startable(
         # connection, and rows that cannot start are put back.
         if not context.may_start(batch.outcomes) or not is_connected(batch.question.using):
             return
-        if retry and batch.attempts[pk] > retry.max_attempts:
-            refused.append((pk, Failed(AttemptsUsedUp(retry.max_attempts))))
+        most = batch.limits.get(pk, common)
+        if pk in unstartable and not _ended_with_its_worker(batch, marked, unstartable[pk], pk):
+            refused.append((pk, unstartable[pk]))
+        elif most is not None and batch.attempts.get(pk, 1) > most:
+            refused.append((pk, Failed(AttemptsUsedUp(most))))
         elif context.heartbeat is not None and not context.heartbeat.is_ours(pk):
             # Race: double claim. Another worker may handle a row whose lease has lapsed.
             refused.append((pk, Lost(called=False)))
         else:
             yield pk, row
+
+
+def _ended_with_its_worker(
+    batch: Batch[Any], marked: MarkedRows, outcome: Outcome, pk: Any
+) -> bool:
+    """Return whether a row has used up its attempts, and its last one left the lease behind."""
+    lease = batch.processor.lease
+    is_used_up = isinstance(outcome, UsedUp) and batch.processor._has_dead_letter
+    return is_used_up and lease is not None and marked.before[pk][lease.field] is not None
 
 
 def clear_up(batch: Batch[M]) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from django.db.models import Model
 
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.execution.handler import Outcome
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.execution.handler import Failed, Outcome, UsedUp
 from dcl_processor.locking.claiming import Claimed, Miss
 from dcl_processor.locking.row_transactions import RowTransactions
 from dcl_processor.locking.wanted import Wanted
@@ -76,7 +77,8 @@ class Batch(Generic[M]):
 
     ``rows``: the claimed ones, and ``misses``: why others were not; ``is_claimed``: the claim has
     ended; ``transaction_id``: of its transaction, if known. ``attempts``: for each row, the number
-    of this attempt, with a ``retry``. ``started``: the rows whose handler was called; ``outcomes``:
+    of this attempt, if a ``retry`` counts it; ``limits``: how many attempts each row has, if rows
+    may have different numbers. ``started``: the rows whose handler was called; ``outcomes``:
     those of the handled rows. ``to_blame``: the row that makes the transaction roll back, if it is
     known. ``to_redo``: rows that have to be claimed again, each in a batch of its own. ``marked``:
     for a delivery that handles its rows after the claim is committed. ``handlers``: asynchronous
@@ -91,6 +93,7 @@ class Batch(Generic[M]):
     rows: dict[Any, M] = field(default_factory=dict)
     misses: dict[Any, Miss] = field(default_factory=dict)
     attempts: dict[Any, int] = field(default_factory=dict)
+    limits: dict[Any, int | None] = field(default_factory=dict)
     started: set[Any] = field(default_factory=set)
     outcomes: dict[Any, Outcome] = field(default_factory=dict)
     to_blame: Any = None
@@ -118,10 +121,11 @@ class Batch(Generic[M]):
         self.is_claimed, self.rows, self.misses = True, claimed.rows, claimed.misses
         self.transaction_id = claimed.transaction_id
         retry = self.processor.retry
-        if retry is not None:
-            self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
+        if retry is not None and retry.attempts is not None:
+            # NULL counts as 0.
+            self.attempts = {pk: (n or 0) + 1 for pk, n in self._column(retry.attempts).items()}
 
-    def _counted(self, name: str) -> dict[Any, int]:
+    def _column(self, name: str) -> dict[Any, int | None]:
         if all(name in vars(row) for row in self.rows.values()):
             return {pk: getattr(row, name) for pk, row in self.rows.items()}
         # Deferred by the user's queryset: one query for all rows, instead of one per instance.
@@ -137,10 +141,47 @@ class Batch(Generic[M]):
             if context.on_rehearsed is not None:
                 context.on_rehearsed()
 
+    def read_limits(self) -> dict[Any, Outcome]:
+        """Read how many attempts each row has, before a handler can change the instances.
+
+        Returns the outcomes of the rows that may not be handled: those for which the function of
+        the row raises, and those whose attempts are used up as only that function can tell.
+        """
+        retry, refused = self.processor.retry, dict[Any, Outcome]()
+        assert retry is not None
+        if isinstance(retry.max_attempts, str):
+            self.limits = self._column(retry.max_attempts)
+            return refused
+        for pk, row in self.rows.items():
+            self.limits[pk] = None
+            try:
+                most = self.limits[pk] = retry.limit(row)
+            except InvalidOption as error:
+                named = InvalidOption(f"{self.processor.name}: {error}")
+                named.__cause__ = error.__cause__
+                refused[pk] = Failed(named, unstarted=True)
+                continue
+            # With a dead letter, the row is claimed to write it.
+            if most is not None and self.attempts.get(pk, 1) > most and not self.processor.failed:
+                refused[pk] = UsedUp()
+        return refused
+
     def notes(self, pk: Any, outcome: Outcome, **undone: Values | None) -> tuple[Outcome, Values]:
         """Return the outcome to report for a row that was not handled, and the values to write.
 
         ``undone``: as in ``notes()``.
         """
-        attempt = self.attempts.get(pk, 0)
-        return notes(self.processor, self.rows[pk], outcome, attempt=attempt, **undone)
+        # Where none is counted, each attempt is the first.
+        attempt, most = self.attempts.get(pk, 1), self._limit(pk)
+        return notes(self.processor, self.rows[pk], outcome, attempt=attempt, most=most, **undone)
+
+    def _limit(self, pk: Any) -> int | None:
+        """Return how many attempts a row has; ``None``: there is no limit."""
+        retry = self.processor.retry
+        if retry is not None and retry.limit_varies:
+            if pk not in self.limits:
+                self.read_limits()
+            return self.limits[pk]
+        most: Any = None if retry is None else retry.max_attempts
+        number: int | None = most
+        return number

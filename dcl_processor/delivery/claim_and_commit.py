@@ -105,8 +105,9 @@ def _record(
             wrong.append(mark.time)
         if wrong:
             marked.not_kept[pk] = wrong[0]
-        if retry is not None and retry.attempts in now:
-            batch.attempts[pk] = now[retry.attempts]
+        if retry is not None and retry.attempts is not None and retry.attempts in now:
+            # Not the new value, which stops at the highest number of the column.
+            batch.attempts[pk] = (before[pk][retry.attempts] or 0) + 1
 
 
 def _check_marked(batch: Batch[Any], mark: Mark) -> None:

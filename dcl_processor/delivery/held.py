@@ -74,16 +74,17 @@ def hold_of(batch: Batch[Any], pk: Any) -> Hold:
     duration = None
     if mark.lease is not None:
         duration = timedelta(seconds=mark.lease.seconds) // _MICROSECOND
-    counts = mark.lease is not None and processor.retry is not None
-    attempts = batch.attempts[pk] if counts else None
+    counter = _counter(processor)
+    # As the column contains it: a small column stops at its highest number.
+    attempts = marked.after[pk][counter] if counter and mark.lease is not None else None
     return Hold(batch.question.using, pk, _stamp(marked.after[pk][mark.time]), duration, attempts)
 
 
 def look(processor: Definition[Any], question: Question[Any], hold: Hold) -> Found | None:
     """Return what the row contains; ``None`` if it is gone, or lacks the claim's constants."""
-    retry = processor.retry
+    counter = _counter(processor)
     rows = question.table.filter(pk=hold.pk, **_constants(processor))
-    columns = [_time(processor), *([retry.attempts] if retry else [])]
+    columns = [_time(processor), *([counter] if counter else [])]
     asked = rows.annotate(_database_now=DatabaseNow()).order_by()
     for now, time, *attempts in asked.values_list("_database_now", *columns):
         using = question.using
@@ -137,7 +138,7 @@ def batch_of(
     )
     batch: Batch[Any] = Batch(context, question, Wanted([hold.pk]))
     batch.is_claimed, batch.rows = True, {hold.pk: row}
-    if processor.retry is not None:
+    if _counter(processor) is not None:
         # A claim that is no lease counts no attempt: its failure does.
         counted = found.attempts or 0
         batch.attempts = {hold.pk: counted if processor.lease else counted + 1}
@@ -167,6 +168,11 @@ def renew(
     # Race: lost lease that writes. Another worker may have taken the row over since it was read.
     written = compare_and_set.write(question, hold.pk, {time: [found.time]}, {time: end})
     return end if written else None
+
+
+def _counter(processor: Definition[Any]) -> str | None:
+    """Return the column that counts attempts, if there is one."""
+    return None if processor.retry is None else processor.retry.attempts
 
 
 def _time(processor: Definition[Any]) -> str:

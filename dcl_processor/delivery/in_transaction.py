@@ -11,7 +11,14 @@ from django.db.models import Model
 
 from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.exceptions import TransactionLost, UnseenWork
-from dcl_processor.execution.handler import Failed, Handled, as_exception, execute, execute_together
+from dcl_processor.execution.handler import (
+    Failed,
+    Handled,
+    Outcome,
+    as_exception,
+    execute,
+    execute_together,
+)
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.transaction_guard import TransactionGuard
@@ -29,15 +36,20 @@ Writes = list[tuple[Values, list[Any]]]
 def handle(batch: Batch[M], guard: TransactionGuard) -> None:
     """Handle the rows, so that the failure of one does not undo the others."""
     context, processor = batch.context, batch.context.processor
+    retry = processor.retry
+    refused = batch.read_limits() if retry is not None and retry.limit_varies else {}
     connection, several = connections[batch.question.using], len(batch.rows) > 1
     if processor._handles_batches and several:
-        _handle_together(batch, guard)
+        _handle_together(batch, guard, refused)
         return
     shared = several or processor._notes_failures
     context.in_flight.note(batch.rows)
     for place, (pk, row) in enumerate(batch.rows.items()):
         if not context.may_start(batch.outcomes):
             break
+        if pk in refused:
+            batch.outcomes[pk] = refused[pk]
+            continue
         batch.started.add(pk)
         if several:
             context.in_flight.narrow(place, pk)
@@ -56,14 +68,23 @@ def handle(batch: Batch[M], guard: TransactionGuard) -> None:
             context.resource.worn()
 
 
-def _handle_together(batch: Batch[M], guard: TransactionGuard) -> None:
-    """Call ``process_batch()``; raises if nothing of the batch can be kept."""
+def _handle_together(
+    batch: Batch[M], guard: TransactionGuard, refused: Mapping[Any, Outcome]
+) -> None:
+    """Call ``process_batch()``; raises if nothing of the batch can be kept.
+
+    ``refused``: the outcomes of rows that may not be handled, as only their claim showed.
+    """
     resource = batch.context.resource
-    batch.started.update(batch.rows)
-    batch.context.in_flight.note(batch.rows)
+    handled = {pk: row for pk, row in batch.rows.items() if pk not in refused}
+    batch.outcomes.update(refused)
+    if not handled:
+        return
+    batch.started.update(handled)
+    batch.context.in_flight.note(handled)
     try:
         with RowSavepoint(connections[batch.question.using], shared=False) as savepoint:
-            rows, arguments = [*batch.rows.values()], resource.arguments()
+            rows, arguments = [*handled.values()], resource.arguments()
             outcomes = execute_together(batch.processor, rows, arguments)
         guard.check()
         kept = savepoint.close(Handled())
@@ -73,7 +94,7 @@ def _handle_together(batch: Batch[M], guard: TransactionGuard) -> None:
         raise
     if isinstance(kept, Failed):
         raise kept.error  # the handler asked for a rollback
-    batch.outcomes.update(zip(batch.rows, outcomes, strict=True))
+    batch.outcomes.update(zip(handled, outcomes, strict=True))
     if any(isinstance(outcome, Failed) for outcome in outcomes):
         resource.worn()
 

@@ -13,12 +13,12 @@ from functools import cache
 from typing import Any
 
 from django.db.models import F, Value
-from django.db.models.functions import Coalesce
+from django.db.models.functions import Coalesce, Least
 
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.definition.lease import Lease
-from dcl_processor.definition.model_columns import by_attname
+from dcl_processor.definition.model_columns import by_attname, highest_number
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.values import Values, resolve
 
@@ -26,6 +26,9 @@ from .batch import Batch
 from .compare_and_set import Expected
 
 _NOW = DatabaseNow()
+
+#: A counter that holds this number has room for the attempts of any row.
+_ROOMY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +146,11 @@ def lease_mark(batch: Batch[Any], *, is_held: bool = False) -> Mark:
     processor = batch.processor
     lease, retry = processor.lease, processor.retry
     assert lease is not None
-    mark = _lease_mark(lease, retry.attempts if retry else None)
+    model: Any = batch.question.model
+    mark = _lease_mark(lease, retry.attempts if retry else None, model)
     if processor.claim is None:
         return mark
-    at, model = processor.claimed_at, batch.question.model
+    at = processor.claimed_at
     written = {} if is_held else {**resolve(processor.claim), **({at: _NOW} if at else {})}
     values = {**by_attname(model, written), **mark.values}
     removed = {**({at: None} if at else {}), **mark.removed}
@@ -164,11 +168,14 @@ def lease_mark(batch: Batch[Any], *, is_held: bool = False) -> Mark:
 
 # Cached for all batches, because examining the expressions takes as long as examining a row.
 @cache
-def _lease_mark(lease: Lease, count: str | None) -> Mark:
+def _lease_mark(lease: Lease, count: str | None, model: Any) -> Mark:
     values: dict[str, Any] = {lease.field: _NOW + timedelta(seconds=lease.seconds)}
     removed: dict[str, Any] = {lease.field: None}
     undone = dict(removed)
     if count is not None:
-        values[count] = Coalesce(F(count), Value(0)) + 1
+        counted, highest = Coalesce(F(count), Value(0)), highest_number(model, count)
+        # A row that always kills its worker must not overflow a small counter: no worker could
+        # claim it again, nor the rows that are claimed with it.
+        values[count] = (counted if highest >= _ROOMY else Least(counted, int(highest) - 1)) + 1
         undone[count] = F(count) - 1
     return Mark(values, signature(values), lease.field, removed, undone, option=None, lease=lease)

@@ -14,7 +14,7 @@ from django.db.models import Model
 from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import AttemptsUsedUp
-from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, as_exception
+from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, UsedUp, as_exception
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import grouping, writing
@@ -50,12 +50,12 @@ def settle(batch: Batch[M], pk: Any, outcome: Outcome, *, is_last: bool = False)
         written = not values or _write(
             batch, marked, pk, values, is_flip=isinstance(final, Handled)
         )
-        if not written and not isinstance(final, Lost):
+        if not written and not isinstance(final, Lost | UsedUp):
             final = _not_written(batch, pk, final)
     except BaseException as error:
         if ends_the_run(error):
             if is_last:
-                batch.outcomes[pk] = outcome if isinstance(outcome, Lost) else Lost()
+                batch.outcomes[pk] = outcome if isinstance(outcome, Lost | UsedUp) else Lost()
             else:
                 # Race: work without flip. The work is done, so an interrupt during the write must
                 # not lose the flip. The interrupted write may have been committed.
@@ -79,7 +79,8 @@ def _values(
 ) -> tuple[Outcome, Values]:
     """Return the outcome to report for a row, and the values to write to it."""
     mark = marked.mark
-    if isinstance(outcome, Lost):
+    unstarted = isinstance(outcome, Failed) and outcome.unstarted
+    if unstarted or isinstance(outcome, Lost | UsedUp):
         # Not started. If no other worker has taken the row over yet, no attempt is counted.
         return outcome, marked.put_back(pk)
     if isinstance(outcome, Handled):
@@ -105,8 +106,9 @@ def _values_of_failure(
     outcome, noted = batch.notes(pk, outcome, undone=None if stays_claimed else mark.undone)
     if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
         assert processor.retry is not None
-        # The claim counted one more attempt, for which no handler was called.
-        noted = {**noted, processor.retry.attempts: processor.retry.max_attempts}
+        if processor.retry.attempts is not None:
+            # The claim counted one more attempt, for which no handler was called.
+            noted = {**noted, processor.retry.attempts: outcome.max_attempts}
     columns = set(processor.retry.columns) if processor.retry else set()
     if not mark.is_lease and not noted.keys() - columns:
         return outcome, noted  # still claimed, so in_doubt() still returns it

@@ -29,13 +29,17 @@ class Failed:
     ``kept``: ``process_batch()`` returned the error, and its writes belong to all its rows.
     ``handled``: not the handler failed, but the flip or the commit: after the handler's work, or
     before it if the flip could be rehearsed.
-    ``attempt``: with a ``retry``, its number; ``again_in``: seconds until the next one, if any.
+    ``unstarted``: no handler was called, and no attempt is counted.
+    ``attempt``: its number, if a ``retry`` counts it; ``max_attempts``: how many the row has, if
+    there is a limit; ``again_in``: seconds until the next one, if any.
     """
 
     error: Exception
     handled: bool = False
     kept: bool = False
+    unstarted: bool = False
     attempt: int | None = None
+    max_attempts: int | None = None
     again_in: float | None = None
 
 
@@ -68,7 +72,12 @@ class HandedOut:
     """The row was handed out: it is handled elsewhere, and settled by its reservation."""
 
 
-Outcome = Handled | Failed | Snoozed | Discarded | Lost | HandedOut
+@dataclass(frozen=True, slots=True)
+class UsedUp:
+    """The row had no attempts left, as only its claim could show; no handler was called."""
+
+
+Outcome = Handled | Failed | Snoozed | Discarded | Lost | HandedOut | UsedUp
 
 
 def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) -> Outcome:

@@ -20,7 +20,7 @@ from dcl_processor.database.contention import savepoint_is_gone
 from dcl_processor.database.driver import Sending, changes, send
 from dcl_processor.exceptions import TransactionLost, UnseenWork
 
-from .handler import Failed, HandedOut, Handled, Lost, Outcome
+from .handler import Failed, Handled, Outcome
 
 _SAVEPOINT = "dcl_row"
 
@@ -72,9 +72,7 @@ class RowSavepoint:
         Called before the row is written, because a savepoint around the flip would make
         PostgreSQL keep a list of lockers for each row.
         """
-        if isinstance(outcome, Handled) or (
-            not isinstance(outcome, Lost | HandedOut) and outcome.kept
-        ):
+        if isinstance(outcome, Handled) or getattr(outcome, "kept", False):
             if not self._connection.needs_rollback:
                 if self._open:
                     self._savepoint("savepoint_commit_sql")

@@ -99,13 +99,12 @@ class Counters:
         self._tell(pk, "failed")
 
     def _failure(self, pk: Any, outcome: Failed) -> Failure:
-        retry = self.processor.retry
         return Failure(
             pk,
             outcome.error,
             traceback_text(outcome.error),
             attempt=outcome.attempt,
-            max_attempts=None if retry is None or outcome.attempt is None else retry.max_attempts,
+            max_attempts=outcome.max_attempts,
             again_in=outcome.again_in,
         )
 

@@ -272,7 +272,7 @@ class Run(Generic[M]):
             filter=self.filter,
             using=self.using,
             read_using=processor.read_using,
-            due=processor._due() if due else None,
+            due=processor._due if due else None,
             flips=processor.done if processor._has_fixed_flip else None,
             defer=processor._renewed_columns() if due else (),
         )

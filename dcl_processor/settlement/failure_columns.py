@@ -30,11 +30,13 @@ def notes(
     outcome: Outcome,
     *,
     attempt: int,
+    most: int | None = None,
     undone: Values | None = MappingProxyType({}),
 ) -> tuple[Outcome, Values]:
     """Return the outcome to report for a row that was not handled, and the values to write to it.
 
-    ``attempt``: its number, from 1. ``undone``: the values that restore the row as it was before
+    ``attempt``: its number, from 1; ``most``: how many the row has, or ``None`` if there is no
+    limit. ``undone``: the values that restore the row as it was before
     its claim; ``None``: it cannot be restored.
     """
     retry, model = processor.retry, type(row)
@@ -50,19 +52,44 @@ def notes(
             # The first failure is the last. A flip that could not be written gives no row up: the
             # cause is mostly a mistake in ``done``, which affects all rows.
             return outcome, {} if outcome.handled else _dead_letter(processor, row, error)
-        case Failed(error):
-            assert retry is not None
-            if retry.gives_up(error, attempt):
-                dead_letter = _dead_letter(processor, row, error)
-                # Without one the row stays pending, and only its attempts show that it is given up.
-                last = attempt if dead_letter else max(attempt, retry.max_attempts)
-                tried = replace(outcome, attempt=last)
-                return tried, {**retry.given_up(error, last, model), **dead_letter}
-            after = retry.after(error, attempt, model)
-            again_in = after[retry.next_attempt_at].delay.total_seconds()
-            outcome = replace(outcome, attempt=attempt, again_in=again_in)
-            return outcome, {**(undone or {}), **after}
+        case Failed(unstarted=False):
+            return _after_failure(
+                processor, row, outcome, attempt=attempt, most=most, undone=undone or {}
+            )
     return outcome, {}
+
+
+def _after_failure(
+    processor: Definition[Any],
+    row: Model,
+    outcome: Failed,
+    *,
+    attempt: int,
+    most: int | None,
+    undone: Values,
+) -> tuple[Outcome, Values]:
+    """Return the outcome and the values for a row that is to be tried again, or given up on."""
+    retry, error, model = processor.retry, outcome.error, type(row)
+    assert retry is not None
+    on_failure = retry.on_failure or {}
+    counts = retry.attempts is not None
+    if counts:
+        outcome = replace(outcome, max_attempts=most)
+    if retry.gives_up(error, attempt, most):
+        dead_letter = _dead_letter(processor, row, error)
+        # Without one the row stays pending, and only its attempts show that it is given up.
+        last = attempt if dead_letter or not counts else max(attempt, most or 0)
+        # If nothing shows it, the row is tried again.
+        if dead_letter or (most is not None and last >= most):
+            if not dead_letter and processor.claim is not None and processor.lease is None:
+                on_failure = {}  # the row stays claimed, for a person to look at
+            tried = replace(outcome, attempt=last if counts else None)
+            return tried, {**retry.given_up(error, last, model), **on_failure, **dead_letter}
+    after = retry.after(error, attempt, model)
+    at = retry.next_attempt_at
+    again_in = 0.0 if at is None else after[at].delay.total_seconds()
+    tried = replace(outcome, attempt=attempt if counts else None, again_in=again_in)
+    return tried, {**undone, **after, **on_failure}
 
 
 def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Values:
@@ -108,8 +135,9 @@ def _snoozed(
 ) -> tuple[Outcome, Values]:
     if undone is None:
         return Failed(_no_way_back(processor)), {}
-    if processor.retry is not None:
-        return snoozed, {**undone, **processor.retry.snoozed(snoozed.delay, snoozed.until)}
+    retry = processor.retry
+    if retry is not None and retry.next_attempt_at is not None:
+        return snoozed, {**undone, **retry.snoozed(snoozed.delay, snoozed.until)}
     if snoozed.delay is not None or snoozed.until is not None:
         return Failed(_no_time_kept(processor)), undone
     return snoozed, undone
@@ -130,6 +158,12 @@ def _no_way_back(processor: Definition[Any]) -> InvalidOption:
 
 
 def _no_time_kept(processor: Definition[Any]) -> InvalidOption:
+    if processor.retry is not None:
+        return InvalidOption(
+            f"{processor.name}: expected Retry's next_attempt_at to name the column that stores "
+            "the time of a Snooze, got a Snooze with a time and next_attempt_at=None; name the "
+            "column, or raise Snooze() without a time."
+        )
     return InvalidOption(
         f"{processor.name}: expected retry=Retry(…), whose column stores the time of a Snooze, got "
         "a Snooze with a time and no retry; add retry, or raise Snooze() without a time."

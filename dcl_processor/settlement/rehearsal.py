@@ -65,6 +65,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
         if left is Left.MAYBE_ALONE:
             doubtful.add(option)
     _check_reset(processor, question, pk)
+    _check_on_failure(processor, question, pk)
     kept = _check_kept(processor, question, pk)
     if not processor._has_fixed_flip:
         _rehearse_function(processor, question, row, pk)
@@ -84,6 +85,9 @@ def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
         values = getattr(processor, option)
         if is_to_leave and values:
             yield option, values
+    # A row that is discarded gets ``failed`` alone, and one that fails for the last time both.
+    if processor.failed and processor.retry is not None and processor.retry.on_failure:
+        yield "failed", {**processor.retry.on_failure, **processor.failed}
 
 
 def _stays_pending(processor: Definition[Any], question: Question[Any], pk: Any) -> bool:
@@ -164,7 +168,7 @@ def _written(
         values = flip.with_cleared_retry(processor, values)
     if claim and processor.lease is not None:
         # Both are removed by every settlement, and ``reset`` is written unless the row is done.
-        base = processor.reset or {} if option == "failed" else {}
+        base = {} if option == "done" else processor.reset or {}
         times = [name for name in (processor.claimed_at, processor.lease.field) if name]
         model = question.model
         values = {**by_attname(model, base), **dict.fromkeys(times), **by_attname(model, values)}
@@ -182,6 +186,23 @@ def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
             f"back into pending, got row {pk} not pending after it; no handler was called."
+        )
+
+
+def _check_on_failure(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
+    """Raise ``InvalidDone`` if a failure would take out of pending a row with attempts left."""
+    retry = processor.retry
+    if retry is None or not retry.on_failure:
+        return
+    # A claimed row is put back by the same statement.
+    back = processor.reset or {} if processor.claim and processor.lease is None else {}
+    writes = _written(processor, question, "on_failure", {**back, **retry.on_failure})
+    if _rehearsed(processor, question, pk, writes) is not Left.NOT:
+        raise InvalidDone(
+            f"{processor.name}: expected on_failure={dict(retry.on_failure)!r} to leave a row "
+            f"pending that has attempts left, got row {pk} not pending after it, so that it would "
+            "not be tried again; no handler was called; make pending include the rows with these "
+            "values, or write the values with failed."
         )
 
 

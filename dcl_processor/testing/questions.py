@@ -21,7 +21,7 @@ def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
         label=processor.name,
         using=using or processor.using,
         read_using=processor.read_using,
-        due=processor._due(),
+        due=processor._due,
     )
     return question
 

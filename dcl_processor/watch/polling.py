@@ -9,8 +9,12 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from dcl_processor.report import Report
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
 
 #: Seconds between two looks for a stop while a watch waits, which is most of its life.
 POLL_IDLE = 0.2
@@ -60,6 +64,13 @@ class Pace:
     _look_again: float = 0.0
     _idle: int = 0
     _failures: int = 0
+
+    @classmethod
+    def of(cls, processor: Definition[Any], interval: float) -> Pace:
+        """Return the pace of a processor that has not run yet."""
+        retry = processor.retry
+        rows_wait = retry is not None and retry.next_attempt_at is not None
+        return cls(interval, rows_wait, processor.repeats)
 
     def ran(self, report: Report, started: float) -> None:
         """Run again at once after a run that made progress, unless it would try the same rows."""

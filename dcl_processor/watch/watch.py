@@ -85,8 +85,7 @@ class Watch:
         Returns whether there was a processor to run until the end.
         """
         for each in self.processors:
-            pace = Pace(self.plan.interval, each.retry is not None, each.repeats)
-            self._turns[each.name] = _Turn(each, pace)
+            self._turns[each.name] = _Turn(each, Pace.of(each, self.plan.interval))
         self._listeners = self._listen() if self.plan.listen else []
         try:
             while self._turns and not self._is_over():

@@ -222,6 +222,24 @@ def test_a_claim_is_checked_as_done_is() -> None:
     assert message.msg.startswith("expected claim to give tries a value")
 
 
+@pytest.mark.parametrize(
+    ("values", "check", "words"),
+    [
+        ({"snet": True}, "E002", "expected on_failure to name columns of tests.Errand, got 'snet'"),
+        ({"code": "x"}, "E003", "on_failure writes the same value into code of every row"),
+        ({"place": "many"}, "E004", "expected on_failure to give place a value"),
+        ({"claimed_at": timezone.now()}, "W002", "on_failure writes 20"),
+    ],
+)
+def test_the_values_for_failures_are_checked_as_done_is(
+    values: dict[str, Any], check: str, words: str
+) -> None:
+    rows = Errand.objects.filter(done=False)
+    (message,) = messages(processor(rows, {"done": True}, retry=Retry(on_failure=values)))
+    assert message.id == f"dcl_processor.{check}"
+    assert message.msg.startswith(words)
+
+
 # --- E009: the columns that a processor keeps for itself
 
 
@@ -229,6 +247,10 @@ def test_a_claim_is_checked_as_done_is() -> None:
     ("options", "words"),
     [
         ({"retry": Retry()}, "expected Retry's attempts='attempts' to name an integer column"),
+        (
+            {"retry": Retry("weigth", attempts="tries", next_attempt_at=None, last_error=None)},
+            "expected Retry's max_attempts='weigth' to name an integer column of tests.Parcel, got",
+        ),
         (
             {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30, field="held_until")},
             "expected the Lease's field='held_until' to name a nullable DateTimeField",
@@ -242,7 +264,7 @@ def test_a_claim_is_checked_as_done_is() -> None:
             "expected claimed_at='tries' to name a nullable DateTimeField",
         ),
     ],
-    ids=["retry", "lease", "claimed_at"],
+    ids=["retry", "limit", "lease", "claimed_at"],
 )
 def test_a_missing_column_of_its_own_is_an_error(options: dict[str, Any], words: str) -> None:
     (message,) = messages(processor(done={"sent": True}, **options))
@@ -254,6 +276,8 @@ def test_a_missing_column_of_its_own_is_an_error(options: dict[str, Any], words:
 def test_the_columns_of_the_abstract_models_and_of_other_names_fit() -> None:
     mine = Retry(attempts="tries", next_attempt_at="sent_at", last_error="note")
     assert ids(processor(done={"sent": True}, retry=mine)) == []
+    fewer = Retry("weight", attempts="tries", next_attempt_at=None, last_error=None)
+    assert ids(processor(done={"sent": True}, retry=fewer)) == []
     rows = Errand.objects.filter(done=False)
     leasing = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30), "retry": Retry()}
     assert ids(processor(rows, {"done": True}, **leasing)) == []
@@ -567,6 +591,7 @@ NEW, PACKED = Errand.objects.filter(result="new"), Errand.objects.filter(result=
     [
         ({"retry": Retry()}, {}),
         ({"retry": Retry()}, {"retry": OTHER_RETRY}),
+        ({"retry": Retry()}, {"retry": Retry(None, attempts=None, next_attempt_at=None)}),
         ({"retry": Retry()}, {"retry": Retry(attempts="place", next_attempt_at="leased_until")}),
         (LEASE, {"retry": Retry()}),
         (CLAIM, {**CLAIM, "claim": {"result": "packing"}}),

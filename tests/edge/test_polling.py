@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dcl_processor import Report
+from dcl_processor import Report, Retry, batch_processor
 from dcl_processor.watch import polling
 from dcl_processor.watch.polling import (
     BACKOFF,
@@ -16,6 +16,7 @@ from dcl_processor.watch.polling import (
     Pace,
     did_something,
 )
+from tests.models import Parcel
 
 BURST = 0.01
 
@@ -92,6 +93,20 @@ def test_it_goes_on_at_once_after_a_run_that_got_on(counts: dict[str, Any], at_o
 
 def test_rows_that_wait_by_a_column_of_their_own_hold_up_nobody() -> None:
     assert after(pace(rows_wait=True), processed=9, failed=1, snoozed=1) == 0
+
+
+@pytest.mark.parametrize(
+    ("retry", "rows_wait"),
+    [(None, False), (Retry(), True), (Retry(next_attempt_at=None), False)],
+    ids=["no retry", "a time", "no time"],
+)
+def test_rows_wait_by_themselves_if_a_column_keeps_their_time(
+    retry: Retry | None, rows_wait: bool
+) -> None:
+    options: dict[str, Any] = {"pending": Parcel.objects.all(), "done": {"sent": True}}
+    processor = batch_processor(**options, retry=retry, repeats=True)(lambda row: None)
+    made = Pace.of(processor, 5.0)
+    assert (made.interval, made.rows_wait, made.repeats) == (5.0, rows_wait, True)
 
 
 @pytest.mark.parametrize("stopped", ["drained", "limit"])
