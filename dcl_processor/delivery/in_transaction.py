@@ -114,7 +114,11 @@ def _flips(batch: Batch[M], results: Mapping[Any, Any]) -> Writes:
     writing.refuse_moved(question, {pk: batch.rows[pk] for pk in results}, processor)
     flips = flip.flips(processor, batch.rows, results)
     if len(flips) > 1:
-        return grouping.group(flips)
+        groups = grouping.group(flips)
+        rehearsal = batch.context.rehearsal
+        if rehearsal is None or rehearsal.has_rules:
+            return groups
+        return grouping.merge(groups, question.model, question.using)
     return [(resolve(values), [pk]) for pk, values in flips.items()]
 
 
