@@ -53,6 +53,10 @@ class Lease:
         lapsed = Q(**{f"{self.field}__lte": clock.DatabaseNow()})
         return Q(**{f"{self.field}__isnull": True}) | lapsed
 
+    def held(self) -> Q:
+        """Return the condition under which a worker holds a row, alive or dead."""
+        return Q(**{f"{self.field}__gt": clock.DatabaseNow()})
+
     def check(self, model: type[Model], label: str) -> None:
         """Raise ``InvalidOption`` unless the model has a column that can keep the lease."""
         named = f"{label}: expected the Lease's field={self.field!r}"

@@ -137,11 +137,6 @@ def _check_delivery(processor: Definition[Any]) -> None:
             f"{processor._label}: expected lease=Lease(…) with {delivery}, got None; set it to the "
             "seconds after which another worker may take a row over."
         )
-    if processor._handles_batches and not rules.in_transaction:
-        raise Unsupported(
-            f"{processor._label}: expected process_batch() only with TRANSACTIONAL, whose "
-            f"transaction can roll back a whole batch, got it with {delivery}; write process()."
-        )
 
 
 def _check_claim(processor: Definition[Any]) -> None:

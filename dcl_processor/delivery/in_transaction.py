@@ -63,8 +63,7 @@ def _handle_together(batch: Batch[M], guard: TransactionGuard) -> None:
     batch.context.in_flight.note(batch.rows)
     try:
         with RowSavepoint(connections[batch.question.using], shared=False) as savepoint:
-            rows, arguments = [*batch.rows.values()], resource.arguments()
-            outcomes = execute_together(batch.processor, rows, arguments)
+            outcomes = execute_together(batch.processor, batch.rows, resource.arguments())
         guard.check()
         kept = savepoint.close(Handled())
     except BaseException:
@@ -73,8 +72,8 @@ def _handle_together(batch: Batch[M], guard: TransactionGuard) -> None:
         raise
     if isinstance(kept, Failed):
         raise kept.error  # the handler asked for a rollback
-    batch.outcomes.update(zip(batch.rows, outcomes, strict=True))
-    if any(isinstance(outcome, Failed) for outcome in outcomes):
+    batch.outcomes.update(outcomes)
+    if any(isinstance(outcome, Failed) for outcome in outcomes.values()):
         resource.worn()
 
 
