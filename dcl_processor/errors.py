@@ -55,9 +55,10 @@ def formatted(error: BaseException) -> str | None:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an error, if the error allows it."""
+    """Add a note to an error, if the error allows it and has no such note yet."""
     with suppress(Exception):  # a frozen dataclass, for instance
-        error.add_note(note)
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def forget_frames(error: BaseException) -> None:

@@ -42,9 +42,12 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
 def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
     """Return the rows that a worker has claimed or leased, the longest-held first."""
     if processor.lease is not None:
-        alive = Q(**{f"{processor.lease.field}__gt": DatabaseNow()})
         since = processor.claimed_at or processor.lease.field
-        return _rows(processor).filter(_claimed(processor), alive).order_by(since, "pk")
+        return (
+            _rows(processor)
+            .filter(_claimed(processor), processor.lease.alive())
+            .order_by(since, "pk")
+        )
     if processor.claim is None or processor.claimed_at is None:
         raise InvalidOption(
             f"{processor.name}: expected a lease, or claim=… and claimed_at=…, for in_progress(), "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze, batch_processor
-from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.exceptions import InvalidOption
 from tests.models import Errand
 
 MOST, LEAST = Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE
@@ -28,6 +29,9 @@ def run_errand(row: Errand) -> None: ...
 
 
 async def run_later(row: Errand) -> None: ...
+
+
+async def run_all_later(rows: Sequence[Errand]) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,9 @@ async def run_later(row: Errand) -> None: ...
         {"delivery": LEAST, "lease": LEASE, "retry": Retry(), "handler": run_later},
         {"delivery": LEAST, "lease": LEASE, "claim": CLAIM, "reset": RESET},
         {"delivery": LEAST, "lease": LEASE, "claim": {"result": lambda: "x"}, "reset": RESET},
+        {"delivery": MOST, "process_batch": lambda rows: None, "batch_size": 9},
+        {"delivery": LEAST, "lease": LEASE, "process_batch": lambda rows: None},
+        {"delivery": LEAST, "lease": LEASE, "process_batch": run_all_later},
     ],
     ids=str,
 )
@@ -102,14 +109,6 @@ def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], w
     with pytest.raises(ImproperlyConfigured, match=rf"^run_errand: {words}") as refused:
         define(**options)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("options", [{"delivery": MOST}, {"delivery": LEAST, "lease": LEASE}])
-def test_a_batch_is_handled_together_only_where_it_is_taken_back_together(
-    options: dict[str, Any],
-) -> None:
-    with pytest.raises(Unsupported, match=r"expected process_batch\(\) only with TRANSACTIONAL"):
-        define(process_batch=lambda rows: None, **options)
 
 
 def test_a_get_done_of_the_class_is_a_flip_that_depends_on_the_handler() -> None:

@@ -24,6 +24,7 @@ NEED_ITS_SPEED = {
         "a_later_batch_is_claimed_in_one_statement",
         "nothing_but_the_claim_is_sent_for_a_batch",
     ],
+    "flips": ["one_flip_statement_is_sent_for_each_set_of_columns"],
     "invariants": ["i8_memory_does_not_grow_with_the_backlog"],
 }
 

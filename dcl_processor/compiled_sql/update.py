@@ -71,15 +71,7 @@ class CompiledUpdate:
         fence = self._fence
         rows = QuerySet[Any](model, using=self._using).filter(self._keys.condition).order_by()
         existing, params = compiled(rows.values_list(Value(1)).query.get_compiler(self._using))
-        # Race: flip without work. The COMMIT is in the same message, and only an error skips it.
-        # The cast is that error. It depends on the count, and so is not evaluated before it.
-        sql = (
-            f"WITH {_FLIPPED} AS ({update} RETURNING 1) "  # noqa: S608  # Django's SQL
-            f"SELECT CASE WHEN n = %s OR ({_IS_SAME} AND "
-            f"n = (SELECT count(*) FROM ({existing}) AS dcl_existing)) THEN 0 ELSE "
-            f"CAST('{FLIP}' || CASE WHEN {_IS_SAME} THEN n::text ELSE '{LOST}' END AS integer) END "
-            f"FROM (SELECT count(*) AS n FROM {_FLIPPED}) AS dcl_counted"
-        )
+        sql = checked_sql(update, existing)
         all_params = [*self._statement.parameters, self._number, fence, *params, fence]
         return CompiledStatement(sql, all_params, [self._keys.placeholder, fence])
 
@@ -137,6 +129,23 @@ class CompiledUpdate:
         if filled is not None:
             filled.update(self._keys.filled(pks))
         return filled
+
+
+def checked_sql(update: str, existing: str) -> str:
+    """Return a statement that executes an update, and fails unless it writes all existing rows.
+
+    ``existing``: selects those rows. Parameters between those of the two: the number of rows, and
+    the id of the transaction; the id again at the end.
+    """
+    # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
+    # cast is that error. It depends on the count, and so is not evaluated before it.
+    return (
+        f"WITH {_FLIPPED} AS ({update} RETURNING 1) "  # noqa: S608  # Django's SQL
+        f"SELECT CASE WHEN n = %s OR ({_IS_SAME} AND "
+        f"n = (SELECT count(*) FROM ({existing}) AS dcl_existing)) THEN 0 ELSE "
+        f"CAST('{FLIP}' || CASE WHEN {_IS_SAME} THEN n::text ELSE '{LOST}' END AS integer) END "
+        f"FROM (SELECT count(*) AS n FROM {_FLIPPED}) AS dcl_counted"
+    )
 
 
 def _plain_field(model: type[Model], name: str) -> Any:

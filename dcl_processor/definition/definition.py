@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,9 @@ from .lease import Lease
 from .retry import Retry
 
 M = TypeVar("M", bound=Model)
+
+#: What ``process_batch()`` returns: nothing, results in the order of the rows, or results by key.
+Results = Sequence[Any] | Mapping[Any, Any] | None
 
 
 class _DefaultName:
@@ -107,13 +110,18 @@ class Definition(Generic[M]):
 
     def process_batch(
         self, rows: Sequence[M], /, *arguments: Any, **_: Any
-    ) -> Sequence[Any] | None:
+    ) -> Results | Awaitable[Results]:
         """Handle the rows of a batch together, instead of ``process()`` for each.
 
-        Returns ``None``, or the results in the order of the rows. An exception among the results,
-        such as ``Snooze`` or ``Discard``, is the outcome of its row, and what was written stays. If
-        the method raises, nothing of the batch is kept, and it is called again for each row alone,
-        so that only the row that causes the error fails: Spring Batch's scan.
+        Returns ``None``, the results in the order of the rows, or a mapping of primary keys to
+        results, in which a row without an entry has failed. It may be ``async def`` where
+        ``process()`` may be. An exception among the results, such as ``Snooze`` or ``Discard``, is
+        the outcome of its row, and what was written stays.
+
+        If the method raises, it is called again for each row alone, so that only the row that
+        causes the error fails: Spring Batch's scan. With ``TRANSACTIONAL`` nothing of the first
+        call is kept. With ``AT_MOST_ONCE`` it is not called again: the error is the outcome of all
+        rows of the call.
         """
         raise NotImplementedError
 
@@ -187,7 +195,8 @@ class Definition(Generic[M]):
     @property
     def _is_async(self) -> bool:
         """Whether the handler is to be awaited."""
-        return inspect.iscoroutinefunction(self.process)
+        handler = self.process_batch if self._handles_batches else self.process
+        return inspect.iscoroutinefunction(handler)
 
     @functools.cached_property
     def _handles_batches(self) -> bool:

@@ -35,9 +35,9 @@ class Rules:
 
     ``options``: those of ``claim``, ``claimed_at`` and ``lease`` that it uses; any other one is
     refused, ``claim`` may be left out, and ``lease`` may not. ``in_transaction``: its handlers work
-    in the transaction that has the lock, so they cannot be asynchronous, may get a whole batch, and
-    the row of a process that died is as it was. ``marked_by``: the options of which the first that
-    is given is written to a row before its handler is called, and takes it out of ``pending``.
+    in the transaction that has the lock, so they cannot be asynchronous, and the row of a process
+    that died is as it was. ``marked_by``: the options of which the first that is given is written
+    to a row before its handler is called, and takes it out of ``pending``.
     """
 
     options: frozenset[str] = frozenset()

@@ -57,6 +57,10 @@ class Lease:
         """Return the condition under which a worker holds a row, or died while it did."""
         return Q(**{f"{self.field}__isnull": False})
 
+    def alive(self) -> Q:
+        """Return the condition under which no other worker takes a row over yet."""
+        return Q(**{f"{self.field}__gt": clock.DatabaseNow()})
+
     def check(self, model: type[Model], label: str) -> None:
         """Raise ``InvalidOption`` unless the model has a column that can keep the lease."""
         named = f"{label}: expected the Lease's field={self.field!r}"

@@ -161,11 +161,6 @@ def _check_delivery(processor: Definition[Any]) -> None:
         _refuse_without_claim(processor, "claimed_at", "AT_LEAST_ONCE without claim")
     elif "claim" in rules.options:
         _check_claimless(processor)
-    if processor._handles_batches and not rules.in_transaction:
-        raise Unsupported(
-            f"{processor._label}: expected process_batch() only with TRANSACTIONAL, whose "
-            f"transaction can roll back a whole batch, got it with {delivery}; write process()."
-        )
 
 
 def _check_claim(processor: Definition[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from django.db.models import Model
@@ -17,6 +18,7 @@ from .batch import Batch
 from .marks import MarkedRows
 from .settle import put_back, settle, settle_ended
 from .settle_later import settle_later
+from .together import handle_together
 
 M = TypeVar("M", bound=Model)
 
@@ -24,7 +26,8 @@ M = TypeVar("M", bound=Model)
 def handle_and_settle(batch: Batch[M]) -> None:
     """Handle the claimed rows; each is settled as soon as its outcome is known.
 
-    The settlement of the last one may wait for the next claim.
+    The settlement of the last one may wait for the next claim. The rows that ``process_batch()``
+    handles in one call are settled together.
     Asynchronous handlers are only started; ``batch.handlers`` goes on with them.
     """
     marked, loop = batch.marked, batch.context.event_loop
@@ -32,14 +35,24 @@ def handle_and_settle(batch: Batch[M]) -> None:
     if marked.not_kept:
         _refuse_not_kept(batch, marked)
     refused: list[tuple[Any, Outcome]] = []
-    rows = _startable(batch, marked, refused)
+    startable = partial(_startable, batch, marked, refused)
     if batch.context.hand_over is not None:
-        _hand_over(batch, batch.context.hand_over, rows)
-        rows = iter(())
-    if loop is not None:
-        batch.handlers = AsyncHandlers(batch, loop, rows, refused)
+        _hand_over(batch, batch.context.hand_over, startable(batch.rows))
+    elif loop is not None:
+        batch.handlers = AsyncHandlers(batch, loop, startable, refused)
         batch.handlers.go_on()
         return
+    elif batch.processor._handles_batches:
+        handle_together(batch, marked, startable)
+    else:
+        _handle_each(batch, startable(batch.rows), refused)
+    for pk, outcome in refused:
+        settle(batch, pk, outcome)
+
+
+def _handle_each(
+    batch: Batch[M], rows: Iterable[tuple[Any, M]], refused: list[tuple[Any, Outcome]]
+) -> None:
     processor, resource = batch.processor, batch.context.resource
     last = next(reversed(batch.rows), None)
     for pk, row in rows:
@@ -53,8 +66,6 @@ def handle_and_settle(batch: Batch[M]) -> None:
             resource.worn()
         if pk != last or refused or not settle_later(batch, pk, outcome):
             settle(batch, pk, outcome)
-    for pk, outcome in refused:
-        settle(batch, pk, outcome)
 
 
 def _hand_over(
@@ -81,14 +92,17 @@ def _refuse_not_kept(batch: Batch[M], marked: MarkedRows) -> None:
 
 
 def _startable(
-    batch: Batch[M], marked: MarkedRows, refused: list[tuple[Any, Outcome]]
+    batch: Batch[M],
+    marked: MarkedRows,
+    refused: list[tuple[Any, Outcome]],
+    pks: Iterable[Any],
 ) -> Iterator[tuple[Any, M]]:
     """Yield each row when its handler may start; add the rows that may not to ``refused``."""
     context, retry, unstartable = batch.context, batch.processor.retry, dict[Any, Outcome]()
     common: Any = None if retry is None else retry.max_attempts
     if retry is not None and retry.limit_varies:
         common, unstartable = None, batch.read_limits()
-    for pk, row in batch.rows.items():
+    for pk in pks:
         if pk in marked.not_kept:
             continue
         # A handler may have lost the session. The next handler must not begin with a dead
@@ -104,7 +118,7 @@ def _startable(
             # Race: double claim. Another worker may handle a row whose lease has lapsed.
             refused.append((pk, Lost(called=False)))
         else:
-            yield pk, row
+            yield pk, batch.rows[pk]
 
 
 def _ended_with_its_worker(

@@ -144,11 +144,14 @@ class Batch(Generic[M]):
     def read_limits(self) -> dict[Any, Outcome]:
         """Read how many attempts each row has, before a handler can change the instances.
 
-        Returns the outcomes of the rows that may not be handled: those for which the function of
-        the row raises, and those whose attempts are used up as only that function can tell.
+        Returns, the first time, the outcomes of the rows that may not be handled: those for which
+        the function of the row raises, and those whose attempts are used up as only that function
+        can tell.
         """
         retry, refused = self.processor.retry, dict[Any, Outcome]()
         assert retry is not None
+        if self.limits:
+            return refused
         if isinstance(retry.max_attempts, str):
             self.limits = self._column(retry.max_attempts)
             return refused

@@ -12,6 +12,7 @@ from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.locking.waiting import settling
+from dcl_processor.settlement import writing
 from dcl_processor.values import Values
 
 #: Each column, with all values that this worker may have written to it.
@@ -51,10 +52,16 @@ def _compiled(
 def write_all(
     question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
 ) -> int:
-    """Write the same values to the rows that have the expected values; return how many."""
+    """Write to the rows that have the expected values; return how many were written."""
     table = question.table
     with settling(question, pks, {*expected, *values}):
-        return table.filter(these(pks), condition(expected)).update(**values)
+        return writing.update_rows(table, pks, values, condition(expected))
+
+
+def held(question: Question[Any], pks: Sequence[Any], expected: Expected) -> set[Any]:
+    """Return those of the rows that have the expected values now."""
+    rows = question.table.filter(these(pks), condition(expected)).order_by()
+    return set(rows.values_list("pk", flat=True))
 
 
 def condition(expected: Expected) -> Q:

@@ -133,4 +133,8 @@ def finish(batch: Batch[M]) -> None:
         batch.handlers = None  # or they would refer to each other
     if batch.marked is not None:
         after_commit.clear_up(batch)
-    batch.context.in_flight.forget()
+    loop = batch.context.event_loop
+    if loop is not None and batch.processor._handles_batches and (rows := loop.rows_under_way):
+        batch.context.in_flight.note(rows)  # of the calls of other batches
+    else:
+        batch.context.in_flight.forget()

@@ -84,8 +84,7 @@ def _handle_together(
     batch.context.in_flight.note(handled)
     try:
         with RowSavepoint(connections[batch.question.using], shared=False) as savepoint:
-            rows, arguments = [*handled.values()], resource.arguments()
-            outcomes = execute_together(batch.processor, rows, arguments)
+            outcomes = execute_together(batch.processor, handled, resource.arguments())
         guard.check()
         kept = savepoint.close(Handled())
     except BaseException:
@@ -94,8 +93,8 @@ def _handle_together(
         raise
     if isinstance(kept, Failed):
         raise kept.error  # the handler asked for a rollback
-    batch.outcomes.update(zip(handled, outcomes, strict=True))
-    if any(isinstance(outcome, Failed) for outcome in outcomes):
+    batch.outcomes.update(outcomes)
+    if any(isinstance(outcome, Failed) for outcome in outcomes.values()):
         resource.worn()
 
 
@@ -135,7 +134,11 @@ def _flips(batch: Batch[M], results: Mapping[Any, Any]) -> Writes:
     writing.refuse_moved(question, {pk: batch.rows[pk] for pk in results}, processor)
     flips = flip.flips(processor, batch.rows, results)
     if len(flips) > 1:
-        return grouping.group(flips)
+        groups = grouping.group(flips)
+        rehearsal = batch.context.rehearsal
+        if rehearsal is None or rehearsal.has_rules:
+            return groups
+        return grouping.merge(groups, question.model, question.using)
     return [(resolve(values), [pk]) for pk, values in flips.items()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from dcl_processor.settlement import grouping, writing
 from dcl_processor.settlement.flip import UNWRITABLE, flip, invalid_done
 from dcl_processor.values import Values, constants_of, resolve
 
+from . import compare_and_set
 from .batch import Batch
 from .compare_and_set import Expected, write, write_all
 from .marks import MarkedRows
@@ -262,30 +263,55 @@ def settle_ended(batch: Batch[M]) -> None:
 
 
 def _settle_together(batch: Batch[M], marked: MarkedRows) -> None:
-    """Flip the ended rows that have the same flip; leave the others in ``marked.ended``.
+    """Flip the ended rows by as few statements as possible; leave the others in ``marked.ended``.
 
     Any error rolls back all of them; settling each row alone then finds the one to blame.
     """
-    using = batch.question.using
     for values, expected, pks in _alike(batch, marked):
-        # Recorded before the write: if the answer is lost, the rows may still have been written.
-        marked.maybe_written.update(pks)
-        session = connections[using].connection
-        try:
-            _flip_together(batch, pks, values, expected)
-        except SomeRowsLostError:
-            marked.maybe_written.difference_update(pks)
-        except Exception as error:
-            if ends_the_run(error):
-                raise
-            if not is_database_error(error) or was_answered(error, using, since=session):
-                marked.maybe_written.difference_update(pks)
-            logger.debug("%s: settling rows one by one: %s", batch.processor.name, error)
-        else:
-            marked.maybe_written.difference_update(pks)
-            for pk in pks:
-                batch.outcomes[pk] = marked.ended.pop(pk)
-                del marked.flips[pk]
+        if not _settle_alike(batch, marked, values, expected, pks):
+            # The rows that were taken over, or are gone, are settled alone.
+            ours = _still_held(batch, pks, expected)
+            if 1 < len(ours) < len(pks):
+                _settle_alike(batch, marked, values, expected, ours)
+
+
+def _still_held(batch: Batch[Any], pks: Sequence[Any], expected: Expected) -> list[Any]:
+    try:
+        held = compare_and_set.held(batch.question, pks, expected)
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        return []  # settling each row alone retries transient errors
+    return [pk for pk in pks if pk in held]
+
+
+def _settle_alike(
+    batch: Batch[M], marked: MarkedRows, values: Values, expected: Expected, pks: Sequence[Any]
+) -> bool:
+    """Flip rows by one statement, or none of them; return ``False`` if some of them were lost."""
+    using = batch.question.using
+    # Recorded before the write: if the answer is lost, the rows may still have been written. Rows
+    # that an interrupted write before this one may have written stay recorded.
+    unwritten = [pk for pk in pks if pk not in marked.maybe_written]
+    marked.maybe_written.update(pks)
+    session = connections[using].connection
+    try:
+        _flip_together(batch, pks, values, expected)
+    except SomeRowsLostError:
+        marked.maybe_written.difference_update(unwritten)
+        return False
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        if not is_database_error(error) or was_answered(error, using, since=session):
+            marked.maybe_written.difference_update(unwritten)
+        logger.debug("%s: settling rows one by one: %s", batch.processor.name, error)
+    else:
+        marked.maybe_written.difference_update(pks)
+        for pk in pks:
+            batch.outcomes[pk] = marked.ended.pop(pk)
+            del marked.flips[pk]
+    return True
 
 
 def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Expected, list[Any]]]:
@@ -300,15 +326,25 @@ def _alike(batch: Batch[M], marked: MarkedRows) -> list[tuple[Values, Expected, 
                 if ends_the_run(error):
                     raise
                 # Settling that row alone raises the error again, as the row's failure.
-    alike: list[tuple[Values, Expected, list[Any]]] = []
-    for values, pks in grouping.group(marked.flips):
+    groups = grouping.group(marked.flips)
+    for values, pks in groups:
         # The callables were called for these rows, and must not be called again.
         marked.flips.update(dict.fromkeys(pks, values))
-        if len(pks) > 1:
-            expected = {pk: expected_of(batch, marked, pk) for pk in pks}
-            several = [each for each in grouping.group(expected) if len(each[1]) > 1]
-            alike += [(values, theirs, some) for theirs, some in several]
-    return alike
+    question, rehearsal = batch.question, batch.context.rehearsal
+    if rehearsal is not None and not rehearsal.has_rules:
+        groups = grouping.merge(groups, question.model, question.using, marked.mark.values)
+    return [each for values, pks in groups for each in _by_mark(batch, values, pks)]
+
+
+def _by_mark(
+    batch: Batch[M], values: Values, pks: list[Any]
+) -> Iterator[tuple[Values, Expected, list[Any]]]:
+    """Yield the rows that are recognised by the same values, and the values to write to them."""
+    if len(pks) > 1:
+        expected = {pk: expected_of(batch, _marked(batch), pk) for pk in pks}
+        for theirs, some in grouping.group(expected):
+            if len(some) > 1:
+                yield values, theirs, some
 
 
 def _flip_together(batch: Batch[M], pks: Sequence[Any], values: Values, expected: Expected) -> None:

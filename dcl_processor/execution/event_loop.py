@@ -20,7 +20,7 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.execution.handler import Handled, Outcome, judge
+from dcl_processor.execution.handler import Handled, Together, judge, understood
 from dcl_processor.interrupts import ends_the_run
 
 from .nesting import running
@@ -44,11 +44,11 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
-        self._ended: SimpleQueue[tuple[Any, Outcome | BaseException]] = SimpleQueue()
-        # Used by the run's thread alone: running handlers by their rows' keys, and the outcomes of
-        # those that ended, kept until forget() is called.
-        self._under_way: set[Any] = set()
-        self._outcomes: dict[Any, Outcome | BaseException] = {}
+        self._ended: SimpleQueue[tuple[Any, Together | BaseException]] = SimpleQueue()
+        # Used by the run's thread alone: what running handlers were given, by their rows' keys, and
+        # the outcomes of those that ended, kept until forget() is called.
+        self._under_way: dict[Any, Any] = {}
+        self._outcomes: dict[Any, Together | BaseException] = {}
         # Used by the loop's thread alone.
         self._handlers: dict[Any, asyncio.Task[Any]] = {}
         self._given_up: set[Any] = set()
@@ -68,19 +68,28 @@ class EventLoop:
         """The number of handlers that may be started now."""
         return self.concurrency - len(self._under_way)
 
+    @property
+    def rows_under_way(self) -> list[Any]:
+        """The keys of all rows that ``process_batch()`` is handling now."""
+        return [pk for rows in self._under_way.values() for pk in rows]
+
     def start(
-        self, processor: Definition[Any], pk: Any, row: Any, arguments: tuple[Any, ...]
+        self, processor: Definition[Any], pk: Any, given: Any, arguments: tuple[Any, ...]
     ) -> None:
-        """Start a row's handler; there must be room for it."""
-        self._under_way.add(pk)
-        self._begin(self._execute(processor, pk, row, arguments))
+        """Start a handler; there must be room for it.
+
+        ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
+        this is the first one's.
+        """
+        self._under_way[pk] = given
+        self._begin(self._execute(processor, pk, given, arguments))
 
     def wait(self) -> None:
         """Wait until there is an outcome that is not forgotten yet."""
         if not self._outcomes:
             self._take(wait=True)
 
-    def ended(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
+    def ended(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Return the outcomes of those handlers that have ended, until they are forgotten.
 
         When no outcome is left, raises an error that is no row's failure, and so ends the run.
@@ -107,13 +116,14 @@ class EventLoop:
         if self._loop is not None:
             self.call(all_of_them())
 
-    def cancel(self, pks: Iterable[Any]) -> dict[Any, Outcome]:
+    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together]:
         """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
         pks = list(pks)
         if self._loop is not None:
             self.call(self._cancel(pks))
         self._take(wait=False)
-        self._under_way.difference_update(pks)
+        for pk in pks:
+            self._under_way.pop(pk, None)
         outcomes = {pk: self._outcomes.pop(pk) for pk in pks if pk in self._outcomes}
         return {pk: each for pk, each in outcomes.items() if not isinstance(each, BaseException)}
 
@@ -123,9 +133,9 @@ class EventLoop:
             while True:
                 self._note(*self._ended.get_nowait())
 
-    def _note(self, pk: Any, outcome: Outcome | BaseException) -> None:
+    def _note(self, pk: Any, outcome: Together | BaseException) -> None:
         self._outcomes[pk] = outcome
-        self._under_way.discard(pk)
+        self._under_way.pop(pk, None)
 
     def close(self) -> None:
         """End the loop and its threads, and close the connections that handlers opened."""
@@ -139,14 +149,18 @@ class EventLoop:
         loop.close()
 
     async def _execute(
-        self, processor: Definition[Any], pk: Any, row: Any, arguments: tuple[Any, ...]
+        self, processor: Definition[Any], pk: Any, given: Any, arguments: tuple[Any, ...]
     ) -> None:
-        outcome: Outcome | BaseException
+        outcome: Together | BaseException
         task = asyncio.current_task()
         assert task is not None
         self._handlers[pk] = task
         try:
-            outcome = Handled(await processor.process(row, *arguments))
+            if processor._handles_batches:
+                results: Any = processor.process_batch([*given.values()], *arguments)
+                outcome = understood(processor, given, await results)
+            else:
+                outcome = Handled(await processor.process(given, *arguments))
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
                 return  # interrupted: neither done nor failed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.exceptions import HandlerExited, Unsupported
+from dcl_processor.exceptions import HandlerExited, ProcessorError, Unsupported
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.outcomes import Discard, Snooze
 
@@ -79,6 +81,10 @@ class UsedUp:
 
 Outcome = Handled | Failed | Snoozed | Discarded | Lost | HandedOut | UsedUp
 
+#: What a call for several rows came to: the outcome of each, by key, or, if the call raised, one
+#: outcome for the call as a whole.
+Together = dict[Any, Outcome] | Outcome
+
 
 def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) -> Outcome:
     """Call the handler; any error becomes an outcome, unless it ``ends_the_run()``.
@@ -88,7 +94,7 @@ def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) ->
     """
     try:
         if processor._handles_batches:
-            [outcome] = execute_together(processor, [row], arguments)
+            [outcome] = execute_together(processor, {row.pk: row}, arguments).values()
             return outcome
         result = processor.process(row, *arguments)
         if result is not None:
@@ -124,26 +130,109 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def execute_together(
-    processor: Definition[Any], rows: list[Any], arguments: tuple[Any, ...]
-) -> list[Outcome]:
-    """Call ``process_batch()``; the caller handles the errors that it raises.
+    processor: Definition[Any], rows: Mapping[Any, Any], arguments: tuple[Any, ...]
+) -> dict[Any, Outcome]:
+    """Call ``process_batch()``; the caller handles the errors that it raises."""
+    given = [*rows.values()]
+    results = processor.process_batch(given, *arguments)
+    return outcomes_of(processor, rows, results)
 
-    An exception among its results is the outcome of the row in that place. All writes stay, because
-    it is unknown which of them belong to that row. Redoing the other rows without it would repeat
-    effects that cannot be rolled back, such as a call of a service.
+
+def attempt_together(
+    processor: Definition[Any], rows: Mapping[Any, Any], arguments: tuple[Any, ...]
+) -> Together:
+    """Call ``process_batch()``; any error becomes an outcome, unless it ``ends_the_run()``."""
+    try:
+        results = processor.process_batch([*rows.values()], *arguments)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        return judge(error)
+    return understood(processor, rows, results)
+
+
+def understood(processor: Definition[Any], rows: Iterable[Any], results: Any) -> Together:
+    """Return the outcomes of rows from what ``process_batch()`` returned.
+
+    If that cannot be understood, the work may be done all the same, for any of the rows.
     """
-    results = processor.process_batch(rows, *arguments)
+    try:
+        return outcomes_of(processor, rows, results)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        return Failed(as_exception(error), handled=True)
+
+
+def outcomes_of(
+    processor: Definition[Any], rows: Iterable[Any], results: Any
+) -> dict[Any, Outcome]:
+    """Return the outcome of each row, by key, from what ``process_batch()`` returned.
+
+    ``rows``: the keys in the order in which the rows were passed. ``results``: ``None``, a result
+    for each row in that order, or results by key. An exception among them is the outcome of its
+    row. All writes stay, because it is unknown which of them belong to that row. Redoing the other
+    rows without it would repeat effects that cannot be rolled back, such as a call of a service.
+    Raises ``Unsupported`` for anything else.
+    """
+    keys = [*rows]
     if results is None:
-        return [Handled() for _ in rows]
-    if len(results) != len(rows):
+        return {pk: Handled() for pk in keys}
+    if isinstance(results, Mapping):
+        return _by_key(processor, keys, results)
+    _refuse_coroutine(processor, results)
+    if not _is_one_per_row(results):
+        raise Unsupported(
+            f"{processor.name}: expected process_batch() to return None, a list with one result "
+            f"for each row, or a mapping of primary keys to results, got {results!r:.100}."
+        )
+    if len(results) != len(keys):
         raise Unsupported(
             f"{processor.name}: expected process_batch() to return None or one result for each of "
-            f"{len(rows)} rows, got {len(results)}."
+            f"{len(keys)} rows, got {len(results)}."
         )
-    return [
-        judge(result, kept=True) if isinstance(result, BaseException) else Handled(result)
-        for result in results
-    ]
+    return {pk: _returned(result) for pk, result in zip(keys, results, strict=True)}
+
+
+def _by_key(
+    processor: Definition[Any], keys: list[Any], results: Mapping[Any, Any]
+) -> dict[Any, Outcome]:
+    """Return the outcomes from results by key; a row without a result has failed."""
+    known = set(keys)
+    for key in results:
+        if key not in known:
+            raise Unsupported(
+                f"{processor.name}: expected process_batch() to return a mapping whose keys are "
+                f"primary keys of the rows that it was called with, such as {keys[0]!r}, got the "
+                f"key {key!r}; use row.pk as the key."
+            )
+    return {pk: _returned(results[pk]) if pk in results else _no_result(pk) for pk in keys}
+
+
+def _returned(result: Any) -> Outcome:
+    return judge(result, kept=True) if isinstance(result, BaseException) else Handled(result)
+
+
+def _no_result(pk: Any) -> Outcome:
+    # Handled as far as is known: AT_MOST_ONCE must not repeat it, and leaves the row in doubt.
+    return Failed(
+        ProcessorError(
+            f"expected a result for row {pk} in the mapping that process_batch() returned, got no "
+            "such key, so it is unknown whether the row was handled; return an entry for each row, "
+            "None if there is nothing to say."
+        ),
+        handled=True,
+        kept=True,
+    )
+
+
+def _is_one_per_row(results: Any) -> bool:
+    """Return whether the results have an order and a length, as lists have."""
+    return (
+        isinstance(results, Sized)
+        and isinstance(results, Iterable)
+        and not isinstance(results, str | bytes | AbstractSet)
+    )
 
 
 def _refuse_coroutine(processor: Definition[Any], result: Any) -> None:

@@ -56,6 +56,13 @@ class Leftover:
             return outcome
         return Failed(TransactionLeftOpen(), handled=True)
 
+    def judge_all(self, outcomes: dict[Any, Outcome]) -> dict[Any, Outcome]:
+        """Do the same for the rows of one call, whose outcomes are given by key."""
+        if not self.end():
+            return outcomes
+        left = Failed(TransactionLeftOpen(), handled=True)
+        return {pk: left if isinstance(each, Handled) else each for pk, each in outcomes.items()}
+
     def end(self) -> bool:
         """Roll back the open transaction, if there is one; return whether there was."""
         connection = self._connection

@@ -23,22 +23,24 @@ WORTH_CLAIMING = 1 / 4
 class AsyncDispatcher:
     """Delivers batches whose handlers share an event loop, in the thread that dispatches them.
 
-    ``size``: rows that a claim takes, or more if more handlers than that may start. No batch may
-    choose among more candidates, for the same reason as in ``ThreadDispatcher``.
+    ``size``: rows that a claim takes, or more if more handlers than that may start; ``together``:
+    a handler takes all rows of a claim. No batch may choose among more candidates, for the same
+    reason as in ``ThreadDispatcher``.
     """
 
     may_choose = False
 
-    def __init__(self, loop: EventLoop, *, size: int) -> None:
+    def __init__(self, loop: EventLoop, *, size: int, together: bool = False) -> None:
         self._loop = loop
         self._size = size
+        self._together = together
         self._open: list[Batch[Any]] = []
         self._over: list[Batch[Any]] = []
 
     @property
     def room(self) -> int:
         """Return how many rows the next batch may have."""
-        return max(self._size, self._loop.free)
+        return self._size if self._together else max(self._size, self._loop.free)
 
     @property
     def rows_in_flight(self) -> int:
@@ -58,7 +60,8 @@ class AsyncDispatcher:
 
         Raises the error of a batch; the other batches stay in flight.
         """
-        enough = max(1, int(self._loop.concurrency * WORTH_CLAIMING))
+        part = 0 if self._together else WORTH_CLAIMING
+        enough = max(1, int(self._loop.concurrency * part))
         while True:
             for batch in [*self._open]:
                 self._go_on(batch)

@@ -144,7 +144,15 @@ class Passes:
         self._run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
         if self._run.stopped is None and not self._run.is_filtered:
-            self._suspects.settle(self._locked)
+            self._suspects.settle([*self._locked, *self._leased()])
+
+    def _leased(self) -> list[Any]:
+        """Return the leased rows if processes have died: among them may be rows that these held."""
+        lease = self._run.processor.lease
+        if lease is None or not self._run.notes.deaths:
+            return []
+        held = self._run.ask(due=False).unfiltered.filter(lease.alive()).order_by()
+        return list(held.values_list("pk", flat=True)[:MOST_LOCKED])
 
     def _without_suspects(self, waiting: deque[Any]) -> deque[Any]:
         for pk in self._suspects.among(waiting):

@@ -153,7 +153,8 @@ class Run(Generic[M]):
         """Return the dispatcher: threads for a plain handler with a concurrency over 1."""
         size = self.processor.batch_size
         if self.event_loop is not None:
-            return AsyncDispatcher(self.event_loop, size=size)
+            together = self.processor._handles_batches
+            return AsyncDispatcher(self.event_loop, size=size, together=together)
         if concurrency == 1:
             return InlineDispatcher(self.context, size=size, may_wait=self.starts.may_wait)
         return ThreadDispatcher(
@@ -195,8 +196,9 @@ class Run(Generic[M]):
             threads=self.concurrency if isinstance(self.dispatcher, ThreadDispatcher) else 0,
             heartbeat=self.heartbeat is not None,
         )
-        # In the other deliveries a claim outlives its process, so that the row is not first again.
-        if rules_of(self.processor).in_transaction:
+        # In the other deliveries a claim outlives its process, so that the row is not first again;
+        # but rows that were in one call would be in one call again when their leases have lapsed.
+        if rules_of(self.processor).in_transaction or self.processor._handles_batches:
             self.notes.using = question.using
         passes = Passes(self)
         ended_by: BaseException | None = None

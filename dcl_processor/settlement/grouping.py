@@ -1,17 +1,32 @@
-"""Group the rows that one flip statement can write, because their values are the same."""
+"""Group the rows that one flip statement can write.
+
+Their values are the same, or they write the same columns, each row with values of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+from django.db import connections
+from django.db.models import Model
+
+from dcl_processor.compiled_sql.own_values import OwnColumn, OwnValues, is_own
 from dcl_processor.database import likeness
 from dcl_processor.values import Values
 
 # Equal if they call the same function; other callables may define any comparison, or none.
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+
+Group = tuple[Values, list[Any]]
+
+#: Parameters of a statement that are not those of its rows: an allowance where there is a limit.
+_OTHER_PARAMETERS = 100
+
+#: In the place of a value that may be a row's own.
+_OWN = "own"
 
 
 def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
@@ -37,6 +52,84 @@ def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
         if not any(callable(value) for value in values.values()):
             plain[id(values)] = pks
     return list(groups.values())
+
+
+def merge(
+    groups: Sequence[Group], model: type[Model], using: str, compared: Iterable[str] = ()
+) -> list[Group]:
+    """Merge groups that write the same columns, so that one statement writes them.
+
+    ``compared``: columns that the statement compares with a value besides.
+
+    A column whose values differ gets ``OwnValues``. It cannot if its field, or a value in it,
+    needs SQL of its own; rows with the same values of such columns are still merged. A value that
+    its field refuses stays in a group of its own, so that writing it fails that row alone.
+    """
+    if len(groups) < 2 or not all(is_own(model, name) for name in compared):
+        return [*groups]
+    columns: dict[str, OwnColumn] = {}
+    alike: dict[Hashable, list[tuple[Group, dict[str, Any]]]] = {}
+    for values, pks in groups:
+        prepared: dict[str, Any] = {}
+        places = []
+        for name in sorted(values):
+            if name not in columns:
+                columns[name] = OwnColumn(model, using, name)
+            # A statement for several tables joins nothing.
+            here = columns[name].is_own
+            place = _place(columns[name], name, values[name], prepared) if here else id(values)
+            places.append((name, place))
+        alike.setdefault(tuple(places), []).append(((values, pks), prepared))
+    most = connections[using].features.max_query_params
+    return [each for some in alike.values() for each in _merged(some, columns, most)]
+
+
+def _place(column: OwnColumn, name: str, value: Any, prepared: dict[str, Any]) -> Hashable:
+    """Return what rows that one statement writes have in common in a column.
+
+    ``prepared``: gets the value in the database's form if it may be a row's own.
+    """
+    if (
+        not column.fits
+        or hasattr(value, "resolve_expression")
+        or hasattr(value, "prepare_database_save")
+    ):
+        return likeness.of_value(value)
+    try:
+        saved = column.prepared(value)
+    except Exception:  # noqa: BLE001  # writing this row alone raises it again, and explains it
+        return (id(value),)
+    if hasattr(saved, "as_sql"):
+        return likeness.of_value(value)
+    prepared[name] = saved
+    return _OWN
+
+
+def _merged(
+    some: Sequence[tuple[Group, dict[str, Any]]],
+    columns: Mapping[str, OwnColumn],
+    most: int | None,
+) -> Iterator[Group]:
+    """Yield the groups that one statement each can write; ``most``: parameters of a statement."""
+    if len(some) < 2:
+        yield from (group for group, _ in some)
+        return
+    own = [name for name in some[0][1] if len({_likeness(each, name) for each, _ in some}) > 1]
+    rows = [(pk, prepared) for (_, pks), prepared in some for pk in pks]
+    size = len(rows)
+    if most is not None:
+        size = max(1, (most - _OTHER_PARAMETERS) // (1 + 2 * len(own)))
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        values = dict(some[0][0][0])
+        for name in own:
+            theirs = {pk: prepared[name] for pk, prepared in part}
+            values[name] = OwnValues(columns[name].field, theirs)
+        yield values, [pk for pk, _ in part]
+
+
+def _likeness(group: Group, name: str) -> Hashable:
+    return likeness.of_value(group[0][name])
 
 
 def _call(value: Any, moments: dict[Any, date]) -> Any:

@@ -11,6 +11,7 @@ from django.core.exceptions import FieldError
 from django.db.models import QuerySet
 
 from dcl_processor.candidates.question import Question, these
+from dcl_processor.compiled_sql import own_values
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.transaction_id import current_transaction_id, is_in_transaction
@@ -56,12 +57,9 @@ def write(
     try:
         written = _update(question, pks, resolved, transaction_id)
         if written is None:
-            rows = _rows(question, pks)
-            if transaction_id is not None:
-                # Race: flip without work. Another transaction may have replaced the one with the
-                # locks.
-                rows = rows.filter(is_in_transaction(transaction_id))
-            written = rows.update(**resolved)
+            # Race: flip without work. Another transaction may have replaced the one with the locks.
+            fence = [] if transaction_id is None else [is_in_transaction(transaction_id)]
+            written = update_rows(question.table, pks, resolved, *fence)
     except UNWRITABLE as error:
         if is_flip:
             raise invalid_done(processor, error) from error
@@ -73,18 +71,34 @@ def write(
         _look_up(question, pks, written, processor, transaction_id)
 
 
+def update_rows(
+    table: QuerySet[Any, Any], pks: Sequence[Any], values: Values, *conditions: Any
+) -> int:
+    """Write those of the rows that meet the conditions by one statement; return how many."""
+    if own_values.own_values(values):
+        joined = own_values.statement(table.filter(*conditions), pks, values)
+        if joined is not None:
+            return own_values.execute(*joined, using=table.db)
+    return table.filter(these(pks), *conditions).update(**values)
+
+
 def checked_flips(
     question: Question[Any], writes: Sequence[tuple[Values, Sequence[Any]]], transaction_id: str
 ) -> list[tuple[str, Sequence[Any]]] | None:
     """Return statements that write the flips, each of which fails unless it writes its rows.
 
-    ``None``: one of them has no statement that is compiled once.
+    ``None``: one of them has neither a statement that is compiled once nor rows with own values.
     """
-    statements = []
+    statements: list[tuple[str, Sequence[Any]]] = []
     for values, pks in writes:
         try:
             update = _compiled(question, pks, values, is_fenced=True)
-            statement = None if update is None else update.checked(pks, values, transaction_id)
+            if update is not None:
+                statement = update.checked(pks, values, transaction_id)
+            else:
+                fenced = question.table.filter(is_in_transaction(transaction_id))
+                existing = _rows(question, pks)
+                statement = own_values.checked(fenced, existing, pks, values, transaction_id)
         except UNWRITABLE:
             return None  # which the update alone raises again, and explains
         if statement is None:

@@ -71,7 +71,13 @@ def wrapped(processor: BatchProcessor[Any], around: Around) -> dict[str, Callabl
             with around([row.pk for row in rows]):
                 return handle_batch(rows, *arguments)
 
-        return {"process_batch": process_batch}
+        @functools.wraps(handle_batch)
+        async def batch_on_the_loop(rows: Sequence[Any], /, *arguments: Any) -> Any:
+            with around([row.pk for row in rows]):
+                results: Any = handle_batch(rows, *arguments)
+                return await results
+
+        return {"process_batch": batch_on_the_loop if processor._is_async else process_batch}
     handle = processor.process
 
     @functools.wraps(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from threading import Event
 from typing import Any
 
@@ -53,6 +54,38 @@ def test_a_row_is_one_message(pending: Any) -> None:
 
 def test_a_batch_is_one_message() -> None:
     assert per_row(lambda row: None, batch_size=10) == 1 / 10
+
+
+def test_a_batch_whose_rows_have_values_of_their_own_is_one_message() -> None:
+    places = count()
+    done = {"done": True, "result": lambda: f"token {next(places)}"}
+    assert per_row(lambda row: None, batch_size=10, done=done) == 1 / 10
+    assert len(set(Errand.objects.values_list("result", flat=True))) == 300
+
+
+def test_a_flip_of_own_values_that_is_dropped_costs_its_own_row_alone() -> None:
+    rows = the.errands(30)
+    places = count()
+    drop = temporary(
+        "CREATE FUNCTION drop_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.done AND NEW.place = 17 THEN RETURN NULL; END IF; RETURN NEW; END $$; "
+        "CREATE TRIGGER drop_it BEFORE UPDATE ON tests_errand "
+        "FOR EACH ROW EXECUTE FUNCTION drop_it()",
+        "DROP TRIGGER drop_it ON tests_errand; DROP FUNCTION drop_it",
+    )
+    done = {"done": True, "result": lambda: f"token {next(places)}"}
+    with drop:
+        report = processor(the.ignore, batch_size=10, done=done)()
+    assert_run(report, processed=29, failed=1)
+    assert report.failures[0].pk == rows[17].pk
+    assert "expected the flip to write" in str(report.failures[0].error)
+
+
+@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+def test_a_bulk_call_is_four_messages(make: the.Make) -> None:
+    """The claim, and BEGIN, one UPDATE and COMMIT for the settlement of all its rows."""
+    options: dict[str, Any] = {"process_batch": lambda rows: None, "pending": the.PENDING}
+    assert per_row(the.ignore, make=make, batch_size=10, **options) == 4 / 10
 
 
 COMMITTED_CLAIMS = pytest.mark.parametrize(

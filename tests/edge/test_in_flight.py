@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import stat
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import QuerySet
+from django.utils import timezone
 
-from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.execution import in_flight
 from dcl_processor.runner import suspects
 from tests.contract.support.reports import assert_run
@@ -205,6 +211,66 @@ def test_all_rows_of_a_batch_handler_are_noted(folder: Path) -> None:
 
     assert_run(Together()(), processed=3)
     assert [each.keys for each in noted] == [tuple(str(pk) for pk in rows)]
+
+
+class Leased(BatchProcessor[Parcel]):
+    """Handles two leased rows in one call."""
+
+    delivery = Delivery.AT_LEAST_ONCE
+    lease = Lease(60)
+    done = {"sent": True}
+    batch_size = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[list[int]] = []
+
+    def pending(self) -> QuerySet[Parcel]:
+        return Parcel.objects.filter(sent=False)
+
+    def process_batch(self, rows: Sequence[Parcel], /) -> Any:
+        self.calls.append([row.pk for row in rows])
+
+
+def test_all_rows_of_the_calls_on_an_event_loop_are_noted(folder: Path) -> None:
+    """Also those of the calls that remain when one has ended."""
+    rows = parcels(*[""] * 4)
+    keys = [str(pk) for pk in rows]
+    at_work: list[int] = []
+
+    async def note_has(*expected: str) -> None:
+        async with asyncio.timeout(30):
+            while [each.keys for path in folder.iterdir() for each in copied(path)] != [expected]:
+                await asyncio.sleep(0.01)
+
+    class OnTheLoop(Leased):
+        async def process_batch(self, rows: Sequence[Parcel], /) -> None:
+            at_work.append(rows[0].pk)
+            while len(at_work) < 2:
+                await asyncio.sleep(0.01)
+            if rows[0].pk == int(keys[0]):
+                await note_has(*keys)
+            else:
+                await note_has(*keys[2:])
+
+    assert_run(OnTheLoop()(concurrency=2), processed=4)
+    assert list(folder.iterdir()) == []
+
+
+def test_rows_of_a_call_that_killed_its_process_come_last_and_alone(folder: Path) -> None:
+    """When their leases have lapsed; until then the note stays."""
+    rows = parcels(*[""] * 5)
+    processor = Leased()
+    left_by_the_dead(rows[0], rows[1], processor=processor)
+    dead = Parcel.objects.filter(pk__in=rows[:2])
+    dead.update(leased_until=timezone.now() + timedelta(days=1))
+    assert_run(processor(limit=1), processed=1, stopped="limit")
+    assert_run(processor(), processed=2)
+    assert len(list(folder.iterdir())) == 1
+    dead.update(leased_until=timezone.now() - timedelta(days=1))
+    assert_run(processor(), processed=2)
+    assert processor.calls == [[rows[2]], rows[3:], [rows[0]], [rows[1]]]
+    assert list(folder.iterdir()) == []
 
 
 def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> None:

@@ -126,6 +126,20 @@ class SendTogether(BatchProcessor[Parcel]):
         return {"note": str(error)}
 
 
+class SendTogetherLater(BatchProcessor[Parcel]):
+    """Answers by key, on an event loop."""
+
+    delivery = Delivery.AT_LEAST_ONCE
+    lease = Lease(60)
+    done = {"sent": True}
+
+    def pending(self) -> QuerySet[Parcel]:
+        return Parcel.objects.filter(sent=False)
+
+    async def process_batch(self, rows: Sequence[Parcel], /) -> Mapping[int, str | Exception]:
+        return {row.pk: str(row.pk) for row in rows}
+
+
 class SendOnALine(BatchProcessor[Parcel]):
     done = {"sent": True}
 

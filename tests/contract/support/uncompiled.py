@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 
 from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.compiled_sql.claim_update import ClaimUpdate
+from dcl_processor.compiled_sql.own_values import OwnValues
 from dcl_processor.compiled_sql.placeholders import Placeholder
 from dcl_processor.delivery import one_statement
+from dcl_processor.settlement import grouping
 
 
 def nothing(*_: Any) -> None:
@@ -24,5 +26,6 @@ def refuse(*_: Any, **__: Any) -> NoReturn:
 def pytest_configure() -> None:
     StatementCache.get = nothing  # type: ignore[assignment, method-assign]  # for the process
     one_statement.suits = lambda question: False
-    for each in (Placeholder, ClaimUpdate):
+    grouping.merge = lambda groups, *_: [*groups]
+    for each in (Placeholder, ClaimUpdate, OwnValues):
         each.__init__ = refuse  # type: ignore[method-assign]  # as above

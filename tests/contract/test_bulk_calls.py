@@ -1,0 +1,476 @@
+"""``process_batch()`` in each delivery: what a call returns, raises, and loses on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor import BatchProcessor, Discard, Snooze
+from dcl_processor.exceptions import AttemptsUsedUp, TransactionLeftOpen, Unsupported
+from dcl_processor.runner.counters import Counters
+from tests.contract.support import errands as the
+from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.errands import Make, each_delivery
+from tests.contract.support.reports import assert_run
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+Rows = Sequence[Errand]
+
+all_deliveries = pytest.mark.parametrize(
+    "make", [the.transactional, the.at_most_once, the.at_least_once]
+)
+
+#: What ``AT_MOST_ONCE`` needs to put a row back; the others have no use for it.
+RESET = {"claimed": False, "done": False}
+
+
+def with_result(row: Errand, result: Any) -> dict[str, Any]:
+    return {"done": True, "result": str(result)}
+
+
+def bulk(make: Make, handle: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor that handles ten rows in one call, unless told otherwise."""
+    return make(the.ignore, **{"process_batch": handle, "batch_size": 10, **options})
+
+
+class Calls:
+    """Remembers the places of each call's rows, and answers with what ``answer`` returns."""
+
+    def __init__(self, answer: Callable[[Rows], Any] = lambda rows: None) -> None:
+        self.answer = answer
+        self.places: list[list[int]] = []
+
+    def __call__(self, rows: Rows) -> Any:
+        self.places.append([row.place for row in rows])
+        return self.answer(rows)
+
+
+def places(**values: Any) -> list[int]:
+    return list(Errand.objects.filter(**values).order_by("place").values_list("place", flat=True))
+
+
+@all_deliveries
+def test_one_call_gets_all_rows_of_a_batch(make: Make) -> None:
+    the.errands(25)
+    calls = Calls()
+    assert_run(bulk(make, calls)(), processed=25)
+    assert [len(each) for each in calls.places] == [10, 10, 5]
+    assert places(done=True) == list(range(25))
+    assert not Errand.objects.exclude(leased_until=None, claimed_at=None).exists()
+
+
+@all_deliveries
+def test_results_by_key_reach_the_flips(make: Make) -> None:
+    the.errands(5)
+    calls = Calls(lambda rows: {row.pk: f"sent {row.place}" for row in reversed(rows)})
+    assert_run(bulk(make, calls, done=with_result)(), processed=5)
+    said = Errand.objects.order_by("place").values_list("result", flat=True)
+    assert list(said) == [f"sent {place}" for place in range(5)]
+
+
+@all_deliveries
+def test_a_row_without_a_result_in_a_mapping_has_failed(make: Make) -> None:
+    rows = the.errands(4)
+    calls = Calls(lambda rows: {row.pk: None for row in rows if row.place != 2})
+    report = bulk(make, calls)()
+    assert_run(report, processed=3, failed=1)
+    assert calls.places == [[0, 1, 2, 3]]
+    words = f"expected a result for row {rows[2].pk} in the mapping"
+    assert str(report.failures[0].error).startswith(words)
+    assert places(done=True) == [0, 1, 3]
+
+
+def test_at_most_once_leaves_a_row_without_a_result_in_doubt() -> None:
+    """The service may have handled it, so it is not tried again."""
+    the.errands(3)
+    calls = Calls(lambda rows: {row.pk: None for row in rows if row.place != 1})
+    options = {"retry": the.retry(), "reset": RESET, "failed": {"dead": True}}
+    run = bulk(the.at_most_once, calls, **options)
+    assert_run(run(), processed=2, failed=1)
+    assert [row.place for row in run.in_doubt(older_than=0)] == [1]
+    assert_run(run())
+
+
+@all_deliveries
+def test_an_unknown_key_is_one_clear_error(make: Make) -> None:
+    the.errands(1)
+    report = bulk(make, Calls(lambda rows: {str(rows[0].pk): None}))()
+    assert_run(report, failed=1)
+    [error] = [each.error for each in report.failures]
+    assert isinstance(error, Unsupported)
+    assert "keys are primary keys of the rows" in str(error)
+    assert places(done=True) == []
+
+
+@all_deliveries
+@pytest.mark.parametrize("answer", ["sent", {1, 2}, 7, iter([1, 2])], ids=repr)
+def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> None:
+    the.errands(2)
+    report = bulk(make, Calls(lambda rows: answer), failed={"dead": True})()
+    assert_run(report, failed=2)
+    assert "to return None, a list with one result for each row" in str(report.failures[0].error)
+    assert places(done=True) == []
+
+
+def test_a_coroutine_that_a_plain_function_returns_is_refused() -> None:
+    the.errands(1)
+
+    async def later() -> None: ...
+
+    report = bulk(the.at_least_once, Calls(lambda rows: later()))()
+    assert_run(report, failed=1)
+    assert "got a coroutine that is never run" in str(report.failures[0].error)
+
+
+def test_at_most_once_leaves_rows_in_doubt_whose_results_cannot_be_told_apart() -> None:
+    the.errands(3)
+    options = {"retry": the.retry(), "reset": RESET, "failed": {"dead": True}}
+    calls = Calls(lambda rows: [None])
+    run = bulk(the.at_most_once, calls, **options)
+    report = run()
+    assert_run(report, failed=3)
+    assert "one result for each of 3 rows, got 1" in str(report.failures[0].error)
+    assert len(calls.places) == 1
+    assert [row.place for row in run.in_doubt(older_than=0)] == [0, 1, 2]
+
+
+@all_deliveries
+@pytest.mark.parametrize("by_key", [False, True], ids=["list", "mapping"])
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_returned_exception_is_its_rows_outcome(make: Make, by_key: bool, size: int) -> None:
+    """As ``asyncio.gather(return_exceptions=True)`` gives them."""
+    rows = the.errands(6)
+    outcomes = [None, ValueError("no"), Snooze(delay=60), Discard("never"), SystemExit(2), "sent"]
+
+    def answer(given: Rows) -> Any:
+        pairs = [(row.pk, outcomes[row.place]) for row in given]
+        return dict(pairs) if by_key else [each for _, each in pairs]
+
+    calls = Calls(answer)
+    retry = the.retry(backoff=60)
+    options = {"retry": retry, "reset": RESET, "failed": {"dead": True}, "batch_size": size}
+    report = bulk(make, calls, **options)()
+    assert_run(report, processed=2, failed=2, snoozed=1, discarded=1, retried=2)
+    assert sorted(place for call in calls.places for place in call) == list(range(6))
+    said = [the.state(row) for row in rows]
+    assert [each["done"] for each in said] == [True, False, False, False, False, True]
+    assert [each["dead"] for each in said] == [False, False, False, True, False, False]
+    assert [each["attempts"] for each in said] == [0, 1, 0, 1, 1, 0]
+    assert not any(each["claimed"] for each in said[1:3])
+    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
+
+
+def test_flipped_before_the_work_a_returned_exception_is_no_success_either() -> None:
+    the.errands(2)
+    calls = Calls(lambda rows: [ValueError("no"), None])
+    report = bulk(the.at_most_once, calls, claim=None, claimed_at=None, failed={"dead": True})()
+    assert_run(report, processed=1, failed=1)
+    assert places(dead=True) == [0]
+
+
+def raising_at(*bad: int) -> Callable[[Rows], None]:
+    def answer(rows: Rows) -> None:
+        for row in rows:
+            if row.place in bad:
+                raise ValueError(f"place {row.place}")
+
+    return answer
+
+
+def test_at_least_once_calls_each_row_again_alone_when_a_call_raises() -> None:
+    rows = the.errands(4)
+    calls = Calls(raising_at(1))
+    run = bulk(the.at_least_once, calls, retry=the.retry(backoff=60))
+    report = run()
+    assert_run(report, processed=3, failed=1, retried=1)
+    assert calls.places == [[0, 1, 2, 3], [0], [1], [2], [3]]
+    assert places(done=True) == [0, 2, 3]
+    # One attempt, which the claim has counted.
+    assert the.state(rows[1])["attempts"] == 1
+    assert str(report.failures[0].error) == "place 1"
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Discard("never"), Snooze()], ids=repr)
+def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) -> None:
+    the.errands(4)
+
+    def fail(rows: Rows) -> None:
+        raise error
+
+    calls = Calls(fail)
+    report = bulk(the.at_most_once, calls, reset=RESET, failed={"dead": True})()
+    assert calls.places == [[0, 1, 2, 3]]
+    match error:
+        case Snooze():
+            assert_run(report, snoozed=4)
+            assert places(claimed=False, dead=False) == [0, 1, 2, 3]
+        case Discard():
+            assert_run(report, discarded=4)
+            assert places(dead=True) == [0, 1, 2, 3]
+        case _:
+            assert_run(report, failed=4)
+            assert places(dead=True) == [0, 1, 2, 3]
+    assert places(done=True) == []
+
+
+def test_at_most_once_without_failed_leaves_all_rows_of_a_call_that_raised_in_doubt() -> None:
+    the.errands(3)
+    run = bulk(the.at_most_once, Calls(raising_at(1)))
+    assert_run(run(), failed=3)
+    assert [row.place for row in run.in_doubt(older_than=0)] == [0, 1, 2]
+
+
+def test_rows_whose_lease_is_lost_during_the_call_are_reported_and_the_others_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = the.errands(6)
+    monkeypatch.setattr(Counters, "is_to_be_careful", False)  # as after the run's first row
+
+    def lose(given: Rows) -> list[str]:
+        mine = Errand.objects.using("other").filter(place__in=[1, 4])
+        later = F("leased_until") + timedelta(hours=1)
+        mine.update(leased_until=later, result="of another worker")
+        Errand.objects.using("other").filter(place=2).delete()
+        return [f"sent {row.place}" for row in given]
+
+    with CaptureQueriesContext(connection) as queries:
+        report = bulk(the.at_least_once, lose, done=with_result)()
+    # The handler deleted row 2: it was handled.
+    assert_run(report, processed=4, lease_lost=2)
+    said = [the.state(row) for row in rows if row.place != 2]
+    assert [each["done"] for each in said] == [True, False, True, False, True]
+    assert [said[1]["result"], said[3]["result"]] == ["of another worker"] * 2
+    settled = [each["sql"] for each in queries if is_flip(each["sql"])]
+    # All of them, then those that are still held, then each of the other three.
+    assert len(settled) == 2 + 3
+
+
+def is_flip(sql: str) -> bool:
+    return sql.startswith("UPDATE") and '"result"' in sql.replace("`", '"') and "sent" in sql
+
+
+def test_a_row_without_attempts_left_is_left_out_of_the_call() -> None:
+    the.errands(3)
+    Errand.objects.filter(place=1).update(attempts=3)
+    calls = Calls()
+    run = bulk(the.at_least_once, calls, retry=the.retry(), failed={"dead": True})
+    report = run()
+    assert_run(report, processed=2, failed=1)
+    assert calls.places == [[0, 2]]
+    assert isinstance(report.failures[0].error, AttemptsUsedUp)
+    assert places(dead=True) == [1]
+
+
+@all_deliveries
+def test_a_limit_is_never_exceeded(make: Make) -> None:
+    rows = the.errands(25)
+    calls = Calls()
+    assert_run(bulk(make, calls)(limit=13), processed=13, stopped="limit")
+    assert [len(each) for each in calls.places] == [10, 3]
+    assert all(the.untouched(row) for row in rows[13:])
+
+
+@each_delivery
+def test_a_stop_during_a_call_settles_its_rows_and_starts_no_other(make: Make) -> None:
+    rows = the.errands(15)
+    stop = Event()
+
+    def handle(given: Rows) -> None:
+        stop.set()
+
+    assert_run(bulk(make, handle)(stop=stop), processed=10, stopped="signal")
+    assert all(the.untouched(row) for row in rows[10:])
+
+
+def test_a_stop_between_calls_of_single_rows_puts_the_others_back() -> None:
+    """They are handled by a later run, and their attempt does not count."""
+    rows = the.errands(4)
+    stop = Event()
+
+    def handle(given: Rows) -> None:
+        if len(given) > 1:
+            raise ValueError
+        stop.set()
+
+    run = bulk(the.at_least_once, handle, retry=the.retry())
+    assert_run(run(stop=stop), processed=1, stopped="signal")
+    assert all(the.untouched(row) for row in rows[1:])
+
+
+def test_a_timeout_ends_the_calls_of_single_rows_too(clock: Clock) -> None:
+    rows = the.errands(4)
+
+    def handle(given: Rows) -> None:
+        if len(given) > 1:
+            raise ValueError
+        clock.passed = HOUR
+
+    run = bulk(the.at_least_once, handle, retry=the.retry())
+    assert_run(run(timeout=HOUR), processed=1, stopped="timeout")
+    assert all(the.untouched(row) for row in rows[1:])
+
+
+@each_delivery
+def test_an_interrupt_in_a_call_leaves_its_rows_as_the_delivery_says(make: Make) -> None:
+    rows = the.errands(3)
+
+    def handle(given: Rows) -> None:
+        raise KeyboardInterrupt
+
+    options = {"retry": the.retry()} if make is the.at_least_once else {}
+    run = bulk(make, handle, **options)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    if make is the.at_least_once:
+        assert all(the.untouched(row) for row in rows)
+    else:
+        assert run.in_doubt(older_than=0).count() == 3
+
+
+@each_delivery
+def test_an_interrupt_after_the_commit_of_a_settlement_is_not_taken_for_lost_rows(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are written once more, and no longer have this worker's mark."""
+    the.errands(3)
+    interrupted: list[bool] = []
+    driven: Any = connection
+    commit = driven._commit
+
+    def interrupt() -> None:
+        commit()
+        if not interrupted and Errand.objects.using("other").filter(done=True).count() == 3:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(driven, "_commit", interrupt)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        bulk(make, Calls())()
+    assert interrupted
+    assert_run(raised.value.report, processed=3, stopped="signal")  # type: ignore[attr-defined]  # as documented at run()
+    assert not Errand.objects.exclude(leased_until=None, claimed_at=None).exists()
+
+
+@each_delivery
+def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) -> None:
+    the.errands(3)
+
+    def handle(given: Rows) -> None:
+        if connection.vendor == "mysql":
+            with connection.cursor() as cursor:
+                cursor.execute("START TRANSACTION")
+        else:
+            connection.set_autocommit(False)
+        Errand.objects.filter(pk=given[0].pk).update(result="worked")
+
+    report = bulk(make, handle)()
+    assert_run(report, failed=3)
+    assert {type(each.error) for each in report.failures} == {TransactionLeftOpen}
+    assert places(result="worked") == places(done=True) == []
+
+
+def test_a_transaction_that_a_call_leaves_open_ends_before_the_next_call() -> None:
+    the.errands(3)
+
+    def handle(given: Rows) -> None:
+        if len(given) > 1:
+            Errand.objects.filter(place=2).update(result="lost")
+            transaction.atomic().__enter__()
+            Errand.objects.filter(place=1).update(result="lost")
+            raise ValueError
+        assert not connection.in_atomic_block
+
+    assert_run(bulk(the.at_least_once, handle)(), processed=3)
+    assert places(done=True) == [0, 1, 2]
+    assert places(result="lost") == [2]
+
+
+@each_delivery
+def test_threads_make_so_many_calls_at_once(make: Make) -> None:
+    the.errands(41)
+    first, second = Event(), Event()
+    sizes: list[int] = []
+
+    def handle(given: Rows) -> None:
+        sizes.append(len(given))
+        if len(sizes) == 1:
+            return
+        (second if first.is_set() else first).set()
+        the.wait(second)
+
+    assert_run(bulk(make, handle)(concurrency=2), processed=41)
+    assert sum(sizes) == 41
+    assert places(done=True) == list(range(41))
+
+
+class Line:
+    """Breaks in the first call, and is closed."""
+
+    opened: list[Line]
+
+    def __init__(self) -> None:
+        self.broken = not self.opened
+        self.opened.append(self)
+
+    def close(self) -> None:
+        self.broken = True
+
+
+def test_the_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
+    the.errands(3)
+    Line.opened = []
+
+    def handle(given: Rows, line: Line) -> None:
+        if line.broken:
+            raise ValueError("a broken line")
+
+    def resource() -> AbstractContextManager[Line]:
+        return closing(Line())
+
+    assert_run(bulk(the.at_least_once, handle, resource=resource)(), processed=3)
+    assert len(Line.opened) == 2
+
+
+def test_a_resource_that_cannot_be_opened_again_costs_no_row_an_attempt() -> None:
+    rows = the.errands(3)
+    Line.opened = []
+
+    def handle(given: Rows, line: Line) -> None:
+        raise ValueError("a broken line")
+
+    def resource() -> AbstractContextManager[Line]:
+        if Line.opened:
+            raise ConnectionRefusedError
+        return closing(Line())
+
+    report = bulk(the.at_least_once, handle, resource=resource, retry=the.retry())()
+    assert_run(report, stopped="failures")
+    assert isinstance(report.error, ConnectionRefusedError)
+    assert all(the.untouched(row) for row in rows)
+
+
+@each_delivery
+def test_the_rows_of_a_call_are_settled_by_one_statement(make: Make) -> None:
+    """Each row has a result of its own; a batch more costs one claim and one settlement."""
+    counts = []
+    for number in (11, 31):
+        Errand.objects.all().delete()
+        the.errands(number)
+        calls = Calls(lambda rows: [f"sent {row.place}" for row in rows])
+        with CaptureQueriesContext(connection) as queries:
+            assert_run(bulk(make, calls, done=with_result)(), processed=number)
+        counts.append(len([each for each in queries if is_flip(each["sql"])]))
+        said = Errand.objects.order_by("place").values_list("result", flat=True)
+        assert list(said) == [f"sent {place}" for place in range(number)]
+    # The first row of a run is alone, because its flip needs the handler's result.
+    assert counts == [1 + 1, 1 + 3]
