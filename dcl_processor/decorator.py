@@ -33,6 +33,7 @@ class Options(TypedDict, total=False):
     claimed_at: str | None
     lease: Lease | None
     concurrency: int
+    max_workers: int | None
     retry: Retry | None
     max_consecutive_failures: int | None
     using: str | None

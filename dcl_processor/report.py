@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from .errors import represent
 from .exceptions import RowsFailed
 
-Stopped = Literal["drained", "limit", "timeout", "signal", "failures"]
+Stopped = Literal["drained", "limit", "timeout", "signal", "failures", "busy"]
 
 COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost")
 
@@ -132,5 +132,13 @@ class Report:
         did = ", ".join(counts) or (
             "nothing pending" if self.stopped == "drained" else "no row tried"
         )
-        end = "" if self.stopped == "drained" else f"; stopped by {self.stopped}"
-        return f"{self.name}: {did} in {self.duration:.2f} s{end}"
+        return f"{self.name}: {did} in {self.duration:.2f} s{self._end}"
+
+    @property
+    def _end(self) -> str:
+        match self.stopped:
+            case "drained":
+                return ""
+            case "busy":
+                return "; all slots of max_workers are taken"
+        return f"; stopped by {self.stopped}"

@@ -12,6 +12,7 @@
 - E010  two processors of one model share columns that each processor needs for itself
 - E011  the lease's column keeps local time of a zone whose clocks change
 - E012  a table's engine has no transactions: only with ``check --database``
+- E013  max_workers on a database without locks that end with a session
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import

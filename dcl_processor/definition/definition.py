@@ -60,6 +60,7 @@ class Definition(Generic[M]):
     claimed_at: str | None = None
     lease: Lease | None = None
     concurrency: int = 1
+    max_workers: int | None = None
     using: str | None = None
     read_using: str | None = None
 

@@ -45,6 +45,7 @@ _OPTIONAL: dict[str, _Check] = {
     "max_consecutive_failures": _number_of(
         "rows", least=0, fix="; with 0, failures do not end a run"
     ),
+    "max_workers": _number_of("workers", least=1),
     "claimed_at": _a(str, "the name of a column"),
     "lease": _a(Lease, "a Lease"),
     "using": _a(str, "the name of a database in DATABASES"),

@@ -34,6 +34,7 @@ class RunOptions(TypedDict, total=False):
     using: str | None
     limit: int | None
     timeout: float | None
+    wait_for_slot: float
     concurrency: int | None
 
 
@@ -56,8 +57,9 @@ def run(
     check_copies(copies)
     needed = 1
     if copies > 1:
-        # No worker is started without a pending row for it.
-        needed = min(copies, backlog.count(processor, using=options.get("using"), most=copies - 1))
+        # No worker is started without a pending row and a slot for it.
+        most = min(copies, processor.max_workers or copies)
+        needed = min(most, backlog.count(processor, using=options.get("using"), most=most - 1))
     if needed < 2:
         with row_callback(processor, on_row):
             report = processor.run(**options, stop=stop)
@@ -150,7 +152,9 @@ def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
     for reason in order:
         if reason in reasons:
             return reason
-    return "limit" if reached_limit else "drained"
+    if reached_limit:
+        return "limit"
+    return "busy" if "busy" in reasons and "drained" not in reasons else "drained"
 
 
 def shares(limit: int | None, copies: int) -> list[int | None]:

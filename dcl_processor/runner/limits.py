@@ -22,7 +22,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 #: Handlers in flight at once. Each thread has its own connection; servers allow hundreds of them.
 MOST_THREADS, MOST_TASKS = 1_000, 10_000
 
-#: Seconds. A run that waits longer only keeps a worker busy.
+#: Seconds, for locked rows and for a slot. A run that waits longer only keeps a worker busy.
 LONGEST_WAIT_FOR_LOCKED = DAY
 
 
@@ -35,6 +35,7 @@ class Limits:
         limit: int | None,
         timeout: float | timedelta | None,
         wait_for_locked: float | timedelta,
+        wait_for_slot: float | timedelta = 0,
         stop: Event | None,
     ) -> None:
         if limit is not None:
@@ -48,6 +49,12 @@ class Limits:
             wait_for_locked,
             most=LONGEST_WAIT_FOR_LOCKED,
             fix="; the next run finds the rows that are still locked",
+        )
+        self._wait_for_slot = expect_seconds(
+            "expected wait_for_slot",
+            wait_for_slot,
+            most=LONGEST_WAIT_FOR_LOCKED,
+            fix="; the next run asks for a slot again",
         )
         self._stop = stop or Event()
 
@@ -73,7 +80,14 @@ class Limits:
     def waits(self) -> Iterator[bool]:
         """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over."""
         # Race: endless run. The run waits for rows that other workers keep locked until then.
-        end = time.monotonic() + self._wait
+        return self._waits(self._wait)
+
+    def waits_for_slot(self) -> Iterator[bool]:
+        """Wait a little longer each time, until ``wait_for_slot`` or ``timeout`` is over."""
+        return self._waits(self._wait_for_slot)
+
+    def _waits(self, seconds: float) -> Iterator[bool]:
+        end = time.monotonic() + seconds
         if self._deadline is not None:
             end = min(end, self._deadline)
         pause = FIRST_WAIT

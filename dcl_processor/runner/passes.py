@@ -165,6 +165,9 @@ class Passes:
         size = min(size, len(waiting))
         if self._alone and size > 0:
             size, more = self._clipped(size, more, waiting)
+        if not run.starts.has_slot():
+            # Only the end of the batches in flight is waited for.
+            size = 0
         if run.processor._flip_needs_result and run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
             size = min(size, max(0, 1 - in_flight))

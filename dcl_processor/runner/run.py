@@ -24,6 +24,7 @@ from dcl_processor.execution.leftover import Leftover
 from dcl_processor.execution.resource import Broken, Resource
 from dcl_processor.locking.isolation import refuse_outer_transaction, refuse_test_case
 from dcl_processor.locking.row_transactions import RowTransactions
+from dcl_processor.locking.slots import Slot
 from dcl_processor.report import Report, Stopped
 from dcl_processor.signals import row_finished, run_finished
 
@@ -48,6 +49,7 @@ class Starts:
     counters: Counters
     resource: Resource
     event_loop: EventLoop | None
+    slot: Slot | None = None
     is_interrupted: bool = False
 
     def __call__(self, so_far: dict[Any, Outcome]) -> bool:
@@ -57,7 +59,7 @@ class Starts:
         """
         if self.is_interrupted or self.counters.streak.ends_the_run:
             return False
-        if self.limits.exceeded(self.counters.handled):
+        if self.limits.exceeded(self.counters.handled) or not self.has_slot():
             return False
         if not so_far:
             return True
@@ -66,6 +68,10 @@ class Starts:
         # A failed row may have worn the resource. Handlers on the event loop share it, and it is
         # reopened between batches.
         return self.event_loop is not None or self.resource.ready()
+
+    def has_slot(self) -> bool:
+        """Return whether the run holds the slot that ``max_workers`` requires."""
+        return self.slot is None or self.slot.is_held()
 
     def goes_well(self) -> bool:
         """Return whether rows succeed: otherwise the next row depends on how this one ends."""
@@ -95,6 +101,7 @@ class Run(Generic[M]):
         limit: int | None,
         timeout: float | timedelta | None,
         wait_for_locked: float | timedelta,
+        wait_for_slot: float | timedelta,
         concurrency: int | None,
         stop: Event | None,
     ) -> None:
@@ -108,7 +115,11 @@ class Run(Generic[M]):
         limits.check_concurrency(concurrency, is_async=processor._is_async)
         limits.check_stop(stop)
         self.limits = limits.Limits(
-            limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
+            limit=limit,
+            timeout=timeout,
+            wait_for_locked=wait_for_locked,
+            wait_for_slot=wait_for_slot,
+            stop=stop,
         )
         self.processor = processor
         self.filter = filter
@@ -169,6 +180,9 @@ class Run(Generic[M]):
             threads=self.concurrency if isinstance(self.dispatcher, ThreadDispatcher) else 0,
             heartbeat=self.heartbeat is not None,
         )
+        if self.processor.max_workers is not None:
+            name, most = self.processor.name, self.processor.max_workers
+            self.starts.slot = Slot(question.using, name, most)
         # In the other deliveries a claim outlives its process, so that the row is not first again.
         if rules_of(self.processor).in_transaction:
             self.notes.using = question.using
@@ -211,6 +225,8 @@ class Run(Generic[M]):
             self.event_loop.close()
         if self.heartbeat is not None:
             self.heartbeat.close()
+        if self.starts.slot is not None:
+            self.starts.slot.release()
         self.notes.close()
 
     @property
@@ -225,8 +241,24 @@ class Run(Generic[M]):
         if self.counters.streak.ends_the_run or self.broken.error is not None:
             self.stopped = "failures"
         else:
-            self.stopped = self.limits.exceeded(self.counters.handled)
+            self.stopped = self.limits.exceeded(self.counters.handled) or self.enter()
         return self.stopped is not None
+
+    def enter(self) -> Stopped | None:
+        """Take a slot if the run needs one; return why the run has to end without one.
+
+        A slot that was lost is taken again when no row is in flight any more.
+        """
+        slot = self.starts.slot
+        if slot is None or slot.is_held() or self.dispatcher.rows_in_flight:
+            return None
+        waits = self.limits.waits_for_slot()
+        while not slot.take():
+            if not next(waits, False):
+                return self.limits.exceeded(self.counters.handled) or "busy"
+            if reason := self.limits.exceeded(self.counters.handled):
+                return reason
+        return None
 
     def ask(self, *, due: bool = True) -> Question[M]:
         """Return a new question for the user's ``pending``."""

@@ -69,6 +69,14 @@ class Command(BaseCommand):
             help="Handlers in flight at once, in each worker, instead of the processors' own "
             "concurrency: threads, or tasks for async handlers.",
         )
+        run.add_argument(
+            "--wait-for-slot",
+            type=_seconds,
+            default=0.0,
+            metavar="SECONDS",
+            help="Seconds to wait for a slot of a processor whose max_workers are at work; without "
+            "it, the command leaves the rows to them.",
+        )
         watching.add_arguments(run)
         listing = actions.add_parser(
             "list", parents=[common], help="Show the number of pending rows of each processor."
@@ -154,6 +162,7 @@ class Command(BaseCommand):
                         using=using,
                         limit=limit,
                         timeout=left,
+                        wait_for_slot=options["wait_for_slot"],
                         concurrency=options["concurrency"],
                         stop=stop,
                         on_row=on_row,
