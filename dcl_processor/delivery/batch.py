@@ -20,6 +20,7 @@ from dcl_processor.values import Values
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
     from dcl_processor.execution.event_loop import EventLoop
+    from dcl_processor.execution.failed_elsewhere import FailedElsewhere
     from dcl_processor.execution.in_flight import InFlight
     from dcl_processor.execution.resource import Resource
 
@@ -36,6 +37,7 @@ class Context:
 
     ``may_start``: whether one more handler may be called, given the outcomes of its batch so far.
     ``rehearsal``: what the rehearsal of the flips has shown; ``None`` before the run's first row.
+    ``elsewhere``: the rows that failed in other workers of the same run, if they can be known.
     ``on_rehearsed``: called when it has ended. ``on_confirmed``: called with a batch whose last
     statements waited, when it has ended, and with the error that interrupted it.
     """
@@ -48,6 +50,7 @@ class Context:
     may_start: Callable[[dict[Any, Outcome]], bool]
     transactions: RowTransactions
     rehearsal: Rehearsal | None = None
+    elsewhere: FailedElsewhere | None = None
     on_rehearsed: Callable[[], None] | None = None
     on_confirmed: Callable[[Batch[Any], BaseException | None], None] | None = None
 
@@ -109,6 +112,11 @@ class Batch(Generic[M]):
         """Store the claimed rows, before a handler changes them."""
         self.is_claimed, self.rows, self.misses = True, claimed.rows, claimed.misses
         self.transaction_id = claimed.transaction_id
+        if self.context.elsewhere is not None:
+            # Race: second try. The other worker has added the row before this one could claim it.
+            for pk in self.context.elsewhere.among(claimed.rows):
+                self.rows = {each: row for each, row in self.rows.items() if each != pk}
+                self.misses = {**self.misses, pk: Miss.TRIED}
         retry = self.processor.retry
         if retry is not None:
             self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
@@ -134,5 +142,12 @@ class Batch(Generic[M]):
 
         ``undone``: as in ``notes()``.
         """
+        self.add_to_failed(pk)
         attempt = self.attempts.get(pk, 0)
         return notes(self.processor, self.rows[pk], outcome, attempt=attempt, **undone)
+
+    def add_to_failed(self, pk: Any) -> None:
+        """Let the other workers of the run know of a row that was not handled."""
+        if self.context.elsewhere is not None:
+            # Race: second try. The row is still locked or marked, so no other worker has it yet.
+            self.context.elsewhere.add(pk)

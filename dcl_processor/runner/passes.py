@@ -107,6 +107,11 @@ class Passes:
     def _leave_out_visited(self, waiting: deque[Any]) -> None:
         for pk in (self._in_flight | self._probed).intersection(waiting):
             waiting.remove(pk)
+        elsewhere = self._run.context.elsewhere
+        for pk in elsewhere.among(waiting) if elsewhere is not None else ():
+            # Claiming these would only show again that they failed in another worker.
+            waiting.remove(pk)
+            self._tried.add(pk)
 
     def later(self) -> None:
         """Come back to the rows that other workers had locked, and only to those."""
@@ -230,7 +235,7 @@ class Passes:
         for pk, miss in batch.misses.items():
             if miss is Miss.ABSENT:
                 self._absent.append(pk)
-            else:
+            elif miss is Miss.STALE:
                 self._run.counters.counts["stale"] += 1
         known = batch.rows.keys() | batch.misses.keys() | batch.outcomes.keys()
         behind = [pk for pk in batch.wanted.pks if pk not in known]

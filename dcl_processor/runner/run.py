@@ -17,6 +17,7 @@ from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.deliveries import confirmed, refuse_unknown
 from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.execution import failed_elsewhere
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.execution.in_flight import InFlight, Notes
@@ -180,6 +181,7 @@ class Run(Generic[M]):
             threads=self.concurrency if isinstance(self.dispatcher, ThreadDispatcher) else 0,
             heartbeat=self.heartbeat is not None,
         )
+        self.context.elsewhere = failed_elsewhere.of_run(self.processor.name, question.using)
         if self.processor.max_workers is not None:
             name, most = self.processor.name, self.processor.max_workers
             self.starts.slot = Slot(question.using, name, most)
