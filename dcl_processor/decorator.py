@@ -47,6 +47,7 @@ def batch_processor(
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
@@ -58,6 +59,7 @@ def batch_processor(
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
@@ -70,6 +72,7 @@ def batch_processor(
     done: Callable[[M], Mapping[str, Any]],
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
@@ -81,6 +84,7 @@ def batch_processor(
     done: Callable[[M], Mapping[str, Any]],
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
@@ -92,6 +96,7 @@ def batch_processor(
     done: Any = None,
     failed: Any = None,
     resource: Any = None,
+    taken_over: Any = None,
     base: type[BatchProcessor[Any]] = BatchProcessor,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], BatchProcessor[Any]]:
@@ -100,7 +105,8 @@ def batch_processor(
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
     returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
     ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
-    takes the row out of ``pending``. ``base``: a subclass of ``BatchProcessor`` to build on. Every
+    takes the row out of ``pending``. ``taken_over``: called with a row whose last worker did not
+    settle it, before the function. ``base``: a subclass of ``BatchProcessor`` to build on. Every
     other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
@@ -132,6 +138,8 @@ def batch_processor(
         options["get_failed" if callable(failed) else "failed"] = failed
     if resource is not None:
         options["resource"] = resource
+    if taken_over is not None:
+        options["taken_over"] = taken_over
 
     def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
         identity = _identity(function)

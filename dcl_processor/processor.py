@@ -106,6 +106,7 @@ class BatchProcessor(Definition[M]):
         filter: Q | None = None,
         using: str | None = None,
         limit: int | None = None,
+        max_failures: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
         wait_for_slot: float | timedelta = 0,
@@ -115,8 +116,9 @@ class BatchProcessor(Definition[M]):
         """Handle the rows that are pending now, and return a report.
 
         ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
-        ``using``: overrides the option. ``limit``: the most handler calls. ``timeout``: seconds
-        after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
+        ``using``: overrides the option. ``limit``: the most handler calls. ``max_failures``: the
+        number of failed rows, one after the other or not, after which no row starts. ``timeout``:
+        seconds after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
         other workers had locked; never outlasts ``timeout``. ``wait_for_slot``: seconds to wait
         while ``max_workers`` others are at work; with 0 the run ends at once, and the report's
         ``stopped`` is "busy"; never outlasts ``timeout``. ``concurrency``: overrides the option:
@@ -135,6 +137,7 @@ class BatchProcessor(Definition[M]):
                 filter=filter,
                 using=using,
                 limit=limit,
+                max_failures=max_failures,
                 timeout=timeout,
                 wait_for_locked=wait_for_locked,
                 wait_for_slot=wait_for_slot,
@@ -148,6 +151,7 @@ class BatchProcessor(Definition[M]):
         filter: Q | None = None,
         using: str | None = None,
         limit: int | None = None,
+        max_failures: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
         wait_for_slot: float | timedelta = 0,
@@ -160,6 +164,7 @@ class BatchProcessor(Definition[M]):
             filter=filter,
             using=using,
             limit=limit,
+            max_failures=max_failures,
             timeout=timeout,
             wait_for_locked=wait_for_locked,
             wait_for_slot=wait_for_slot,

@@ -8,7 +8,15 @@ from collections.abc import Collection, Iterable
 from dcl_processor.exceptions import InvalidOption
 
 #: What the user writes as functions.
-HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_failed")
+HOOKS = (
+    "pending",
+    "process",
+    "process_batch",
+    "resource",
+    "taken_over",
+    "get_done",
+    "get_failed",
+)
 
 #: Parameters of one run, which belong in its call.
 PARAMETERS = (

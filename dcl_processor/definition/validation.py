@@ -65,11 +65,6 @@ def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
     for option in FLIPS:
         _check_flip(processor, option)
     _check_delivery(processor)
-    if processor.strict_order and processor.repeats:
-        raise Unsupported(
-            f"{processor._label}: expected strict_order or repeats, got both: a row that stays "
-            "pending would be at the head of the order forever; leave one of the two out."
-        )
 
 
 def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:

@@ -44,7 +44,7 @@ def handle_and_settle(batch: Batch[M]) -> None:
         with Leftover(batch.question.using) as leftover:
             # As late as possible, because AT_MOST_ONCE does not put a started row back.
             batch.started.add(pk)
-            outcome = execute(processor, row, arguments)
+            outcome = execute(processor, row, arguments, is_taken_over=batch.is_taken_over(pk))
         outcome = leftover.judge(outcome)
         if isinstance(outcome, Failed):
             resource.worn()

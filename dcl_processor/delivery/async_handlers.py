@@ -57,7 +57,13 @@ class AsyncHandlers(Generic[M]):
             pk, row = found
             self._batch.started.add(pk)
             self._in_flight.add(pk)
-            self._loop.start(self._batch.processor, pk, row, self._resource.arguments)
+            self._loop.start(
+                self._batch.processor,
+                pk,
+                row,
+                self._resource.arguments,
+                is_taken_over=self._batch.is_taken_over(pk),
+            )
         if not (self._has_more or self._in_flight):
             for pk, outcome in self._refused:
                 settle(self._batch, pk, outcome)

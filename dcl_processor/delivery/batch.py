@@ -112,11 +112,11 @@ class Batch(Generic[M]):
         """Store the claimed rows, before a handler changes them."""
         self.is_claimed, self.rows, self.misses = True, claimed.rows, claimed.misses
         self.transaction_id = claimed.transaction_id
-        if self.context.elsewhere is not None:
-            # Race: second try. The other worker has added the row before this one could claim it.
-            for pk in self.context.elsewhere.among(claimed.rows):
-                self.rows = {each: row for each, row in self.rows.items() if each != pk}
-                self.misses = {**self.misses, pk: Miss.TRIED}
+        elsewhere = self.context.elsewhere
+        # Race: second try. The other worker has added the row before this one could claim it.
+        if elsewhere is not None and (tried := set(elsewhere.among(claimed.rows))):
+            self.rows = {pk: row for pk, row in claimed.rows.items() if pk not in tried}
+            self.misses = {**claimed.misses, **dict.fromkeys(tried, Miss.TRIED)}
         retry = self.processor.retry
         if retry is not None:
             self.attempts = {pk: n + 1 for pk, n in self._counted(retry.attempts).items()}
@@ -145,6 +145,11 @@ class Batch(Generic[M]):
         self.add_to_failed(pk)
         attempt = self.attempts.get(pk, 0)
         return notes(self.processor, self.rows[pk], outcome, attempt=attempt, **undone)
+
+    def is_taken_over(self, pk: Any) -> bool:
+        """Return whether ``taken_over()`` is to be called for the row, before its handler."""
+        prepares = self.processor._prepares_taken_over
+        return prepares and self.marked is not None and self.marked.is_taken_over(pk)
 
     def add_to_failed(self, pk: Any) -> None:
         """Let the other workers of the run know of a row that was not handled."""

@@ -7,6 +7,7 @@ only waits for the outside world.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
@@ -69,11 +70,17 @@ class EventLoop:
         return self.concurrency - len(self._under_way)
 
     def start(
-        self, processor: Definition[Any], pk: Any, row: Any, arguments: tuple[Any, ...]
+        self,
+        processor: Definition[Any],
+        pk: Any,
+        row: Any,
+        arguments: tuple[Any, ...],
+        *,
+        is_taken_over: bool = False,
     ) -> None:
-        """Start a row's handler; there must be room for it."""
+        """Start a row's handler, after ``taken_over()`` if so; there must be room for it."""
         self._under_way.add(pk)
-        self._begin(self._execute(processor, pk, row, arguments))
+        self._begin(self._execute(processor, pk, row, arguments, is_taken_over=is_taken_over))
 
     def wait(self) -> None:
         """Wait until there is an outcome that is not forgotten yet."""
@@ -139,13 +146,23 @@ class EventLoop:
         loop.close()
 
     async def _execute(
-        self, processor: Definition[Any], pk: Any, row: Any, arguments: tuple[Any, ...]
+        self,
+        processor: Definition[Any],
+        pk: Any,
+        row: Any,
+        arguments: tuple[Any, ...],
+        *,
+        is_taken_over: bool,
     ) -> None:
         outcome: Outcome | BaseException
         task = asyncio.current_task()
         assert task is not None
         self._handlers[pk] = task
         try:
+            if is_taken_over:
+                prepared = processor.taken_over(row)
+                if inspect.isawaitable(prepared):
+                    await prepared
             outcome = Handled(await processor.process(row, *arguments))
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:

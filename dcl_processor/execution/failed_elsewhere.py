@@ -106,13 +106,15 @@ class SharedFile:
 class FailedElsewhere:
     """The rows of one processor that have failed in other workers, for one run of this worker.
 
-    ``since``: the number of rows that had been added when the run began.
+    ``is_one_run``: the runs of all workers are one run, so that a row that failed before this
+    worker began is not tried either. Otherwise each run is a new one.
     """
 
-    def __init__(self, file: SharedFile, label: str, using: str, since: int) -> None:
+    def __init__(self, file: SharedFile, label: str, using: str, *, is_one_run: bool) -> None:
         self._file = file
         self._prefix = f"{label}\0{using}\0"
-        self._seen = since
+        self._is_one_run = is_one_run
+        self._seen = 0 if is_one_run else file.added
         #: A dict because of its order: the oldest is dropped first, as in the file.
         self._known: dict[bytes, None] = {}
         self._lock = threading.Lock()
@@ -130,13 +132,14 @@ class FailedElsewhere:
         return [pk for pk in pks if self._digest(pk) in self._known]
 
     def count_failure(self) -> None:
-        """Count a row that the report counts as failed."""
-        self._file.count_failure()
+        """Count a row that the report counts as failed, for all workers of one run."""
+        if self._is_one_run:
+            self._file.count_failure()
 
     @property
     def failed(self) -> int:
-        """The number of failed rows of all workers, this one included."""
-        return self._file.failed
+        """The number of failed rows of all workers of one run, this one included."""
+        return self._file.failed if self._is_one_run else 0
 
     def _look(self) -> None:
         with self._lock:
@@ -183,8 +186,7 @@ def shared() -> Iterator[Path | None]:
 def joined(path: Path | None, names: Collection[str], *, is_one_run: bool) -> Iterator[None]:
     """Share the file at ``path`` in the runs of these processors in the block.
 
-    ``is_one_run``: the runs of all workers are one run, so that a row that failed before this
-    worker began is not tried either. Otherwise each run is a new one.
+    ``is_one_run``: as in ``FailedElsewhere``.
     """
     global _joined  # noqa: PLW0603  # a process is one worker
     file = None
@@ -207,5 +209,4 @@ def of_run(label: str, using: str) -> FailedElsewhere | None:
     member = _joined
     if member is None or label not in member.names:
         return None
-    since = 0 if member.is_one_run else member.file.added
-    return FailedElsewhere(member.file, label, using, since)
+    return FailedElsewhere(member.file, label, using, is_one_run=member.is_one_run)

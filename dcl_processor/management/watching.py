@@ -98,6 +98,7 @@ def watch(
         interval=options["watch"],
         using=options["using"],
         limit=options["limit"],
+        max_failures=options["max_failures"],
         timeout=options["timeout"],
         concurrency=options["concurrency"],
         max_rows=options["max_rows"],

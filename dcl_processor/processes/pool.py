@@ -35,6 +35,7 @@ class RunOptions(TypedDict, total=False):
 
     using: str | None
     limit: int | None
+    max_failures: int | None
     timeout: float | None
     wait_for_slot: float
     concurrency: int | None

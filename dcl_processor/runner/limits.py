@@ -103,6 +103,12 @@ def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:
     expect_whole_number("expected concurrency", concurrency, of="handlers", least=1, most=most)
 
 
+def check_max_failures(max_failures: Any) -> None:
+    """Raise unless this number of failed rows can end a run."""
+    if max_failures is not None:
+        expect_whole_number("expected max_failures", max_failures, of="rows", least=1)
+
+
 def check_stop(stop: Any) -> None:
     """Raise unless ``stop`` has ``is_set`` and ``wait``, as a ``threading.Event`` has."""
     fits = stop is None or (hasattr(stop, "is_set") and hasattr(stop, "wait"))

@@ -58,7 +58,7 @@ class Starts:
 
         ``so_far``: the outcomes of its batch, which are not counted yet.
         """
-        if self.is_interrupted or self.counters.streak.ends_the_run:
+        if self.is_interrupted or self.counters.failures_end_the_run:
             return False
         if self.limits.exceeded(self.counters.handled) or not self.has_slot():
             return False
@@ -100,6 +100,7 @@ class Run(Generic[M]):
         filter: Q | None,
         using: str | None,
         limit: int | None,
+        max_failures: int | None,
         timeout: float | timedelta | None,
         wait_for_locked: float | timedelta,
         wait_for_slot: float | timedelta,
@@ -115,6 +116,7 @@ class Run(Generic[M]):
         concurrency = processor.concurrency if concurrency is None else concurrency
         limits.check_concurrency(concurrency, is_async=processor._is_async)
         limits.check_stop(stop)
+        limits.check_max_failures(max_failures)
         self.limits = limits.Limits(
             limit=limit,
             timeout=timeout,
@@ -125,7 +127,7 @@ class Run(Generic[M]):
         self.processor = processor
         self.filter = filter
         self.using = using or processor.using
-        self.counters = Counters(processor)
+        self.counters = Counters(processor, max_failures)
         self.event_loop = EventLoop(processor.name, concurrency) if processor._is_async else None
         self.broken = Broken()
         self.resource = Resource(processor, self.event_loop, self.broken)
@@ -181,7 +183,8 @@ class Run(Generic[M]):
             threads=self.concurrency if isinstance(self.dispatcher, ThreadDispatcher) else 0,
             heartbeat=self.heartbeat is not None,
         )
-        self.context.elsewhere = failed_elsewhere.of_run(self.processor.name, question.using)
+        elsewhere = failed_elsewhere.of_run(self.processor.name, question.using)
+        self.context.elsewhere = self.counters.elsewhere = elsewhere
         if self.processor.max_workers is not None:
             name, most = self.processor.name, self.processor.max_workers
             self.starts.slot = Slot(question.using, name, most)
@@ -240,7 +243,7 @@ class Run(Generic[M]):
         """Return whether the run must stop; called before each batch. Once stopped, it stays so."""
         if self.stopped is not None:
             return True
-        if self.counters.streak.ends_the_run or self.broken.error is not None:
+        if self.counters.failures_end_the_run or self.broken.error is not None:
             self.stopped = "failures"
         else:
             self.stopped = self.limits.exceeded(self.counters.handled) or self.enter()

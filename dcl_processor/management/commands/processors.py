@@ -50,6 +50,13 @@ class Command(BaseCommand):
             help="Maximum number of rows to try, for each processor; with --watch, in each run.",
         )
         run.add_argument(
+            "--max-failures",
+            type=_failures,
+            metavar="ROWS",
+            help="Number of failed rows, one after the other or not, after which no row starts, "
+            "for each processor; with --watch, in each run.",
+        )
+        run.add_argument(
             "--timeout",
             type=_seconds,
             metavar="SECONDS",
@@ -161,6 +168,7 @@ class Command(BaseCommand):
                         copies=options["copies"],
                         using=using,
                         limit=limit,
+                        max_failures=options["max_failures"],
                         timeout=left,
                         wait_for_slot=options["wait_for_slot"],
                         concurrency=options["concurrency"],
@@ -274,6 +282,10 @@ def _base_options() -> CommandParser:
 
 def _rows(text: str) -> int:
     return _whole(text, 0, "a number of rows from 0")
+
+
+def _failures(text: str) -> int:
+    return _whole(text, 1, "a number of rows from 1")
 
 
 def _processes(text: str) -> int:
