@@ -132,14 +132,13 @@ def batch_processor(
             "expected the decorated function to be the handler, got process=… as well; leave one "
             "of the two out."
         )
-    if done is not None:
-        options["get_done" if callable(done) else "done"] = done
-    if failed is not None:
-        options["get_failed" if callable(failed) else "failed"] = failed
-    if resource is not None:
-        options["resource"] = resource
-    if taken_over is not None:
-        options["taken_over"] = taken_over
+    given = {
+        "get_done" if callable(done) else "done": done,
+        "get_failed" if callable(failed) else "failed": failed,
+        "resource": resource,
+        "taken_over": taken_over,
+    }
+    options |= {name: value for name, value in given.items() if value is not None}
 
     def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
         identity = _identity(function)

@@ -115,10 +115,10 @@ class BatchProcessor(Definition[M]):
     ) -> Report:
         """Handle the rows that are pending now, and return a report.
 
-        ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
-        ``using``: overrides the option. ``limit``: the most handler calls. ``max_failures``: the
-        number of failed rows, one after the other or not, after which no row starts. ``timeout``:
-        seconds after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
+        ``filter``: narrows this run to some of the pending rows; ANDed into both checks. ``using``:
+        overrides the option. ``limit``: the most handler calls. ``max_failures``: the number of
+        failed rows, one after the other or not, after which no row starts. ``timeout``: seconds
+        after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
         other workers had locked; never outlasts ``timeout``. ``wait_for_slot``: seconds to wait
         while ``max_workers`` others are at work; with 0 the run ends at once, and the report's
         ``stopped`` is "busy"; never outlasts ``timeout``. ``concurrency``: overrides the option:

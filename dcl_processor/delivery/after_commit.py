@@ -38,13 +38,14 @@ def handle_and_settle(batch: Batch[M]) -> None:
         batch.handlers.go_on()
         return
     processor, resource = batch.processor, batch.context.resource
-    last = next(reversed(batch.rows), None)
+    last, prepares = next(reversed(batch.rows), None), processor._prepares_taken_over
     for pk, row in rows:
         arguments = resource.arguments()
+        is_taken_over = prepares and marked.is_taken_over(pk)
         with Leftover(batch.question.using) as leftover:
             # As late as possible, because AT_MOST_ONCE does not put a started row back.
             batch.started.add(pk)
-            outcome = execute(processor, row, arguments, is_taken_over=batch.is_taken_over(pk))
+            outcome = execute(processor, row, arguments, is_taken_over=is_taken_over)
         outcome = leftover.judge(outcome)
         if isinstance(outcome, Failed):
             resource.worn()

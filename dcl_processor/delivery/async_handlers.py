@@ -31,7 +31,10 @@ class AsyncHandlers(Generic[M]):
         rows: Iterator[tuple[Any, M]],
         refused: Sequence[tuple[Any, Outcome]],
     ) -> None:
+        assert batch.marked is not None
         self._batch = batch
+        self._marked = batch.marked
+        self._prepares = batch.processor._prepares_taken_over
         self._loop = loop
         self._rows = rows
         self._refused = refused
@@ -55,6 +58,7 @@ class AsyncHandlers(Generic[M]):
                 self._has_more = False
                 break
             pk, row = found
+            is_taken_over = self._prepares and self._marked.is_taken_over(pk)
             self._batch.started.add(pk)
             self._in_flight.add(pk)
             self._loop.start(
@@ -62,7 +66,7 @@ class AsyncHandlers(Generic[M]):
                 pk,
                 row,
                 self._resource.arguments,
-                is_taken_over=self._batch.is_taken_over(pk),
+                is_taken_over=is_taken_over,
             )
         if not (self._has_more or self._in_flight):
             for pk, outcome in self._refused:
@@ -70,8 +74,7 @@ class AsyncHandlers(Generic[M]):
             self.are_over = True
 
     def _settle_ended(self) -> None:
-        batch, loop, marked = self._batch, self._loop, self._batch.marked
-        assert marked is not None
+        batch, loop, marked = self._batch, self._loop, self._marked
         while ended := loop.ended(self._in_flight):
             # Recorded here before the loop forgets them, because an interrupt may come in between.
             marked.ended.update(ended)
@@ -85,6 +88,5 @@ class AsyncHandlers(Generic[M]):
         with self._stack:
             # Before the resource that they use is closed, and before the other rows are put back.
             if self._in_flight:
-                assert self._batch.marked is not None
-                self._batch.marked.ended.update(self._loop.cancel(self._in_flight))
+                self._marked.ended.update(self._loop.cancel(self._in_flight))
                 self._in_flight.clear()

@@ -146,11 +146,6 @@ class Batch(Generic[M]):
         attempt = self.attempts.get(pk, 0)
         return notes(self.processor, self.rows[pk], outcome, attempt=attempt, **undone)
 
-    def is_taken_over(self, pk: Any) -> bool:
-        """Return whether ``taken_over()`` is to be called for the row, before its handler."""
-        prepares = self.processor._prepares_taken_over
-        return prepares and self.marked is not None and self.marked.is_taken_over(pk)
-
     def add_to_failed(self, pk: Any) -> None:
         """Let the other workers of the run know of a row that was not handled."""
         if self.context.elsewhere is not None:

@@ -230,7 +230,7 @@ def _connect(using: str) -> Any:
     }
     connection: Any = type(model)({**model.settings_dict, "OPTIONS": options}, using)
     connection.inc_thread_sharing()
-    connection.connect()
+    connection.ensure_connection()
     return connection
 
 

@@ -49,10 +49,8 @@ class Counters:
         self.streak = Streak(self.processor, self.max_failures)
 
     @property
-    def failures_end_the_run(self) -> bool:
-        """Whether the run is to end because of its failures, or those of all its workers."""
-        if self.streak.ends_the_run:
-            return True
+    def too_many_elsewhere(self) -> bool:
+        """Whether the run is to end because of the failures of all its workers."""
         if self.max_failures is None or self.elsewhere is None:
             return False
         return self.elsewhere.failed >= self.max_failures

@@ -108,10 +108,11 @@ class Passes:
         for pk in (self._in_flight | self._probed).intersection(waiting):
             waiting.remove(pk)
         elsewhere = self._run.context.elsewhere
-        for pk in elsewhere.among(waiting) if elsewhere is not None else ():
-            # Claiming these would only show again that they failed in another worker.
+        # Claiming these would only show again that they failed in another worker.
+        failed = [] if elsewhere is None else elsewhere.among(waiting)
+        self._tried.update(failed)
+        for pk in failed:
             waiting.remove(pk)
-            self._tried.add(pk)
 
     def later(self) -> None:
         """Come back to the rows that other workers had locked, and only to those."""
@@ -170,7 +171,7 @@ class Passes:
         size = min(size, len(waiting))
         if self._alone and size > 0:
             size, more = self._clipped(size, more, waiting)
-        if not run.starts.has_slot():
+        if run.starts.is_shared and not run.starts.has_slot():
             # Only the end of the batches in flight is waited for.
             size = 0
         if run.processor._flip_needs_result and run.counters.is_to_be_careful:

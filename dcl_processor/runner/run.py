@@ -51,6 +51,8 @@ class Starts:
     resource: Resource
     event_loop: EventLoop | None
     slot: Slot | None = None
+    #: Whether other workers may keep this one from starting a row.
+    is_shared: bool = False
     is_interrupted: bool = False
 
     def __call__(self, so_far: dict[Any, Outcome]) -> bool:
@@ -58,9 +60,11 @@ class Starts:
 
         ``so_far``: the outcomes of its batch, which are not counted yet.
         """
-        if self.is_interrupted or self.counters.failures_end_the_run:
+        if self.is_interrupted or self.counters.streak.ends_the_run:
             return False
-        if self.limits.exceeded(self.counters.handled) or not self.has_slot():
+        if self.limits.exceeded(self.counters.handled):
+            return False
+        if self.is_shared and (self.counters.too_many_elsewhere or not self.has_slot()):
             return False
         if not so_far:
             return True
@@ -183,11 +187,7 @@ class Run(Generic[M]):
             threads=self.concurrency if isinstance(self.dispatcher, ThreadDispatcher) else 0,
             heartbeat=self.heartbeat is not None,
         )
-        elsewhere = failed_elsewhere.of_run(self.processor.name, question.using)
-        self.context.elsewhere = self.counters.elsewhere = elsewhere
-        if self.processor.max_workers is not None:
-            name, most = self.processor.name, self.processor.max_workers
-            self.starts.slot = Slot(question.using, name, most)
+        self.share(question.using)
         # In the other deliveries a claim outlives its process, so that the row is not first again.
         if rules_of(self.processor).in_transaction:
             self.notes.using = question.using
@@ -223,6 +223,15 @@ class Run(Generic[M]):
         run_finished.send_robust(sender, processor=self.processor, report=report)
         return report
 
+    def share(self, using: str) -> None:
+        """Prepare what the run has in common with other workers, if anything."""
+        name, most = self.processor.name, self.processor.max_workers
+        elsewhere = failed_elsewhere.of_run(name, using)
+        self.context.elsewhere = self.counters.elsewhere = elsewhere
+        if most is not None:
+            self.starts.slot = Slot(using, name, most)
+        self.starts.is_shared = elsewhere is not None or most is not None
+
     def leave(self) -> None:
         """Close what the handlers used, and end the threads."""
         self.context.leave_thread()
@@ -243,17 +252,21 @@ class Run(Generic[M]):
         """Return whether the run must stop; called before each batch. Once stopped, it stays so."""
         if self.stopped is not None:
             return True
-        if self.counters.failures_end_the_run or self.broken.error is not None:
+        if self.counters.streak.ends_the_run or self.broken.error is not None:
             self.stopped = "failures"
         else:
-            self.stopped = self.limits.exceeded(self.counters.handled) or self.enter()
+            self.stopped = self.limits.exceeded(self.counters.handled)
+        if self.stopped is None and self.starts.is_shared:
+            self.stopped = self.held_back()
         return self.stopped is not None
 
-    def enter(self) -> Stopped | None:
-        """Take a slot if the run needs one; return why the run has to end without one.
+    def held_back(self) -> Stopped | None:
+        """Return why other workers keep this one from starting a row; wait for a slot first.
 
         A slot that was lost is taken again when no row is in flight any more.
         """
+        if self.counters.too_many_elsewhere:
+            return "failures"
         slot = self.starts.slot
         if slot is None or slot.is_held() or self.dispatcher.rows_in_flight:
             return None

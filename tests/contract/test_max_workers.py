@@ -32,7 +32,8 @@ def capped(handler: Any, make: the.Make = the.transactional, most: int = 1, **op
 
 def worker(handler: Any = the.ignore, **parameters: Any) -> Report:
     """Run as another worker does, in a thread and on connections of its own."""
-    return the.elsewhere(lambda: capped(handler)(**parameters))
+    report: Report = the.elsewhere(lambda: capped(handler)(**parameters))
+    return report
 
 
 def done() -> int:

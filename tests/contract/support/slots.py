@@ -50,6 +50,9 @@ def _is_there(session: int) -> bool:
         else "SELECT 1 FROM information_schema.processlist WHERE id = %s"
     )
     with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # In a handler's transaction, the first answer would be given again.
+            cursor.execute("SELECT pg_stat_clear_snapshot()")
         cursor.execute(question, [session])
         return cursor.fetchone() is not None
 
