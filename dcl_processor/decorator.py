@@ -33,6 +33,7 @@ class Options(TypedDict, total=False):
     claimed_at: str | None
     lease: Lease | None
     concurrency: int
+    max_workers: int | None
     retry: Retry | None
     max_consecutive_failures: int | None
     max_pending: int | None
@@ -47,6 +48,7 @@ def batch_processor(
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
@@ -58,6 +60,7 @@ def batch_processor(
     done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
@@ -70,6 +73,7 @@ def batch_processor(
     done: Callable[[M], Mapping[str, Any]],
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
@@ -81,6 +85,7 @@ def batch_processor(
     done: Callable[[M], Mapping[str, Any]],
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
+    taken_over: Callable[[M], Any] | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
@@ -92,6 +97,7 @@ def batch_processor(
     done: Any = None,
     failed: Any = None,
     resource: Any = None,
+    taken_over: Any = None,
     base: type[BatchProcessor[Any]] = BatchProcessor,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], BatchProcessor[Any]]:
@@ -100,7 +106,8 @@ def batch_processor(
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
     returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
     ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
-    takes the row out of ``pending``. ``base``: a subclass of ``BatchProcessor`` to build on. Every
+    takes the row out of ``pending``. ``taken_over``: called with a row whose last worker did not
+    settle it, before the function. ``base``: a subclass of ``BatchProcessor`` to build on. Every
     other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
@@ -126,12 +133,13 @@ def batch_processor(
             "expected the decorated function to be the handler, got process=… as well; leave one "
             "of the two out."
         )
-    if done is not None:
-        options["get_done" if callable(done) else "done"] = done
-    if failed is not None:
-        options["get_failed" if callable(failed) else "failed"] = failed
-    if resource is not None:
-        options["resource"] = resource
+    given = {
+        "get_done" if callable(done) else "done": done,
+        "get_failed" if callable(failed) else "failed": failed,
+        "resource": resource,
+        "taken_over": taken_over,
+    }
+    options |= {name: value for name, value in given.items() if value is not None}
 
     def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
         identity = _identity(function)

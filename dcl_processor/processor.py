@@ -62,6 +62,8 @@ class BatchProcessor(Definition[M]):
     - ``lease``: ``AT_LEAST_ONCE`` only, and required there: a ``Lease``.
     - ``repeats``: a row may rightly stay pending after its flip; each worker's run handles it once.
     - ``concurrency``: handlers in flight at once, unless a run overrides it.
+    - ``max_workers``: workers of this processor that may be at work at the same time, on all
+      machines together; a run is one worker, whatever its ``concurrency``.
     - ``using``: the database alias that is locked and written; default: the router's.
     - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 
@@ -152,17 +154,22 @@ class BatchProcessor(Definition[M]):
         filter: Q | None = None,
         using: str | None = None,
         limit: int | None = None,
+        max_failures: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
+        wait_for_slot: float | timedelta = 0,
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
         """Handle the rows that are pending now, and return a report.
 
-        ``filter``: narrows this run to some of the pending rows; ANDed into both checks.
-        ``using``: overrides the option. ``limit``: the most handler calls. ``timeout``: seconds
+        ``filter``: narrows this run to some of the pending rows; ANDed into both checks. ``using``:
+        overrides the option. ``limit``: the most handler calls. ``max_failures``: the number of
+        failed rows, one after the other or not, after which no row starts. ``timeout``: seconds
         after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
-        other workers had locked; never outlasts ``timeout``. ``concurrency``: overrides the option:
+        other workers had locked; never outlasts ``timeout``. ``wait_for_slot``: seconds to wait
+        while ``max_workers`` others are at work; with 0 the run ends at once, and the report's
+        ``stopped`` is "busy"; never outlasts ``timeout``. ``concurrency``: overrides the option:
         the number of handlers in flight at once, in threads with their own connections, or as tasks
         of one event loop if the handler is ``async def``. ``stop``: no row starts once it is set.
 
@@ -180,8 +187,10 @@ class BatchProcessor(Definition[M]):
                 filter=filter,
                 using=using,
                 limit=limit,
+                max_failures=max_failures,
                 timeout=timeout,
                 wait_for_locked=wait_for_locked,
+                wait_for_slot=wait_for_slot,
                 concurrency=concurrency,
                 stop=stop,
             ).execute()
@@ -203,8 +212,10 @@ class BatchProcessor(Definition[M]):
                     filter=filter,
                     using=using,
                     limit=limit,
+                    max_failures=None,
                     timeout=None,
                     wait_for_locked=0,
+                    wait_for_slot=0,
                     concurrency=1,
                     stop=None,
                 )
@@ -216,8 +227,10 @@ class BatchProcessor(Definition[M]):
         filter: Q | None = None,
         using: str | None = None,
         limit: int | None = None,
+        max_failures: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
+        wait_for_slot: float | timedelta = 0,
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
@@ -227,8 +240,10 @@ class BatchProcessor(Definition[M]):
             filter=filter,
             using=using,
             limit=limit,
+            max_failures=max_failures,
             timeout=timeout,
             wait_for_locked=wait_for_locked,
+            wait_for_slot=wait_for_slot,
             concurrency=concurrency,
             stop=stop,
         )

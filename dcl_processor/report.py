@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from .errors import printable, represent
 from .exceptions import RowsFailed
 
-Stopped = Literal["drained", "limit", "timeout", "signal", "failures"]
+Stopped = Literal["drained", "limit", "timeout", "signal", "failures", "busy"]
 
 #: The most rows that are counted for people: to count a forgotten table's backlog takes minutes.
 MOST_COUNTED = 10_000
@@ -137,8 +137,16 @@ class Report:
         did = ", ".join(counts) or (
             "nothing pending" if self.stopped == "drained" else "no row tried"
         )
-        end = "" if self.stopped == "drained" else f"; stopped by {self.stopped}"
-        return f"{self.name}: {did} in {self.duration:.2f} s{end}"
+        return f"{self.name}: {did} in {self.duration:.2f} s{self._end}"
+
+    @property
+    def _end(self) -> str:
+        match self.stopped:
+            case "drained":
+                return ""
+            case "busy":
+                return "; all slots of max_workers are taken"
+        return f"; stopped by {self.stopped}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,16 @@ def test_copies_share_what_there_is(limit: int | None) -> None:
     assert Parcel.objects.filter(sent=True).count() == (10 if limit is None else limit)
 
 
+@pytest.mark.usefixtures("known")
+@pytest.mark.django_db(transaction=True)
+def test_no_more_tasks_are_sent_than_max_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of a limit that such a task had would be lost."""
+    monkeypatch.setattr(send_parcels, "max_workers", 1)
+    Parcel.objects.bulk_create(Parcel() for _ in range(10))
+    report = run.delay("tests.send_parcels", copies=3, limit=7).get()
+    assert (report["processed"], report["stopped"]) == (7, "limit")
+
+
 @pytest.mark.django_db(transaction=True)
 def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(

@@ -159,7 +159,6 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"delivery": []}, InvalidOption, r"transactional, .* got \[\]"),
     ({"strict_order": "yes"}, InvalidOption, r"expected strict_order to be True or False"),
     ({"repeats": 1}, InvalidOption, r"expected repeats to be True or False, got 1"),
-    ({"repeats": True, "strict_order": True}, Unsupported, r"strict_order or repeats, got both"),
     ({"using": 3}, InvalidOption, r"expected using to be the name of a database .* got 3"),
     ({"name": ""}, InvalidOption, r"expected name to be a text without spaces around it, got ''"),
     ({"name": 3}, InvalidOption, r"expected name to be a string, got 3"),

@@ -135,11 +135,14 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
     unrelated to an order of the user's own.
     """
     left: int | None = None
+    forget_at = 2 * WINDOW
     while left != 0:
         question = ask()
         keys = _keys_in_order(question)
-        if len(tried) > 2 * WINDOW:
+        if len(tried) > forget_at:
             forget_settled(question, tried)
+            # Many rows may stay pending, and are not to be looked up again for each window.
+            forget_at = 2 * max(WINDOW, len(tried))
         # Skipped here and not in the query, because there may be many rows that failed. Each may
         # come many times, too, once for each match of a filter over a to-many relation.
         size = WINDOW + len(tried)

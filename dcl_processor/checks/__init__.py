@@ -13,6 +13,7 @@
 - E011  the lease's column keeps local time of a zone whose clocks change
 - E012  a table's engine has no transactions: only with ``check --database``
 - E013  claim takes a row out of pending under its lease
+- E014  max_workers on a database without locks that end with a session
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset, claim or on_failure holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import

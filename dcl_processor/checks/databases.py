@@ -14,6 +14,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.locking.engines import refuse_without_transactions
+from dcl_processor.locking.slots import refuse_without_locks
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import limits
 
@@ -80,6 +81,9 @@ def check(
             obj=who,
             id="dcl_processor.E007",
         )
+    for processor in processors:
+        if processor.max_workers is not None:
+            yield from _check_slots(alias, processor)
     if not connection.features.has_select_for_update:
         # The other deliveries hold no lock while a handler runs, and their workers share the work.
         inside = [p.name for p in processors if rules_of(p).in_transaction]
@@ -99,6 +103,18 @@ def check(
             hint="Use PostgreSQL, MariaDB from 10.6 or MySQL from 8.0.1, which skip locked rows.",
             obj=who,
             id="dcl_processor.W005",
+        )
+
+
+def _check_slots(alias: str, processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
+    try:
+        refuse_without_locks(alias, processor.name)
+    except Unsupported as error:
+        yield checks.Error(
+            str(error).removeprefix(f"{processor.name}: "),
+            hint="Or use one worker: on SQLite, workers wait for each other in any case.",
+            obj=processor.name,
+            id="dcl_processor.E014",
         )
 
 

@@ -230,9 +230,9 @@ def _check(
 
 
 def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:
-    """Return how many tasks have a row to handle; further tasks would have no work."""
-    if limit is not None:
-        copies = min(copies, limit)
+    """Return how many tasks have a row to handle, and a slot; others would have no work."""
+    for most in (limit, processor.max_workers):
+        copies = copies if most is None else min(copies, most)
     return min(copies, backlog.count(processor, using=using, most=copies - 1)) if copies > 1 else 1
 
 

@@ -17,7 +17,7 @@ def is_connected(using: str) -> bool:
     connection: Any = connections[using]
     if connection.connection is None or connection.in_atomic_block:
         return True
-    if not connection.errors_occurred and not _has_news(connection.connection):
+    if not connection.errors_occurred and not has_news(connection.connection):
         return True
     if connection.is_usable():
         connection.errors_occurred = False
@@ -25,7 +25,7 @@ def is_connected(using: str) -> bool:
     return reconnected(using)
 
 
-def _has_news(driver: Any) -> bool:
+def has_news(driver: Any) -> bool:
     """Return whether there is something to read although no statement was sent, or it is closed."""
     if not hasattr(driver, "fileno"):
         return False  # SQLite has no session to lose

@@ -64,6 +64,7 @@ class Definition(Generic[M]):
     claimed_at: str | None = None
     lease: Lease | None = None
     concurrency: int = 1
+    max_workers: int | None = None
     using: str | None = None
     read_using: str | None = None
 
@@ -135,6 +136,15 @@ class Definition(Generic[M]):
         """
         return None
 
+    def taken_over(self, row: M, /) -> Any:
+        """Prepare for a row whose last worker did not settle it, before the handler is called.
+
+        Called with ``AT_LEAST_ONCE`` if the row's lease has lapsed: its worker died, or was lost,
+        perhaps after an outside effect. Override it to find out what that worker has done. What it
+        raises is raised by the handler as well: ``Discard`` and ``Snooze`` have their meaning, and
+        the handler is not called. It may be ``async def`` if the handler is.
+        """
+
     def get_failed(self, row: M, error: Exception, /) -> Mapping[str, Any]:  # noqa: ARG002
         """Return what is written to a row that is given up on: the dead letter.
 
@@ -203,6 +213,12 @@ class Definition(Generic[M]):
         """Whether ``process_batch()`` was overridden."""
         written = getattr(self.process_batch, "__func__", None)
         return written is not Definition.process_batch
+
+    @functools.cached_property
+    def _prepares_taken_over(self) -> bool:
+        """Whether ``taken_over()`` was overridden."""
+        written = getattr(self.taken_over, "__func__", None)
+        return written is not Definition.taken_over
 
     @property
     def _has_dead_letter(self) -> bool:

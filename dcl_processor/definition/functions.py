@@ -20,6 +20,7 @@ def check(processor: Definition[Any]) -> None:
     _check_pending(processor)
     _check_resource(processor)
     _check_handler(processor)
+    _check_taken_over(processor)
     _check_flips(processor)
 
 
@@ -79,6 +80,31 @@ def _check_handler(processor: Definition[Any]) -> None:
         raise InvalidOption(
             f"{processor._label}: expected the handler to take {what}"
             f"{' and the resource' if resource else ''}, got {called}{inspect.signature(handler)}."
+        )
+
+
+def _check_taken_over(processor: Definition[Any]) -> None:
+    hook: Any = processor.taken_over
+    if not processor._prepares_taken_over:
+        return
+    if not callable(hook) or not takes(hook, None):
+        raise InvalidOption(
+            f"{processor._label}: expected taken_over to be a function of one row, got {hook!r}."
+        )
+    if "lease" not in rules_of(processor).options:
+        raise InvalidOption(
+            f"{processor._label}: expected no taken_over with {str(processor.delivery).upper()}, "
+            "whose rows have no lease that lapses, got one; leave it out, or choose AT_LEAST_ONCE."
+        )
+    if processor._handles_batches:
+        raise InvalidOption(
+            f"{processor._label}: expected no taken_over with process_batch(), got both; leave one "
+            "of the two out."
+        )
+    if inspect.iscoroutinefunction(hook) and not processor._is_async:
+        raise InvalidOption(
+            f"{processor._label}: expected taken_over to be a plain function, as the handler is, "
+            "got 'async def'; write 'def'."
         )
 
 

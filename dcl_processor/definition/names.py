@@ -8,10 +8,26 @@ from collections.abc import Collection, Iterable
 from dcl_processor.exceptions import InvalidOption
 
 #: What the user writes as functions.
-HOOKS = ("pending", "process", "process_batch", "resource", "get_done", "get_failed")
+HOOKS = (
+    "pending",
+    "process",
+    "process_batch",
+    "resource",
+    "taken_over",
+    "get_done",
+    "get_failed",
+)
 
 #: Parameters of one run, which belong in its call.
-PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
+PARAMETERS = (
+    "filter",
+    "limit",
+    "max_failures",
+    "timeout",
+    "wait_for_locked",
+    "wait_for_slot",
+    "stop",
+)
 
 #: Up to this many letters, one letter more, less or moved makes another word, not a misspelling.
 SHORT = 5

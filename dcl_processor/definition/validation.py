@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.exceptions import InvalidDone, InvalidOption, Unsupported
+from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.values import constants_of, expect, expect_type, expect_whole_number
 
 from . import functions
@@ -46,6 +46,7 @@ _OPTIONAL: dict[str, _Check] = {
         "rows", least=0, fix="; with 0, failures do not end a run"
     ),
     "max_pending": _number_of("rows", least=1),
+    "max_workers": _number_of("workers", least=1),
     "claimed_at": _a(str, "the name of a column"),
     "lease": _a(Lease, "a Lease"),
     "using": _a(str, "the name of a database in DATABASES"),
@@ -67,11 +68,6 @@ def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
     _check_delivery(processor)
     if processor.retry is not None:
         _check_retry(processor, processor.retry)
-    if processor.strict_order and processor.repeats:
-        raise Unsupported(
-            f"{processor._label}: expected strict_order or repeats, got both: a row that stays "
-            "pending would be at the head of the order forever; leave one of the two out."
-        )
 
 
 def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:

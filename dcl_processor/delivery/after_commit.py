@@ -45,22 +45,26 @@ def handle_and_settle(batch: Batch[M]) -> None:
     elif batch.processor._handles_batches:
         handle_together(batch, marked, startable)
     else:
-        _handle_each(batch, startable(batch.rows), refused)
+        _handle_each(batch, marked, startable(batch.rows), refused)
     for pk, outcome in refused:
         settle(batch, pk, outcome)
 
 
 def _handle_each(
-    batch: Batch[M], rows: Iterable[tuple[Any, M]], refused: list[tuple[Any, Outcome]]
+    batch: Batch[M],
+    marked: MarkedRows,
+    rows: Iterable[tuple[Any, M]],
+    refused: list[tuple[Any, Outcome]],
 ) -> None:
     processor, resource = batch.processor, batch.context.resource
-    last = next(reversed(batch.rows), None)
+    last, prepares = next(reversed(batch.rows), None), processor._prepares_taken_over
     for pk, row in rows:
         arguments = resource.arguments()
+        is_taken_over = prepares and marked.is_taken_over(pk)
         with Leftover(batch.question.using) as leftover:
             # As late as possible, because AT_MOST_ONCE does not put a started row back.
             batch.started.add(pk)
-            outcome = execute(processor, row, arguments)
+            outcome = execute(processor, row, arguments, is_taken_over=is_taken_over)
         outcome = leftover.judge(outcome)
         if isinstance(outcome, Failed):
             resource.worn()

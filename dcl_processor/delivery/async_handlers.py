@@ -35,6 +35,7 @@ class AsyncHandlers(Generic[M]):
         assert batch.marked is not None
         self._batch = batch
         self._marked = batch.marked
+        self._prepares = batch.processor._prepares_taken_over
         self._loop = loop
         self._refused = refused
         self._in_flight: set[Any] = set()
@@ -67,12 +68,16 @@ class AsyncHandlers(Generic[M]):
                 self._has_more = False
                 break
             pk, given = found
+            is_taken_over = self._prepares and self._marked.is_taken_over(pk)
             if self._together:
                 self._note_call(pk, given)
             else:
                 self._batch.started.add(pk)
             self._in_flight.add(pk)
-            self._loop.start(self._batch.processor, pk, given, self._resource.arguments)
+            arguments = self._resource.arguments
+            self._loop.start(
+                self._batch.processor, pk, given, arguments, is_taken_over=is_taken_over
+            )
         if not (self._has_more or self._in_flight):
             for pk, outcome in self._refused:
                 settle(self._batch, pk, outcome)

@@ -21,6 +21,7 @@ from dcl_processor.values import Values
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
     from dcl_processor.execution.event_loop import EventLoop
+    from dcl_processor.execution.failed_elsewhere import FailedElsewhere
     from dcl_processor.execution.in_flight import InFlight
     from dcl_processor.execution.resource import Resource
 
@@ -37,6 +38,7 @@ class Context:
 
     ``may_start``: whether one more handler may be called, given the outcomes of its batch so far.
     ``rehearsal``: what the rehearsal of the flips has shown; ``None`` before the run's first row.
+    ``elsewhere``: the rows that failed in other workers of the same run, if they can be known.
     ``on_rehearsed``: called when it has ended. ``on_confirmed``: called with a batch whose last
     statements waited, when it has ended, and with the error that interrupted it. ``hand_over``:
     called with a batch and the key of a marked row, instead of its handler, which is elsewhere.
@@ -50,6 +52,7 @@ class Context:
     may_start: Callable[[dict[Any, Outcome]], bool]
     transactions: RowTransactions
     rehearsal: Rehearsal | None = None
+    elsewhere: FailedElsewhere | None = None
     on_rehearsed: Callable[[], None] | None = None
     on_confirmed: Callable[[Batch[Any], BaseException | None], None] | None = None
     hand_over: Callable[[Batch[Any], Any], None] | None = None
@@ -120,6 +123,11 @@ class Batch(Generic[M]):
         """Store the claimed rows, before a handler changes them."""
         self.is_claimed, self.rows, self.misses = True, claimed.rows, claimed.misses
         self.transaction_id = claimed.transaction_id
+        elsewhere = self.context.elsewhere
+        # Race: second try. The other worker has added the row before this one could claim it.
+        if elsewhere is not None and (tried := set(elsewhere.among(claimed.rows))):
+            self.rows = {pk: row for pk, row in claimed.rows.items() if pk not in tried}
+            self.misses = {**claimed.misses, **dict.fromkeys(tried, Miss.TRIED)}
         retry = self.processor.retry
         if retry is not None and retry.attempts is not None:
             # NULL counts as 0.
@@ -174,6 +182,7 @@ class Batch(Generic[M]):
 
         ``undone``: as in ``notes()``.
         """
+        self.add_to_failed(pk)
         # Where none is counted, each attempt is the first.
         attempt, most = self.attempts.get(pk, 1), self._limit(pk)
         return notes(self.processor, self.rows[pk], outcome, attempt=attempt, most=most, **undone)
@@ -188,3 +197,9 @@ class Batch(Generic[M]):
         most: Any = None if retry is None else retry.max_attempts
         number: int | None = most
         return number
+
+    def add_to_failed(self, pk: Any) -> None:
+        """Let the other workers of the run know of a row that was not handled."""
+        if self.context.elsewhere is not None:
+            # Race: second try. The row is still locked or marked, so no other worker has it yet.
+            self.context.elsewhere.add(pk)

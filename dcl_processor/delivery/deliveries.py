@@ -40,7 +40,7 @@ def transactional(batch: Batch[M]) -> None:
         claimed = claim(batch.question, batch.wanted, batch.context.transactions)
         batch.take(claimed)
         # A query without rows may not have been sent at all, and then no transaction is open.
-        if claimed.rows:
+        if batch.rows:
             batch.rehearse()
             with TransactionGuard(batch.question.using, claimed.transaction_id) as guard:
                 in_transaction.handle(batch, guard)

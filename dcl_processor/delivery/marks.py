@@ -113,6 +113,11 @@ class MarkedRows:
         if heartbeat is not None:
             heartbeat.hold(batch.question, self.after, since)
 
+    def is_taken_over(self, pk: Any) -> bool:
+        """Return whether the row had a lease that lapsed, and that no worker has settled."""
+        mark = self.mark
+        return mark.is_lease and self.before[pk][mark.time or ""] is not None
+
     def put_back(self, pk: Any) -> Values:
         """Return the values that put back a row whose handler was not called."""
         return self.mark.put_back(self.before.get(pk, {}))

@@ -133,6 +133,8 @@ def _failed(batch: Batch[M], pk: Any, failed: Outcome | None, error: Exception) 
 
     ``failed``: the outcome that was rolled back, if the handler had ended.
     """
+    # Its lock is lost, so another worker may have begun the row before this.
+    batch.add_to_failed(pk)
     if isinstance(error, RowRefused):
         # No handler was called, and no attempt is counted.
         return Failed(error.error, handled=True)

@@ -7,6 +7,7 @@ only waits for the outside world.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 from collections.abc import Coroutine, Iterable, Sequence
@@ -74,15 +75,21 @@ class EventLoop:
         return [pk for rows in self._under_way.values() for pk in rows]
 
     def start(
-        self, processor: Definition[Any], pk: Any, given: Any, arguments: tuple[Any, ...]
+        self,
+        processor: Definition[Any],
+        pk: Any,
+        given: Any,
+        arguments: tuple[Any, ...],
+        *,
+        is_taken_over: bool = False,
     ) -> None:
-        """Start a handler; there must be room for it.
+        """Start a handler, after ``taken_over()`` if so; there must be room for it.
 
         ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
         this is the first one's.
         """
         self._under_way[pk] = given
-        self._begin(self._execute(processor, pk, given, arguments))
+        self._begin(self._execute(processor, pk, given, arguments, is_taken_over=is_taken_over))
 
     def wait(self) -> None:
         """Wait until there is an outcome that is not forgotten yet."""
@@ -149,13 +156,23 @@ class EventLoop:
         loop.close()
 
     async def _execute(
-        self, processor: Definition[Any], pk: Any, given: Any, arguments: tuple[Any, ...]
+        self,
+        processor: Definition[Any],
+        pk: Any,
+        given: Any,
+        arguments: tuple[Any, ...],
+        *,
+        is_taken_over: bool,
     ) -> None:
         outcome: Together | BaseException
         task = asyncio.current_task()
         assert task is not None
         self._handlers[pk] = task
         try:
+            if is_taken_over:
+                prepared = processor.taken_over(given)
+                if inspect.isawaitable(prepared):
+                    await prepared
             if processor._handles_batches:
                 results: Any = processor.process_batch([*given.values()], *arguments)
                 outcome = understood(processor, given, await results)

@@ -86,9 +86,16 @@ Outcome = Handled | Failed | Snoozed | Discarded | Lost | HandedOut | UsedUp
 Together = dict[Any, Outcome] | Outcome
 
 
-def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) -> Outcome:
+def execute(
+    processor: Definition[Any],
+    row: Any,
+    arguments: tuple[Any, ...],
+    *,
+    is_taken_over: bool = False,
+) -> Outcome:
     """Call the handler; any error becomes an outcome, unless it ``ends_the_run()``.
 
+    ``is_taken_over``: the processor's ``taken_over()`` is called first.
     Otherwise a handler that calls ``sys.exit()``, or a library whose errors are no ``Exception``,
     would end every run at the same row.
     """
@@ -96,6 +103,8 @@ def execute(processor: Definition[Any], row: Any, arguments: tuple[Any, ...]) ->
         if processor._handles_batches:
             [outcome] = execute_together(processor, {row.pk: row}, arguments).values()
             return outcome
+        if is_taken_over:
+            processor.taken_over(row)
         result = processor.process(row, *arguments)
         if result is not None:
             _refuse_coroutine(processor, result)

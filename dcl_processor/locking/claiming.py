@@ -33,6 +33,8 @@ class Miss(Enum):
     ABSENT = "absent"
     #: The claim locked it, and it was no longer pending, or gone.
     STALE = "stale"
+    #: It failed in another worker of the same run.
+    TRIED = "tried"
 
 
 @dataclass(frozen=True, slots=True)

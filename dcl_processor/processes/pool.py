@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from dcl_processor import backlog, registry
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption
+from dcl_processor.execution import failed_elsewhere
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
@@ -33,7 +35,9 @@ class RunOptions(TypedDict, total=False):
 
     using: str | None
     limit: int | None
+    max_failures: int | None
     timeout: float | None
+    wait_for_slot: float
     concurrency: int | None
 
 
@@ -56,8 +60,9 @@ def run(
     check_copies(copies)
     needed = 1
     if copies > 1:
-        # No worker is started without a pending row for it.
-        needed = min(copies, backlog.count(processor, using=options.get("using"), most=copies - 1))
+        # No worker is started without a pending row and a slot for it.
+        most = min(copies, processor.max_workers or copies)
+        needed = min(most, backlog.count(processor, using=options.get("using"), most=most - 1))
     if needed < 2:
         with row_callback(processor, on_row):
             report = processor.run(**options, stop=stop)
@@ -73,7 +78,9 @@ def run(
     def work(number: int) -> partial[bool]:
         own: RunOptions = {**options, "limit": limits[number - 1]}
         wanted = on_row is not None
-        return partial(_run, processor.name, own, deadline=deadline, sends_rows=wanted)
+        return partial(
+            _run, processor.name, own, deadline=deadline, sends_rows=wanted, failed=failed
+        )
 
     def tell(number: int, _: str | None, event: News) -> None:
         match event:
@@ -85,7 +92,8 @@ def run(
                 # A worker that dies after its report has done all of its work.
                 outcomes.setdefault(number, event.trouble)
 
-    Supervisor(len(limits), work, stop=stop, tell=tell).run()
+    with failed_elsewhere.shared() as failed:
+        Supervisor(len(limits), work, stop=stop, tell=tell).run()
     in_order = [outcomes[number] for number in sorted(outcomes)]
     report = merge(processor.name, in_order, limit)
     return report if in_order else replace(report, stopped="signal"), in_order
@@ -99,14 +107,21 @@ def _run(
     *,
     deadline: float | None,
     sends_rows: bool,
+    failed: Path | None,
 ) -> bool:
-    """Do a share of a run, in a child process; send its report, or why there is none."""
+    """Do a share of a run, in a child process; send its report, or why there is none.
+
+    ``failed``: the file of the rows that failed in one of the workers.
+    """
     (processor,) = registry.get([name])
     if deadline is not None:
         options["timeout"] = max(0.0, deadline - time.monotonic())
     outcome: Report | Trouble
     try:
-        with row_callback(processor, partial(send, name) if sends_rows else None):
+        with (
+            failed_elsewhere.joined(failed, [name], is_one_run=True),
+            row_callback(processor, partial(send, name) if sends_rows else None),
+        ):
             outcome = processor.run(**options, stop=stop)
     except Exception as error:  # noqa: BLE001  # a run that could not be made
         outcome = Trouble.of(error, processor, options.get("using"))
@@ -150,7 +165,9 @@ def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
     for reason in order:
         if reason in reasons:
             return reason
-    return "limit" if reached_limit else "drained"
+    if reached_limit:
+        return "limit"
+    return "busy" if "busy" in reasons and "drained" not in reasons else "drained"
 
 
 def shares(limit: int | None, copies: int) -> list[int | None]:
@@ -185,7 +202,8 @@ def watch(
     rows_left = shares(plan.max_rows, copies)
 
     def work(number: int) -> partial[bool]:
-        return partial(_watch, names, replace(plan, max_rows=rows_left[number - 1]))
+        own = replace(plan, max_rows=rows_left[number - 1])
+        return partial(_watch, names, own, failed=failed)
 
     def tell_or_count(number: int, name: str | None, event: News) -> None:
         if not isinstance(event, str):
@@ -194,19 +212,28 @@ def watch(
             # A row was tried: a worker that takes this one's place has one row less to try.
             rows_left[number - 1] = left - 1
 
-    return Supervisor(
-        len(rows_left), work, stop=stop, tell=tell_or_count, restart=BACKOFF, deadline=plan.deadline
-    ).run()
+    with failed_elsewhere.shared() as failed:
+        return Supervisor(
+            len(rows_left),
+            work,
+            stop=stop,
+            tell=tell_or_count,
+            restart=BACKOFF,
+            deadline=plan.deadline,
+        ).run()
 
 
-def _watch(names: Sequence[str], plan: Plan, stop: Stop, send: Send) -> bool:
+def _watch(
+    names: Sequence[str], plan: Plan, stop: Stop, send: Send, *, failed: Path | None
+) -> bool:
     """Watch, in a child process; send each event, and the rows only if they are counted."""
 
     def tell(name: str, event: Event) -> None:
         if plan.max_rows is not None or not isinstance(event, str):
             send(name, event)
 
-    return Watch(registry.get(names), plan, stop, tell).run()
+    with failed_elsewhere.joined(failed, names, is_one_run=False):
+        return Watch(registry.get(names), plan, stop, tell).run()
 
 
 def check_copies(copies: int) -> None:

@@ -19,6 +19,7 @@ from .streak import Streak
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
+    from dcl_processor.execution.failed_elsewhere import FailedElsewhere
 
 logger = logging.getLogger("dcl_processor")
 
@@ -31,6 +32,9 @@ class Counters:
     """The counts and failures of a run in progress, for its report."""
 
     processor: Definition[Any]
+    #: Failed rows that end the run, those of other workers of the same run included.
+    max_failures: int | None = None
+    elsewhere: FailedElsewhere | None = None
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
@@ -42,7 +46,14 @@ class Counters:
     streak: Streak = field(init=False)
 
     def __post_init__(self) -> None:
-        self.streak = Streak(self.processor)
+        self.streak = Streak(self.processor, self.max_failures)
+
+    @property
+    def too_many_elsewhere(self) -> bool:
+        """Whether the run is to end because of the failures of all its workers."""
+        if self.max_failures is None or self.elsewhere is None:
+            return False
+        return self.elsewhere.failed >= self.max_failures
 
     @property
     def is_to_be_careful(self) -> bool:
@@ -89,6 +100,8 @@ class Counters:
     def _failed(self, pk: Any, outcome: Failed) -> None:
         """Log a row that failed with its traceback, and count it."""
         self.counts["retried"] += outcome.again_in is not None
+        if self.max_failures is not None and self.elsewhere is not None:
+            self.elsewhere.count_failure()
         error = outcome.error
         if len(self.failures) < MOST_FAILURES:
             failure = self._failure(pk, outcome)

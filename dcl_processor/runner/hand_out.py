@@ -59,8 +59,10 @@ class HandOut(Run[M]):
             filter=filter,
             using=using,
             limit=limit,
+            max_failures=None,
             timeout=None,
             wait_for_locked=0,
+            wait_for_slot=0,
             concurrency=1,
             stop=None,
         )
@@ -89,8 +91,8 @@ class HandOut(Run[M]):
         for batch, pk in self.handed:
             put_back(batch, pk)
 
-    def make_counters(self) -> Counters:
-        return HandOutCounters(self.processor)
+    def make_counters(self, max_failures: int | None) -> Counters:
+        return HandOutCounters(self.processor, max_failures)
 
     def make_event_loop(self, concurrency: int) -> EventLoop | None:  # noqa: ARG002  # as in Run
         return None

@@ -108,6 +108,12 @@ class Passes:
     def _leave_out_visited(self, waiting: deque[Any]) -> None:
         for pk in (self._in_flight | self._probed).intersection(waiting):
             waiting.remove(pk)
+        elsewhere = self._run.context.elsewhere
+        # Claiming these would only show again that they failed in another worker.
+        failed = [] if elsewhere is None else elsewhere.among(waiting)
+        self._tried.update(failed)
+        for pk in failed:
+            waiting.remove(pk)
 
     def later(self) -> None:
         """Come back to the rows that other workers had locked, and only to those."""
@@ -174,6 +180,9 @@ class Passes:
         size = min(size, len(waiting))
         if self._alone and size > 0:
             size, more = self._clipped(size, more, waiting)
+        if run.starts.is_shared and not run.starts.has_slot():
+            # Only the end of the batches in flight is waited for.
+            size = 0
         if run.processor._flip_needs_result and run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
             size = min(size, max(0, 1 - in_flight))
@@ -236,7 +245,7 @@ class Passes:
         for pk, miss in batch.misses.items():
             if miss is Miss.ABSENT:
                 self._absent.append(pk)
-            else:
+            elif miss is Miss.STALE:
                 self._run.counters.counts["stale"] += 1
         known = batch.rows.keys() | batch.misses.keys() | batch.outcomes.keys()
         behind = [pk for pk in batch.wanted.pks if pk not in known]

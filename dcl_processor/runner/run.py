@@ -18,6 +18,7 @@ from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.deliveries import confirmed, refuse_unknown
 from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.execution import failed_elsewhere
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import Outcome
 from dcl_processor.execution.in_flight import InFlight, Notes
@@ -25,6 +26,7 @@ from dcl_processor.execution.leftover import Leftover
 from dcl_processor.execution.resource import Broken, Resource
 from dcl_processor.locking.isolation import refuse_outer_transaction, refuse_test_case
 from dcl_processor.locking.row_transactions import RowTransactions
+from dcl_processor.locking.slots import Slot
 from dcl_processor.report import Report, Stopped
 from dcl_processor.signals import row_finished, run_finished
 
@@ -49,6 +51,9 @@ class Starts:
     counters: Counters
     resource: Resource
     event_loop: EventLoop | None
+    slot: Slot | None = None
+    #: Whether other workers may keep this one from starting a row.
+    is_shared: bool = False
     is_interrupted: bool = False
 
     def __call__(self, so_far: dict[Any, Outcome]) -> bool:
@@ -60,6 +65,8 @@ class Starts:
             return False
         if self.limits.exceeded(self.counters.handled):
             return False
+        if self.is_shared and (self.counters.too_many_elsewhere or not self.has_slot()):
+            return False
         if not so_far:
             return True
         if self.counters.fails_too_often(so_far):
@@ -67,6 +74,10 @@ class Starts:
         # A failed row may have worn the resource. Handlers on the event loop share it, and it is
         # reopened between batches.
         return self.event_loop is not None or self.resource.ready()
+
+    def has_slot(self) -> bool:
+        """Return whether the run holds the slot that ``max_workers`` requires."""
+        return self.slot is None or self.slot.is_held()
 
     def goes_well(self) -> bool:
         """Return whether rows succeed: otherwise the next row depends on how this one ends."""
@@ -94,8 +105,10 @@ class Run(Generic[M]):
         filter: Q | None,
         using: str | None,
         limit: int | None,
+        max_failures: int | None,
         timeout: float | timedelta | None,
         wait_for_locked: float | timedelta,
+        wait_for_slot: float | timedelta,
         concurrency: int | None,
         stop: Event | None,
     ) -> None:
@@ -108,13 +121,18 @@ class Run(Generic[M]):
         concurrency = processor.concurrency if concurrency is None else concurrency
         limits.check_concurrency(concurrency, is_async=processor._is_async)
         limits.check_stop(stop)
+        limits.check_max_failures(max_failures)
         self.limits = limits.Limits(
-            limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
+            limit=limit,
+            timeout=timeout,
+            wait_for_locked=wait_for_locked,
+            wait_for_slot=wait_for_slot,
+            stop=stop,
         )
         self.processor = processor
         self.filter = filter
         self.using = using or processor.using
-        self.counters = self.make_counters()
+        self.counters = self.make_counters(max_failures)
         self.event_loop = self.make_event_loop(concurrency)
         self.broken = Broken()
         self.resource = self.make_resource()
@@ -136,8 +154,8 @@ class Run(Generic[M]):
         self.dispatcher = self.make_dispatcher(concurrency)
         self.stopped: Stopped | None = None
 
-    def make_counters(self) -> Counters:
-        return Counters(self.processor)
+    def make_counters(self, max_failures: int | None) -> Counters:
+        return Counters(self.processor, max_failures)
 
     def make_event_loop(self, concurrency: int) -> EventLoop | None:
         return EventLoop(self.processor.name, concurrency) if self.processor._is_async else None
@@ -196,6 +214,7 @@ class Run(Generic[M]):
             threads=self.concurrency if isinstance(self.dispatcher, ThreadDispatcher) else 0,
             heartbeat=self.heartbeat is not None,
         )
+        self.share(question.using)
         # In the other deliveries a claim outlives its process, so that the row is not first again;
         # but rows that were in one call would be in one call again when their leases have lapsed.
         if rules_of(self.processor).in_transaction or self.processor._handles_batches:
@@ -240,6 +259,15 @@ class Run(Generic[M]):
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)
 
+    def share(self, using: str) -> None:
+        """Prepare what the run has in common with other workers, if anything."""
+        name, most = self.processor.name, self.processor.max_workers
+        elsewhere = failed_elsewhere.of_run(name, using)
+        self.context.elsewhere = self.counters.elsewhere = elsewhere
+        if most is not None:
+            self.starts.slot = Slot(using, name, most)
+        self.starts.is_shared = elsewhere is not None or most is not None
+
     def leave(self) -> None:
         """Close what the handlers used, and end the threads."""
         self.context.leave_thread()
@@ -247,6 +275,8 @@ class Run(Generic[M]):
             self.event_loop.close()
         if self.heartbeat is not None:
             self.heartbeat.close()
+        if self.starts.slot is not None:
+            self.starts.slot.release()
         self.notes.close()
 
     @property
@@ -262,7 +292,27 @@ class Run(Generic[M]):
             self.stopped = "failures"
         else:
             self.stopped = self.limits.exceeded(self.counters.handled)
+        if self.stopped is None and self.starts.is_shared:
+            self.stopped = self.held_back()
         return self.stopped is not None
+
+    def held_back(self) -> Stopped | None:
+        """Return why other workers keep this one from starting a row; wait for a slot first.
+
+        A slot that was lost is taken again when no row is in flight any more.
+        """
+        if self.counters.too_many_elsewhere:
+            return "failures"
+        slot = self.starts.slot
+        if slot is None or slot.is_held() or self.dispatcher.rows_in_flight:
+            return None
+        waits = self.limits.waits_for_slot()
+        while not slot.take():
+            if not next(waits, False):
+                return self.limits.exceeded(self.counters.handled) or "busy"
+            if reason := self.limits.exceeded(self.counters.handled):
+                return reason
+        return None
 
     def ask(self, *, due: bool = True) -> Question[M]:
         """Return a new question for the user's ``pending``."""

@@ -17,6 +17,8 @@ RACES = [
     "work without flip",
     "lost lease that writes",
     "poison row",
+    "worker over the cap",
+    "second try",
     "endless run",
 ]
 PAGE = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -400,7 +400,7 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     assert "      1  warehouse.deliver" in done.stdout
     assert "faulty.haunt: expected the table faulty_ghost" in done.stderr
     assert done.stderr.endswith(
-        "CommandError: the pending rows of 2 of 15 processors could not be counted.\n"
+        "CommandError: the pending rows of 2 of 16 processors could not be counted.\n"
     )
 
 

@@ -91,6 +91,60 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
     assert Counter(told) == {"processed": 199, "failed": sum(copy.failed for copy in reports)}
 
 
+def test_a_row_that_fails_is_tried_by_one_copy(installed: None, audit: Path) -> None:
+    """Ten rows that fail are ten handler calls, and not ten for each of four copies."""
+    from tests.warehouse.processors import deliver
+
+    Parcel.objects.bulk_create(Parcel(note="broken" if n % 5 == 0 else "") for n in range(50))
+    report, copies = pool.run(deliver, copies=4, stop=Stop())
+    assert (report.processed, report.failed, report.stopped) == (40, 10, "drained")
+    assert len(copies) == 4
+    assert sum(copy.failed for copy in copies if isinstance(copy, Report)) == 10
+    # A new run tries them again, and once each.
+    report, copies = pool.run(deliver, copies=4, stop=Stop())
+    assert (report.processed, report.failed) == (0, 10)
+    assert sum(copy.failed for copy in copies if isinstance(copy, Report)) == 10
+
+
+def test_copies_count_their_failures_together(installed: None, audit: Path) -> None:
+    from tests.warehouse.processors import deliver
+
+    Parcel.objects.bulk_create(Parcel(note="broken") for _ in range(40))
+    report, copies = pool.run(deliver, copies=2, stop=Stop(), max_failures=6)
+    assert report.stopped == "failures"
+    # Each of the two may have had one more row in flight at the sixth failure.
+    assert 6 <= report.failed <= 7
+    assert len(copies) == 2
+
+
+def test_no_more_copies_start_than_max_workers(installed: None, audit: Path) -> None:
+    from tests.warehouse.processors import deliver_alone
+
+    Parcel.objects.bulk_create(Parcel(note="alone") for _ in range(20))
+    report, copies = pool.run(deliver_alone, copies=4, stop=Stop())
+    assert (report.processed, report.stopped, len(copies)) == (20, "drained", 1)
+
+
+def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path) -> None:
+    """Another command waits for the slot meanwhile, and a third one leaves."""
+    notes = ["alone, gate", *["alone"] * 3]
+    Parcel.objects.bulk_create(Parcel(note=note) for note in notes)
+    alone = ("run", "warehouse.deliver_alone")
+    with started(*alone, GATE=str(gate)) as killed:
+        at_gate(gate)
+        over = processors(*alone, "--json")
+        assert (over.returncode, json.loads(over.stdout)["stopped"]) == (0, "busy")
+        assert handled(audit) == []
+        with started(*alone, "--wait-for-slot", "30", "--json", GATE=str(gate)) as waiting:
+            os.kill(killed.pid, signal.SIGKILL)
+            (gate / "open").touch()
+            out, _ = waiting.communicate(timeout=30)
+    report = json.loads(out)
+    assert (report["processed"], report["stopped"]) == (4, "drained")
+    assert {pid for _, pid in handled(audit)} == {waiting.pid}
+    assert unsent() == 0
+
+
 def test_every_copy_gets_a_row_and_a_share_of_the_limit(gate: Path, audit: Path) -> None:
     """Each waits with the row that it has, so that the others have to take other ones."""
     Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(9))
@@ -363,6 +417,10 @@ def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
         (["drained", "timeout"], None, "timeout"),
         (["timeout", "signal"], None, "signal"),
         (["signal", "failures"], None, "failures"),
+        (["busy", "busy"], None, "busy"),
+        (["busy", "drained"], None, "drained"),
+        (["busy", "limit"], 9, "busy"),
+        (["busy", "limit"], 2, "limit"),
     ],
 )
 def test_the_strongest_reason_ends_the_run(

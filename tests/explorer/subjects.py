@@ -75,8 +75,10 @@ class Subject:
             filter=None,
             using=None,
             limit=None,
+            max_failures=None,
             timeout=None,
             wait_for_locked=0,
+            wait_for_slot=0,
             concurrency=1,
             stop=None,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -11,6 +12,8 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor.locking.slots import Slot
+from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
 from tests.models import Errand
@@ -22,6 +25,7 @@ pytestmark = [
 ]
 
 MODES = ["session", "transaction"]
+AT_LEAST_ONCE = Delivery.AT_LEAST_ONCE
 
 
 @contextmanager
@@ -88,6 +92,46 @@ def test_a_lock_through_it_is_seen_directly_and_the_other_way_round(pooled: str)
     # The inner run takes the row that the outer one does not hold, and waits for none.
     assert_run(reports[0], processed=1, skipped=1)
     assert_run(outer, processed=1, stale=1)
+
+
+def test_max_workers_counts_workers_through_it_and_direct_ones(pooled: str) -> None:
+    """A slot keeps one of the pool's two server connections, and a row's transaction the other."""
+    Errand.objects.bulk_create(Errand() for _ in range(3))
+    options: dict[str, Any] = {"name": "shop.capped", "max_workers": 1, "done": {"done": True}}
+    pending = Errand.objects.filter(done=False)
+    others: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        for using in (pooled, "default"):
+            over = batch_processor(pending=pending, **options)(lambda other: None)
+            others.append(elsewhere(partial(over.run, using=using)))
+
+    first = batch_processor(pending=pending, lease=Lease(60), delivery=AT_LEAST_ONCE, **options)
+    assert_run(first(handle).run(using=pooled, limit=1), processed=1, stopped="limit")
+    assert [report.stopped for report in others] == ["busy", "busy"]
+    # The pooler's session lives on; the slot is free all the same.
+    last = batch_processor(pending=pending, **options)(lambda other: None)
+    assert_run(last.run(using="default"), processed=2)
+
+
+def test_a_waiting_worker_keeps_no_server_connection() -> None:
+    """In transaction mode; in session mode every client keeps one until it disconnects."""
+    direct = connections["default"].settings_dict
+    with (
+        pgbouncer(
+            direct, mode="transaction", default_pool_size=2, query_wait_timeout=5
+        ) as settings,
+        other(HOST=settings["HOST"], PORT=settings["PORT"]) as pooled,
+    ):
+        slots = [Slot(pooled, "shop.capped", 1) for _ in range(5)]
+        try:
+            assert [slot.take() for slot in slots] == [True, False, False, False, False]
+            with connections[pooled].cursor() as cursor:
+                cursor.execute("SELECT 1")
+                assert cursor.fetchone() == (1,)
+        finally:
+            for slot in slots:
+                slot.release()
 
 
 def test_the_options_of_a_connection_are_refused(pooled: str) -> None:

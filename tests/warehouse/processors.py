@@ -48,6 +48,18 @@ def deliver(parcel: Parcel) -> None:
     end(parcel.note)
 
 
+@batch_processor(
+    pending=lambda: Parcel.objects.filter(sent=False, note__startswith="alone"),
+    done={"sent": True},
+    max_workers=1,
+)
+def deliver_alone(parcel: Parcel) -> None:
+    """Bring a parcel to its door, by one worker at a time."""
+    if parcel.note == "alone, gate":
+        wait_at_gate()
+    audit(parcel)
+
+
 def end(how: str) -> None:
     """End the process in one of several ways, or not."""
     match how:

@@ -50,6 +50,13 @@ class Command(BaseCommand):
             help="Maximum number of rows to try, for each processor; with --watch, in each run.",
         )
         run.add_argument(
+            "--max-failures",
+            type=_failures,
+            metavar="ROWS",
+            help="Number of failed rows, one after the other or not, after which no row starts, "
+            "for each processor; with --watch, in each run.",
+        )
+        run.add_argument(
             "--timeout",
             type=_seconds,
             metavar="SECONDS",
@@ -73,6 +80,14 @@ class Command(BaseCommand):
             "--dry-run",
             action="store_true",
             help="Show what a run would do; call no handler, and change nothing.",
+        )
+        run.add_argument(
+            "--wait-for-slot",
+            type=_seconds,
+            default=0.0,
+            metavar="SECONDS",
+            help="Seconds to wait for a slot of a processor whose max_workers are at work; without "
+            "it, the command leaves the rows to them.",
         )
         watching.add_arguments(run)
         listing = actions.add_parser(
@@ -167,7 +182,9 @@ class Command(BaseCommand):
                         copies=options["copies"],
                         using=using,
                         limit=limit,
+                        max_failures=options["max_failures"],
                         timeout=left,
+                        wait_for_slot=options["wait_for_slot"],
                         concurrency=options["concurrency"],
                         stop=stop,
                         on_row=on_row,
@@ -300,6 +317,10 @@ def _base_options() -> CommandParser:
 
 def _rows(text: str) -> int:
     return _whole(text, 0, "a number of rows from 0")
+
+
+def _failures(text: str) -> int:
+    return _whole(text, 1, "a number of rows from 1")
 
 
 def _processes(text: str) -> int:

@@ -1,0 +1,270 @@
+"""``max_workers``: so many workers are at work at a time, and the next one leaves or waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from dcl_processor import Report
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.locking.slots import Slot
+from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
+from tests.contract.support.slots import end_session, holders
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+NAME = "shop.capped"
+MAKES = [the.transactional, the.at_most_once, the.at_least_once]
+each_delivery = pytest.mark.parametrize("make", MAKES)
+
+
+def capped(handler: Any, make: the.Make = the.transactional, most: int = 1, **options: Any) -> Any:
+    """Make a worker of its own: another instance of the processor that has this name."""
+    return make(handler, name=NAME, max_workers=most, **options)
+
+
+def worker(handler: Any = the.ignore, **parameters: Any) -> Report:
+    """Run as another worker does, in a thread and on connections of its own."""
+    report: Report = the.elsewhere(lambda: capped(handler)(**parameters))
+    return report
+
+
+def done() -> int:
+    return Errand.objects.filter(done=True).count()
+
+
+class Waited(threading.Event):
+    """A ``stop`` that shows that the run waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.began.set()
+        return super().wait(timeout)
+
+
+@contextmanager
+def taken(most: int = 1) -> Iterator[Slot]:
+    """Hold a slot as another worker does, until the block's end or its release."""
+    slot = Slot("other", NAME, most)
+    assert slot.take()
+    try:
+        yield slot
+    finally:
+        slot.release()
+
+
+@each_delivery
+def test_a_worker_over_the_cap_leaves_at_once_and_handles_nothing(make: the.Make) -> None:
+    the.errands(3)
+    over: list[Report] = []
+
+    def handle(row: Errand) -> None:
+        over.append(worker())
+
+    report = capped(handle, make)(limit=1)
+    assert_run(report, processed=1, stopped="limit")
+    assert_run(over[0], stopped="busy", passes=1)
+    assert over[0].ok
+    assert not over[0].did_something
+    assert str(over[0]).endswith("; all slots of max_workers are taken")
+    # The end of the run has freed the slot.
+    assert_run(worker(), processed=2)
+
+
+def test_so_many_workers_are_at_work_and_no_more() -> None:
+    the.errands(4)
+    over: list[Report] = []
+
+    def outer(row: Errand) -> None:
+        the.elsewhere(lambda: capped(inner, most=2)(limit=1))
+
+    def inner(row: Errand) -> None:
+        assert len(set(holders(NAME, 2))) == 2
+        over.append(the.elsewhere(capped(the.ignore, most=2)))
+
+    assert_run(capped(outer, most=2)(limit=1), processed=1, stopped="limit")
+    assert_run(over[0], stopped="busy", passes=1)
+    assert done() == 2
+    assert holders(NAME, 2) == []
+
+
+def test_a_processor_of_another_name_has_slots_of_its_own() -> None:
+    the.errands(2)
+    with taken():
+        other = the.transactional(the.ignore, name="shop.other", max_workers=1)
+        assert_run(other(), processed=2)
+
+
+def test_a_worker_waits_for_a_slot_as_long_as_it_may() -> None:
+    the.errands(3)
+    stop = Waited()
+    with (
+        taken() as slot,
+        the.meanwhile(lambda: capped(the.ignore)(wait_for_slot=30, stop=stop)) as (reports),
+    ):
+        the.wait(stop.began)
+        assert done() == 0
+        slot.release()
+    assert_run(reports[0], processed=3)
+
+
+def test_a_worker_that_has_waited_long_enough_leaves() -> None:
+    the.errands(1)
+    with taken():
+        assert_run(worker(wait_for_slot=0.1), stopped="busy", passes=1)
+        assert_run(worker(wait_for_slot=30, timeout=0.1), stopped="timeout", passes=1)
+    assert done() == 0
+
+
+def test_a_stop_ends_the_wait_for_a_slot() -> None:
+    the.errands(1)
+    stop = Waited()
+    with taken(), the.meanwhile(lambda: capped(the.ignore)(wait_for_slot=30, stop=stop)) as reports:
+        the.wait(stop.began)
+        stop.set()
+        the.elsewhere(lambda: None)
+    assert_run(reports[0], stopped="signal", passes=1)
+    assert done() == 0
+
+
+def test_i1_a_run_without_pending_rows_asks_for_no_slot(django_assert_num_queries: Any) -> None:
+    run = capped(the.ignore)
+    with taken(), django_assert_num_queries(1):
+        report = run()
+    assert_run(report, passes=1)
+
+
+def test_a_run_is_one_worker_whatever_its_concurrency() -> None:
+    the.errands(12)
+    sessions: list[int] = []
+
+    def handle(row: Errand) -> None:
+        sessions.append(len(holders(NAME, 1)))
+
+    assert_run(capped(handle)(concurrency=3), processed=12)
+    assert sessions == [1] * 12
+
+
+@pytest.mark.parametrize("size", [1, 10])
+@each_delivery
+def test_a_worker_that_loses_its_slot_finishes_the_row_at_hand_and_starts_no_other(
+    make: the.Make, size: int
+) -> None:
+    """The session of its slot is ended, and another worker takes the slot."""
+    rows = the.errands(4)
+    calls: list[int] = []
+    other = Slot("other", NAME, 1)
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 1:
+            end_session(*holders(NAME, 1))
+            assert other.take()
+
+    try:
+        report = capped(handle, make, batch_size=size)()
+    finally:
+        other.release()
+    assert_run(report, processed=2, stopped="busy")
+    assert calls == [0, 1]
+    assert all(the.untouched(row) for row in rows[2:])
+    assert_run(capped(handle, make)(), processed=2)
+
+
+@pytest.mark.parametrize("size", [1, 10])
+@each_delivery
+def test_a_worker_that_loses_its_slot_takes_a_free_one_again(make: the.Make, size: int) -> None:
+    the.errands(4)
+    calls: list[int] = []
+
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 1:
+            end_session(*holders(NAME, 1))
+
+    assert_run(capped(handle, make, batch_size=size)(), processed=4)
+    assert calls == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("concurrency", [2, 3])
+def test_threads_that_lose_the_slot_finish_their_rows_and_then_wait(concurrency: int) -> None:
+    the.errands(12)
+    stop, other, calls = Waited(), Slot("other", NAME, 1), list[int]()
+    lock = threading.Lock()
+
+    def handle(row: Errand) -> None:
+        with lock:
+            calls.append(row.place)
+            if len(calls) == 5:
+                end_session(*holders(NAME, 1))
+                assert other.take()
+
+    with the.meanwhile(
+        lambda: capped(handle)(concurrency=concurrency, wait_for_slot=30, stop=stop)
+    ) as reports:
+        the.wait(stop.began)
+        # What was in flight is settled before the run waits, and nothing else has started.
+        assert done() == len(calls) < 5 + concurrency
+        other.release()
+    assert_run(reports[0], processed=12)
+    assert sorted(calls) == [*range(12)]
+
+
+def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_waits() -> None:
+    the.errands(12)
+    stop, other, calls = Waited(), Slot("other", NAME, 1), list[int]()
+
+    def take_away() -> None:
+        end_session(*holders(NAME, 1))
+        assert other.take()
+
+    async def handle(row: Errand) -> None:
+        calls.append(row.place)
+        if len(calls) == 5:
+            await asyncio.to_thread(the.elsewhere, take_away)
+
+    run = capped(handle, the.at_least_once)
+    with the.meanwhile(lambda: run(concurrency=3, wait_for_slot=30, stop=stop)) as reports:
+        the.wait(stop.began)
+        assert done() == len(calls) < 12
+        assert Errand.objects.filter(leased_until__isnull=False).count() == 0
+        other.release()
+    assert_run(reports[0], processed=12)
+    assert sorted(calls) == [*range(12)]
+
+
+def test_slots_are_taken_one_by_one_and_freed() -> None:
+    slots = [Slot("other", NAME, 3) for _ in range(4)]
+    try:
+        assert [slot.take() for slot in slots] == [True, True, True, False]
+        assert len(set(holders(NAME, 3))) == len(holders(NAME, 3)) == 3
+        assert [slot.is_held() for slot in slots] == [True, True, True, False]
+        slots[1].release()
+        assert slots[3].take()
+        assert not slots[1].take()
+    finally:
+        for slot in slots:
+            slot.release()
+    assert holders(NAME, 3) == []
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, True, "2"])
+def test_a_number_of_workers_that_cannot_be_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"max_workers to be a whole number of workers from 1"):
+        capped(the.ignore, most=given)
+
+
+@pytest.mark.parametrize("given", [-1, "x", 100_000])
+def test_a_wait_that_cannot_be_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidOption, match="expected wait_for_slot to be a number of seconds"):
+        capped(the.ignore)(wait_for_slot=given)

@@ -1,0 +1,137 @@
+"""``strict_order`` over rows that stay pending: each is handled once in a run, in the order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db.models import F
+
+from dcl_processor import Snooze
+from dcl_processor.candidates import scan
+from tests.contract.support import errands as the
+from tests.contract.support.parcels import parcels, processor
+from tests.contract.support.reports import assert_run
+from tests.models import Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+ALL = Parcel.objects.order_by("-priority")
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "WINDOW", 3)
+
+
+def checked(handler: Any, **options: Any) -> Any:
+    """Make a processor whose rows all stay pending, the most urgent ones first."""
+    options = {"pending": ALL, "done": {"tries": F("tries") + 1}, **options}
+    return processor(handler, strict_order=True, repeats=True, **options)
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_each_row_is_handled_once_in_each_run_and_in_the_order(size: int) -> None:
+    parcels(20)
+    for _ in range(2):
+        places: list[int] = []
+        report = checked(lambda row: places.append(row.priority), batch_size=size)()  # noqa: B023  # of this run
+        assert_run(report, processed=20)
+        assert places == [*reversed(range(20))]
+    assert {*Parcel.objects.values_list("tries", flat=True)} == {2}
+
+
+@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+def test_the_other_deliveries_handle_each_row_once_too(make: the.Make) -> None:
+    the.errands(10)
+    places: list[int] = []
+    queryset = Errand.objects.filter(claimed=False).order_by("-place")
+    run = make(
+        lambda row: places.append(row.place),
+        pending=queryset,
+        done={"result": "seen", "claimed": False},
+        strict_order=True,
+        repeats=True,
+    )
+    assert_run(run(), processed=10)
+    assert places == [*reversed(range(10))]
+
+
+def test_a_row_whose_priority_changes_is_not_handled_again() -> None:
+    parcels(12)
+    places: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        places.append(row.pk)
+        Parcel.objects.filter(pk=row.pk).update(priority=100 if row.priority % 2 else -1)
+
+    assert_run(checked(handle)(), processed=12)
+    assert len({*places}) == 12
+
+
+def test_a_row_that_becomes_urgent_is_next_in_the_next_window() -> None:
+    parcels(9)
+    places: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        places.append(row.priority)
+        if row.priority == 8:
+            Parcel.objects.filter(priority=0).update(priority=50)
+
+    assert_run(checked(handle)(), processed=9)
+    assert places == [8, 7, 6, 50, 5, 4, 3, 2, 1]
+
+
+def test_rows_that_arrive_do_not_keep_a_run_going() -> None:
+    parcels(9)
+
+    def handle(row: Parcel) -> None:
+        Parcel.objects.create(priority=row.priority + 1)
+
+    report = checked(handle)(timeout=60)
+    assert report.stopped == "drained"
+    assert 9 <= report.processed <= 2 * 9
+
+
+def test_rows_that_fail_or_are_snoozed_stay_at_the_head_and_block_nothing() -> None:
+    parcels(12)
+    places: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        places.append(row.priority)
+        if row.priority > 9:
+            raise Snooze if row.priority == 11 else ValueError
+
+    assert_run(checked(handle)(), processed=10, failed=1, snoozed=1)
+    assert places == [*reversed(range(12))]
+
+
+def test_a_flip_that_changes_the_order_lets_limited_runs_reach_all_rows() -> None:
+    parcels(6)
+    run = processor(
+        lambda row: None,
+        pending=Parcel.objects.order_by("tries", "pk"),
+        done={"tries": F("tries") + 1},
+        strict_order=True,
+        repeats=True,
+    )
+    for _ in range(3):
+        assert_run(run(limit=4), processed=4, stopped="limit")
+    assert {*Parcel.objects.values_list("tries", flat=True)} == {2}
+
+
+def test_i8_the_keys_of_rows_that_stay_are_looked_up_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty windows; each look is over all keys, so one at each window would be too many."""
+    parcels(60)
+    looks: list[int] = []
+    real = scan.forget_settled
+
+    def counted(question: Any, tried: set[Any]) -> None:
+        looks.append(len(tried))
+        real(question, tried)
+
+    monkeypatch.setattr(scan, "forget_settled", counted)
+    assert_run(checked(lambda row: None)(), processed=60)
+    assert looks == [9, 21, 45]
