@@ -94,6 +94,9 @@ class HandOut(Run[M]):
     def make_counters(self, max_failures: int | None) -> Counters:
         return HandOutCounters(self.processor, max_failures)
 
+    def share(self, using: str) -> None:
+        """Share nothing: ``max_workers`` counts runs, and these rows are handled elsewhere."""
+
     def make_event_loop(self, concurrency: int) -> EventLoop | None:  # noqa: ARG002  # as in Run
         return None
 
