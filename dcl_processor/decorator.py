@@ -33,6 +33,9 @@ class Options(TypedDict, total=False):
     claimed_at: str | None
     lease: Lease | None
     concurrency: int
+    group_by: str | None
+    in_order: bool
+    max_per_group: int | None
     retry: Retry | None
     max_consecutive_failures: int | None
     using: str | None

@@ -12,11 +12,15 @@
 - E010  two processors of one model share columns that each processor needs for itself
 - E011  the lease's column keeps local time of a zone whose clocks change
 - E012  a table's engine has no transactions: only with ``check --database``
+- E013  group_by names no column that can be a key
+- E014  the database cannot lock a key
+- E015  in_order without an order by the model's own columns
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset or claim holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  a row's transaction locks the whole database
 - W005  the database cannot skip locked rows: only with ``check --database``
+- W006  in_order without retry and failed: a row that always fails stops its key
 
 No other check queries a database.
 """
@@ -34,7 +38,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, questions, sharing
+from . import databases, flips, groups, questions, sharing
 
 TAG = "processors"
 
@@ -67,6 +71,7 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
         if question is not None:
             messages += flips.check(processor, question.model)
             messages += databases.check_clock(processor, question)
+            messages += groups.check(processor, question)
             asking.append((processor, question))
             if question.using in asked:
                 messages += databases.check_engines(processor, question)

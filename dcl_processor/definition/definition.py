@@ -60,6 +60,9 @@ class Definition(Generic[M]):
     claimed_at: str | None = None
     lease: Lease | None = None
     concurrency: int = 1
+    group_by: str | None = None
+    in_order: bool = False
+    max_per_group: int | None = None
     using: str | None = None
     read_using: str | None = None
 

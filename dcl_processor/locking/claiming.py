@@ -33,6 +33,12 @@ class Miss(Enum):
     ABSENT = "absent"
     #: The claim locked it, and it was no longer pending, or gone.
     STALE = "stale"
+    #: Another session has its key locked.
+    KEY_LOCKED = "key locked"
+    #: As many rows of its key as may be are in flight, or in doubt.
+    KEY_IN_USE = "key in use"
+    #: Another row of its key comes first.
+    NOT_FIRST = "not first"
 
 
 @dataclass(frozen=True, slots=True)

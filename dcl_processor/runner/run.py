@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from django.db import connections
 from django.db.models import Model, Q
 
+from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition import model_columns
+from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.deliveries import confirmed, refuse_unknown
@@ -23,6 +25,7 @@ from dcl_processor.execution.in_flight import InFlight, Notes
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.execution.resource import Broken, Resource
 from dcl_processor.locking.isolation import refuse_outer_transaction, refuse_test_case
+from dcl_processor.locking.key_lock import refuse_database
 from dcl_processor.locking.row_transactions import RowTransactions
 from dcl_processor.report import Report, Stopped
 from dcl_processor.signals import row_finished, run_finished
@@ -31,6 +34,7 @@ from . import limits
 from .async_dispatch import AsyncDispatcher
 from .counters import Counters, attach_report, log_end
 from .dispatch import Dispatcher, InlineDispatcher, ThreadDispatcher
+from .group_passes import GroupPasses
 from .passes import Passes
 from .pool import refuse_small_pool
 
@@ -172,7 +176,7 @@ class Run(Generic[M]):
         # In the other deliveries a claim outlives its process, so that the row is not first again.
         if rules_of(self.processor).in_transaction:
             self.notes.using = question.using
-        passes = Passes(self)
+        passes = Passes(self) if self.processor.group_by is None else self.group_passes(question)
         ended_by: BaseException | None = None
         try:
             passes.first()
@@ -204,6 +208,14 @@ class Run(Generic[M]):
         run_finished.send_robust(sender, processor=self.processor, report=report)
         return report
 
+    def group_passes(self, question: Question[M]) -> GroupPasses:
+        """Return the passes over the keys of a processor that has ``group_by``."""
+        groups = groups_of(self.processor, question.model)
+        refuse_database(question, self.processor.name)
+        if groups.in_order:
+            refuse_order(question, self.processor.name)
+        return GroupPasses(self, groups)
+
     def leave(self) -> None:
         """Close what the handlers used, and end the threads."""
         self.context.leave_thread()
@@ -228,17 +240,20 @@ class Run(Generic[M]):
             self.stopped = self.limits.exceeded(self.counters.handled)
         return self.stopped is not None
 
-    def ask(self, *, due: bool = True) -> Question[M]:
-        """Return a new question for the user's ``pending``."""
+    def ask(self, *, due: bool = True, among: Q | None = None) -> Question[M]:
+        """Return a new question for the user's ``pending``; ``among``: narrowed to these rows."""
         self.dispatcher.confirm()
         processor = self.processor
+        due_now = processor._due() if due else None
+        if among is not None:
+            due_now = among if due_now is None else among & due_now
         return ask(
             processor.pending,
             label=processor.name,
             filter=self.filter,
             using=self.using,
             read_using=processor.read_using,
-            due=processor._due() if due else None,
+            due=due_now,
             flips=processor.done if processor._has_fixed_flip else None,
             defer=processor._renewed_columns() if due else (),
         )
