@@ -34,6 +34,9 @@ class Options(TypedDict, total=False):
     lease: Lease | None
     concurrency: int
     max_workers: int | None
+    group_by: str | None
+    in_order: bool
+    max_per_group: int | None
     retry: Retry | None
     max_consecutive_failures: int | None
     max_pending: int | None

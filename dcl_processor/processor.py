@@ -64,6 +64,12 @@ class BatchProcessor(Definition[M]):
     - ``concurrency``: handlers in flight at once, unless a run overrides it.
     - ``max_workers``: workers of this processor that may be at work at the same time, on all
       machines together; a run is one worker, whatever its ``concurrency``.
+    - ``group_by``: a column, or a forward relation; rows with the same value, the key, are never
+      handled at the same time, by all workers together. Rows with ``NULL`` are in no group. A
+      ``process_batch()`` gets all rows of one key, or the first ``batch_size`` of them.
+    - ``in_order``: with ``group_by``; the rows of a key are handled one after another in the
+      queryset's order; a row that fails, waits or is in doubt blocks those behind it.
+    - ``max_per_group``: with ``group_by``; rows of one key in flight at once, over all workers.
     - ``using``: the database alias that is locked and written; default: the router's.
     - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 

@@ -14,7 +14,7 @@ Stopped = Literal["drained", "limit", "timeout", "signal", "failures", "busy"]
 #: The most rows that are counted for people: to count a forgotten table's backlog takes minutes.
 MOST_COUNTED = 10_000
 
-COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost")
+COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost", "held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,10 @@ class Report:
     ``discarded``: the handler raised ``Discard``. ``snoozed``: it raised ``Snooze``.
     ``lease_lost``: another worker took the row over before it could be settled.
 
+    ``held``: with ``group_by``, rows that may be tried and were not, because another row of their
+    key comes first or is in flight: it failed, waits, is locked, leased or in doubt. Counted at the
+    end, up to 10,000. ``held_keys``: the first 10 of their keys.
+
     ``error``: why the handler's resource could not be opened. No row caused it, and none failed.
     """
 
@@ -87,11 +91,13 @@ class Report:
     stale: int = 0
     lease_lost: int = 0
     retried: int = 0
+    held: int = 0
     passes: int = 0
     duration: float = 0.0
     stopped: Stopped = "drained"
     error: BaseException | None = None
     failures: Sequence[Failure] = field(default=(), repr=False)
+    held_keys: Sequence[Any] = ()
 
     @property
     def ok(self) -> bool:
@@ -124,6 +130,9 @@ class Report:
             "stopped": self.stopped,
             "error": None if self.error is None else represent(self.error),
             "ok": self.ok,
+            "held_keys": [
+                key if isinstance(key, int | str) else str(key) for key in self.held_keys
+            ],
             "failures": [failure.as_dict() for failure in self.failures],
         }
 

@@ -56,6 +56,8 @@ def test_it_goes_through_json() -> None:
         "skipped": 0,
         "stale": 0,
         "lease_lost": 0,
+        "held": 0,
+        "held_keys": [],
         "retried": 0,
         "passes": 0,
         "duration": 0.5,

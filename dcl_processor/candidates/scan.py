@@ -16,7 +16,7 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from django.db import connections
@@ -161,6 +161,11 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
         left = _retrying(keys.count, keys.db) if left is None else left - visited
 
 
+def place_among(rows: Sequence[Any]) -> int:
+    """Return a random place in a window, at which one of several workers begins."""
+    return secrets.randbelow(len(rows)) if rows else 0
+
+
 def anywhere(question: Question[Any], number: int) -> list[Any]:
     """Return about ``number`` keys from random places, at most an equal share from each."""
     keys = _keys(question)
@@ -296,3 +301,7 @@ def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
     wanted = _down_to_the_key(question.queryset.filter(pk__in=pks).using(question.read_using))
     # Rows that are no longer pending go to the end, where their claim finds that out.
     return list(dict.fromkeys([*_look(_flat(wanted)), *pks]))
+
+
+#: For the walk over the keys of groups, which reads in the same way.
+look, retrying, down_to_the_key, highest = _look, _retrying, _down_to_the_key, _highest

@@ -14,11 +14,15 @@
 - E012  a table's engine has no transactions: only with ``check --database``
 - E013  claim takes a row out of pending under its lease
 - E014  max_workers on a database without locks that end with a session
+- E015  group_by names no column that can be a key
+- E016  the database cannot lock a key
+- E017  in_order without an order by the model's own columns
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset, claim or on_failure holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  a row's transaction locks the whole database
 - W005  the database cannot skip locked rows: only with ``check --database``
+- W006  in_order without retry and failed: a row that always fails stops its key
 
 No other check queries a database.
 """
@@ -36,7 +40,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, marks, questions, sharing
+from . import databases, flips, groups, marks, questions, sharing
 
 TAG = "processors"
 
@@ -70,6 +74,7 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
             messages += flips.check(processor, question.model)
             messages += databases.check_clock(processor, question)
             messages += marks.check(processor, question)
+            messages += groups.check(processor, question)
             asking.append((processor, question))
             if question.using in asked:
                 messages += databases.check_engines(processor, question)

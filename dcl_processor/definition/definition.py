@@ -65,6 +65,9 @@ class Definition(Generic[M]):
     lease: Lease | None = None
     concurrency: int = 1
     max_workers: int | None = None
+    group_by: str | None = None
+    in_order: bool = False
+    max_per_group: int | None = None
     using: str | None = None
     read_using: str | None = None
 

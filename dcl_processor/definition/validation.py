@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.values import constants_of, expect, expect_type, expect_whole_number
 
-from . import functions
+from . import functions, group_options
 from .kinds import RULES, rules_of
 from .lease import Lease
 from .model_columns import FLIPS
@@ -37,6 +37,7 @@ _REQUIRED: dict[str, _Check] = {
     "concurrency": _number_of("handlers", least=1),
     "strict_order": _a(bool, "True or False"),
     "repeats": _a(bool, "True or False"),
+    "in_order": _a(bool, "True or False"),
 }
 
 #: The same for the options that may be ``None``.
@@ -49,6 +50,8 @@ _OPTIONAL: dict[str, _Check] = {
     "max_workers": _number_of("workers", least=1),
     "claimed_at": _a(str, "the name of a column"),
     "lease": _a(Lease, "a Lease"),
+    "group_by": _a(str, "the name of a column or of a forward relation"),
+    "max_per_group": _number_of("rows in flight", least=1),
     "using": _a(str, "the name of a database in DATABASES"),
     "read_using": _a(str, "the name of a database in DATABASES"),
 }
@@ -68,6 +71,7 @@ def check(processor: Definition[Any], missing: AbstractSet[str]) -> None:
     _check_delivery(processor)
     if processor.retry is not None:
         _check_retry(processor, processor.retry)
+    group_options.check(processor)
 
 
 def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:

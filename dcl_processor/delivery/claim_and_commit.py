@@ -16,6 +16,7 @@ from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.claiming import claim
 from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.key_lock import claim_in_turn
 from dcl_processor.settlement import rehearsal
 from dcl_processor.values import Values
 
@@ -39,7 +40,9 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
         # The rehearsal with the first rows of a run needs a transaction. So does a mark that may
         # have to be rolled back.
         doubtful = context.rehearsal is None or context.doubts(mark.option)
-        at_once = not doubtful and one_statement.suits(question)
+        # A key is locked, and asked about, by statements of their own.
+        key = batch.wanted.key
+        at_once = key is None and not doubtful and one_statement.suits(question)
         written = one_statement.claim_and_mark(batch, mark) if at_once else None
         if written is not None:
             _record(batch, marked, *written)
@@ -50,7 +53,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
             # Race: double claim. The mark is committed before any handler is called, and hides the
             # row from other workers after the lock is released.
             with RowTransaction(question.using):
-                batch.take(claim(question, batch.wanted))
+                batch.take((claim if key is None else claim_in_turn)(question, batch.wanted))
                 batch.rehearse()
                 _write(batch, marked)
                 _check_marked(batch, mark)

@@ -16,6 +16,7 @@ from django.db.models import Model
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.locking.claiming import Claimed, claim
+from dcl_processor.locking.key_lock import claim_in_turn
 from dcl_processor.locking.row_transactions import NotSentError
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement.writing import explained
@@ -37,7 +38,8 @@ def transactional(batch: Batch[M]) -> None:
     """Lock and check again → work → flip → commit."""
     # Race: work without flip. Both are in one transaction, which commits both or neither.
     with batch.context.transactions.using(batch.question.using):
-        claimed = claim(batch.question, batch.wanted, batch.context.transactions)
+        claim_rows = claim if batch.wanted.key is None else claim_in_turn
+        claimed = claim_rows(batch.question, batch.wanted, batch.context.transactions)
         batch.take(claimed)
         # A query without rows may not have been sent at all, and then no transaction is open.
         if batch.rows:

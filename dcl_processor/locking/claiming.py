@@ -35,6 +35,12 @@ class Miss(Enum):
     STALE = "stale"
     #: It failed in another worker of the same run.
     TRIED = "tried"
+    #: Another session has its key locked.
+    KEY_LOCKED = "key locked"
+    #: As many rows of its key as may be are in flight, or in doubt.
+    KEY_IN_USE = "key in use"
+    #: Another row of its key comes first.
+    NOT_FIRST = "not first"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from dcl_processor.candidates.question import Question, RowFilter
+from dcl_processor.definition.groups import Key
 
 R = TypeVar("R")
 
@@ -28,12 +29,14 @@ class Wanted:
     ``most``: all of them by default. ``choice``: ``None`` if all rows are wanted; otherwise how
     many, and whether they are named in the order of their keys, which the database returns without
     sorting. The order never depends on the row's values, which may have changed since the read.
+    ``key``: that of all these rows, which is locked before them; ``None``: they are in no group.
     """
 
-    __slots__ = ("choice", "most", "pks")
+    __slots__ = ("choice", "key", "most", "pks")
 
-    def __init__(self, pks: Sequence[Any], most: int | None = None) -> None:
+    def __init__(self, pks: Sequence[Any], most: int | None = None, key: Key | None = None) -> None:
         self.pks = pks
+        self.key = key
         self.most = len(pks) if most is None else most
         self.choice = (most, _are_ascending(pks)) if most is not None and most < len(pks) else None
 

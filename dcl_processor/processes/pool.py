@@ -138,6 +138,9 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
     reports = [report for report in own if report is not None]
     retried = sum(report.retried for report in reports)
     counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
+    # Rows that one worker found held may have been handled by another, until the last one ended.
+    last = max(reports, key=lambda report: report.duration, default=None)
+    counts["held"] = 0 if last is None else last.held
     tried = sum(counts[count] for count in ("processed", "failed", "discarded", "snoozed"))
     failures = {str(failure.pk): failure for report in reports for failure in report.failures}
     if all(report.failed == len(report.failures) for report in reports):
@@ -155,6 +158,7 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
         ),
         error=next((report.error for report in reports if report.error is not None), None),
         failures=tuple(islice(failures.values(), MOST_FAILURES)),
+        held_keys=() if last is None else last.held_keys,
     )
 
 

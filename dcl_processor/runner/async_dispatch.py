@@ -55,10 +55,11 @@ class AsyncDispatcher:
         finally:
             (self._open if goes_on else self._over).append(batch)
 
-    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
+    def ended(self, *, everything: bool = False, one: bool = False) -> Iterator[Batch[Any]]:
         """Return ended batches; wait until a batch is worth claiming, or until all have ended.
 
-        Raises the error of a batch; the other batches stay in flight.
+        ``one``: wait until there is one. Raises the error of a batch; the other batches stay in
+        flight.
         """
         part = 0 if self._together else WORTH_CLAIMING
         enough = max(1, int(self._loop.concurrency * part))
@@ -67,7 +68,8 @@ class AsyncDispatcher:
                 self._go_on(batch)
             waiting = any(batch.handlers and batch.handlers.waiting for batch in self._open)
             idle = self._loop.free >= enough and not waiting
-            if not self._open or (idle and not everything):
+            is_enough = bool(self._over) if one else idle and not everything
+            if not self._open or is_enough:
                 break
             self._loop.wait()
         over, self._over = self._over, []

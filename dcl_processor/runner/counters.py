@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ logger = logging.getLogger("dcl_processor")
 #: The most failures kept in a report, and the most failed rows logged by one run.
 MOST_FAILURES = 100
 
+#: Keys that a report names.
+MOST_KEYS = 10
+
 
 @dataclass(slots=True)
 class Counters:
@@ -41,6 +45,8 @@ class Counters:
     #: Set during probes, and for good when no row is left to probe.
     probing: bool = False
     started: float = field(default_factory=time.monotonic)
+    #: The first keys that were not free.
+    held_keys: Sequence[Any] = ()
     #: Rows that were tried, which is what ``limit`` counts.
     handled: int = 0
     streak: Streak = field(init=False)
@@ -121,6 +127,11 @@ class Counters:
             again_in=outcome.again_in,
         )
 
+    def note_held(self, rows: int, keys: Sequence[Any]) -> None:
+        """Record rows that were not tried because their key was not free."""
+        self.counts["held"] += rows
+        self.held_keys = tuple(keys[:MOST_KEYS])
+
     def report(self, stopped: Stopped, error: BaseException | None) -> Report:
         """Return the report so far; ``error``: why the resource could not be opened."""
         return Report(
@@ -131,6 +142,7 @@ class Counters:
             stopped=stopped,
             error=error,
             failures=tuple(self.failures),
+            held_keys=self.held_keys,
         )
 
     def _tell(self, pk: Any, outcome: str) -> None:

@@ -47,8 +47,11 @@ class Dispatcher(Protocol):
     def begin(self, batch: Batch[Any]) -> None:
         """Dispatch a batch; there must be room for it."""
 
-    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
-        """Return ended batches; wait until there is room for a batch, or until all have ended."""
+    def ended(self, *, everything: bool = False, one: bool = False) -> Iterator[Batch[Any]]:
+        """Return ended batches; wait until there is room for a batch, or until all have ended.
+
+        ``one``: wait until there is one.
+        """
         raise NotImplementedError
 
     def confirm(self) -> None:
@@ -90,8 +93,8 @@ class InlineDispatcher:
         if batch.is_unconfirmed and (has_failed(batch) or not self._may_wait()):
             self.confirm()
 
-    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
-        if everything:
+    def ended(self, *, everything: bool = False, one: bool = False) -> Iterator[Batch[Any]]:
+        if everything or one:
             self.confirm()
         waiting = self._context.transactions.unconfirmed
         ended = [batch for batch in self._begun if batch is not waiting]
@@ -149,16 +152,17 @@ class ThreadDispatcher:
         self.rows_in_flight += len(batch.wanted.pks)
         self._begun.put(batch)
 
-    def ended(self, *, everything: bool = False) -> Iterator[Batch[Any]]:
+    def ended(self, *, everything: bool = False, one: bool = False) -> Iterator[Batch[Any]]:
         """Yield ended batches; wait until there is room for a batch, or until all have ended.
 
-        Raises the error of a batch after the other batches in flight have ended, too.
+        ``one``: wait until there is one. Raises the error of a batch after the other batches in
+        flight have ended, too.
         """
         first: BaseException | None = None
         while self._batches:
             full = self._batches >= self._most
             try:
-                ended = self._done.get(block=full or everything or first is not None)
+                ended = self._done.get(block=full or everything or one or first is not None)
             except Empty:
                 break
             if ended is None:
@@ -167,6 +171,7 @@ class ThreadDispatcher:
             self._batches -= 1
             self.rows_in_flight -= len(batch.wanted.pks)
             if error is None:
+                one = False
                 yield batch
             else:
                 self._failed.append(batch)

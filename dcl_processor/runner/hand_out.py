@@ -72,8 +72,8 @@ class HandOut(Run[M]):
     def _keep(self, batch: Batch[M], pk: Any) -> None:
         self.handed.append((batch, pk))
 
-    def ask(self, *, due: bool = True) -> Question[M]:
-        question = super().ask(due=due)
+    def ask(self, *, due: bool = True, among: Q | None = None) -> Question[M]:
+        question = super().ask(due=due, among=among)
         if self.context.rehearsal is None:
             since, known = _rehearsed.get(self.processor, {}).get(question.using, (0.0, None))
             if known is not None and time.monotonic() < since + TRUSTED:

@@ -28,6 +28,7 @@ class Passes:
 
     def __init__(self, run: Run[Any]) -> None:
         self._run = run
+        self._ask = run.ask
         self._locked: list[Any] = []
         self._absent: list[Any] = []
         self._tried: set[Any] = set()
@@ -38,13 +39,15 @@ class Passes:
         self._failing: set[Any] = set()
         self._probed: set[Any] = set()
         self._suspects = Suspects(run.notes)
+        #: Suspects that were not tried, because their key was not free.
+        self._left_suspects: list[Any] = []
 
     def first(self) -> None:
         """Visit every candidate once."""
         self._run.counters.passes += 1
         policy = RescanPolicy(never=self._run.processor.strict_order)
-        by_key = scan.KeyScan(self._run.ask, self._tried)
-        in_order = scan.ordered_scan(self._run.ask, self._tried)
+        by_key = scan.KeyScan(self._ask, self._tried)
+        in_order = scan.ordered_scan(self._ask, self._tried)
         for question, waiting in in_order if self._run.processor.strict_order else by_key:
             self._run.refuse_backlog(question, waiting)
             policy.begin_window(alone=not by_key.among_others)
@@ -56,7 +59,7 @@ class Passes:
                 break
         self._visit_left()
         if self._absent:
-            self._look_at_absent(self._run.ask())
+            self._look_at_absent(self._ask())
 
     def _visit_left(self) -> None:
         """Wait for the batches in flight, and visit the rows that are to be redone."""
@@ -64,7 +67,7 @@ class Passes:
         self.take(self._run.dispatcher.ended(everything=True), left)
         # A run that is to stop leaves rows of a batch behind, even of the last batch.
         while left and not self._run.must_stop():
-            self._visit(self._run.ask(), left, more=0)
+            self._visit(self._ask(), left, more=0)
             self.take(self._run.dispatcher.ended(everything=True), left)
 
     def _visit_window(
@@ -122,7 +125,7 @@ class Passes:
             self._run.counters.passes += 1
             waiting, self._locked = deque(self._locked), []
             while waiting:
-                question = self._run.ask()
+                question = self._ask()
                 more = spare(question) if self._run.dispatcher.may_choose else 0
                 while (
                     self._without_suspects(waiting)
@@ -138,10 +141,10 @@ class Passes:
 
     def last(self) -> None:
         """Handle the rows that were in flight when their process died: one by one, and last."""
-        for pk in self._suspects.in_turn():
+        for pk in self._suspects_in_turn():
             if self._run.must_stop():
                 break
-            question = self._run.ask()
+            question = self._ask()
             self._visit(question, deque([pk]), more=0)
             self.take(self._run.dispatcher.ended(everything=True))
             self._look_at_absent(question)
@@ -150,7 +153,7 @@ class Passes:
         self._run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
         if self._run.stopped is None and not self._run.is_filtered:
-            self._suspects.settle([*self._locked, *self._leased()])
+            self._suspects.settle([*self._locked, *self._left_suspects, *self._leased()])
 
     def _leased(self) -> list[Any]:
         """Return the leased rows if processes have died: among them may be rows that these held."""
@@ -159,6 +162,9 @@ class Passes:
             return []
         held = self._run.ask(due=False).unfiltered.filter(lease.alive()).order_by()
         return list(held.values_list("pk", flat=True)[:MOST_LOCKED])
+
+    def _suspects_in_turn(self) -> list[Any]:
+        return self._suspects.in_turn()
 
     def _without_suspects(self, waiting: deque[Any]) -> deque[Any]:
         for pk in self._suspects.among(waiting):

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from django.db import connections
 from django.db.models import Model, Q
 
+from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition import model_columns
+from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.deliveries import confirmed, refuse_unknown
@@ -25,6 +27,7 @@ from dcl_processor.execution.in_flight import InFlight, Notes
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.execution.resource import Broken, Resource
 from dcl_processor.locking.isolation import refuse_outer_transaction, refuse_test_case
+from dcl_processor.locking.key_lock import refuse_database
 from dcl_processor.locking.row_transactions import RowTransactions
 from dcl_processor.locking.slots import Slot
 from dcl_processor.report import Report, Stopped
@@ -34,6 +37,7 @@ from . import limits
 from .async_dispatch import AsyncDispatcher
 from .counters import Counters, attach_report, log_end
 from .dispatch import Dispatcher, InlineDispatcher, ThreadDispatcher
+from .group_passes import GroupPasses
 from .passes import Passes
 from .pool import refuse_small_pool
 
@@ -197,11 +201,12 @@ class Run(Generic[M]):
         refuse_outer_transaction(question.using, self.processor.name)
         return question
 
-    def refuse_backlog(self, question: Question[M], seen: Collection[Any]) -> None:
-        """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window."""
+    def refuse_backlog(self, question: Question[M], seen: Collection[Any] | None = None) -> None:
+        """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window, if any."""
         most, self._most_pending = self._most_pending, None
         if most is not None:
-            limits.refuse_backlog(self.processor.name, question, most, seen=len(seen))
+            number = None if seen is None else len(seen)
+            limits.refuse_backlog(self.processor.name, question, most, seen=number)
 
     def execute(self) -> Report:
         """Do the run, and return its report."""
@@ -219,7 +224,7 @@ class Run(Generic[M]):
         # but rows that were in one call would be in one call again when their leases have lapsed.
         if rules_of(self.processor).in_transaction or self.processor._handles_batches:
             self.notes.using = question.using
-        passes = Passes(self)
+        passes = Passes(self) if self.processor.group_by is None else self.group_passes(question)
         ended_by: BaseException | None = None
         try:
             passes.first()
@@ -268,6 +273,14 @@ class Run(Generic[M]):
             self.starts.slot = Slot(using, name, most)
         self.starts.is_shared = elsewhere is not None or most is not None
 
+    def group_passes(self, question: Question[M]) -> GroupPasses:
+        """Return the passes over the keys of a processor that has ``group_by``."""
+        groups = groups_of(self.processor, question.model)
+        refuse_database(question, self.processor.name)
+        if groups.in_order:
+            refuse_order(question, self.processor.name)
+        return GroupPasses(self, groups)
+
     def leave(self) -> None:
         """Close what the handlers used, and end the threads."""
         self.context.leave_thread()
@@ -314,17 +327,22 @@ class Run(Generic[M]):
                 return reason
         return None
 
-    def ask(self, *, due: bool = True) -> Question[M]:
-        """Return a new question for the user's ``pending``."""
+    def ask(self, *, due: bool = True, among: Q | None = None) -> Question[M]:
+        """Return a new question for the user's ``pending``; ``among``: narrowed to these rows."""
         self.dispatcher.confirm()
         processor = self.processor
+
+        def due_now(model: type[Model]) -> Q | None:
+            asked = processor._due(model) if due else None
+            return asked if among is None else among if asked is None else among & asked
+
         return ask(
             processor.pending,
             label=processor.name,
             filter=self.filter,
             using=self.using,
             read_using=processor.read_using,
-            due=processor._due if due else None,
+            due=due_now,
             flips=processor.done if processor._has_fixed_flip else None,
             defer=processor._renewed_columns() if due else (),
         )

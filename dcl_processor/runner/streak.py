@@ -67,8 +67,8 @@ class Streak:
         return self.wrong >= 2 and not self.succeeded
 
     def _number_to_probe(self) -> int:
-        # A strict order has no random places.
-        if self.succeeded or self.processor.strict_order:
+        # A strict order has no random places, and keys are visited from a random one.
+        if self.succeeded or self.processor.strict_order or self.processor.group_by is not None:
             return 0
         if self.wrong:
             return 1

@@ -21,6 +21,12 @@ from tests.contract.support.messages import SENDS_SEVERAL
 collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shapes_wanted.py"]
 if not SENDS_SEVERAL:
     collect_ignore += ["test_observed.py", "test_one_message.py", "test_settle_later.py"]
+if connection.vendor == "mysql":
+    collect_ignore += ["test_groups.py", "test_groups_beside.py"]  # refused there
+else:
+    collect_ignore += ["test_groups_refused.py"]
+if not HAS_GATE:
+    collect_ignore += ["test_groups_race.py"]  # advisory locks
 if HAS_ROW_LOCKS:
     collect_ignore += ["test_busy_reads.py"]  # a read never waits
 else:

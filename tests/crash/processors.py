@@ -117,6 +117,11 @@ def transactional_spanning(row: Errand) -> None:
     act_here_too(row)
 
 
+@batch_processor(**plain, group_by="result", in_order=True)
+def transactional_in_order(row: Errand) -> None:
+    act_here_too(row)
+
+
 @batch_processor(**plain, batch_size=2)
 def transactional_batch(row: Errand) -> None:
     act_here_too(row)

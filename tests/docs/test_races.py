@@ -16,6 +16,8 @@ RACES = [
     "flip without work",
     "work without flip",
     "lost lease that writes",
+    "two of one key",
+    "overtaking",
     "poison row",
     "worker over the cap",
     "second try",

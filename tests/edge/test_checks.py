@@ -694,3 +694,40 @@ def test_e010_a_child_has_its_parents_columns_and_another_database_its_own() -> 
     elsewhere = vehicles("b", Trailer.objects.filter(inspected=False), using="other")
     assert "E010" in ids(parent, child)
     assert "E010" not in ids(parent, elsewhere)
+
+
+def errands_in_order(**options: Any) -> BatchProcessor[Any]:
+    options = {"group_by": "place", "in_order": True, **options}
+    return processor(Errand.objects.filter(done=False), {"done": True}, **options)
+
+
+CAN_GIVE_UP: dict[str, Any] = {"retry": Retry(), "failed": {"dead": True}}
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (CAN_GIVE_UP, []),
+        ({"in_order": False}, []),
+        ({}, ["W006"]),
+        ({"retry": Retry()}, ["W006"]),
+        ({"failed": {"dead": True}}, ["W006"]),
+        ({**CAN_GIVE_UP, "group_by": "nothing"}, ["E015"]),
+        ({**CAN_GIVE_UP, "group_by": "claimed_at"}, ["E015"]),
+    ],
+)
+def test_keys_and_what_may_stop_them(options: dict[str, Any], found: list[str]) -> None:
+    has_key_locks = connection.vendor == "postgresql" or not (
+        connection.features.has_select_for_update
+    )
+    refused = [] if has_key_locks else ["E016"]
+    assert sorted(ids(errands_in_order(**options))) == sorted(found + refused)
+
+
+@pytest.mark.parametrize("order", ["?", "depot", "depot__name", F("weight").asc()])
+def test_an_order_that_is_not_by_own_columns(order: Any) -> None:
+    pending = unsent().order_by(order)
+    ordered = processor(pending, {"sent": True}, group_by="weight", in_order=True)
+    assert "E017" in ids(ordered)
+    named = processor(unsent().order_by("-depot_id"), {"sent": True}, group_by="depot")
+    assert "E017" not in ids(named)

@@ -19,7 +19,7 @@ from django.db import connection, connections
 from dcl_processor.database.driver import in_transaction
 
 from .control import Control
-from .steps import COMMIT, HANDLER, ROLLBACK, Step, Thing, describe, lockable, with_gate
+from .steps import COMMIT, HANDLER, KEY_LOCK, ROLLBACK, Step, Thing, describe, lockable, with_gate
 
 #: How often a statement comes to its gate is for its plan to say, and the next schedule has to
 #: find the same plan, though the tables have grown since: by the key, in its order.
@@ -172,6 +172,9 @@ class Actor:
         self.point(step if self.gates else step.whole())
         if step.gate is not None and inside:
             self._locked |= lockable(sql, step.rows)
+        if step.name == KEY_LOCK.name:
+            # What ends the transaction lets go of the key.
+            self._locked |= {(KEY_LOCK.name, row) for row in step.rows}
         if step.gate is not None and self.gates and self.watched:
             self._next = step.gate
             sql = with_gate(sql)

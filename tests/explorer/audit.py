@@ -43,12 +43,20 @@ class Audit:
             # handler, has no way to know.
             if row in self._done and not self._lapsed[row]:
                 raise Violation(f"row {row % 10} was handled after its flip was committed")
+            self._look_at_order(row)
         if "time" in step.writes:
             self._time_has_passed = True
             leased = self._control.ask(self._subject.ask_leased)
             self._lapsed.update(row for [row] in leased)
         if "data" in step.writes:
             self._look(actor, step)
+
+    def _look_at_order(self, row: int) -> None:
+        """See that all rows before it in its key are done, and so none of them is in flight."""
+        keys = self._subject.keys
+        before = {each for each in self._rows if keys and each % keys == row % keys and each < row}
+        if before - self._done:
+            raise Violation(f"row {row % 10} was handled before {before - self._done} of its key")
 
     def _look(self, actor: Actor, step: Step) -> None:
         done = {row for [row] in self._control.ask(self._subject.ask_done)}
@@ -86,7 +94,8 @@ class Audit:
             raise Violation(f"{self.handled.total()} handlers, {processed} processed, {lost} lost")
         # Whoever leaves a row behind says so.
         comes_later = self._edited or self._subject.stages > 1
-        is_known = lost or failed or comes_later or any(report.skipped for report in reports)
+        told = any(report.skipped or report.held for report in reports)
+        is_known = lost or failed or comes_later or told
         if left and not is_known:
             raise Violation(f"rows {left} are pending, and no copy has reported them as skipped")
         return left

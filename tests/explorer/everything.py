@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 from .stage import Count, Stage, staged
-from .subjects import BEATING, CHOOSING, EDITED, LAPSING, MORE, SUBJECTS
+from .subjects import BEATING, CHOOSING, EDITED, IN_ORDER, LAPSING, MORE, SUBJECTS
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(0)]
 
 WRITTEN = os.environ.get("EXPLORE", "")
 SECONDS = float(os.environ.get("SECONDS") or 300)
-EVERY = {**SUBJECTS, **MORE, **CHOOSING}
+EVERY = {**SUBJECTS, **MORE, **CHOOSING, **IN_ORDER}
 ALL = [] if WRITTEN else [*SUBJECTS, *MORE]
 TWO_ROWS = [(name, 2) for name in ([] if WRITTEN else CHOOSING)]
+#: Two keys, one of them with two rows.
+TWO_ROWS += [(name, 3) for name in ([] if WRITTEN else IN_ORDER)]
 
 
 @pytest.fixture

@@ -85,6 +85,8 @@ COMMIT = Step("COMMIT", writes=kinds("data lock"))
 ROLLBACK = Step("ROLLBACK", writes=kinds("lock"))
 HANDLER = Step("handler", reads=kinds("data"), writes=kinds("handler"))
 LOCAL = Step("local", is_shared=False)
+#: Taken as if every key were one; another one gets it, or not, and never waits.
+KEY_LOCK = Step("key lock", writes=kinds("lock"))
 
 
 def describe(
@@ -106,6 +108,8 @@ def describe(
     # A flip that waits for its COMMIT is in a statement that counts what it writes.
     sql = re.sub(r"^WITH dcl_flipped AS \((.*) RETURNING 1\) SELECT .*$", r"\1", sql)
     words = sql.lstrip()
+    if "pg_try_advisory_xact_lock" in sql:
+        return replace(KEY_LOCK, rows=rows)
     if LOCKS in sql:
         return _at(SNAPSHOT, named, LOCK if transaction else TAKE)
     if words.startswith(_BOOKKEEPING):

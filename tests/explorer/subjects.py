@@ -53,6 +53,9 @@ class Subject:
     #: What a handler's row may fail by.
     fails_by: tuple[type[Exception], ...] = ()
 
+    #: In how many keys the rows are, one after another in each; by the remainder of their number.
+    keys: int = 0
+
     #: What comes after it, in all copies but the first, which is at work on the first stage alone.
     second: BatchProcessor[Any] | None = None
 
@@ -193,6 +196,11 @@ def make_errands(pks: list[int]) -> None:
     Errand.objects.bulk_create(Errand(pk=pk) for pk in pks)
 
 
+def make_in_two_keys(pks: list[int]) -> None:
+    Errand.objects.all().delete()
+    Errand.objects.bulk_create(Errand(pk=pk, attempts=pk % 2) for pk in pks)
+
+
 def make_express(pks: list[int]) -> None:
     Express.objects.all().delete()
     for pk in pks:
@@ -247,6 +255,7 @@ CLAIM: dict[str, Any] = {
     "claimed_at": "claimed_at",
     "done": {"done": True, "claimed": False},
 }
+KEYS: dict[str, Any] = {"group_by": "attempts", "in_order": True}
 LEASE: dict[str, Any] = {**DONE, "delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(300)}
 MARK: dict[str, Any] = {
     **LEASE,
@@ -350,6 +359,21 @@ PIPELINE = replace(
     ask_leased="SELECT id + CASE WHEN done THEN 100 ELSE 0 END FROM tests_errand"
     " WHERE leased_until IS NOT NULL",
 )
+#: Rows in two keys, each in order. Their column is one that nothing else here looks at.
+IN_ORDER = {
+    each.name: replace(
+        each,
+        keys=2,
+        make=make_in_two_keys,
+        set_back="UPDATE tests_errand SET done = false, claimed = false, claimed_at = NULL,"
+        " leased_until = NULL, dead = false, place = 0, result = '', attempts = id % 2",
+    )
+    for each in (
+        errands("transactional_in_order", pending=own, **DONE, **KEYS),
+        errands("claim_in_order", pending=own, **CLAIM, **KEYS),
+        errands("lease_in_order", pending=own, **LEASE, **KEYS),
+    )
+}
 SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
 MORE = {each.name: each for each in [*TWO_TABLES, *WILFUL, *EDITED, *MARKED, PIPELINE]}
 CHOOSING = {

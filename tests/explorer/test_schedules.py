@@ -14,7 +14,7 @@ from dcl_processor import Report
 from .actors import here
 from .schedule import LOOK
 from .stage import staged
-from .subjects import BEATING, CHOOSING, LAPSING, MORE, SUBJECTS, WAITING, Subject
+from .subjects import BEATING, CHOOSING, IN_ORDER, LAPSING, MORE, SUBJECTS, WAITING, Subject
 
 #: Schedules of a search that is not run whole here, but by ``make explore``: a number, and no
 #: time, so that a busy machine looks at no fewer.
@@ -58,6 +58,22 @@ def test_i2_in_schedules_of_copies_that_choose_and_of_commits_that_wait(name: st
     assert count.whole or count.schedules >= 20
     with staged(subject, rows=3, every_statement=True) as stage:
         assert stage.sample(20).schedules == 20
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_i2_in_schedules_of_keys_whose_rows_are_handled_in_order(name: str) -> None:
+    """Three rows in two keys; the whole of it is ``make explore``'s."""
+    with staged(IN_ORDER[name], rows=3) as stage:
+        count = stage.explore(most=MOST // 2)
+    assert count.whole or count.schedules >= 5
+    with staged(IN_ORDER[name], rows=3, every_statement=True) as stage:
+        assert stage.sample(10).schedules == 10
+
+
+def test_i2_a_lease_that_lapses_lets_no_row_pass_another_of_its_key() -> None:
+    with staged(IN_ORDER["lease_in_order"], rows=3, lapse=True) as stage:
+        count = stage.sample(50)
+    assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
 
 
 def test_i2_a_lease_may_lapse_while_its_settlement_waits() -> None:

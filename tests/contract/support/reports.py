@@ -19,6 +19,7 @@ class Counts(TypedDict, total=False):
     stale: int
     lease_lost: int
     retried: int
+    held: int
     passes: int
 
 

@@ -1,0 +1,415 @@
+"""Groups in one run: one after another, in order, and what holds a key."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import date
+from threading import Lock
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import F, QuerySet
+from django.db.models.functions import Lower
+from django.utils import timezone
+
+from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze
+from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
+from dcl_processor.testing import hold_lock
+from tests.contract.support.errands import ignore, retry
+from tests.contract.support.gate import HAS_ROW_LOCKS
+from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, keys, rows_of
+from tests.contract.support.parcels import processor
+from tests.contract.support.reports import assert_run
+from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
+    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
+]
+
+each = pytest.mark.parametrize("delivery", MAKERS)
+
+
+@each
+def test_every_key_is_drained_in_its_order(delivery: str) -> None:
+    rows = rows_of(*[1, 2, 1, 3, 1, 2])
+    handled: list[Any] = []
+    report = in_order(delivery, lambda row: handled.append(row.pk))()
+    assert_run(report, processed=6)
+    for place in (1, 2, 3):
+        of_key = [row.pk for row in rows if row.place == place]
+        assert [pk for pk in handled if pk in of_key] == of_key
+
+
+@each
+def test_the_order_is_that_of_the_queryset(delivery: str) -> None:
+    rows = rows_of(1, 1, 1)
+    Errand.objects.filter(pk=rows[2].pk).update(code="a")
+    Errand.objects.filter(pk=rows[1].pk).update(code="c")
+    Errand.objects.filter(pk=rows[0].pk).update(code="b")
+    handled: list[Any] = []
+    pending = Errand.objects.filter(done=False, claimed=False).order_by("-code")
+    in_order(delivery, lambda row: handled.append(row.code), pending=pending)()
+    assert handled == ["c", "b", "a"]
+
+
+@each
+def test_a_head_that_fails_holds_its_key_alone(delivery: str) -> None:
+    one, two, other = rows_of(1, 1, 2)
+    handled: list[Any] = []
+
+    def fail(row: Errand) -> None:
+        handled.append(row.pk)
+        if row.pk == one.pk:
+            raise ValueError
+
+    report = in_order(delivery, fail)()
+    assert_run(report, processed=1, failed=1, held=1, passes=1)
+    assert sorted(handled) == [one.pk, other.pk]
+    assert report.held_keys == (1,)
+    assert not Errand.objects.get(pk=two.pk).done
+
+
+@each
+def test_without_an_order_a_row_that_fails_is_passed(delivery: str) -> None:
+    one, two, three = rows_of(1, 1, 1)
+    handled: list[Any] = []
+
+    def fail(row: Errand) -> None:
+        handled.append(row.pk)
+        if row.pk == one.pk:
+            raise ValueError
+
+    options: dict[str, Any] = {"retry": retry(backoff=60), "reset": {"claimed": False}}
+    report = grouped(delivery, fail, **options)()
+    assert_run(report, processed=2, failed=1, retried=1)
+    assert handled == [one.pk, two.pk, three.pk]
+
+
+@each
+def test_in_order_a_row_that_waits_for_its_retry_holds_its_key(delivery: str) -> None:
+    one, _ = rows_of(1, 1)
+    options: dict[str, Any] = {"retry": retry(backoff=60), "reset": {"claimed": False}}
+
+    def fail(_: Errand) -> None:
+        raise ValueError
+
+    processor = in_order(delivery, fail, **options)
+    assert_run(processor(), failed=1, retried=1, held=1)
+    assert_run(processor(), held=1)
+    Errand.objects.filter(pk=one.pk).update(next_attempt_at=None)
+    assert_run(processor(), failed=1, retried=1, held=1)
+
+
+@each
+def test_in_order_a_row_that_is_given_up_frees_its_key(delivery: str) -> None:
+    one, two, three = rows_of(1, 1, 1)
+    handled: list[Any] = []
+    errors = {one.pk: ValueError(), two.pk: Discard("no")}
+
+    def fail(row: Errand) -> None:
+        handled.append(row.pk)
+        if row.pk in errors:
+            raise errors[row.pk]
+
+    options: dict[str, Any] = {
+        "retry": retry(max_attempts=1),
+        "failed": {"dead": True, "claimed": False},
+        "reset": {"claimed": False},
+    }
+    assert_run(in_order(delivery, fail, **options)(), processed=1, failed=1, discarded=1)
+    assert handled == [one.pk, two.pk, three.pk]
+
+
+@each
+def test_in_order_a_row_that_is_snoozed_holds_its_key(delivery: str) -> None:
+    one, _, other = rows_of(1, 1, 2)
+
+    def snooze(row: Errand) -> None:
+        if row.pk == one.pk:
+            raise Snooze(delay=60)
+
+    options: dict[str, Any] = {"retry": retry(), "reset": {"claimed": False}}
+    processor = in_order(delivery, snooze, **options)
+    assert_run(processor(), processed=1, snoozed=1, held=1)
+    assert Errand.objects.get(pk=other.pk).done
+
+
+def test_a_row_in_doubt_keeps_its_key_until_a_person_decides() -> None:
+    one, two = rows_of(1, 1)
+    Errand.objects.filter(pk=one.pk).update(claimed=True, claimed_at=timezone.now())
+    for make in (grouped, in_order):
+        processor = make("at_most_once", ignore, reset={"claimed": False})
+        report = processor()
+        assert_run(report, held=1)
+        assert report.held_keys == (1,)
+    processor.mark_done(processor.in_doubt(older_than=0))
+    assert_run(processor(), processed=1)
+    assert Errand.objects.get(pk=two.pk).done
+
+
+@each
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_rows_without_a_key_are_in_no_group(delivery: str, make: Any) -> None:
+    rows_of(1, 1)
+    Errand.objects.filter(place=1).update(code=None)
+    Errand.objects.create(code="a")
+    report = make(delivery, ignore, group_by="code")()
+    assert_run(report, processed=3)
+
+
+def test_a_relation_is_a_key_and_its_null_is_none() -> None:
+    depots = [Depot.objects.create(name=name) for name in "ab"]
+    for depot in (*depots, None, depots[0], None):
+        Parcel.objects.create(depot=depot)
+    handled: list[Any] = []
+    report = processor(lambda row: handled.append(row.depot_id), group_by="depot", in_order=True)()
+    assert_run(report, processed=5)
+    assert sorted(handled[:3]) == sorted([depots[0].pk, depots[0].pk, depots[1].pk])
+    assert handled[3:] == [None, None]
+
+
+class Digest(BatchProcessor[Errand]):
+    """Notes what it was called with; ``act`` is called with it, too."""
+
+    group_by = "place"
+
+    def __init__(self, act: Callable[[Sequence[Errand]], Any] = len, **options: Any) -> None:
+        super().__init__(done={"done": True}, **options)
+        self.calls: list[list[int]] = []
+        self.act = act
+
+    def pending(self) -> QuerySet[Errand]:
+        return Errand.objects.filter(done=False)
+
+    def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> None:
+        self.calls.append([row.pk for row in rows])
+        self.act(rows)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_bulk_handler_is_called_once_for_each_key(batch_size: int) -> None:
+    rows = rows_of(1, 2, 1, 1, 2, 3)
+    places = {row.pk: row.place for row in rows}
+    digest = Digest(batch_size=batch_size)
+    report = digest()
+    longest = 3 if batch_size == 1 else batch_size
+    found = sorted((tuple({places[pk] for pk in call}), len(call)) for call in digest.calls)
+    assert found == [((1,), longest), ((2,), 2), ((3,), 1)]
+    assert_run(report, processed=3 + longest)
+    assert Errand.objects.filter(done=False).count() == 6 - report.processed
+
+
+def test_a_key_whose_rows_arrived_during_the_run_is_left_to_the_next_one() -> None:
+    """Another worker may have called the handler for the others."""
+    rows_of(1, 2)
+
+    def finish_the_other(rows: Sequence[Errand]) -> None:
+        if len(digest.calls) == 1:
+            other = 3 - rows[0].place
+            Errand.objects.filter(place=other).update(done=True)
+            Errand.objects.create(place=other)
+
+    digest = Digest(finish_the_other)
+    assert_run(digest(), processed=1)
+    assert len(digest.calls) == 1
+    assert_run(digest(), processed=1)
+
+
+def test_a_bulk_handler_that_raises_is_called_again_for_each_row() -> None:
+    rows = rows_of(1, 1, 2)
+    bad = rows[0].pk
+
+    def fail(rows: Sequence[Errand]) -> None:
+        if rows[0].pk == bad:
+            raise ValueError
+
+    digest = Digest(fail)
+    assert_run(digest(), processed=2, failed=1)
+    assert sorted(digest.calls) == sorted([keys(rows[:2]), [bad], [rows[1].pk], [rows[2].pk]])
+
+
+def test_locked_rows_of_a_key_that_was_called_for_wait_for_the_next_run() -> None:
+    one, two = rows_of(1, 1)
+    digest = Digest()
+    if HAS_ROW_LOCKS:
+        with hold_lock(one):
+            assert_run(digest(), processed=1, held=1)
+        assert digest.calls == [[two.pk]]
+    assert_run(digest(), processed=1 if HAS_ROW_LOCKS else 2)
+
+
+def test_a_key_with_most_of_the_rows_does_not_hold_up_the_others() -> None:
+    rows_of(*[1] * 60, 2, 3, 4)
+    handled: list[Any] = []
+    grouped("transactional", lambda row: handled.append(row.place))()
+    assert len(handled) == 63
+    assert {*handled[:5]} == {1, 2, 3, 4}
+
+
+@each
+def test_a_limit_ends_the_run_between_keys(delivery: str) -> None:
+    rows_of(1, 1, 2, 2)
+    assert_run(in_order(delivery, ignore)(limit=3), processed=3, stopped="limit")
+    assert_run(in_order(delivery, ignore)(), processed=1)
+
+
+@pytest.mark.parametrize("delivery", [*MAKERS] if HAS_ROW_LOCKS else SHORT_CLAIMS)
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_threads_handle_different_keys_at_once(delivery: str, make: Any) -> None:
+    rows = rows_of(*[place for place in range(6) for _ in range(5)])
+    lock, active, handled = Lock(), Counter[int](), list[int]()
+
+    def handle(row: Errand) -> None:
+        with lock:
+            active[row.place] += 1
+            assert active[row.place] == 1
+            handled.append(row.pk)
+        with lock:
+            active[row.place] -= 1
+
+    assert_run(make(delivery, handle)(concurrency=3), processed=30)
+    for place in range(6):
+        of_key = [row.pk for row in rows if row.place == place]
+        assert [pk for pk in handled if pk in of_key] == of_key
+
+
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+@pytest.mark.parametrize("most", [None, 2])
+def test_asynchronous_handlers_of_a_key_are_as_many_as_may_be(
+    delivery: str, most: int | None
+) -> None:
+    rows_of(*[1, 2] * 4)
+    active: Counter[int] = Counter()
+    highest: Counter[int] = Counter()
+
+    async def handle(row: Errand) -> None:
+        active[row.place] += 1
+        highest[row.place] = max(highest[row.place], active[row.place])
+        await asyncio.sleep(0.01)
+        active[row.place] -= 1
+
+    report = grouped(delivery, handle, max_per_group=most)(concurrency=8)
+    assert_run(report, processed=8)
+    # Whether handlers meet is chance; that no more of a key do is not.
+    assert max(highest.values()) == (most or 1)
+
+
+def test_an_empty_table_is_one_read(django_assert_num_queries: Any) -> None:
+    processor = in_order("transactional", ignore)
+    processor()
+    with django_assert_num_queries(1):
+        assert_run(processor())
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"group_by": None, "in_order": True}, "expected in_order together with group_by"),
+    ({"group_by": None, "max_per_group": 2}, "expected max_per_group together with group_by"),
+    ({"in_order": True, "max_per_group": 2}, "max_per_group=1 or None with in_order"),
+    ({"in_order": True, "batch_size": 2}, "batch_size=1 with in_order"),
+    ({"in_order": True, "repeats": True}, "in_order or repeats"),
+    ({"strict_order": True}, "group_by or strict_order"),
+    ({"group_by": 1}, "the name of a column"),
+    ({"max_per_group": 0}, "a whole number of rows in flight from 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), OPTIONS)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((InvalidOption, Unsupported), match=words):
+        grouped("transactional", ignore, **options)
+
+
+def test_at_most_once_needs_a_mark_that_shows_a_row_in_flight() -> None:
+    with pytest.raises(InvalidOption, match="claim=… and claimed_at=… with group_by"):
+        grouped("at_most_once", ignore, claim=None, claimed_at=None, done={"done": True})
+
+
+@pytest.mark.parametrize("column", ["nothing", "price", "ratio", "hour", "data"])
+def test_columns_that_cannot_be_a_key_are_refused(column: str) -> None:
+    pending = Sample.objects.filter(done=False)
+    with pytest.raises(InvalidOption, match=f"group_by='{column}' to name a column"):
+        grouped("transactional", ignore, pending=pending, group_by=column)()
+
+
+@pytest.mark.parametrize("column", ["token", "day", "word", "colour", "depot", "depot_id"])
+def test_keys_of_these_types_are_found_again(column: str) -> None:
+    depot = Depot.objects.create(name="a")
+    values: dict[str, Any] = {
+        "token": uuid.uuid4(),
+        "day": date(2024, 2, 29),
+        "word": "Ä\0b".replace("\0", " "),
+        "colour": "blue",
+        "depot": depot,
+        "depot_id": depot.pk,
+    }
+    for _ in range(2):
+        Sample.objects.create(**{column: values[column]})
+    pending = Sample.objects.filter(done=False)
+    report = grouped("transactional", ignore, pending=pending, group_by=column, in_order=True)()
+    assert_run(report, processed=2)
+
+
+@pytest.mark.parametrize("order", ["?", "depot", "depot__name", Lower("note"), F("priority")])
+def test_orders_that_are_not_by_own_columns_are_refused(order: Any) -> None:
+    Parcel.objects.create()
+    pending = Parcel.objects.filter(sent=False).order_by(order)
+    with pytest.raises(InvalidPending, match=r"to be ordered by columns of tests\.Parcel itself"):
+        processor(ignore, pending=pending, group_by="weight", in_order=True)()
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+@pytest.mark.parametrize("further", [0, 1])
+def test_i6_rows_that_keep_arriving_do_not_keep_a_run_going(make: Any, further: int) -> None:
+    """In the same key, or in one behind it."""
+    rows_of(1, 2, 1)
+    report = make("transactional", lambda row: Errand.objects.create(place=row.place + further))(
+        timeout=30
+    )
+    assert report.stopped == "drained"
+    assert report.processed <= 2 * 3
+    assert Errand.objects.filter(done=False).exists()
+
+
+@pytest.mark.django_db
+@each
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_inside_a_test_case_keys_work_as_well(delivery: str, make: Any) -> None:
+    rows_of(1, 2, 1)
+    assert_run(make(delivery, ignore)(), processed=3)
+
+
+LEASED: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+
+
+@pytest.mark.parametrize("delivery", [{}, LEASED], ids=["transactional", "at_least_once"])
+@pytest.mark.parametrize("order", [False, True])
+def test_models_of_every_kind_have_keys(delivery: dict[str, Any], order: bool) -> None:
+    """A composite primary key, and columns in a parent's table."""
+    for number in range(4):
+        Seat.objects.create(row=number % 2, number=number)
+        Truck.objects.create(load=number % 2, plate=str(number % 2))
+    options: dict[str, Any] = {"in_order": order, **delivery}
+    seats = Seat.objects.filter(sent=False)
+    report = processor(ignore, pending=seats, group_by="row", **options)()
+    assert_run(report, processed=4)
+    trucks = Truck.objects.filter(inspected=False)
+    for column in ("load", "plate"):
+        trucks.model.objects.update(inspected=False)
+        options |= {"pending": trucks, "done": {"inspected": True}, "group_by": column}
+        assert_run(processor(ignore, **options)(), processed=4)
+
+
+@pytest.mark.parametrize("order", [False, True])
+def test_questions_that_span_tables_have_keys(order: bool) -> None:
+    depots = [Depot.objects.create(name=name, open=name != "c") for name in "abc"]
+    for depot in depots * 2:
+        Parcel.objects.create(depot=depot)
+    pending = Parcel.objects.filter(sent=False, depot__open=True).select_related("depot")
+    report = processor(ignore, pending=pending, group_by="depot", in_order=order)()
+    assert_run(report, processed=4)

@@ -1,0 +1,136 @@
+"""Groups beside a worker that has a row of the key, or whose lease has lapsed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from dcl_processor import Lease
+from dcl_processor.candidates.question import ask
+from dcl_processor.clock import DatabaseNow
+from dcl_processor.definition.groups import Key, groups_of
+from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.locking import key_lock
+from tests.contract.support.errands import elsewhere, ignore, only
+from tests.contract.support.groups import (
+    Make,
+    at_work,
+    each_at_work,
+    grouped,
+    in_order,
+    rows_of,
+    run_beside,
+)
+from tests.contract.support.reports import assert_run
+from tests.models import Errand
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
+    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
+]
+
+
+@each_at_work
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_no_sibling_of_a_row_at_work_is_handled(delivery: str, make: Make) -> None:
+    one, two, other = rows_of(1, 1, 2)
+    with at_work(make, delivery, filter=only(one)):
+        report, handled = run_beside(make, delivery)
+        assert handled == [other.pk]
+        assert_run(report, processed=1, held=1 if delivery != "transactional" else 2)
+        assert report.held_keys == (1,)
+    assert not Errand.objects.get(pk=two.pk).done
+
+
+@each_at_work
+def test_a_lower_key_that_is_committed_late_waits_for_the_row_at_work(delivery: str) -> None:
+    two, three = rows_of(1, 1)
+    with at_work(in_order, delivery, filter=only(two)) as first:
+        late = Errand.objects.create(pk=two.pk - 1, place=1)
+        _, handled = run_beside(in_order, delivery)
+        assert handled == []
+    _, handled = run_beside(in_order, delivery)
+    assert [*first, *handled] == [two.pk, late.pk, three.pk]
+
+
+@each_at_work
+def test_an_earlier_row_that_is_put_back_waits_for_the_row_at_work(delivery: str) -> None:
+    one, two = rows_of(1, 1)
+    Errand.objects.filter(pk=one.pk).update(done=True)
+    with at_work(in_order, delivery):
+        Errand.objects.filter(pk=one.pk).update(done=False)
+        _, handled = run_beside(in_order, delivery)
+        assert handled == []
+    assert Errand.objects.get(pk=two.pk).done
+    _, handled = run_beside(in_order, delivery)
+    assert handled == [one.pk]
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_a_lapsed_lease_is_taken_away_before_a_sibling_is_leased(make: Make) -> None:
+    """Its worker may be alive and late: it must not renew a lease of a key that has another."""
+    one, two = rows_of(1, 1)
+    token = timezone.now() - timedelta(seconds=5)
+    Errand.objects.filter(pk=one.pk).update(leased_until=token)
+    late = Heartbeat(Lease(60), "late")
+    late._tokens[one.pk] = [token]
+    question = ask(Errand.objects.all(), label="late")
+    renewed: list[set[Any]] = []
+
+    def handler(row: Errand) -> None:
+        if row.pk == two.pk:
+            new = timezone.now() + timedelta(seconds=60)
+            renewed.append(elsewhere(lambda: late._prolong(question, [one.pk], new)))
+            live = Errand.objects.filter(leased_until__gt=DatabaseNow(), place=1)
+            assert live.count() == 1
+
+    if make is in_order:
+        assert make("at_least_once", handler)().processed == 2
+    else:
+        assert make("at_least_once", handler)(filter=only(two)).processed == 1
+    assert renewed == [set()]
+
+
+@each_at_work
+def test_a_filtered_run_does_not_pass_a_row_that_it_leaves_out(delivery: str) -> None:
+    one, two = rows_of(1, 1)
+    report, handled = run_beside(in_order, delivery, filter=only(two))
+    assert handled == []
+    assert_run(report, held=1)
+    assert run_beside(in_order, delivery, filter=only(one))[1] == [one.pk]
+    assert run_beside(in_order, delivery, filter=only(two))[1] == [two.pk]
+
+
+@each_at_work
+def test_as_many_rows_of_a_key_are_in_flight_as_may_be(delivery: str) -> None:
+    rows = rows_of(1, 1, 1, 2)
+
+    def two_at_once(delivery: str, handler: Any) -> Any:
+        return grouped(delivery, handler, max_per_group=2)
+
+    with (
+        at_work(two_at_once, delivery, filter=only(rows[0])),
+        at_work(two_at_once, delivery, filter=only(rows[1])),
+    ):
+        report, handled = run_beside(two_at_once, delivery)
+        assert handled == [rows[3].pk]
+        assert report.held >= 1
+    assert run_beside(two_at_once, delivery)[1] == [rows[2].pk]
+
+
+def test_the_number_of_a_lock_depends_on_table_column_and_key() -> None:
+    one = groups_of(grouped("transactional", ignore), Errand)
+    other = groups_of(grouped("transactional", ignore, group_by="code"), Errand)
+    numbers = {
+        key_lock.lock_number(Key(one, 1)),
+        key_lock.lock_number(Key(one, 2)),
+        key_lock.lock_number(Key(one, 1), 1),
+        key_lock.lock_number(Key(other, "1")),
+    }
+    assert len(numbers) == 4
+    assert all(-(2**63) <= number < 2**63 for number in numbers)

@@ -1,0 +1,242 @@
+"""Groups against sessions that lock: each interleaving that hands out two rows is forced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dcl_processor import Report
+from dcl_processor.exceptions import Unsupported
+from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
+from tests.contract.support.groups import (
+    MAKERS,
+    SHORT_CLAIMS,
+    Make,
+    at_work,
+    each_at_work,
+    grouped,
+    in_order,
+    rows_of,
+    run_beside,
+)
+from tests.contract.support.messages import SENDS_SEVERAL
+from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import before_statement
+from tests.models import Errand
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="it has no advisory locks"),
+]
+
+
+def is_key_lock(sql: str) -> bool:
+    return "pg_try_advisory_xact_lock" in sql
+
+
+def is_row_lock(sql: str) -> bool:
+    return " FOR NO KEY UPDATE" in sql
+
+
+@each_at_work
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_a_row_claimed_just_before_the_key_is_locked_is_seen(delivery: str, make: Make) -> None:
+    """The look at the siblings comes after the lock, in a statement of its own."""
+    one, _ = rows_of(1, 1)
+    started: list[Any] = []
+
+    def claim_the_first() -> None:
+        work = at_work(make, delivery, filter=only(one))
+        started.extend([work, work.__enter__()])
+
+    try:
+        with before_statement(is_key_lock, claim_the_first):
+            report, handled = run_beside(make, delivery)
+        assert handled == []
+        assert report.held > 0
+    finally:
+        started[0].__exit__(None, None, None)
+
+
+@each_at_work
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_a_key_that_is_locked_and_not_looked_at_yet_is_busy(delivery: str, make: Make) -> None:
+    rows_of(1, 1)
+    reports: list[tuple[Report, list[int]]] = []
+
+    def run_another() -> None:
+        reports.append(elsewhere(lambda: run_beside(make, delivery)))
+
+    with before_statement(_after_key_lock(), run_another):
+        report, handled = run_beside(make, delivery)
+    assert_run(report, processed=2)
+    assert len(handled) == 2
+    assert_run(reports[0][0], held=2)
+    assert reports[0][1] == []
+
+
+def _after_key_lock() -> Callable[[str], bool]:
+    """Recognise the statement that follows the first lock of a key."""
+    locked: list[str] = []
+
+    def follows(sql: str) -> bool:
+        was_locked = bool(locked)
+        if is_key_lock(sql):
+            locked.append(sql)
+        return was_locked
+
+    return follows
+
+
+@each_at_work
+def test_a_head_that_a_person_has_locked_is_not_passed(delivery: str) -> None:
+    one, _, other = rows_of(1, 1, 2)
+    release = Event()
+    locked = Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            [_] = Errand.objects.filter(pk=one.pk).select_for_update()
+            locked.set()
+            wait(release)
+
+    with meanwhile(hold):
+        wait(locked)
+        report, handled = run_beside(in_order, delivery)
+        release.set()
+    assert handled == [other.pk]
+    assert_run(report, processed=1, held=2)
+    assert run_beside(in_order, delivery)[0].processed == 2
+
+
+def test_without_an_order_the_rows_behind_a_locked_one_are_handled() -> None:
+    one, two = rows_of(1, 1)
+    release, locked = Event(), Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            [_] = Errand.objects.filter(pk=one.pk).select_for_update()
+            locked.set()
+            wait(release)
+
+    with meanwhile(hold):
+        wait(locked)
+        report, handled = run_beside(grouped, "transactional")
+        release.set()
+    assert handled == [two.pk]
+    assert_run(report, processed=1, held=1)
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_a_renewal_that_is_not_committed_yet_counts_as_alive(make: Make) -> None:
+    one, two = rows_of(1, 1)
+    Errand.objects.filter(pk=one.pk).update(leased_until=timezone.now() - timedelta(seconds=5))
+    release, written = Event(), Event()
+
+    def renew() -> None:
+        with transaction.atomic():
+            live = timezone.now() + timedelta(seconds=60)
+            Errand.objects.filter(pk=one.pk).update(leased_until=live)
+            written.set()
+            wait(release)
+
+    with meanwhile(renew):
+        wait(written)
+        report, handled = run_beside(make, "at_least_once", filter=only(two))
+        release.set()
+    assert handled == []
+    assert_run(report, held=1)
+    assert Errand.objects.get(pk=one.pk).leased_until is not None
+
+
+@pytest.mark.parametrize("delivery", ["transactional", *SHORT_CLAIMS])
+def test_a_row_that_was_moved_to_the_key_of_a_row_at_work_is_not_handled(delivery: str) -> None:
+    moved, other = rows_of(1, 2)
+
+    def move() -> None:
+        elsewhere(lambda: Errand.objects.filter(pk=moved.pk).update(place=2))
+
+    with at_work(grouped, delivery, filter=only(other)):
+        with before_statement(is_row_lock, move):
+            report, handled = run_beside(grouped, delivery)
+        assert handled == []
+        assert report.stale == 1
+    assert run_beside(grouped, delivery)[1] == [moved.pk]
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_a_key_that_another_worker_has_locked_is_visited_again(make: Make) -> None:
+    one, two = rows_of(1, 1)
+    waits = Event()
+
+    class Stop(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.set()
+            return super().wait(timeout)
+
+    def run() -> tuple[Report, list[int]]:
+        return run_beside(make, "transactional", wait_for_locked=30, stop=Stop())
+
+    with ExitStack() as after, at_work(make, "transactional", filter=only(one)):
+        results = after.enter_context(meanwhile(run))
+        wait(waits)
+    report, handled = results[0]
+    assert handled == [two.pk]
+    assert_run(report, processed=1)
+
+
+@each_at_work
+def test_a_head_that_changes_before_its_key_is_locked_comes_first(delivery: str) -> None:
+    """The candidates were read before, and are a hint."""
+    [two] = rows_of(1)
+
+    def insert() -> None:
+        elsewhere(lambda: Errand.objects.create(pk=two.pk - 1, place=1))
+
+    with before_statement(is_key_lock, insert):
+        _, handled = run_beside(in_order, delivery)
+    assert handled == []
+    assert run_beside(in_order, delivery)[1] == [two.pk - 1, two.pk]
+
+
+def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:
+    """For PostgreSQL, ``char(50)`` ignores blanks at the end."""
+    column = "ALTER TABLE tests_errand ALTER COLUMN result TYPE"
+    rows_of(1)
+    with connection.cursor() as cursor:
+        cursor.execute(f"{column} char(50)")
+    try:
+        with pytest.raises(Unsupported, match="one spelling, got a column of type bpchar"):
+            grouped("transactional", ignore, group_by="result")()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"{column} varchar(50)")
+
+
+@pytest.mark.skipif(not SENDS_SEVERAL, reason="the driver sends one statement at a time")
+@pytest.mark.parametrize(
+    ("delivery", "messages"),
+    [("transactional", (1, 2, 3)), ("at_most_once", (1, 9, 10)), ("at_least_once", (1, 9, 10))],
+)
+def test_how_many_messages_a_row_takes(delivery: str, messages: tuple[int, ...]) -> None:
+    def sent(make: Make, rows: int) -> int:
+        Errand.objects.all().delete()
+        rows_of(*[place % 2 for place in range(rows)])
+        with CaptureQueriesContext(connection) as queries:
+            assert make(delivery, ignore)().processed == rows
+        return len(queries)
+
+    def alone(delivery: str, handler: Any) -> Any:
+        return MAKERS[delivery](handler, done={"done": True, "claimed": False})
+
+    makes: tuple[Make, ...] = (alone, grouped, in_order)
+    assert tuple((sent(make, 30) - sent(make, 10)) / 20 for make in makes) == messages
