@@ -28,7 +28,7 @@ def check(processor: Definition[Any]) -> None:
         raise Unsupported(f"{processor._label}: expected {sentence}.")
     rules = rules_of(processor)
     without_mark = processor.claim is None or processor.claimed_at is None
-    if "claim" in rules.options and without_mark:
+    if "claim" in rules.options and processor.lease is None and without_mark:
         raise InvalidOption(
             f"{processor._label}: expected claim=… and claimed_at=… with group_by and "
             f"{str(processor.delivery).upper()}, got a processor without both; add them, because "
