@@ -22,7 +22,11 @@ collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shap
 if not SENDS_SEVERAL:
     collect_ignore += ["test_observed.py", "test_one_message.py", "test_settle_later.py"]
 if connection.vendor == "mysql":
-    collect_ignore += ["test_groups.py", "test_groups_beside.py"]  # refused there
+    collect_ignore += [
+        "test_groups.py",
+        "test_groups_beside.py",
+        "test_groups_and_options.py",
+    ]  # refused there
 else:
     collect_ignore += ["test_groups_refused.py"]
 if not HAS_GATE:

@@ -1,4 +1,4 @@
-"""Rows that are handed out, and settled by whoever has the token."""
+"""Rows that are handed out, and settled by the holder of the token."""
 
 from __future__ import annotations
 

@@ -1,0 +1,146 @@
+"""Groups together with marks, hand-outs, hooks, backlogs, and workers of the same command."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from dcl_processor import BatchProcessor
+from dcl_processor.exceptions import TooManyPending, Unsupported
+from dcl_processor.locking import key_lock
+from tests.contract.support import errands as the
+from tests.contract.support.groups import grouped, in_order, rows_of, run_beside
+from tests.contract.support.marking import marking
+from tests.contract.support.other_worker import OtherWorker, beside, other_process
+from tests.contract.support.reports import assert_run
+from tests.models import Errand
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    # Left out of a folder's tests by conftest.py; ``make quick`` names its files.
+    pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there"),
+]
+
+NAME = "shop.grouped"
+
+
+def left_by_a_dead_worker(place: int) -> Errand:
+    ago = timezone.now() - timedelta(days=1)
+    mark = {"claimed": True, "result": "dead", "claimed_at": ago, "leased_until": ago}
+    return Errand.objects.create(place=place, attempts=1, **mark)
+
+
+def keyed(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
+    return marking(handler, **{"group_by": "place", "name": NAME, **options})
+
+
+def test_the_mark_of_a_dead_worker_goes_with_its_lease() -> None:
+    dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
+    assert_run(keyed()(filter=the.only(sibling)), processed=1)
+    dead.refresh_from_db()
+    marks = (dead.claimed, dead.result, dead.claimed_at, dead.leased_until)
+    assert marks == (False, "", None, None)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key is locked, and the lapsed row is among the wanted ones: then its lease is renewed."""
+    dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
+    real, renewed = key_lock.claim, []
+
+    def claim(question: Any, wanted: Any, transactions: Any = None) -> Any:
+        if not renewed and dead.pk in wanted.pks:
+            renewed.append(dead.pk)
+            later = timezone.now() + timedelta(days=1)
+            table = Errand.objects.using("other").filter(pk=dead.pk)
+            the.elsewhere(lambda: table.update(leased_until=later))
+        return real(question, wanted, transactions)
+
+    monkeypatch.setattr(key_lock, "claim", claim)
+    handled: list[int] = []
+    report = keyed(lambda row: handled.append(row.pk), batch_size=size)(wait_for_locked=0)
+    assert renewed == [dead.pk]
+    assert (handled, report.processed) == ([], 0)
+    assert not Errand.objects.get(pk=sibling.pk).done
+
+
+if not connection.features.has_select_for_update:
+    # There the other session's write would have to wait for the claim.
+    del test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim
+
+
+@pytest.mark.parametrize(("most", "number"), [(None, 1), (2, 2)])
+@pytest.mark.parametrize("size", [1, 3])
+def test_as_many_rows_of_a_key_are_handed_out_as_may_be_in_flight(
+    most: int | None, number: int, size: int
+) -> None:
+    rows_of(1, 1, 1, 2)
+    processor = keyed(max_per_group=most, batch_size=size)
+    handed = processor.reserve(4)
+    places = sorted(each.row.place for each in handed)
+    assert places == [1] * number + [2]
+    assert processor.reserve(4) == []
+    handed[0].settle()
+    assert [each.row.place for each in processor.reserve(4)] == [handed[0].row.place] * (
+        handed[0].row.place == 1
+    )
+
+
+def test_rows_that_are_handled_together_are_not_handed_out_by_key() -> None:
+    processor = keyed(process_batch=lambda rows: None)
+    with pytest.raises(Unsupported, match=r"expected process\(\) for reserve\(\) with group_by"):
+        processor.reserve()
+
+
+def test_a_lapsed_row_is_prepared_before_its_handler() -> None:
+    dead, fresh = left_by_a_dead_worker(1), rows_of(2)[-1]
+    seen: list[Any] = []
+    processor = keyed(
+        lambda row: seen.append(("handled", row.pk)),
+        taken_over=lambda row: seen.append(("taken over", row.pk)),
+    )
+    assert_run(processor(), processed=2)
+    assert seen.index(("taken over", dead.pk)) < seen.index(("handled", dead.pk))
+    assert ("taken over", fresh.pk) not in seen
+
+
+def test_a_backlog_that_is_too_large_is_refused() -> None:
+    rows_of(1, 1, 2, 3)
+    processor = grouped("transactional", the.ignore, max_pending=3)
+    with pytest.raises(TooManyPending, match="got 4"):
+        processor()
+    assert not Errand.objects.filter(done=True).exists()
+    assert_run(processor(limit=4), processed=4)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[subprocess.Popen[str]]:
+    with other_process() as process:
+        yield process
+
+
+@pytest.fixture
+def other(process: subprocess.Popen[str]) -> Iterator[OtherWorker]:
+    with beside(process, NAME) as other:
+        yield other
+
+
+@pytest.mark.parametrize("delivery", ["transactional", "at_least_once"])
+def test_a_row_that_failed_in_another_worker_holds_its_key_only_in_order(
+    delivery: str, other: OtherWorker
+) -> None:
+    head, second, third = rows_of(1, 1, 2)
+    other.failed(head.pk)
+    report, handled = run_beside(lambda *a: in_order(*a, name=NAME), delivery)
+    assert handled == [third.pk]
+    assert report.held_keys == (1,)
+    _, handled = run_beside(lambda *a: grouped(*a, name=NAME), delivery)
+    assert handled == [second.pk]
