@@ -28,6 +28,7 @@ from tests.benchmarks.measuring import COMMITS, DELAY, MESSAGES, Measurement
 from tests.benchmarks.network import CHECKOUT, Proxy, ProxyFailedError, measured_delay, proxy
 from tests.benchmarks.network_table import headings, lines
 from tests.benchmarks.protocol import Conversation, Counts, EncryptedError
+from tests.edge.manage import wait_for
 from tests.models import Errand
 
 pytestmark = [
@@ -298,8 +299,13 @@ def test_each_of_many_connections_gets_its_own_answers(through: Proxy) -> None:
 
 @pytest.mark.django_db
 def test_a_query_can_be_cancelled(through: Proxy) -> None:
-    with raw.connect(prepared=False, host=through.host) as driver:
+    with (
+        raw.connect(prepared=False) as other,
+        raw.connect(prepared=False, host=through.host) as driver,
+    ):
         driver.pgconn.send_query(b"SELECT pg_sleep(100)")
+        # A cancel that overtakes the query does nothing.
+        wait_for(lambda: is_active(other, driver.info.backend_pid), "the query")
         driver.pgconn.get_cancel().cancel()
         assert sqlstate_of(answer_to(driver)) == QueryCanceled.sqlstate
 
@@ -315,6 +321,11 @@ def test_the_servers_reason_for_closing_arrives() -> None:
         driver.pgconn.send_query(b"SELECT pg_sleep(100)")
         other.execute("SELECT pg_terminate_backend(%s)", [driver.info.backend_pid])
         assert sqlstate_of(answer_to(driver)) == AdminShutdown.sqlstate
+
+
+def is_active(other: psycopg.Connection[Any], pid: int) -> bool:
+    [[state]] = other.execute("SELECT state FROM pg_stat_activity WHERE pid = %s", [pid])
+    return bool(state == "active")
 
 
 def answer_to(driver: psycopg.Connection[Any]) -> PGresult:
