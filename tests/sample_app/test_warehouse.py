@@ -102,9 +102,12 @@ def test_the_warehouse_is_told_what_to_pack(load_paid: LoadOrders) -> None:
     assert lines
 
 
-def test_eight_are_under_way_at_once_over_one_client(load_paid: LoadOrders) -> None:
+def test_eight_are_under_way_at_once_over_one_client(
+    load_paid: LoadOrders, answer_within: AnswerWithin
+) -> None:
     """Each request waits for seven others, and is an error when they do not come."""
-    together = threading.Barrier(8, timeout=20)
+    answer_within(60)
+    together = threading.Barrier(8, timeout=60)
 
     class Gathering(WarehouseStub):
         """Answers when eight have come."""
