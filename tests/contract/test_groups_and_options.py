@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import TooManyPending, Unsupported
-from dcl_processor.locking import key_lock
+from dcl_processor.locking import claiming
 from tests.contract.support import errands as the
 from tests.contract.support.groups import grouped, in_order, rows_of, run_beside
 from tests.contract.support.marking import marking
@@ -54,7 +54,7 @@ def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
 ) -> None:
     """The key is locked, and the lapsed row is among the wanted ones: then its lease is renewed."""
     dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
-    real, renewed = key_lock.claim, []
+    renewed: list[int] = []
 
     def claim(question: Any, wanted: Any, transactions: Any = None) -> Any:
         if not renewed and dead.pk in wanted.pks:
@@ -62,9 +62,9 @@ def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
             later = timezone.now() + timedelta(days=1)
             table = Errand.objects.using("other").filter(pk=dead.pk)
             the.elsewhere(lambda: table.update(leased_until=later))
-        return real(question, wanted, transactions)
+        return claiming.claim(question, wanted, transactions)
 
-    monkeypatch.setattr(key_lock, "claim", claim)
+    monkeypatch.setattr("dcl_processor.locking.key_lock.claim", claim)
     handled: list[int] = []
     report = keyed(lambda row: handled.append(row.pk), batch_size=size)(wait_for_locked=0)
     assert renewed == [dead.pk]
