@@ -77,18 +77,23 @@ class KeyWalk:
         return keys.values_list(self._groups.column, flat=True).distinct()
 
 
-def candidates(question: Question[Any], key: Key, *, most: int | None) -> list[Candidate]:
-    """Return the first ``most`` rows of a key; in order, those that are not due are among them."""
+def candidates(
+    question: Question[Any], key: Key, *, most: int | None
+) -> tuple[list[Candidate], bool]:
+    """Return the first rows of a key, and whether there may be more than ``most``.
+
+    A row may match several times. In order, rows that are not due are among them.
+    """
     groups = key.groups
     if not groups.in_order:
         rows = _of(question.queryset.using(question.read_using), key)
         found = look(down_to_the_key(rows).values_list("pk", flat=True)[:most])
-        return [Candidate(pk) for pk in dict.fromkeys(found)]
+        return [Candidate(pk) for pk in dict.fromkeys(found)], len(found) == most
     # On the alias that is locked: a replica would show the row that was handled last as the head.
     due = question.queryset.order_by().filter(pk=OuterRef("pk"))
     rows = down_to_the_key(_of(question.unfiltered, key)).annotate(_dcl_due=Exists(due))
     found = look(rows.values_list("pk", "_dcl_due")[:most])
-    return [Candidate(pk, is_due) for pk, is_due in dict.fromkeys(found)]
+    return [Candidate(pk, is_due) for pk, is_due in dict.fromkeys(found)], len(found) == most
 
 
 def head(question: Question[Any], key: Key) -> Any:

@@ -78,7 +78,12 @@ def groups_of(processor: Definition[Any], model: type[Model]) -> Groups:
         model=model,
         column=field.attname,
         in_order=processor.in_order,
-        most=1 if processor.in_order else processor.max_per_group,
+        # The rows of one call of ``process_batch()`` are one place, as those of a batch are.
+        most=None
+        if processor._handles_batches
+        else 1
+        if processor.in_order
+        else processor.max_per_group,
         whole=processor._handles_batches,
         in_flight=_in_flight(processor),
         lease=processor.lease,

@@ -73,10 +73,16 @@ def _turn(question: Question[Any], key: Key, pks: Sequence[Any]) -> Sequence[Any
     """Return which of the rows may be claimed now that the key is locked, or why none may."""
     groups = key.groups
     if groups.in_flight is not None:
+        pks = pks[: groups.most]
         in_flight = _in_flight(question, key, pks)
         if in_flight >= (groups.most or 1):
             return Miss.KEY_IN_USE
-        pks = pks if groups.most is None else pks[: groups.most - in_flight]
+        if in_flight and groups.most is not None:
+            pks = pks[: groups.most - in_flight]
+            # Race: two of one key. The wanted rows are fewer now, and a lapsed one of the others
+            # is not to be claimed any more.
+            if _in_flight(question, key, pks) > in_flight:
+                return Miss.KEY_IN_USE
     # Race: overtaking. The head is asked for without a lock, and is then locked by its primary key.
     # SKIP LOCKED in one statement would pass a head that another session has locked.
     if groups.in_order and head(question, key) != pks[0]:

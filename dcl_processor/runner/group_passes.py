@@ -137,7 +137,7 @@ class GroupPasses(Passes):
                 if self._has_candidates(turn):
                     self._visit_key(turn)
                 elif not turn.in_flight:
-                    self._turns.pop(turn.key.value, None)
+                    self._end(turn)
             elif self._turns:
                 self.take(run.dispatcher.ended(one=True))
             else:
@@ -145,6 +145,16 @@ class GroupPasses(Passes):
         self.take(run.dispatcher.ended(everything=True))
         self._line.clear()
         self._turns.clear()
+
+    def _end(self, turn: Turn) -> None:
+        """Leave a key without rows, unless the COMMIT of its last batch fails."""
+        last = self._run.context.transactions.unconfirmed
+        is_its_own = last is not None and last.wanted.key == turn.key
+        self.take(self._run.dispatcher.ended(everything=is_its_own))
+        if not turn.waiting:
+            self._turns.pop(turn.key.value, None)
+        elif turn not in self._line:
+            self._line.append(turn)
 
     def _read_keys(
         self, windows: Iterator[tuple[Question[Any], list[Key]]], *, is_first: bool = False
@@ -186,23 +196,24 @@ class GroupPasses(Passes):
         if turn.in_flight or (turn.left is not None and turn.left <= 0):
             return False
         most = None if whole else reads.ROWS + len(turn.tried) + len(turn.missed)
-        found = reads.candidates(question, turn.key, most=most)
+        found, is_full = reads.candidates(question, turn.key, most=most)
         if turn.left is None:
-            is_full = len(found) == most
             # Race: endless run. Rows of a key that keep arriving must not keep the run going.
             turn.left = reads.count(question, turn.key) if is_full else len(found)
         if whole and not self._is_from_before(found):
             return False
         free = self._in_order(turn, found) if self._groups.in_order else found
-        turn.waiting = deque(c.pk for c in free if c.pk not in turn.tried | turn.missed)
+        seen = turn.tried | turn.missed
+        turn.waiting = deque(each.pk for each in free if each.pk not in seen)
         if not turn.waiting and any(each.pk in turn.missed for each in found):
             self._busy_later(turn)
         return bool(turn.waiting)
 
     def _in_order(self, turn: Turn, found: list[reads.Candidate]) -> list[reads.Candidate]:
         """Return the rows up to the first one that blocks those behind it."""
+        seen = turn.tried | turn.missed
         for place, candidate in enumerate(found):
-            blocks = not candidate.is_due or candidate.pk in turn.tried | turn.missed
+            blocks = not candidate.is_due or candidate.pk in seen
             if blocks:
                 if place == 0 and candidate.pk not in turn.missed:
                     self._hold(turn)
@@ -261,7 +272,8 @@ class GroupPasses(Passes):
             size = min(size, next(n for n, pk in enumerate(turn.waiting) if pk in self._alone))
         if run.starts.is_shared and not run.starts.has_slot():
             size = 0
-        if run.processor._flip_needs_result and run.counters.is_to_be_careful:
+        is_careful = run.processor._flip_needs_result and run.counters.is_to_be_careful
+        if is_careful and not self._groups.whole:
             size = min(size, max(0, 1 - in_flight))
         return size
 
@@ -320,7 +332,8 @@ class GroupPasses(Passes):
             for pk, miss in batch.misses.items():
                 because[miss].add(pk)
             self._run.counters.counts["stale"] += len(because[Miss.STALE])
-            turn.tried |= because[Miss.TRIED]
+            # A replica may show a finished row again and again.
+            turn.tried |= because[Miss.TRIED] | because[Miss.STALE]
             turn.missed |= because[Miss.ABSENT]
             # Another worker had the key, and may have finished more of its rows.
             turn.is_old = turn.is_old or bool(missed and not self._groups.whole)

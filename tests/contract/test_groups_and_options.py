@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import F
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor
+from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import TooManyPending, Unsupported
 from dcl_processor.locking import claiming
 from tests.contract.support import errands as the
 from tests.contract.support.groups import grouped, in_order, rows_of, run_beside
 from tests.contract.support.marking import marking
+from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.other_worker import OtherWorker, beside, other_process
 from tests.contract.support.reports import assert_run
-from tests.models import Errand
+from tests.models import Errand, Parcel
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
@@ -119,6 +121,61 @@ def test_a_backlog_that_is_too_large_is_refused() -> None:
         processor()
     assert not Errand.objects.filter(done=True).exists()
     assert_run(processor(limit=10), processed=4)
+
+
+@pytest.mark.parametrize(("most", "size"), [(1, 2), (2, 3)])
+def test_a_lapsed_row_that_is_not_wanted_any_more_cannot_be_renewed(most: int, size: int) -> None:
+    """It was among the wanted rows, of which the key has room for fewer."""
+    fresh = rows_of(*[1] * most)
+    dead = left_by_a_dead_worker(1)
+    renewed: list[int] = []
+
+    def handle(row: Errand) -> None:
+        table = Errand.objects.using("other").filter(pk=dead.pk, leased_until=dead.leased_until)
+        later = timezone.now() + timedelta(days=1)
+        renewed.append(the.elsewhere(lambda: table.update(leased_until=later)))
+
+    keyed(handle, max_per_group=most, batch_size=size)(wait_for_locked=0)
+    assert renewed[0] == 0
+    assert not Errand.objects.filter(pk__in=[row.pk for row in fresh], done=False).exists()
+
+
+@pytest.mark.parametrize("delivery", ["transactional", "at_least_once"])
+@pytest.mark.parametrize(
+    "options",
+    [{"max_per_group": 1}, {"get_done": lambda row, result: {"done": True}}],
+    ids=["one place", "flip by result"],
+)
+def test_a_key_is_one_call_for_all_of_its_rows(delivery: str, options: dict[str, Any]) -> None:
+    rows_of(1, 1, 1)
+    calls: list[int] = []
+    processor = grouped(
+        delivery,
+        the.ignore,
+        **options,
+        process_batch=lambda rows: calls.append(len(rows)),
+    )
+    assert_run(processor(), processed=3)
+    assert calls == [3]
+
+
+if SENDS_SEVERAL:
+
+    def test_rows_of_a_key_whose_waiting_flips_fail_are_redone_one_by_one(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Nothing of the key is left to be claimed when the message with its flips fails."""
+        monkeypatch.setattr("dcl_processor.candidates.groups.place_among", lambda keys: 0)
+        for key, tries in [(0, 1), (1, 1), (1, 0), (1, 1)]:
+            Parcel.objects.create(priority=key, tries=tries, weight=1)
+        processor: BatchProcessor[Parcel] = batch_processor(
+            pending=Parcel.objects.filter(sent=False),
+            done={"sent": True, "weight": F("weight") / F("tries")},
+            group_by="priority",
+            batch_size=3,
+        )(the.ignore)
+        assert_run(processor(), processed=3, failed=1)
+        assert Parcel.objects.get(sent=False).tries == 0
 
 
 @pytest.fixture(scope="module")
