@@ -6,13 +6,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	done)
 python := .venv/bin/python
 
-.PHONY: demo test quick fuzz lint docs explore mutants bench chaos clean
+.PHONY: demo test whole quick fuzz lint docs explore mutants bench chaos keys clean
 
 demo: .venv/sample.stamp ## the shop's main job, by four copies at once [ORDERS=file.csv]
 	@$(python) sample_app/manage.py demo $(if $(ORDERS),--orders "$(ORDERS)")
 
-test: .venv/dev.stamp ## everything, on every database and Django that can be had here
-	@$(python) -m tests.suite
+test: .venv/dev.stamp ## every test, on every database and Django that can be had here [SHARE=]
+	@$(if $(SHARE),SHARE=$(SHARE)) $(python) -m tests.suite
+
+whole: .venv/dev.stamp ## the same with every set of parameters and every point of the searches
+	@WHOLE=1 $(python) -m tests.suite
 
 quick: .venv/dev.stamp ## style, types and the fast part of the contract, in a minute or two
 	@$(python) -m tests.quick
@@ -38,9 +41,13 @@ bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= COPIE
 		$(if $(COPIES),--copies $(COPIES)) $(if $(FSYNC),--fsync $(FSYNC)) \
 		$(if $(JSON),--json "$(JSON)") $(if $(DOCS),--docs "$(DOCS)")
 
-chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS= MODEL= JSON=]
+chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS= MODEL= ONLY= JSON=]
 	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
-		$(if $(MODEL),--model $(MODEL)) $(if $(JSON),--json "$(JSON)")
+		$(if $(MODEL),--model $(MODEL)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)")
+
+keys: .venv/dev.stamp ## rows of groups, by eight workers and a log that is audited [ROWS= COPIES= JSON=]
+	@$(python) -m tests.keys $(if $(ROWS),--rows $(ROWS)) $(if $(COPIES),--copies $(COPIES)) \
+		$(if $(JSON),--json "$(JSON)")
 
 clean: ## back to a fresh checkout, without the embedded PostgreSQL's data
 	@if [ -e .venv/sample.stamp -o -e .venv/dev.stamp ]; then $(python) -m sample_app.embedded remove; fi

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from .decorator import batch_processor
-from .definition.kinds import Delivery
-from .definition.lease import Lease
-from .definition.retry import Retry
-from .outcomes import Discard, Snooze
-from .processor import BatchProcessor
-from .report import Report
-from .reservation import Reservation
-from .worker import worker_name
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decorator import batch_processor
+    from .definition.breaker import Breaker
+    from .definition.kinds import Delivery
+    from .definition.lease import Lease
+    from .definition.retry import Retry
+    from .outcomes import Discard, Snooze
+    from .processor import BatchProcessor
+    from .report import Report
+    from .reservation import Reservation
+    from .worker import worker_name
 
 __all__ = [
     "BatchProcessor",
+    "Breaker",
     "Delivery",
     "Discard",
     "Lease",
@@ -25,3 +31,32 @@ __all__ = [
     "worker_name",
 ]
 __version__ = "0.1.0"
+
+_MODULES = {
+    "BatchProcessor": ".processor",
+    "Breaker": ".definition.breaker",
+    "Delivery": ".definition.kinds",
+    "Discard": ".outcomes",
+    "Lease": ".definition.lease",
+    "Report": ".report",
+    "Reservation": ".reservation",
+    "Retry": ".definition.retry",
+    "Snooze": ".outcomes",
+    "batch_processor": ".decorator",
+    "worker_name": ".worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used.
+
+    ``python -m dcl_processor.alive`` imports this module, too, and must not wait for Django.
+    """
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import Q
+
 from .candidates import scan
-from .candidates.question import ask
+from .candidates.question import Question, ask
 from .processor import BatchProcessor
 from .report import MOST_COUNTED, counted
 from .runner import limits
@@ -14,14 +16,30 @@ from .runner import limits
 MOST, words = MOST_COUNTED, counted
 
 
-def count(processor: BatchProcessor[Any], *, using: str | None = None, most: int = MOST) -> int:
-    """Return the number of pending rows without a lock; ``most`` + 1 means that there are more."""
+def count(
+    processor: BatchProcessor[Any],
+    *,
+    filter: Q | None = None,
+    using: str | None = None,
+    most: int = MOST,
+) -> int:
+    """Return the number of pending rows without a lock; ``most`` + 1 means that there are more.
+
+    ``filter``: as for a run.
+    """
+    return scan.count(question_of(processor, filter=filter, using=using), most)
+
+
+def question_of(
+    processor: BatchProcessor[Any], *, filter: Q | None = None, using: str | None = None
+) -> Question[Any]:
+    """Return the question whose rows are counted: all pending rows, also those not due yet."""
     limits.check_alias("using", using or processor.using)
     limits.check_alias("read_using", processor.read_using)
-    question = ask(
+    return ask(
         processor.pending,
         label=processor.name,
+        filter=filter,
         using=using or processor.using,
         read_using=processor.read_using,
     )
-    return scan.count(question, most)

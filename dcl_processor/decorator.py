@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import timedelta
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from django.db.models import Model, QuerySet
+from django.db.models.expressions import Combinable
 
+from dcl_processor.definition.breaker import Breaker
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.definition.lease import Lease
 from dcl_processor.definition.retry import Retry
@@ -16,6 +19,7 @@ from dcl_processor.exceptions import InvalidOption
 from .processor import BatchProcessor
 
 M = TypeVar("M", bound=Model)
+Throttle = Callable[[], float | timedelta | bool | None]
 Handler = Callable[[M], Any] | Callable[[M, Any], Any]
 Opens = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
 
@@ -33,10 +37,15 @@ class Options(TypedDict, total=False):
     claimed_at: str | None
     lease: Lease | None
     concurrency: int
+    handler_timeout: float | timedelta | None
     max_workers: int | None
+    rate: float | None
+    breaker: Breaker | None
     group_by: str | None
     in_order: bool
     max_per_group: int | None
+    lock_related: bool
+    pending_since: str | Combinable | None
     retry: Retry | None
     max_consecutive_failures: int | None
     max_pending: int | None
@@ -52,6 +61,7 @@ def batch_processor(
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
     taken_over: Callable[[M], Any] | None = ...,
+    throttle: Throttle | None = ...,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
@@ -64,6 +74,7 @@ def batch_processor(
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
     taken_over: Callable[[M], Any] | None = ...,
+    throttle: Throttle | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
@@ -77,6 +88,7 @@ def batch_processor(
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
     taken_over: Callable[[M], Any] | None = ...,
+    throttle: Throttle | None = ...,
     **options: Unpack[Options],
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
@@ -89,6 +101,7 @@ def batch_processor(
     failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
     resource: Opens | None = ...,
     taken_over: Callable[[M], Any] | None = ...,
+    throttle: Throttle | None = ...,
     base: type[BatchProcessor[Any]],
     **options: Any,
 ) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
@@ -101,6 +114,7 @@ def batch_processor(
     failed: Any = None,
     resource: Any = None,
     taken_over: Any = None,
+    throttle: Any = None,
     base: type[BatchProcessor[Any]] = BatchProcessor,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], BatchProcessor[Any]]:
@@ -110,7 +124,8 @@ def batch_processor(
     returns one. ``done``: the flip as a mapping, or a callable ``(row, result) -> mapping``, or
     ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
     takes the row out of ``pending``. ``taken_over``: called with a row whose last worker did not
-    settle it, before the function. ``base``: a subclass of ``BatchProcessor`` to build on. Every
+    settle it, before the function. ``throttle``: called before rows start; returns for how long
+    none may, as the method does. ``base``: a subclass of ``BatchProcessor`` to build on. Every
     other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
@@ -141,6 +156,7 @@ def batch_processor(
         "get_failed" if callable(failed) else "failed": failed,
         "resource": resource,
         "taken_over": taken_over,
+        "throttle": throttle,
     }
     options |= {name: value for name, value in given.items() if value is not None}
 

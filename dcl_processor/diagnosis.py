@@ -12,9 +12,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from . import errors
 from .candidates.question import ask
-from .database.contention import is_database_error
+from .database.contention import is_database_error, is_statement_timeout
 from .definition.kinds import rules_of
 from .exceptions import ProcessorError, StillPending
+from .masking import shown
 from .report import Report
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Trouble:
     report: Report | None = None
     #: Whether every further try would fail in the same way.
     is_final: bool = False
+    #: Whether the log has the sentence.
+    is_logged: bool = False
 
     @classmethod
     def of(cls, error: Exception, processor: BatchProcessor[Any], using: str | None) -> Trouble:
@@ -64,9 +67,12 @@ class ErrorInCopy(ProcessorError):
 def explain(error: BaseException, processor: BatchProcessor[Any], using: str | None = None) -> str:
     """Return what was expected, what came, and how to fix it; queries a database that failed."""
     if isinstance(error, ProcessorError):
-        return str(error).removeprefix(f"{processor.name}: ")
+        return one_line(error).removeprefix(f"{processor.name}: ")
     if is_database_error(error):
-        return _find_fault(processor, using) or f"the database reported: {one_line(error)}"
+        # The look at the columns of a table that a migration has locked would wait as well, and
+        # without a limit.
+        fault = None if is_statement_timeout(error) else _find_fault(processor, using)
+        return fault or f"the database reported: {one_line(error)}"
     return describe(error)
 
 
@@ -82,14 +88,14 @@ def in_doubt(processor: BatchProcessor[Any]) -> str:
 def describe(error: BaseException) -> str:
     """Return the error's kind and text in one line, wherever it was raised."""
     if isinstance(error, ErrorInCopy):
-        return str(error)
+        return one_line(error)
     kind, text = type(error).__name__, one_line(error)
     return f"{kind}: {text}" if text else kind
 
 
 def one_line(error: BaseException) -> str:
-    """Return the error's text without line breaks, which drivers often add."""
-    return errors.printable(errors.text(error))
+    """Return the error's text without secrets, and without line breaks, which drivers often add."""
+    return shown(errors.text(error))
 
 
 def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None:

@@ -25,8 +25,12 @@ def printable(text: str) -> str:
 
     An error may quote text from strangers, which must not forge a log line or control a terminal.
     """
-    line = " ".join(text.split())
-    return line if line.isprintable() else "".join(map(_shown, line))
+    return escaped(" ".join(text.split()))
+
+
+def escaped(text: str) -> str:
+    """Return the text with its control characters escaped, line breaks among them."""
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def _shown(character: str) -> str:
@@ -43,7 +47,12 @@ def represent(error: BaseException) -> str:
 
 def traceback_text(error: BaseException) -> str:
     """Return the traceback as text."""
-    return formatted(error) or _frames(error) + describe(error) + "\n"
+    return formatted(error) or replacement(error)
+
+
+def replacement(error: BaseException) -> str:
+    """Return a traceback as text for an error that makes Python's formatting fail."""
+    return _frames(error) + describe(error) + "\n"
 
 
 def formatted(error: BaseException) -> str | None:
@@ -83,7 +92,15 @@ def forget_frames(error: BaseException) -> None:
 
 
 def _frames(error: BaseException) -> str:
-    return "".join(traceback.format_tb(_own(error, "__traceback__")))
+    found = _own(error, "__traceback__")
+    try:
+        return "".join(traceback.format_tb(found))
+    except Exception:  # noqa: BLE001  # a module's loader may raise when it is asked for a line
+        places = [(frame.f_code, line) for frame, line in traceback.walk_tb(found)]
+        return "".join(
+            f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
+            for code, line in places
+        )
 
 
 def _own(error: BaseException, name: str) -> Any:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signing import BadSignature
+from django.db.utils import OperationalError
 
 from .errors import represent
+from .masking import shown
 
 if TYPE_CHECKING:
     from .report import Report
@@ -34,7 +36,17 @@ class StillPending(ProcessorError, ImproperlyConfigured):
 
 
 class InsideTransaction(ProcessorError):
-    """A run was started inside ``transaction.atomic()``, where no row can be committed."""
+    """A run was started inside ``transaction.atomic()``, where no row can be committed.
+
+    With ``handler_timeout``, also inside a transaction on another alias, which an interrupted
+    handler would lose. Also ``requeue()``, ``mark_done()`` and ``discard()`` inside a transaction
+    that is not at READ COMMITTED, and would not see what workers committed; on PostgreSQL only if
+    ``pending`` asks other tables.
+    """
+
+
+class OutsideTransaction(ProcessorError):
+    """``lock_key()`` was called outside ``transaction.atomic()``, where no lock would stay."""
 
 
 class TooManyPending(ProcessorError):
@@ -68,12 +80,16 @@ class SessionLost(TransactionLost):
 
 
 class TransactionLeftOpen(ProcessorError):
-    """A handler that was called outside any transaction began one, and did not end it."""
+    """A handler that was called outside any transaction began one, and did not end it.
 
-    def __init__(self) -> None:
+    ``shared``: it was an asynchronous one, perhaps another one than this row's.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        beside = ", or another one beside it on the event loop," if shared else ""
         super().__init__(
-            "expected the handler to leave no transaction open, got one that it began and did not "
-            "end, which was rolled back; use transaction.atomic(), or commit it."
+            f"expected the handler to leave no transaction open, got one that it{beside} began and "
+            "did not end, which was rolled back; use transaction.atomic(), or commit it."
         )
 
 
@@ -94,6 +110,17 @@ class ReadOnlyDatabase(ProcessorError):
         super().__init__(
             f"expected the database {using!r} to accept writes, got one that is read-only; "
             "connect to the primary, or wait until it accepts writes again."
+        )
+
+
+class LedgerLocked(ProcessorError, OperationalError):
+    """Another session keeps a row of the ledger locked for too long; the order is not given."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__(
+            f"{name or 'all processors'}: expected the row in the ledger to be free within "
+            f"{seconds:g} s, got one that another session has locked; end that session, such as a "
+            "forgotten transaction or a backup, and give the order again."
         )
 
 
@@ -142,6 +169,8 @@ class ReservationLost(ProcessorError):
             "another row."
         )
         self.reason: LostBecause = reason
+        #: The reservation.
+        self.of: object = None
 
 
 class InvalidToken(ProcessorError, BadSignature):
@@ -156,7 +185,22 @@ class HandlerExited(ProcessorError):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(
-            f"expected the handler to return or to raise an Exception, got {represent(error)}"
+            "expected the handler to return or to raise an Exception, got "
+            f"{shown(represent(error))}"
+        )
+
+
+class HandlerTimeout(ProcessorError):
+    """The handler was interrupted at its ``handler_timeout``.
+
+    ``seconds`` is that limit, and the ``__cause__`` shows where the handler was.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(
+            f"expected the handler to return within handler_timeout={seconds:g} seconds, got none; "
+            "set a shorter timeout for what it waits for, or a longer handler_timeout."
         )
 
 

@@ -10,6 +10,14 @@ class Interruption(BaseException):
     """Ends the run in whose handler it is raised, as Ctrl-C does; for code that tests handlers."""
 
 
+class HandlerCancelled(BaseException):
+    """Raised in a plain handler at its ``handler_timeout``, as asyncio cancels a coroutine.
+
+    No ``Exception``, so that a handler that goes on after errors does not go on after this one. It
+    ends a run that the handler has started.
+    """
+
+
 def ends_the_run(error: BaseException) -> bool:
     """Return whether the error interrupts the worker, and so is no row's failure.
 
@@ -17,7 +25,7 @@ def ends_the_run(error: BaseException) -> bool:
     soft time limit, an ``Exception`` that its signal raises at any point of the process. The last
     is matched by class name, so that Celery need not be installed.
     """
-    if isinstance(error, KeyboardInterrupt | Interruption):
+    if isinstance(error, KeyboardInterrupt | Interruption | HandlerCancelled):
         return True
     if isinstance(error, SystemExit):
         return _was_raised_by_signal(error)

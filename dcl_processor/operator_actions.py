@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import Model, Q, QuerySet
 
 from .candidates.question import Question, ask
-from .candidates.scan import WINDOW
 from .clock import DatabaseNow
 from .definition.model_columns import check_columns
 from .exceptions import InvalidOption
-from .locking.waiting import holders, lock_rows, settlement_transaction
+from .operator_writes import Proof, Write, is_pending, is_timeless, settled_constants
+from .outcomes import Discard
 from .settlement.flip import with_cleared_retry
-from .values import TEN_YEARS, Values, as_timedelta, constants_of, expect_seconds, resolve
+from .values import TEN_YEARS, Values, as_timedelta, constants_of, expect_seconds
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
@@ -36,7 +36,7 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
         )
     expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
     since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(older_than)})
-    return _rows(processor).filter(_claimed(processor), since).order_by(processor.claimed_at, "pk")
+    return _rows(processor).filter(claimed(processor), since).order_by(processor.claimed_at, "pk")
 
 
 def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
@@ -45,7 +45,7 @@ def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
         since = processor.claimed_at or processor.lease.field
         return (
             _rows(processor)
-            .filter(_claimed(processor), processor.lease.alive())
+            .filter(claimed(processor), processor.lease.alive())
             .order_by(since, "pk")
         )
     if processor.claim is None or processor.claimed_at is None:
@@ -53,32 +53,92 @@ def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
             f"{processor.name}: expected a lease, or claim=… and claimed_at=…, for in_progress(), "
             "got a processor without both; add them, so that each row shows that it is claimed."
         )
-    return _rows(processor).filter(_claimed(processor)).order_by(processor.claimed_at, "pk")
+    return _rows(processor).filter(claimed(processor)).order_by(processor.claimed_at, "pk")
 
 
 def mark_done(
     processor: Definition[Any], rows: QuerySet[Any, Any], values: Values | None = None
 ) -> int:
     """Write the flip, or ``values``, to those of the rows that are claimed."""
+    return to_mark_done(processor, rows, values).to_all()
+
+
+def to_mark_done(
+    processor: Definition[Any], rows: QuerySet[Any, Any], values: Values | None = None
+) -> Write:
+    """Return what ``mark_done()`` writes, and to which rows."""
     if processor.claim is None:
         raise InvalidOption(
             f"{processor.name}: expected claim=… for mark_done(), which writes only to claimed "
             "rows, got a processor without claim; update the rows with Django instead."
         )
     question = _check_rows(processor, rows, "mark_done")
-    done = _flip_of(processor, values, question.model)
-    return _write(processor, rows, question, _claimed(processor), done)
+    done = with_cleared_retry(processor, _flip_of(processor, values, question.model))
+    _refuse_indistinct(processor, "mark_done")
+    proof = None if values is None else Proof.of(processor, "mark_done")
+    return Write.of(processor, question, rows, claimed(processor), done, proof=proof)
 
 
 def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
     """Put rows back into ``pending``, as if they had never been tried."""
+    return to_requeue(processor, rows).to_all()
+
+
+def to_requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> Write:
+    """Return what ``requeue()`` writes, and to which rows."""
     if processor.reset is None:
         raise InvalidOption(
             f"{processor.name}: expected reset=… for requeue(), got a processor without reset; set "
             "it to the values that put a row back into pending."
         )
     question = _check_rows(processor, rows, "requeue")
-    return _write(processor, rows, question, Q(), processor.reset)
+    reset = with_cleared_retry(processor, processor.reset)
+    return Write.of(processor, question, rows, Q(), reset)
+
+
+def discard(
+    processor: Definition[Any],
+    rows: QuerySet[Any, Any],
+    reason: str = "",
+    values: Values | None = None,
+) -> int:
+    """Write ``failed``, or ``values``, to those of the rows that are pending or claimed."""
+    return to_discard(processor, rows, reason, values).to_all()
+
+
+def to_discard(
+    processor: Definition[Any],
+    rows: QuerySet[Any, Any],
+    reason: str = "",
+    values: Values | None = None,
+) -> Write:
+    """Return what ``discard()`` writes, and to which rows."""
+    question = _check_rows(processor, rows, "discard")
+    dead_letter = _dead_letter_of(processor, values, question.model)
+    _refuse_indistinct(processor, "discard")
+    retry = processor.retry
+    if retry is not None:
+        noted = retry.given_up(Discard(reason), 0, question.model)
+        # No attempt was made, so their number stays.
+        noted.pop(retry.attempts or "", None)
+        dead_letter = {**noted, **(retry.on_failure or {}), **dead_letter}
+    unsettled = is_pending(question)
+    if processor.claim is not None:
+        unsettled |= claimed(processor)
+    proof = None if values is None else Proof.of(processor, "discard")
+    return Write.of(processor, question, rows, unsettled, dead_letter, proof=proof)
+
+
+def _dead_letter_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
+    """Return the operator's values for rows that are given up on, or else ``failed``."""
+    if values is not None:
+        return _checked(processor, values, model, "discard")
+    if processor.failed is None:
+        raise InvalidOption(
+            f"{processor.name}: expected discard(rows, values={{…}}) where failed=… is not a "
+            "mapping, got no values; pass the values that take a row out of pending."
+        )
+    return processor.failed
 
 
 def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Values:
@@ -90,38 +150,17 @@ def _flip_of(processor: Definition[Any], values: Any, model: type[Model]) -> Val
                 "mapping, got no values; pass the values that take a row out of pending."
             )
         return processor.done
+    return _checked(processor, values, model, "mark_done")
+
+
+def _checked(processor: Definition[Any], values: Any, model: type[Model], method: str) -> Values:
     if not isinstance(values, Mapping) or not values:
         raise InvalidOption(
-            f"{processor.name}: expected mark_done()'s values to be a mapping of column names to "
+            f"{processor.name}: expected {method}()'s values to be a mapping of column names to "
             f"values, such as {{'sent': True}}, got {values!r}."
         )
     check_columns(values, model, processor.name, "values")
     return values
-
-
-def _write(
-    processor: Definition[Any],
-    rows: QuerySet[Any, Any],
-    question: Question[Any],
-    condition: Q,
-    values: Values,
-) -> int:
-    """Lock the rows, and write to those of them that still meet the condition."""
-    resolved = resolve(with_cleared_retry(processor, values))
-    written = {**_unclaimed(processor), **resolved}
-    others = [t for t in holders(question.model, written) if t is not question.model]
-    meant = rows.order_by().filter(condition)
-    keys = list(dict.fromkeys(meant.order_by("pk").values_list("pk", flat=True)))
-    count = 0
-    with settlement_transaction(question.using):
-        for at in range(0, len(keys), WINDOW):
-            some = keys[at : at + WINDOW]
-            for table in (question.model, *others):
-                lock_rows(question, table, some)
-            # Race: double claim. A worker or a person may have written to a row since it was read.
-            still = set(meant.filter(pk__in=some).values_list("pk", flat=True))
-            count += question.table.filter(pk__in=still).update(**written)
-    return count
 
 
 def _check_rows(processor: Definition[Any], rows: Any, method: str) -> Question[Any]:
@@ -146,20 +185,36 @@ def _kind(rows: Any) -> str:
     return f"an object of type {type(rows).__name__}"
 
 
-def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:
-    lease = {processor.lease.field: None} if processor.lease else {}
-    return {**({processor.claimed_at: None} if processor.claimed_at else {}), **lease}
-
-
 def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
     question = ask(processor.pending, label=processor.name, using=processor.using)
     return QuerySet(question.model, using=question.using)
 
 
-def _claimed(processor: Definition[Any]) -> Q:
+def claimed(processor: Definition[Any]) -> Q:
     """Recognise a claimed row by the constants that the claim wrote, and by its time."""
     # A settled row may still contain the claim's constants, but neither the time of the claim nor
-    # a lease.
-    times = [processor.claimed_at, processor.lease.field if processor.lease else None]
-    since = {f"{name}__isnull": False for name in times if name}
-    return Q(**constants_of(processor.claim or {}), **since)
+    # a lease; one that was put back may have a lease that was taken away.
+    since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
+    leased = processor.lease.in_flight() if processor.lease else Q()
+    marks = constants_of(processor.claim or {})
+    found = Q(**marks, **since) & leased
+    if processor.claim is None or not is_timeless(processor):
+        return found
+    for constants in settled_constants(processor):
+        # A dead letter that is a part of the claim does not tell the two apart.
+        if not constants.items() <= marks.items():
+            found &= ~Q(**constants)
+    return found
+
+
+def _refuse_indistinct(processor: Definition[Any], method: str) -> None:
+    """Raise unless a column distinguishes a claimed row from one that is settled."""
+    if processor.claim is None or not is_timeless(processor):
+        return
+    done = constants_of(processor.done or {}) if processor._has_fixed_flip else {}
+    if done.items() <= constants_of(processor.claim).items():
+        raise InvalidOption(
+            f"{processor.name}: expected claimed_at=… for {method}(), because no constant of "
+            "done=… tells a handled row from a claimed one, got a claim without it; set it to a "
+            "nullable DateTimeField, or update the rows with Django instead."
+        )

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from threading import Event
-from typing import Any, Never, TypeVar
+from typing import Any, ClassVar, Never, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
 from . import operator_actions, reservation
 from .definition import validation
 from .definition.definition import Definition
-from .execution.nesting import entered
+from .execution.nesting import entered, refuse_key_with_others
+from .locking import producer_lock
 from .report import DryRun, Report
 from .reservation import Reservation
+from .runner import limits
 from .runner.dry_run import dry_run
 from .runner.run import Run
 from .watch import notify
@@ -62,20 +64,33 @@ class BatchProcessor(Definition[M]):
     - ``lease``: ``AT_LEAST_ONCE`` only, and required there: a ``Lease``.
     - ``repeats``: a row may rightly stay pending after its flip; each worker's run handles it once.
     - ``concurrency``: handlers in flight at once, unless a run overrides it.
+    - ``handler_timeout``: seconds (or a ``timedelta``) that a call of the handler may take, from
+      0.05 to a day; then it is interrupted, and the row fails with ``HandlerTimeout``.
     - ``max_workers``: workers of this processor that may be at work at the same time, on all
       machines together; a run is one worker, whatever its ``concurrency``.
+    - ``rate``: rows that may start in a second, on all machines together; it may be below 1. Needs
+      the app ``dcl_processor.ledger``.
+    - ``breaker``: a ``Breaker``: after how many failures in a row, on all machines together, no
+      row starts for a while. Needs the app, too.
     - ``group_by``: a column, or a forward relation; rows with the same value, the key, are never
       handled at the same time, by all workers together. Rows with ``NULL`` are in no group. A
       ``process_batch()`` gets all rows of one key, or the first ``batch_size`` of them.
     - ``in_order``: with ``group_by``; the rows of a key are handled one after another in the
       queryset's order; a row that fails, waits or is in doubt blocks those behind it.
     - ``max_per_group``: with ``group_by``; rows of one key in flight at once, over all workers.
+    - ``lock_related``: with ``group_by``, a foreign key, and a delivery that commits before the
+      work; the lock of a key is the row lock of the related row, which other code may take, too.
+    - ``pending_since``: since when a row has been pending: a ``DateTimeField``, or an expression;
+      the command computes ages from it.
     - ``using``: the database alias that is locked and written; default: the router's.
     - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 
     Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` if it is
     instantiated with options that cannot work.
     """
+
+    #: A Django template calls what can be called, and showing a processor must not run it.
+    do_not_call_in_templates: ClassVar[bool] = True
 
     def in_doubt(self, *, older_than: float | timedelta) -> QuerySet[M, M]:
         """Return the rows whose claim is older than ``older_than`` and was never settled.
@@ -102,18 +117,24 @@ class BatchProcessor(Definition[M]):
         """Write ``done`` to claimed rows whose work turned out to be done; return how many.
 
         ``values``: written instead of ``done``, which may depend on the handler's result. Each row
-        is locked, and checked again: it has to be among ``rows`` and claimed. Raises
+        is locked, and checked again: it has to be among ``rows`` and claimed, and without a lease
+        that has not lapsed. Raises
         ``InvalidOption`` without ``claim``, without ``values`` if ``done`` is a function, and if
         ``rows`` is no queryset of the processor's model, or a slice of one; ``InvalidDone`` for
-        values that name no column.
+        values that name no column; ``StillPending`` for values that do not settle a row;
+        ``InsideTransaction`` as ``requeue()``.
         """
         return operator_actions.mark_done(self, rows, values)
 
     def requeue(self, rows: QuerySet[M, M]) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
 
-        Writes ``reset``, and the ``retry``'s columns. Raises ``InvalidOption`` without ``reset``,
-        and if ``rows`` is no queryset of the processor's model, or a slice of one.
+        Writes ``reset``, and the ``retry``'s columns. Each row is locked, and checked again: a row
+        that a worker has claimed or settled since it was read here stays as it is, and so does a
+        row whose lease has not lapsed. Raises ``InvalidOption`` without ``reset``, and if ``rows``
+        is no queryset of the processor's model, or a slice of one; ``InsideTransaction`` inside a
+        transaction that is not at READ COMMITTED (on PostgreSQL only if ``pending`` asks other
+        tables).
         """
         return operator_actions.requeue(self, rows)
 
@@ -132,8 +153,9 @@ class BatchProcessor(Definition[M]):
         ``bound_to``: whom the rows are handed to; their tokens are valid only together with it.
 
         Raises ``Unsupported`` unless the processor has a lease, or ``claim`` and ``claimed_at``,
-        and inside the processor's own handler; ``InsideTransaction`` inside ``atomic()``; and what
-        ``run()`` raises before any handler.
+        with ``taken_over()``, with ``group_by`` and ``process_batch()``, and inside the processor's
+        own handler; ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any
+        handler.
         """
         return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
 
@@ -141,9 +163,46 @@ class BatchProcessor(Definition[M]):
         """Return the reservation of a token that came back; sends no query.
 
         ``bound_to``: as it was given to ``reserve()``. Raises ``InvalidToken`` for a token that
-        this processor did not give out, or not to ``bound_to``.
+        this processor did not give out, or not to ``bound_to``; ``Unsupported`` for a processor
+        that ``reserve()`` refuses.
         """
         return reservation.from_token(self, token, bound_to=bound_to)
+
+    def discard(
+        self,
+        rows: QuerySet[M, M],
+        *,
+        reason: str = "",
+        values: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Give up on rows that are pending or claimed, as ``Discard`` does; return how many.
+
+        Writes ``failed``, or ``values``, which have to be passed where ``failed`` is a function.
+        ``reason``: written to the ``retry``'s ``last_error``. Each row is locked, and checked
+        again: it has to be among ``rows``, pending or claimed, and without a lease that has not
+        lapsed. Raises ``InvalidOption`` without ``failed`` and ``values``, and if ``rows`` is no
+        queryset of the processor's model, or a slice of one; ``InvalidDone`` for values that name
+        no column; ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
+        ``requeue()``.
+        """
+        return operator_actions.discard(self, rows, reason, values)
+
+    def lock_key(self, key: Any, using: str | None = None) -> None:
+        """Wait for the lock of a key of ``group_by``, and hold it until the transaction ends.
+
+        For code that inserts rows of the key, or changes their order: it is the lock that workers
+        take, so that no row of the key is claimed until the transaction has ended. ``key``: a value
+        of the column, or the related row; ``None``, which is no key, locks nothing. ``using``:
+        overrides the option.
+
+        Raises ``OutsideTransaction`` outside ``atomic()``; ``InvalidOption`` without ``group_by``
+        and for a key that its column cannot have, or, with ``lock_related``, that no row has; and
+        ``Unsupported`` on MariaDB and MySQL without ``lock_related``, and in a handler of the
+        processor itself if it is ``TRANSACTIONAL`` and has a ``max_per_group`` above 1.
+        """
+        limits.check_alias("using", using)
+        refuse_key_with_others(self)
+        producer_lock.lock_key(self, key, using)
 
     def wake(self) -> None:
         """Notify watchers to look for pending rows now: ``processors run --watch --listen``.

@@ -16,8 +16,9 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.utils.module_loading import module_has_submodule
 
-from .errors import printable, text
+from .errors import text
 from .exceptions import InvalidOption, UnknownProcessor
+from .masking import shown
 from .processor import BatchProcessor
 
 MODULE = "processors"
@@ -52,7 +53,7 @@ class Broken:
     error: BaseException
 
     def __str__(self) -> str:
-        kind, what = type(self.error).__name__, printable(text(self.error))
+        kind, what = type(self.error).__name__, shown(text(self.error))
         return (
             f"expected {self.app}.{MODULE} to be imported, got {kind}: {what} ({self._place()}); "
             "its processors are left out."

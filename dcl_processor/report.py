@@ -8,11 +8,26 @@ from typing import Any, Literal, Self
 
 from .errors import printable, represent
 from .exceptions import RowsFailed
+from .masking import shown, shown_traceback
 
-Stopped = Literal["drained", "limit", "timeout", "signal", "failures", "busy"]
+Stopped = Literal[
+    "drained",
+    "limit",
+    "timeout",
+    "signal",
+    "failures",
+    "busy",
+    "throttled",
+    "paused",
+    "operator",
+    "breaker",
+]
 
 #: The most rows that are counted for people: to count a forgotten table's backlog takes minutes.
 MOST_COUNTED = 10_000
+
+#: Keys that one line names, and characters of each.
+_KEYS, _LONGEST_KEY = 3, 40
 
 COUNTS = ("processed", "failed", "discarded", "snoozed", "skipped", "stale", "lease_lost", "held")
 
@@ -49,11 +64,15 @@ class Failure:
         return f" ({', '.join(filter(None, [number + of, then]))})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the failure as plain values; the error is given by its ``repr()``."""
+        """Return the failure as plain values; the error is given by its ``repr()``.
+
+        Secrets in both texts are masked; the error has up to 2,000 characters in one line, the
+        traceback up to 20,000.
+        """
         return {
             "pk": _plain(self.pk),
-            "error": represent(self.error),
-            "traceback": self.traceback,
+            "error": shown(represent(self.error)),
+            "traceback": shown_traceback(self.traceback),
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
             "again_in": self.again_in,
@@ -65,7 +84,8 @@ class Report:
     """What one run of a processor did.
 
     Counts are rows. ``processed``: handled and settled. ``failed``: the handler or its
-    transaction raised; the row is as it was before. ``skipped``: still pending at the end, and
+    transaction raised; the row is as it was before, or has the values of ``failed`` and ``retry``,
+    or is in doubt. ``skipped``: still pending at the end, and
     locked by another session. ``stale``: gone, or finished by another worker since it was read,
     which is no problem. ``duration`` is in seconds. ``stopped``: what ended the run.
     ``failures``: the first 100.
@@ -119,7 +139,7 @@ class Report:
         raise RowsFailed(self) from (self.failures[0].error if self.failures else self.error)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values that ``json.dumps()`` accepts."""
+        """Return the report as plain values that ``json.dumps()`` accepts; errors are masked."""
         counts = {name: getattr(self, name) for name in COUNTS}
         return {
             "name": self.name,
@@ -128,7 +148,7 @@ class Report:
             "passes": self.passes,
             "duration": round(self.duration, 6),
             "stopped": self.stopped,
-            "error": None if self.error is None else represent(self.error),
+            "error": None if self.error is None else shown(represent(self.error)),
             "ok": self.ok,
             "held_keys": [
                 key if isinstance(key, int | str) else str(key) for key in self.held_keys
@@ -143,10 +163,19 @@ class Report:
     def __str__(self) -> str:
         """Return the report in one line, without counts that are 0."""
         counts = [f"{n} {name}" for name in COUNTS if (n := getattr(self, name))]
-        did = ", ".join(counts) or (
+        did = f"{', '.join(counts)}{self._keys}" or (
             "nothing pending" if self.stopped == "drained" else "no row tried"
         )
         return f"{self.name}: {did} in {self.duration:.2f} s{self._end}"
+
+    @property
+    def _keys(self) -> str:
+        """Return the first keys of the held rows, which are the last count of the line."""
+        keys = [shown(str(key), _LONGEST_KEY) for key in self.held_keys[:_KEYS]]
+        if not self.held or not keys:
+            return ""
+        more = ["…"] if len(self.held_keys) > _KEYS else []
+        return f" (key{'s' if len(self.held_keys) > 1 else ''} {', '.join(keys + more)})"
 
     @property
     def _end(self) -> str:
@@ -155,6 +184,8 @@ class Report:
                 return ""
             case "busy":
                 return "; all slots of max_workers are taken"
+            case "paused" | "throttled":
+                return f"; {self.stopped}"
         return f"; stopped by {self.stopped}"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from django.db import DataError
 from django.db.models import Model, Q
 
 from . import reservation_token
@@ -75,7 +77,7 @@ def from_token(processor: Definition[M], token: str, *, bound_to: str | None) ->
         processor.pending,
         label=processor.name,
         using=using,
-        flips=processor.done if processor._has_fixed_flip else None,
+        flips=processor._locked_columns,
     )
     hold = reservation_token.hold(processor, question.model, contents)
     return Reservation(processor, question, hold, token=token)
@@ -101,6 +103,11 @@ def _check(processor: Definition[Any], bound_to: Any, method: str) -> None:
             f"{processor.name}: expected process() for {method} with group_by, got "
             "process_batch(), which gets the rows of a key together; write process()."
         )
+    if processor._prepares_taken_over:
+        raise Unsupported(
+            f"{processor.name}: expected a processor without taken_over() for {method}, got one: "
+            "rows are handled elsewhere, and it would not be called; leave it out."
+        )
     if bound_to is not None:
         expect_type(f"{processor.name}: expected bound_to", bound_to, str, "a string, or None")
 
@@ -121,7 +128,7 @@ class Reservation(Generic[M]):
         self,
         processor: Definition[M],
         question: Question[M],
-        hold: held.Hold,
+        hold: held.HandOut,
         *,
         token: str,
         batch: Batch[M] | None = None,
@@ -141,7 +148,10 @@ class Reservation(Generic[M]):
 
     @property
     def row(self) -> M:
-        """The row, as it was when it was handed out; from a token, as it is at the first use."""
+        """The row, as it was when it was handed out; from a token, as it is at the first use.
+
+        From a token it lacks the annotations of ``pending`` if these cannot be known any more.
+        """
         if self._row is None:
             self._row = self._load()
         return self._row
@@ -179,7 +189,7 @@ class Reservation(Generic[M]):
     def release(self) -> None:
         """Put the row back as it was before, with its attempt, because nothing was done.
 
-        Raises ``InvalidOption`` without a lease and ``reset``.
+        Raises ``InvalidOption`` if the processor has neither a lease nor ``reset``.
         """
         if self._processor.lease is None and self._processor.reset is None:
             raise InvalidOption(
@@ -193,7 +203,7 @@ class Reservation(Generic[M]):
         raise self._lost()
 
     def renew(self) -> None:
-        """Let the lease begin anew; it ends one to two durations from now.
+        """Renew the lease, which then ends one to two durations from now.
 
         Does nothing for a claim, which does not lapse.
         """
@@ -217,7 +227,7 @@ class Reservation(Generic[M]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if self._is_over or isinstance(error, ReservationLost):
+        if self._is_over or (isinstance(error, ReservationLost) and error.of is self):
             return False
         if error is None:
             self.settle()
@@ -256,6 +266,8 @@ class Reservation(Generic[M]):
             # was just read. A renewal in between, by the same agent, is a reason to read it again.
             settle(batch, self._hold.pk, outcome)
             final = batch.outcomes[self._hold.pk]
+            if batch.marked is not None and self._hold.pk in batch.marked.not_written:
+                raise batch.marked.not_written[self._hold.pk]
             if not isinstance(final, Lost):
                 self._is_over = True
                 Counters(self._processor).count(self._hold.pk, final)
@@ -275,17 +287,22 @@ class Reservation(Generic[M]):
         return found
 
     def _load(self) -> M:
-        """Read the row as ``pending`` returns it; a claim has taken it out of there."""
-        pk = self._hold.pk
-        columns = self._processor._renewed_columns()
-        for rows in (self._question.still_pending([pk]), self._question.table.filter(pk=pk)):
-            for row in rows.defer(*columns)[:1]:
-                return row
+        """Read the row as ``pending`` returns it; a claim may have taken it out of there."""
+        processor, columns = self._processor, self._processor._renewed_columns()
+        marked = [*(processor.claim or {}), *filter(None, [processor.claimed_at])]
+        for rows in self._question.as_pending(self._hold.pk, marked):
+            # Without its conditions, pending may divide by zero, or read what is no number.
+            with suppress(DataError):
+                found = list(rows.defer(*columns)[:2])
+                if len(found) == 1:
+                    return found[0]
         raise self._lost()
 
     def _lost(self) -> ReservationLost:
         reason = held.why_lost(self._processor, self._question, self._hold)
-        return ReservationLost(self._processor.name, self._hold.pk, reason)
+        lost = ReservationLost(self._processor.name, self._hold.pk, reason)
+        lost.of = self
+        return lost
 
     def __repr__(self) -> str:
         # Without the token, which is the right to settle the row.

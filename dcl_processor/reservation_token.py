@@ -16,7 +16,7 @@ from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Model
 
-from .delivery.held import Hold
+from .delivery.held import HandOut
 from .exceptions import InvalidToken
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ VERSION = 1
 _Contents = tuple[str, Any, int, int | None, int | None]
 
 
-def sign(processor: Definition[Any], model: type[Model], hold: Hold, bound_to: str | None) -> str:
+def sign(
+    processor: Definition[Any], model: type[Model], hold: HandOut, bound_to: str | None
+) -> str:
     """Return the token of a hold."""
     contents = [
         VERSION,
@@ -68,11 +70,11 @@ def unsign(processor: Definition[Any], token: Any, bound_to: str | None) -> tupl
     return using, (using, pk, since, duration, attempts)
 
 
-def hold(processor: Definition[Any], model: type[Model], contents: _Contents) -> Hold:
+def hold(processor: Definition[Any], model: type[Model], contents: _Contents) -> HandOut:
     """Return the hold that a token's contents identify; raises ``InvalidToken``."""
     using, pk, since, duration, attempts = contents
     try:
-        return Hold(using, _key_from_text(model, pk), since, duration, attempts)
+        return HandOut(using, _key_from_text(model, pk), since, duration, attempts)
     except (ValidationError, ValueError, TypeError) as error:
         raise _invalid(processor, f"one whose key {pk!r:.100} is no key of the model") from error
 

@@ -1,4 +1,8 @@
-"""The signals that a run sends, for a progress bar, metrics or tracing."""
+"""The signals that a run sends, for a progress bar, or code of the project.
+
+Each is sent in the process, and in the thread, where it happens. The process that has started
+several workers (copies) gets their counts, as ``copies_counted``.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,28 @@ from django.dispatch import Signal
 if TYPE_CHECKING:
     from .processor import BatchProcessor
 
+#: Sent when a run begins, before it looks for rows. ``sender``: the processor's class;
+#: ``processor``; ``run_id``.
+run_started = Signal()
+
+#: Sent before each call of a handler, for each row that it gets. ``sender``: the processor's class;
+#: ``processor``; ``pk``; ``attempt``: its number, if a ``retry`` counts it.
+row_started = Signal()
+
 #: Sent after each row for which a handler was called, once its transaction has ended.
 #: ``sender``: the processor's class; ``processor``; ``pk``; ``outcome``: "processed", "failed",
-#: "discarded" or "snoozed".
+#: "discarded" or "snoozed"; ``attempt``: its number, if it is known; ``duration``: seconds that the
+#: handler took, if it was called in this process; with ``process_batch()``, that of the call.
 row_finished = Signal()
 
 #: Sent at the end of each run, except a run that raises. ``sender``: the processor's class;
 #: ``processor``; ``report``.
 run_finished = Signal()
+
+#: Sent in the process that has started several workers (copies), about once a second while a worker
+#: handles rows, and at its end. ``sender``: the processor's class; ``processor``; ``counts``: the
+#: rows that one worker has finished since, by outcome.
+copies_counted = Signal()
 
 #: Takes the outcome of one row.
 OnRow = Callable[[str], None]

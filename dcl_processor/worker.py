@@ -20,6 +20,10 @@ def worker_name() -> str:
     other process. Use the function as a value of ``claim``: it is called at each claim, so that a
     process that was forked has its own name.
     """
+    return f"{socket.gethostname()[:HOST]}:{os.getpid()}:{copy_number()}"
+
+
+def copy_number() -> int:
+    """Return the number of the worker (copy) that this process is; 0 if it is none."""
     _, _, copy = current_process().name.rpartition(COPY)
-    number = copy if copy.isdecimal() else "0"
-    return f"{socket.gethostname()[:HOST]}:{os.getpid()}:{number}"
+    return int(copy) if copy.isdecimal() else 0

@@ -16,7 +16,7 @@ release = version = dcl_processor.__version__
 
 extensions = ["myst_parser"]
 myst_enable_extensions = ["colon_fence", "deflist"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 exclude_patterns = ["_build"]
 nitpicky = False
 

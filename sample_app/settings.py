@@ -24,6 +24,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "dcl_processor",
+    "dcl_processor.admin_page",
     "sample_app.shop",
 ]
 MIDDLEWARE = [
@@ -59,6 +60,9 @@ globals().update(mail_settings(env))
 
 # The robots' names with their keys: ROBOT_KEYS=robot-1=secret,robot-2=other
 ROBOT_KEYS = env.dict("ROBOT_KEYS", default={})
+# Seconds after which a packing whose robot does not come back is handed out again. A robot renews
+# its lease every 20 seconds.
+PACKING_LEASE = env.float("PACKING_LEASE", default=60.0)
 
 # The URLs of other companies' services; "make demo" starts its own services.
 PAYMENTS_URL = env.str("PAYMENTS_URL", default="")

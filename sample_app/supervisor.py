@@ -72,7 +72,7 @@ def is_locked(path: Path) -> bool:
 def supervise(home: Path, wheel: Path, supervisor_lock: int) -> None:
     """Start the server in ``home``, or adopt the running one; stop it when no process uses it."""
     server: subprocess.Popen[bytes] | None = None
-    while (nobody := try_lock(home / "users.lock")) is None:
+    while (users_lock := try_lock(home / "users.lock")) is None:
         if server is None:
             # If the lock is held, the supervisor of a server was killed (adopt the server), or the
             # supervisor of an initdb was killed (wait for it).
@@ -86,7 +86,7 @@ def supervise(home: Path, wheel: Path, supervisor_lock: int) -> None:
     _stop(home, server)
     # In this order: a process that waits for users.lock must find no supervisor once it gets it.
     os.close(supervisor_lock)
-    os.close(nobody)
+    os.close(users_lock)
 
 
 def _start(home: Path, wheel: Path, server_lock: int) -> subprocess.Popen[bytes]:
@@ -141,8 +141,8 @@ def server_user() -> dict[str, Any]:
     """Return the user to run PostgreSQL as, because it refuses to run as root."""
     if os.geteuid() != 0:
         return {}
-    nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
+    account = pwd.getpwnam("nobody")
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": ()}
 
 
 def _reachable(home: Path, wheel: Path) -> Path:

@@ -104,6 +104,36 @@ def ways() -> dict[str, Way]:
     return found
 
 
+def calls_of_a_batched_row(size: int) -> float:
+    """Return the calls of Python functions for each row of a batch, those of others included."""
+    few, more = (_calls_of_run(number * size, size) for number in (1, 3))
+    return (more - few) / (2 * size)
+
+
+def _calls_of_run(rows: int, size: int) -> int:
+    from dcl_processor import batch_processor
+    from tests.models import Errand
+
+    Errand.objects.all().delete()
+    Errand.objects.bulk_create(Errand(place=place) for place in range(rows))
+    make = batch_processor(
+        pending=Errand.objects.filter(done=False), done={"done": True}, batch_size=size
+    )
+    run, calls = make(lambda row: None), 0
+
+    def profile(_: FrameType, event: str, __: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        report = run()
+    finally:
+        sys.setprofile(None)
+    assert report.processed == rows
+    return calls
+
+
 def main() -> None:
     """Print the table, on a database of its own."""
     import os

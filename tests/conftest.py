@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 # It needs MariaDB's binaries, which the suite sees to where it tests on MariaDB.
 collect_ignore = [] if "mysql" in os.environ.get("DATABASE_URL", "") else ["test_servers.py"]
-
-#: What migrations put into the test database, the same for every test.
-KEPT = {"django_content_type", "auth_permission"}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,34 +29,27 @@ def _signals_as_in_a_terminal() -> Generator[None]:
         signal.signal(each, signal.SIG_IGN)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _empty_tables_cheaply() -> Generator[None]:
-    """Empty the tables between tests without the parts of ``flush`` that no test here needs.
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None) -> Generator[None]:
+    """Make the test databases, and empty their tables between tests without ``flush``.
 
-    ``TRUNCATE`` makes new files for each table, and ``post_migrate`` looks up the content types
-    and permissions of all apps: together they took most of the suite's time.
+    ``TRUNCATE`` makes new files for each table, ``post_migrate`` looks up the content types and
+    permissions of all apps, and a new session each table.
     """
-    from django.core.management.commands import flush
+    from django.db import connections
+    from django.test import TransactionTestCase
+
+    from tests.cleaner import Cleaner
+
+    cleaners: dict[str, Cleaner] = {}
+
+    def empty(test: Any) -> None:
+        connections.close_all()  # a test may have left a transaction open, with its locks
+        for alias in test._databases_names(include_mirrors=False):
+            cleaners.setdefault(alias, Cleaner(alias)).empty()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "emit_post_migrate_signal", lambda *_, **__: None)
-        for vendor in ("postgresql", "mysql", "sqlite3"):
-            # Loaded when it is the database of this run.
-            if backend := sys.modules.get(f"django.db.backends.{vendor}.operations"):
-                operations: Any = backend.DatabaseOperations
-                patch.setattr(operations, "sql_flush", _sql_flush(vendor, operations.sql_flush))
+        patch.setattr(TransactionTestCase, "_fixture_teardown", empty)
         yield
-
-
-def _sql_flush(vendor: str, original: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    def sql_flush(
-        operations: Any, style: object, tables: Iterable[str], **options: Any
-    ) -> list[str]:
-        emptied = [table for table in tables if table not in KEPT]
-        if vendor != "postgresql":
-            return original(operations, style, emptied, **options)
-        names = [operations.quote_name(table) for table in emptied]
-        # One round trip: psycopg sends statements without parameters as one message.
-        return ["; ".join(f"DELETE FROM {name}" for name in names)]  # noqa: S608  # quoted
-
-    return sql_flush
+    for each in cleaners.values():
+        each.close()

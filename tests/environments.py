@@ -22,15 +22,13 @@ class Environment:
 
     django: str
     python: str
-    pytest_arguments: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return f"django{self.django}"
 
     def __str__(self) -> str:
-        what = "the contract" if self.pytest_arguments else "what Django touches"
-        return f"{what} on PostgreSQL with Django {self.django} and Python {self.python}"
+        return f"PostgreSQL with Django {self.django} and Python {self.python}"
 
     @property
     def variable(self) -> str:
@@ -91,10 +89,6 @@ def _call(*command: str) -> None:
 
 ENVIRONMENTS = (
     Environment(django="5.2", python="3.11"),
-    Environment(
-        django="6.0",
-        python="3.12",
-        pytest_arguments=("tests/contract", "tests/test_django_internals.py"),
-    ),
+    Environment(django="6.0", python="3.12"),
     Environment(django="6.1", python="3.13"),
 )

@@ -100,6 +100,15 @@ class RoadTrain(Truck):
     length = models.IntegerField(default=0)
 
 
+class Ride(LeaseColumn):
+    """Its relations refer to rows that have parts in several tables."""
+
+    truck = models.ForeignKey(Truck, models.CASCADE, null=True)
+    trailer = models.ForeignKey(Trailer, models.CASCADE, null=True)
+    train = models.ForeignKey(RoadTrain, models.CASCADE, null=True, related_name="+")
+    sent = models.BooleanField(default=False)
+
+
 class Freight(models.Model):
     """A parent that holds the flag; its child holds the lease and the time of the claim."""
 
@@ -157,7 +166,7 @@ class Voucher(LeaseColumn):
 
 
 class Badge(LeaseColumn):
-    """Its primary key is somebody else's, and the columns before it are not the key."""
+    """Its primary key is that of another row, and the columns before it are not the key."""
 
     printed = models.BooleanField(default=False)
     double = models.GeneratedField(
@@ -221,7 +230,7 @@ class Colour(models.TextChoices):
 
 
 class Shouted(str):
-    """A value of its own class, which says so to whoever asks."""
+    """A value of its own class, which shows that it is one."""
 
     __slots__ = ()
 

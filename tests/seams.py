@@ -25,9 +25,9 @@ from dcl_processor.delivery import (
 )
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.heartbeat import Heartbeat
-from dcl_processor.delivery.marks import Mark, MarkedRows
+from dcl_processor.delivery.marks import Mark, MarkedRows, Waiting
 from dcl_processor.execution.row_savepoint import RowSavepoint
-from dcl_processor.locking import claiming, row_transactions
+from dcl_processor.locking import claiming, key_lock, row_transactions
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement import flip
 
@@ -40,7 +40,12 @@ NARROWED: Seam = ((question.Question, "narrowed"),)
 # The claim
 CLAIM: Seam = ((deliveries, "claim"), (claim_and_commit, "claim"))
 LOCKING: Seam = ((claiming, "_locking"),)
+KEY_LOCK: Seam = ((key_lock, "_lock"),)
+IN_FLIGHT: Seam = ((key_lock, "_in_flight"),)
+REAP: Seam = ((key_lock, "_reap"),)
+HEAD: Seam = ((key_lock, "head"),)
 SEND_ALL: Seam = ((row_transactions, "send_all"),)
+ANSWERED: Seam = ((Waiting, "answered"),)
 IS_OBSERVED: Seam = ((row_transactions, "is_observed"),)
 SUITS_ONE_STATEMENT: Seam = ((one_statement, "suits"),)
 SHOW: Seam = ((claim_and_commit, "show"),)
@@ -54,11 +59,11 @@ UNDO: Seam = ((RowSavepoint, "_undo"),)
 CLEAR_UP: Seam = ((after_commit, "clear_up"),)
 LET_GO: Seam = ((Heartbeat, "let_go"),)
 # The flip, and what is written after a failure
-DOUBTS: Seam = ((Context, "doubts"),)
+NEEDS_CHECK: Seam = ((Context, "needs_check"),)
 FLIP: Seam = ((flip, "flip"),)
 FLIPS: Seam = ((flip, "flips"),)
 CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
-FRESH: Seam = ((Retry, "fresh"),)
+UNTRIED_VALUES: Seam = ((Retry, "untried_values"),)
 GIVES_UP: Seam = ((Retry, "gives_up"),)
 GET_FAILED: Seam = ((BatchProcessor, "get_failed"),)
 EXPECTED: Seam = ((settle, "expected_of"), (settle_later, "expected_of"))

@@ -47,7 +47,10 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
+    "django.contrib.staticfiles",
     "dcl_processor",
+    "dcl_processor.admin_page",
+    "dcl_processor.ledger",
     "sample_app.shop",
     "tests",
     "tests.instances",
@@ -57,12 +60,23 @@ INSTALLED_APPS = [
     "mailer",
     "post_office",
 ]
+#: Enough for processes that tests start: each other app costs each of them a part of its start.
+FEW_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "dcl_processor",
+    "sample_app.shop",
+    "tests",
+]
+# Tests of it switch it on; the others are to show what a run does without it.
+DCL_PROCESSOR_LEDGER = False
 # Made from the models, in one step instead of one for each version of the package.
 MIGRATION_MODULES = {"email_relay": None, "mailer": None, "post_office": None}
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "tests.admin_page.policy.strict_policy",
 ]
 TEMPLATES = [
     {

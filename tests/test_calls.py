@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.calls import Way, follow, ways
+from tests.calls import Way, calls_of_a_batched_row, follow, ways
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Calls and files at most: a few more than there are, and it is to become less.
 MOST = {
-    "transactional": (110, 30),
-    "transactional, spanning": (133, 30),
-    "at most once": (85, 30),
-    "at least once": (124, 35),
+    "transactional": (114, 31),
+    "transactional, spanning": (136, 31),
+    "at most once": (89, 32),
+    "at least once": (129, 37),
 }
 
 
@@ -29,6 +29,10 @@ def test_a_row_takes_no_more_calls_and_files_than_it_did() -> None:
         if len(way.calls) > MOST[name][0] or way.files > MOST[name][1]
     }
     assert not longer
+
+
+def test_a_row_of_a_batch_takes_few_calls_django_and_driver_included() -> None:
+    assert calls_of_a_batched_row(500) <= 55
 
 
 def test_files_and_switches_are_counted() -> None:

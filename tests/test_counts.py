@@ -88,7 +88,7 @@ def per_row(processor: BatchProcessor[Any], make: Callable[[int], None], rows: i
     """Return what each further row costs, when there are more than a few."""
     few = 2 * processor.batch_size  # until a batch has succeeded nothing waits
     make(few)
-    run(processor, few)  # the first on a connection asks for its isolation level
+    run(processor, few)  # what is done once on a connection is not counted
     make(few)
     short = cost(lambda: run(processor, few))
     make(few + rows)
@@ -199,7 +199,7 @@ def test_a_row_behind_those_of_another_copy_costs_what_any_row_does(
     monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
     processor = transactional(strict_order=strict_order)
     parcels(1)
-    run(processor, 1)  # the first on a connection asks for its isolation level
+    run(processor, 1)  # what is done once on a connection is not counted
     spent = []
     for rows in (20, 40):
         parcels(10 + rows)

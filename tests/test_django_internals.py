@@ -44,7 +44,7 @@ DOCUMENTED = (
     "set_rollback settings_dict timezone vendor"
 )
 #: Of multiprocessing.
-NOT_DJANGOS = frozenset({"_inheriting"})
+NOT_DJANGOS = frozenset({"_children", "_inheriting"})
 
 
 def is_private(name: str) -> bool:
@@ -291,6 +291,8 @@ def test_callbacks_wait_as_triples() -> None:
         blocks: list[Any] = connection.atomic_blocks
         assert [(type(block), block._from_testcase) for block in blocks] == [(Atomic, False)]
         waiting.clear()
+        connection.close()
+        assert connection.closed_in_transaction
 
 
 @pytest.mark.django_db

@@ -41,7 +41,7 @@ remove(Path(sys.argv[1]))
 
 
 class User:
-    """A process that asks for the server and uses it until it is told to end."""
+    """A process that asks for the server and uses it until an order to end."""
 
     def __init__(self, home: Path) -> None:
         self.process = subprocess.Popen(

@@ -50,7 +50,7 @@ def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
 
 
 def keep_the_attempts_of_a_requeued_row(patch: Patch) -> None:
-    seams.replace(patch, seams.FRESH, lambda self: {})
+    seams.replace(patch, seams.UNTRIED_VALUES, lambda self: {})
 
 
 def ask_under_the_lock_for_pending_alone(patch: Patch) -> None:

@@ -141,7 +141,7 @@ def test_one_instance_is_made_and_it_is_the_handlers() -> None:
 
 
 def test_a_model_that_reads_itself_while_it_is_made_is_claimed() -> None:
-    """With a lock statement that defers columns, each instance would ask for another for ever."""
+    """With a lock statement that defers columns, each instance would ask for the next one."""
     row = Watched.objects.create(note="x")
     child = WatchedChild.objects.create(note="y")
     asked = Watched.objects.filter(pk__in=Watched.objects.filter(state="new"))

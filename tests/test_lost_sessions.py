@@ -1,24 +1,14 @@
-"""A session that ends inside a transaction: its ROLLBACK makes Django connect anew by itself."""
+"""A session that ends inside a transaction: Django opens a new connection to roll it back."""
 
 from __future__ import annotations
 
 import pytest
-from django.db import connection, connections
 
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement
+from tests.contract.support.sessions import before_statement, end_session
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def end_session() -> None:
-    """End the session of the default alias from another one, and wait until it has gone."""
-    driver = connection.connection
-    assert driver is not None
-    with connections["other"].cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 30000)", [driver.info.backend_pid])
-        assert cursor.fetchone() == (True,)
 
 
 def writes_done(sql: str) -> bool:

@@ -1,4 +1,4 @@
-"""The runner of mutants can fail: survivors, hangs and stale entries are told from the killed."""
+"""The runner of mutants can fail: survivors, hangs and stale entries differ from the killed."""
 
 from __future__ import annotations
 
@@ -58,8 +58,12 @@ def test_a_survivor_fails_the_run_and_is_named(
     ("tests", "why"),
     [
         (
-            "tests/test_deliveries.py::test_that_is_not_there",
-            "pass without it (exit code 4)",
+            "'tests/test_deliveries.py::test_that_is_not_there[in two words]'",
+            "expected tests that are there",
+        ),
+        (
+            "tests/test_retry.py --no-option-of-pytest",
+            "expected tests that are there",
         ),
         ("tests/test_deliveries.py -k nothing_of_the_kind", "pass without it (exit code 5)"),
     ],
@@ -99,6 +103,9 @@ def test_tests_that_hang_kill_only_where_the_mutant_says_so(
         {"tests": ""},
         {"equivalent": "it has tests as well"},
         {"file": "gone.py"},
+        {"tests": "tests/test_gone.py"},
+        {"tests": "tests/test_retry.py::test_that_is_gone"},
+        {"tests": "tests/test_retry.py[two words]"},
     ],
 )
 def test_a_stale_entry_fails_the_run_and_is_not_tried(

@@ -15,7 +15,7 @@ from dcl_processor import Lease
 from dcl_processor.delivery import heartbeat
 from dcl_processor.exceptions import Unsupported
 from tests.contract.support import errands as the
-from tests.contract.support.heartbeat import until
+from tests.contract.support.heartbeat import beat_soon, until
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import connected
 from tests.models import Errand
@@ -45,8 +45,9 @@ RUNS: dict[str, tuple[Any, int, int]] = {
 
 @pytest.mark.parametrize(("make", "concurrency", "needed"), RUNS.values(), ids=[*RUNS])
 def test_a_pool_without_room_for_the_run_is_refused(
-    make: Any, concurrency: int, needed: int
+    make: Any, concurrency: int, needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    beat_soon(monkeypatch)
     rows = the.errands(1 + 2 * concurrency)
     calls: list[int] = []
     together = threading.Barrier(concurrency, timeout=the.PATIENCE)
@@ -58,7 +59,7 @@ def test_a_pool_without_room_for_the_run_is_refused(
             together.wait()
             time.sleep(0.5)  # for a renewal
 
-    options = {"lease": Lease(1)} if make is the.at_least_once else {}
+    options = {"lease": Lease(60)} if make is the.at_least_once else {}
     run = make(handle, **options)
     if needed > 1:
         with pooled(needed - 1, timeout=5):
@@ -77,16 +78,18 @@ def test_a_pool_without_room_for_the_run_is_refused(
 def test_the_end_of_a_run_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread of the process may have the one that the heartbeat would take."""
     monkeypatch.setattr(heartbeat, "CLOSING", 0.2)
+    beat_soon(monkeypatch)
     the.errands(1)
     with pooled(2, timeout=20) as pool:
         other = connections.create_connection("default")
+        connection.ensure_connection()
+        other.ensure_connection()  # before the run, or the heartbeat might be first
 
         def handle(row: Errand) -> None:
-            other.ensure_connection()
             until(lambda: pool.get_stats()["requests_waiting"] > 0)
 
         began = time.monotonic()
-        report = the.at_least_once(handle, lease=Lease(2))()
+        report = the.at_least_once(handle, lease=Lease(60))()
         assert_run(report, processed=1)
         assert time.monotonic() - began < 10
         other.close()

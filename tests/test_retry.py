@@ -16,7 +16,7 @@ from tests.models import Errand
 
 def seconds(retry: Retry, attempt: int) -> float:
     """Return the delay after an attempt, as it is added to the database's clock."""
-    _, delay = retry.in_(attempt).get_source_expressions()
+    _, delay = retry.time_after(attempt).get_source_expressions()
     value: Any = delay.value if isinstance(delay, Value) else delay
     return float(value.total_seconds())
 

@@ -24,7 +24,7 @@ from tests.servers import mariadb as module
 from tests.servers.mariadb import mariadb
 from tests.servers.software import ServerMissingError
 
-WITHIN = 30.0  # seconds
+WITHIN = 100.0  # seconds, for a whole life of a server on a busy machine
 PRINT_URL = "import os, sys; print(os.environ['DATABASE_URL'], flush=True); sys.stdin.read()"
 
 

@@ -16,8 +16,9 @@ from dcl_processor.checks import databases
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.locking import slots
 from dcl_processor.locking.slots import Slot
-from tests.contract.support.sessions import connected
-from tests.contract.support.slots import end_session, holders, until
+from tests.contract.support.heartbeat import until
+from tests.contract.support.sessions import connected, end_session
+from tests.contract.support.slots import holders
 from tests.edge.manage import alias
 from tests.models import Parcel
 
@@ -120,7 +121,7 @@ def test_a_session_that_ended_between_two_tries_is_replaced(slot: Slot) -> None:
     try:
         assert all(each.take() for each in others)
         assert not slot.take()
-        end_session(slot._connection.connection.info.backend_pid)
+        end_session(slot._connection)
         others[0].release()
         assert slot.take()
     finally:

@@ -20,9 +20,10 @@ from tests.environments import CHECKOUT
 #: Collected where the database is another one, or by name only.
 NOT_HERE = {
     "tests/explorer/everything.py",
-    "tests/speed/test_speed.py",
     "tests/test_servers.py",
     *(f"tests/contract/{name}" for name in contract.collect_ignore),
+    # A stage runs this folder alone.
+    *(str(path.relative_to(CHECKOUT)) for path in CHECKOUT.glob("tests/speed/*.py")),
 }
 BLOCK = re.compile(
     r"(?m)^ *(?:```(?:\{code-block\} )?|<!--- invisible-code-block: )(?:python|pycon|console)$"
@@ -120,6 +121,7 @@ def test_a_session_that_a_test_ends_with_success_fails(tmp_path: Path) -> None:
     assert code == 1, said
 
 
+@pytest.mark.timeout(300)  # it imports the whole suite
 def test_every_test_that_is_written_is_collected() -> None:
     """A file's name, a second function of one name, or a class may hide it from pytest."""
     listed = subprocess.run(

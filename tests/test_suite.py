@@ -119,21 +119,32 @@ def test_an_unknown_stage_is_answered_with_the_known_ones(
 
 # --- what is run, written down a second time: nothing else would miss a stage that is gone
 
-CONTRACT = "tests/contract tests/crash tests/fuzz"
+CONTRACT = "tests/contract tests/crash tests/fuzz tests/ledger"
 ON_MARIADB = f"tests.servers.mariadb -- {sys.executable} -m pytest"
-ON_6_0 = "tests/contract tests/test_django_internals.py"
+SHARED = "--share=6"
 RUN = {
     "lint": ["ruff check .", "ruff format --check .", "mypy", "pyright"],
     "docs": ["sphinx -W --keep-going --quiet docs docs/_build/html"],
-    "postgresql": ["pytest PROGRAMS --expect-database=postgresql"],
+    "postgresql": ["pytest NO_STAGE_OF_ITS_OWN --turn=0/4 HERE --expect-database=postgresql"],
     "programs": [f"pytest {' '.join(suite.PROGRAMS)} --expect-database=postgresql"],
-    "mariadb": [f"{ON_MARIADB} {CONTRACT} tests/test_servers.py --expect-database=mysql"],
-    "sqlite": [f"pytest {CONTRACT} --expect-database=sqlite"],
+    "pages": [f"pytest {' '.join(suite.PAGES)} --expect-database=postgresql"],
+    "schedules": [f"pytest {' '.join(suite.SCHEDULES)} --expect-database=postgresql"],
+    "commands": [
+        f"pytest {' '.join(suite.COMMANDS)} --share=3 --expect-database=postgresql",
+    ],
+    "mariadb": [f"{ON_MARIADB} {CONTRACT} tests/test_servers.py --expect-database=mysql {SHARED}"],
+    "sqlite": [f"pytest {CONTRACT} --expect-database=sqlite {SHARED}"],
     "psycopg2": [f"pytest {' '.join(suite.ABOUT_THE_DRIVER)} --expect-database=postgresql"],
     "mutants": ["tests.mutants --sample=10 --jobs=1"],
-    "django5.2": ["pytest OTHER --expect-database=postgresql --expect-django=5.2"],
-    "django6.0": [f"pytest {ON_6_0} OTHER --expect-database=postgresql --expect-django=6.0"],
-    "django6.1": ["pytest OTHER --expect-database=postgresql --expect-django=6.1"],
+    "django5.2": [
+        f"pytest OTHER --turn=1/4 THERE {SHARED} --expect-database=postgresql --expect-django=5.2",
+    ],
+    "django6.0": [
+        f"pytest OTHER --turn=2/4 THERE {SHARED} --expect-database=postgresql --expect-django=6.0",
+    ],
+    "django6.1": [
+        f"pytest OTHER --turn=3/4 THERE {SHARED} --expect-database=postgresql --expect-django=6.1",
+    ],
     "speed": ["pytest tests/speed --expect-database=postgresql"],
 }
 
@@ -155,11 +166,20 @@ def test_each_stage_runs_all_that_it_is_to_run(monkeypatch: pytest.MonkeyPatch) 
     for name in ("find_python", "make"):
         monkeypatch.setattr(Environment, name, lambda *_: "python")
     monkeypatch.setattr(suite, "apt_install", lambda *_: None)
-    other, programs = map(" ".join, map(suite.without, (suite.ABOUT_THE_REST, suite.PROGRAMS)))
+    own = (*suite.SCHEDULES, *suite.PROGRAMS, *suite.PAGES, *suite.COMMANDS)
+    always = (*suite.ABOUT_DJANGO, *suite.ABOUT_THE_REST)
+    names = {
+        " ".join(suite.without(own)): "NO_STAGE_OF_ITS_OWN",
+        " ".join(suite.without(suite.ABOUT_THE_REST)): "OTHER",
+        " ".join(f"--always={each}" for each in always): "HERE",
+        " ".join(f"--always={each}" for each in suite.ABOUT_DJANGO): "THERE",
+    }
     ran: dict[str, list[str]] = {}
     for name, (_, stage) in stages().items():
         stage()
-        ran[name] = [each.replace(other, "OTHER").replace(programs, "PROGRAMS") for each in said]
+        for options, each in names.items():
+            said[:] = [command.replace(options, each) for command in said]
+        ran[name] = [*said]
         said.clear()
     assert ran == RUN
     assert [url and url.partition(":")[0] for url in urls if url] == ["sqlite"] * 3
@@ -211,7 +231,7 @@ def test_ci_runs_all_stages_and_leaves_nothing_out() -> None:
     ci = (CHECKOUT / ".ci" / "run").read_text()
     assert ci.splitlines()[-1] == "CI=true exec make test"
     make = subprocess.run(
-        ["make", "--no-print-directory", "--dry-run", "test"],  # noqa: S607  # where everybody has it
+        ["make", "--no-print-directory", "--dry-run", "test"],  # noqa: S607  # where every machine has it
         cwd=CHECKOUT,
         capture_output=True,
         text=True,

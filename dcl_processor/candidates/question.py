@@ -22,7 +22,7 @@ from django.db.models.expressions import Col
 from django.db.models.fields import related_lookups
 from django.db.models.functions import Now
 from django.db.models.query import ModelIterable, ValuesIterable
-from django.db.models.sql.where import WhereNode
+from django.db.models.sql.where import AND, WhereNode
 
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import StatementCache
@@ -69,6 +69,56 @@ class Question(Generic[M]):
     def still_pending(self, pks: Collection[Any]) -> QuerySet[M, M]:
         """Return those of the rows that are pending, even if they are not due or filtered out."""
         return self.unfiltered.filter(these(pks)).order_by()
+
+    def as_pending(self, pk: Any, marked: Collection[str]) -> Iterator[QuerySet[M, M]]:
+        """Yield querysets of a row that a mark may have taken out of pending, the best one first.
+
+        ``marked``: the columns of the mark. The first leaves out the conditions on these columns,
+        and the second all conditions; both return the annotations and related rows that a pending
+        row has. Aggregates may depend on a condition, and so does the row of a to-many relation
+        that is joined. The last one is without any of these.
+        """
+        fields = {self.model._meta.get_field(name) for name in marked}
+        yield _without_conditions(self.unfiltered, on=fields).filter(pk=pk).order_by()
+        if self.unfiltered.query.group_by is None and not _joins_many(self.unfiltered):
+            yield _without_conditions(self.unfiltered).filter(pk=pk).order_by()
+        yield QuerySet(self.unfiltered.model, using=self.using).filter(pk=pk)
+
+
+def _without_conditions(
+    queryset: QuerySet[M, M], *, on: Collection[Any] | None = None
+) -> QuerySet[M, M]:
+    """Return the queryset without its conditions on these fields; ``None``: without any."""
+    queryset = queryset.all()
+    where, own = queryset.query.where, _own_aliases(queryset)
+    conditions = where.children if where.connector == AND and not where.negated else [where]
+    kept = [
+        condition
+        for condition in conditions
+        if on is not None
+        and not any(c.alias in own and c.target in on for c in _columns_in(condition))
+    ]
+    queryset.query.where = WhereNode(kept)
+    return queryset
+
+
+def _own_aliases(queryset: QuerySet[Any, Any]) -> set[str]:
+    """Return the aliases of a row's own tables; a relation may join the same tables once more."""
+    query = queryset.query
+    own = {query.base_table}
+    for alias, join in query.alias_map.items():
+        link: Any = getattr(join, "join_field", None)
+        is_link = link is not None and getattr(link.remote_field, "parent_link", False)
+        if is_link and join.parent_alias in own:
+            own.add(alias)
+    return own
+
+
+def _joins_many(queryset: QuerySet[Any, Any]) -> bool:
+    """Return whether a row is joined with any number of others."""
+    query = queryset.query
+    joins = [query.alias_map[alias] for alias, used in query.alias_refcount.items() if used]
+    return any(getattr(getattr(join, "join_field", None), "one_to_many", False) for join in joins)
 
 
 def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
@@ -126,8 +176,9 @@ def ask(
     """Return the question for the next window.
 
     ``source``: a queryset or a callable that returns one. ``due``: returns, for the model, the
-    processor's own condition for a row that may be tried now. ``flips``: the columns that the flip
-    writes, or ``None`` when they are not known beforehand. ``defer``: columns that are not loaded
+    processor's own condition for a row that may be tried now. ``flips``: the columns by whose
+    tables a row is locked, because claims and flips write them; ``None``: not known beforehand.
+    ``defer``: columns that are not loaded
     for the handler's instance. Raises ``InvalidPending`` for a queryset whose rows cannot be locked
     and checked one by one.
     """
@@ -244,8 +295,9 @@ def tables_of(queryset: QuerySet[Any, Any], flips: Iterable[str] | None) -> tupl
     """Return the models whose tables hold the row's own columns, the row's model first.
 
     With multi-table inheritance a row has a part in each parent's table. A parent is included only
-    if its table has a column of the question or of the flip (``None``: an unknown flip).
+    if its table has a column of the question, or one of ``flips`` (``None``: unknown columns).
     """
+    # The UPDATE of a part that is not locked would wait for the session that has locked it.
     model = queryset.model._meta.concrete_model
     assert model is not None
     query = queryset.query

@@ -161,6 +161,11 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
         left = _retrying(keys.count, keys.db) if left is None else left - visited
 
 
+def first_window(question: Question[M], *, strict_order: bool) -> QuerySet[M, Any]:
+    """Return the read of the first window, which is not executed; a run begins with it."""
+    return (_keys_in_order(question) if strict_order else _keys(question))[:WINDOW]
+
+
 def place_among(rows: Sequence[Any]) -> int:
     """Return a random place in a window, at which one of several workers begins."""
     return secrets.randbelow(len(rows)) if rows else 0
@@ -181,12 +186,15 @@ def anywhere(question: Question[Any], number: int) -> list[Any]:
 
 def count(question: Question[Any], most: int) -> int:
     """Return the number of the question's rows, without a lock; ``most`` + 1: there are more."""
-    keys = question.queryset.using(question.read_using).order_by().values("pk")
-    if not question.own_table:
-        # A filter over a to-many relation gives a row once per match.
-        keys = keys.distinct()
-    some = keys[: most + 1]
+    some = every(question)[: most + 1]
     return _retrying(some.count, some.db)
+
+
+def every(question: Question[M]) -> QuerySet[M, Any]:
+    """Return the read of all of the question's keys, each once, which is not executed."""
+    keys = question.queryset.using(question.read_using).order_by().values("pk")
+    # A filter over a to-many relation gives a row once per match.
+    return keys if question.own_table else keys.distinct()
 
 
 def forget_settled(question: Question[Any], tried: set[Any]) -> None:
@@ -209,11 +217,11 @@ def _keys(question: Question[M]) -> QuerySet[M, Any]:
     keys = question.queryset.using(question.read_using).order_by("pk")
     # order_by() does not undo a reverse(), which would reverse the scan.
     keys.query.standard_ordering = True
-    return _flat(keys)
+    return _keys_of(keys)
 
 
 def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
-    return _flat(_down_to_the_key(question.queryset.using(question.read_using)))
+    return _keys_of(_down_to_the_key(question.queryset.using(question.read_using)))
 
 
 def _down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
@@ -223,11 +231,12 @@ def _down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
     return queryset.order_by(*order_of(queryset), "pk")
 
 
-def _flat(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
-    keys = queryset.values_list("pk", flat=True)
+def _keys_of(queryset: QuerySet[M, Any], *more: str) -> QuerySet[M, Any]:
+    """Return the keys of the rows, which may repeat, or tuples of a key and more."""
+    keys = queryset.values_list("pk", *more, flat=not more)
     if len(keys.model._meta.pk_fields) > 1:
         # Django truncates a composite key to its first column when DISTINCT makes it select the
-        # order's columns as well. DISTINCT is not needed, because _read() drops repeated keys.
+        # order's columns as well. DISTINCT is not needed, because callers drop repeated keys.
         keys.query.distinct = False
     return keys
 
@@ -300,8 +309,9 @@ def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
         return pks
     wanted = _down_to_the_key(question.queryset.filter(pk__in=pks).using(question.read_using))
     # Rows that are no longer pending go to the end, where their claim finds that out.
-    return list(dict.fromkeys([*_look(_flat(wanted)), *pks]))
+    return list(dict.fromkeys([*_look(_keys_of(wanted)), *pks]))
 
 
 #: For the walk over the keys of groups, which reads in the same way.
-look, retrying, down_to_the_key, highest = _look, _retrying, _down_to_the_key, _highest
+look, retrying, highest = _look, _retrying, _highest
+down_to_the_key, keys_of = _down_to_the_key, _keys_of

@@ -17,14 +17,19 @@
 - E015  group_by names no column that can be a key
 - E016  the database cannot lock a key
 - E017  in_order without an order by the model's own columns
+- E018  rate or breaker without the app that keeps them
+- E019  a list of the admin has a processor of another model
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset, claim or on_failure holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
 - W004  a row's transaction locks the whole database
 - W005  the database cannot skip locked rows: only with ``check --database``
 - W006  in_order without retry and failed: a row that always fails stops its key
+- W007  no index of all pending rows, or of the rows in flight, begins with the column of group_by
+- W008  a list of the admin edits columns that a processor writes
 
-No other check queries a database.
+No other check queries a database. ``ProcessorAdminMixin`` reports E019 and W008 with the checks of
+its ``ModelAdmin``.
 """
 
 from __future__ import annotations
@@ -35,12 +40,13 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.core import checks
 from django.core.checks import CheckMessage
+from django.db import connections
 
 from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, groups, marks, questions, sharing
+from . import databases, flips, groups, ledger, marks, questions, sharing
 
 TAG = "processors"
 
@@ -68,13 +74,15 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
     asking: list[sharing.User] = []
     for processor in (each.processor for each in found):
         messages += databases.check_names(processor)
+        messages += ledger.check(processor)
         question, about_pending = questions.check(processor)
         messages += about_pending
         if question is not None:
             messages += flips.check(processor, question.model)
-            messages += databases.check_clock(processor, question)
             messages += marks.check(processor, question)
-            messages += groups.check(processor, question)
+            if question.using in connections.databases:  # E006 reports another one
+                messages += databases.check_clock(processor, question)
+                messages += groups.check(processor, question, ask=question.using in asked)
             asking.append((processor, question))
             if question.using in asked:
                 messages += databases.check_engines(processor, question)

@@ -3,54 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage
+from django.db import DatabaseError
 
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
-from dcl_processor.locking.key_lock import refuse_database
+from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_locked
 from dcl_processor.processor import BatchProcessor
 
+from . import indexes
 
-def check(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:
-    """Yield what keeps the processor's keys from working, or may stop one of them for good."""
+
+def check(
+    processor: BatchProcessor[Any], question: Question[Any], *, ask: bool
+) -> Iterator[CheckMessage]:
+    """Yield what keeps the processor's keys from working, or may stop one of them for good.
+
+    Connects to the database only if ``ask``.
+    """
     if processor.group_by is None:
         return
-    try:
-        groups_of(processor, question.model)
-    except InvalidOption as error:
-        yield checks.Error(
-            _sentence(processor, error),
-            hint="The key is a column of the model, or a forward relation.",
-            obj=processor.name,
-            id="dcl_processor.E015",
-        )
-    try:
-        refuse_database(question, processor.name)
-    except Unsupported as error:
-        yield checks.Error(
-            _sentence(processor, error),
-            hint="Leave group_by out, and run one worker; or use PostgreSQL.",
-            obj=processor.name,
-            id="dcl_processor.E016",
-        )
+    is_refused = False
+    for refuse, code, hint in (
+        (
+            lambda: groups_of(processor, question.model),
+            "dcl_processor.E015",
+            "The key is a column of the model, or a forward relation.",
+        ),
+        (
+            lambda: _refuse_database(processor, question, ask=ask),
+            "dcl_processor.E016",
+            "Set lock_related where the key is a foreign key, or leave group_by out.",
+        ),
+        (
+            lambda: refuse_order(question, processor.name) if processor.in_order else None,
+            "dcl_processor.E017",
+            "An order by other tables may change while a row of the key is handled.",
+        ),
+    ):
+        try:
+            refuse()
+        except (InvalidOption, InvalidPending, Unsupported) as error:
+            is_refused = True
+            yield checks.Error(_sentence(processor, error), hint=hint, obj=processor.name, id=code)
+    if not is_refused:
+        yield from indexes.check(processor, question, groups_of(processor, question.model))
     if not processor.in_order:
         return
-    try:
-        refuse_order(question, processor.name)
-    except InvalidPending as error:
-        yield checks.Error(
-            _sentence(processor, error),
-            hint="An order by other tables may change while a row of the key is handled.",
-            obj=processor.name,
-            id="dcl_processor.E017",
-        )
-    has_dead_letter = processor.failed is not None or _writes_dead_letter(processor)
-    if processor.retry is None or not has_dead_letter:
+    if processor.retry is None or not processor._has_dead_letter:
         yield checks.Warning(
             "in_order without retry and failed: a row that always fails stops its key for good, "
             "because no row behind it is handled.",
@@ -61,8 +67,12 @@ def check(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[C
         )
 
 
-def _writes_dead_letter(processor: BatchProcessor[Any]) -> bool:
-    return getattr(processor.get_failed, "__func__", None) is not BatchProcessor.get_failed
+def _refuse_database(processor: BatchProcessor[Any], question: Question[Any], *, ask: bool) -> None:
+    refuse_database(question, processor.name, related=processor.lock_related)
+    if ask and processor.lock_related:
+        # A database that does not answer is not for this check to report.
+        with suppress(DatabaseError):
+            refuse_without_skip_locked(question.using, processor.name)
 
 
 def _sentence(processor: BatchProcessor[Any], error: Exception) -> str:

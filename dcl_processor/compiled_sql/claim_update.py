@@ -112,15 +112,15 @@ class CompiledClaim(Generic[R]):
         placeholders = [self._keys.placeholder, *self._assignments.placeholders.values()]
         self._statement = CompiledStatement(self.claim.sql, self.claim.params, placeholders)
 
-    def execute(self, pks: Sequence[Any], values: Values) -> Sequence[Any] | None:
-        """Execute the statement for these rows, and return its answers.
+    def params(self, pks: Sequence[Any], values: Values) -> Sequence[Any] | None:
+        """Return the parameters of ``claim`` for these rows.
 
-        ``None``: nothing was sent, because a field turns its value into SQL.
+        ``None``: it does not fit, because a field turns its value into SQL.
         """
         filled = self._assignments.filled(values, self._connection)
         if filled is None:
             return None
-        return self.claim.execute(self._statement.params({**filled, **self._keys.filled(pks)}))
+        return self._statement.params({**filled, **self._keys.filled(pks)})
 
 
 class _Stored(Expression):

@@ -24,6 +24,7 @@ from django.conf import settings
 
 from dcl_processor import backlog, registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
+from dcl_processor.masking import shown
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.runner import limits
 from dcl_processor.values import expect_seconds, expect_whole_number, is_number, seconds
@@ -37,10 +38,13 @@ SHARE_OF_INTERVAL = 0.9
 MOST_TASKS = 256
 
 #: Parameters that an entry of the schedule passes to the task unchanged.
-PARAMETERS = ("limit", "using", "wait_for_locked", "concurrency", "raise_for_failures")
+PARAMETERS = (
+    *("limit", "max_failures", "using", "wait_for_locked", "wait_for_slot", "concurrency"),
+    "raise_for_failures",
+)
 
 #: The parameters that can be checked without the settings and the processor.
-CHECKED = ("limit", "wait_for_locked", "concurrency")
+CHECKED = ("limit", "max_failures", "wait_for_locked", "wait_for_slot", "concurrency")
 
 # Only the Celery worker's main process receives the shutdown signal. The processes of its pool are
 # forked from it, and share this page of memory with it.
@@ -60,8 +64,10 @@ def run(
     copies: int = 1,
     timeout: float | None = None,
     limit: int | None = None,
+    max_failures: int | None = None,
     using: str | None = None,
     wait_for_locked: float = 10,
+    wait_for_slot: float = 0,
     concurrency: int | None = None,
     raise_for_failures: bool = False,
 ) -> dict[str, Any]:
@@ -70,8 +76,8 @@ def run(
     ``copies``: the number of tasks that share the rows; the first task sends the others if there
     are rows for them, and each task has its own report. ``timeout``: seconds after which no row
     starts, for each task from its start. ``raise_for_failures``: failed rows make the task fail,
-    with ``RowsFailed``. ``limit`` is for all tasks together; the other parameters are those of
-    ``BatchProcessor.run()``.
+    with ``RowsFailed``. ``limit`` is for all tasks together; ``max_failures`` and ``wait_for_slot``
+    are for each task. The other parameters are those of ``BatchProcessor.run()``.
 
     The soft time limit, ``revoke(terminate=True)`` and a warm shutdown of the Celery worker end the
     run after the row in flight; the report's ``stopped`` is then "signal".
@@ -86,29 +92,33 @@ def run(
     own: dict[str, Any] = {
         "timeout": timeout,
         "limit": limit,
+        "max_failures": max_failures,
         "using": using,
         "wait_for_locked": wait_for_locked,
+        "wait_for_slot": wait_for_slot,
         "concurrency": concurrency,
     }
     try:
         _refuse_unless_allowed(name, using)
         (processor,) = registry.get([name])
         # An error in these is raised here, and not again by each of the other tasks.
-        _check(
-            limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, concurrency=concurrency
-        )
+        _check(timeout=timeout, **{name: own[name] for name in CHECKED})
         _check_copies(copies)
         needed = _needed(processor, copies, limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
             others = {**own, "limit": share, "raise_for_failures": raise_for_failures}
+            # Celery workers of an older version, as during a deployment, know fewer parameters.
+            for option, default in (("max_failures", None), ("wait_for_slot", 0)):
+                if others[option] == default:
+                    del others[option]
             _send_others(self, needed - 1, name, others)
             own["limit"] = None if limit is None else limit - (needed - 1) * (limit // needed)
         with polite_stop() as stop:
             report = processor.run(**own, stop=stop)
     except ProcessorError as error:
         # Celery logs an expected error (``throws``) at INFO only.
-        logger.error("%s", "; ".join([str(error), *getattr(error, "__notes__", ())]))  # noqa: TRY400  # it says it all
+        logger.error("%s", shown("; ".join([str(error), *getattr(error, "__notes__", ())])))  # noqa: TRY400  # it says it all
         raise
     if raise_for_failures:
         report.raise_for_failures()
@@ -150,9 +160,9 @@ def every(
             f"expected only the parameters {', '.join(PARAMETERS)}, got "
             f"{', '.join(sorted(unknown))}."
         )
-    wait = parameters.get("wait_for_locked")
-    if isinstance(wait, timedelta):  # a message cannot carry a timedelta
-        parameters["wait_for_locked"] = seconds(wait)
+    for option, value in parameters.items():
+        if isinstance(value, timedelta):  # a message cannot carry one
+            parameters[option] = seconds(value)
     _check(**{name: value for name, value in parameters.items() if name in CHECKED})
     _check_copies(copies)
     kwargs = {"copies": copies, "timeout": timeout, **parameters}
@@ -221,12 +231,25 @@ def _hand_over(
 
 
 def _check(
-    *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = None
+    *,
+    limit: Any = None,
+    max_failures: Any = None,
+    timeout: Any = None,
+    wait_for_locked: Any = 0,
+    wait_for_slot: Any = 0,
+    concurrency: Any = None,
 ) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
     if concurrency is not None:
         limits.check_concurrency(concurrency)
-    limits.Limits(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
+    limits.check_max_failures(max_failures)
+    limits.Limits(
+        limit=limit,
+        timeout=timeout,
+        wait_for_locked=wait_for_locked,
+        wait_for_slot=wait_for_slot,
+        stop=None,
+    )
 
 
 def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, OperationalError
 
 from dcl_processor.exceptions import (
     ProcessorError,
@@ -24,7 +24,8 @@ _ERRNOS = frozenset({1213, 1205, 1020, 3572})
 _DEADLOCK = 1213
 
 # 3B001 no such savepoint, 25P01 no transaction; 1305 no such savepoint. SQLite has one code for
-# all errors of a statement, and a savepoint statement can have no other error.
+# all errors of a statement, such as a missing table, and a savepoint statement can have no other
+# error.
 _NO_SAVEPOINT_STATES, _NO_SAVEPOINT, _SQLITE_ERROR = frozenset({"3B001", "25P01"}), 1305, 1
 
 # 25006 read_only_sql_transaction; 1290 and 1836 a read-only server, 1792 a read-only transaction;
@@ -34,7 +35,14 @@ _READ_ONLY_STATES, _READ_ONLY = frozenset({"25006"}), frozenset({1290, 1836, 179
 # The binary log cannot record the writes of a READ COMMITTED transaction.
 _NEEDS_ROW_LOG = 1665
 
-_SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY = 5, 6, 8
+_SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY, _SQLITE_INTERRUPT = 5, 6, 8, 9
+
+# 57014 query_canceled: by statement_timeout, or by a person. 1969 max_statement_time (MariaDB),
+# 3024 max_execution_time (MySQL).
+_CANCELED, _TIMED_OUT = "57014", frozenset({1969, 3024})
+
+# See above: of a row, or of a table; and of the whole statement.
+_LOCK_NOT_AVAILABLE, _WAITED = "55P03", frozenset({1205, 1969})
 
 
 def is_contention(error: BaseException) -> bool:
@@ -43,6 +51,23 @@ def is_contention(error: BaseException) -> bool:
     if _sqlstate(cause) in _SQLSTATES or _errno(cause) in _ERRNOS:
         return True
     return _sqlite_code(cause) in (_SQLITE_BUSY, _SQLITE_LOCKED)
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Return whether a statement waited for a lock until the end of its limit.
+
+    On MariaDB, where the limit may be one of the whole statement, also any statement that was slow.
+    """
+    cause = error.__cause__
+    return _sqlstate(cause) == _LOCK_NOT_AVAILABLE or _errno(cause) in _WAITED
+
+
+def is_statement_timeout(error: BaseException) -> bool:
+    """Return whether the database ended a statement that took too long."""
+    cause = error.__cause__
+    if _sqlstate(cause) == _CANCELED or _errno(cause) in _TIMED_OUT:
+        return True
+    return _sqlite_code(cause) == _SQLITE_INTERRUPT
 
 
 def ends_transaction(error: Exception) -> bool:
@@ -78,6 +103,14 @@ def savepoint_is_gone(error: Exception) -> bool:
         or _errno(cause) == _NO_SAVEPOINT
         or _sqlite_code(cause) == _SQLITE_ERROR
     )
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Return whether the same statement may succeed a moment later; ``None``: no answer came."""
+    if error is None:
+        return True
+    is_of_the_server = isinstance(error, OperationalError | InterfaceError)
+    return is_of_the_server and _sqlite_code(error.__cause__) != _SQLITE_ERROR
 
 
 def is_database_error(error: BaseException) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-_IDLE = 0  # libpq's PQTRANS_IDLE
+_IDLE, _ACTIVE = 0, 1  # libpq's PQTRANS_IDLE and PQTRANS_ACTIVE
+
+#: Seconds that a server has to answer a request to cancel a statement.
+CANCEL_WITHIN = 5.0
 
 
 def in_transaction(connection: Any) -> bool | None:
@@ -81,3 +85,25 @@ def send(connection: Any, sql: str) -> None:
             driver.query(sql.encode())
         else:
             driver.pgconn.exec_(sql.encode())
+
+
+def is_busy(connection: Any) -> bool:
+    """Return whether a statement was sent whose answer was not read, as far as the driver tells."""
+    driver = connection.connection
+    if driver is None or connection.vendor != "postgresql":
+        return False
+    status = getattr(driver, "pgconn", None) or driver.info
+    return bool(status.transaction_status == _ACTIVE)
+
+
+def cancel(connection: Any) -> None:
+    """Ask the server to end the statement at hand, on a connection of its own; PostgreSQL only.
+
+    Otherwise the statement would go on without a client, and keep its locks.
+    """
+    driver = connection.connection
+    with suppress(Exception):  # the session is closed in any case
+        if hasattr(driver, "cancel_safe"):
+            driver.cancel_safe(timeout=CANCEL_WITHIN)
+        else:
+            driver.cancel()

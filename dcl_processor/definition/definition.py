@@ -9,14 +9,19 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from django.apps import apps
 from django.db.models import Model, Q, QuerySet
+from django.db.models.expressions import Combinable
+
+from dcl_processor.values import seconds
 
 from . import functions, names, validation
+from .breaker import Breaker
 from .kinds import Delivery
 from .lease import Lease
 from .retry import Retry
@@ -64,10 +69,15 @@ class Definition(Generic[M]):
     claimed_at: str | None = None
     lease: Lease | None = None
     concurrency: int = 1
+    handler_timeout: float | timedelta | None = None
     max_workers: int | None = None
+    rate: float | None = None
+    breaker: Breaker | None = None
     group_by: str | None = None
     in_order: bool = False
     max_per_group: int | None = None
+    lock_related: bool = False
+    pending_since: str | Combinable | None = None
     using: str | None = None
     read_using: str | None = None
 
@@ -107,8 +117,8 @@ class Definition(Generic[M]):
         """Handle one row, which is locked and was pending when it was locked.
 
         The second argument is the ``resource()``, if there is one. The return value is passed to
-        ``get_done()``. If it raises, the row fails: its transaction is rolled back and the row
-        stays pending.
+        ``get_done()``. If it raises, the row fails, and what it wrote with the row is rolled back;
+        ``delivery``, ``retry`` and ``failed`` decide what the row has then.
         """
         raise NotImplementedError
 
@@ -144,9 +154,22 @@ class Definition(Generic[M]):
 
         Called with ``AT_LEAST_ONCE`` if the row's lease has lapsed: its worker died, or was lost,
         perhaps after an outside effect. Override it to find out what that worker has done. What it
-        raises is raised by the handler as well: ``Discard`` and ``Snooze`` have their meaning, and
-        the handler is not called. It may be ``async def`` if the handler is.
+        raises has the meaning that it has in the handler, which is not called; if the row stays
+        pending, the next worker calls ``taken_over()`` again. With ``process_batch()`` it is called
+        for each such row before the call, from which a row is left out if it raises. It may be
+        ``async def`` if the handler is.
         """
+
+    def throttle(self) -> float | timedelta | bool | None:
+        """Return whether no row may start now, for a reason that no failure shows.
+
+        For example because a replica lags, or a mail quota is used up. ``None`` or ``False``: rows
+        may start. ``True``: none for 30 seconds. A number of seconds, or a ``timedelta``, up to a
+        day: none for so long. Called before the first row of a run, and then at most once a second,
+        outside any transaction. A run waits up to 10 seconds; with more it ends, and its
+        ``stopped`` is "throttled".
+        """
+        return None
 
     def get_failed(self, row: M, error: Exception, /) -> Mapping[str, Any]:  # noqa: ARG002
         """Return what is written to a row that is given up on: the dead letter.
@@ -176,6 +199,22 @@ class Definition(Generic[M]):
         rewritten = getattr(self.get_done, "__func__", None) is not Definition.get_done
         return self.done is not None and not rewritten
 
+    @functools.cached_property
+    def _locked_columns(self) -> Collection[str] | None:
+        """The columns by whose tables a row is locked, ``None`` if not all of them are known.
+
+        These are the columns that a claim or a settlement writes, and the key of the row's group.
+        """
+        rewritten = getattr(self.get_failed, "__func__", None) is not Definition.get_failed
+        if not self._has_fixed_flip or rewritten:
+            return None
+        retry = self.retry
+        noted = (*retry.columns, *(retry.on_failure or {})) if retry is not None else ()
+        marks = (self.claimed_at, self.lease.field if self.lease else None, self.group_by)
+        values = (self.done, self.claim, self.reset, self.failed)
+        written = (name for each in values for name in each or {})
+        return {*written, *noted, *filter(None, marks)}
+
     def _due(self, model: type[Model]) -> Q | None:
         """Return the conditions for a row besides ``pending``; the user never writes them."""
         due: list[Q | None] = []
@@ -190,7 +229,7 @@ class Definition(Generic[M]):
         return functools.reduce(operator.and_, conditions) if conditions else None
 
     def _has_attempts(self, retry: Retry, model: type[Model]) -> Q | None:
-        left = retry.not_used_up(model)
+        left = retry.has_attempts_left(model)
         if left is None or self.lease is None or not self._has_dead_letter:
             return left
         # A function as ``failed`` may leave a row as it is, so that the row would be taken in every
@@ -211,6 +250,11 @@ class Definition(Generic[M]):
         handler = self.process_batch if self._handles_batches else self.process
         return inspect.iscoroutinefunction(handler)
 
+    @property
+    def _time_limit(self) -> float | None:
+        """The seconds that a call of the handler may take."""
+        return None if self.handler_timeout is None else seconds(self.handler_timeout)
+
     @functools.cached_property
     def _handles_batches(self) -> bool:
         """Whether ``process_batch()`` was overridden."""
@@ -222,6 +266,12 @@ class Definition(Generic[M]):
         """Whether ``taken_over()`` was overridden."""
         written = getattr(self.taken_over, "__func__", None)
         return written is not Definition.taken_over
+
+    @property
+    def _has_throttle(self) -> bool:
+        """Whether ``throttle()`` was overridden."""
+        written = getattr(self.throttle, "__func__", None)
+        return written is not Definition.throttle
 
     @property
     def _has_dead_letter(self) -> bool:

@@ -21,6 +21,7 @@ def check(processor: Definition[Any]) -> None:
     _check_resource(processor)
     _check_handler(processor)
     _check_taken_over(processor)
+    _check_throttle(processor)
     _check_flips(processor)
 
 
@@ -96,15 +97,19 @@ def _check_taken_over(processor: Definition[Any]) -> None:
             f"{processor._label}: expected no taken_over with {str(processor.delivery).upper()}, "
             "whose rows have no lease that lapses, got one; leave it out, or choose AT_LEAST_ONCE."
         )
-    if processor._handles_batches:
-        raise InvalidOption(
-            f"{processor._label}: expected no taken_over with process_batch(), got both; leave one "
-            "of the two out."
-        )
     if inspect.iscoroutinefunction(hook) and not processor._is_async:
         raise InvalidOption(
             f"{processor._label}: expected taken_over to be a plain function, as the handler is, "
             "got 'async def'; write 'def'."
+        )
+
+
+def _check_throttle(processor: Definition[Any]) -> None:
+    throttle: Any = processor.throttle
+    if not callable(throttle) or not takes(throttle) or inspect.iscoroutinefunction(throttle):
+        raise InvalidOption(
+            f"{processor._label}: expected throttle to be a plain function without arguments that "
+            f"returns seconds, True or None, got {throttle!r}."
         )
 
 

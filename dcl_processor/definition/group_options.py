@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def check(processor: Definition[Any]) -> None:
     """Refuse options of groups that cannot work together."""
     if processor.group_by is None:
-        for option in ("in_order", "max_per_group"):
+        for option in ("in_order", "max_per_group", "lock_related"):
             if getattr(processor, option):
                 raise InvalidOption(
                     f"{processor._label}: expected {option} together with group_by=…, got "
@@ -37,7 +37,7 @@ def check(processor: Definition[Any]) -> None:
 
 
 def _contradictions(processor: Definition[Any]) -> Iterator[str]:
-    """Yield what is wrong with options that are each right by themselves."""
+    """Yield what is wrong with options that are right alone, but not together."""
     most = processor.max_per_group or 1
     if processor.strict_order:
         yield (
@@ -49,13 +49,17 @@ def _contradictions(processor: Definition[Any]) -> Iterator[str]:
             f"max_per_group=1 or None with process_batch(), which gets the rows of a key together, "
             f"got {most}; leave max_per_group out"
         )
-    if processor._prepares_taken_over and processor.batch_size > 1:
+    if processor.lock_related and rules_of(processor).in_transaction:
         yield (
-            "batch_size=1 with group_by and taken_over(), got "
-            f"{processor.batch_size}; leave one of the three out"
+            "AT_MOST_ONCE or AT_LEAST_ONCE with lock_related, whose claims are short, got "
+            f"{str(processor.delivery).upper()}, in which every session that writes the related "
+            "row would wait for the handler; choose another delivery, or leave lock_related out"
         )
-    if not processor.in_order:
-        return
+    if processor.in_order:
+        yield from _contradictions_in_order(processor, most)
+
+
+def _contradictions_in_order(processor: Definition[Any], most: int) -> Iterator[str]:
     if most > 1:
         yield (
             f"max_per_group=1 or None with in_order, which handles one row of a key at a time, got "

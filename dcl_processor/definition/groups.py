@@ -37,7 +37,8 @@ class Groups:
     batch, which are handled one after another. ``whole``: all rows of a key are one batch.
     ``in_flight``: recognises a row that was claimed and not settled; ``None``: only the key's
     lock does. ``lease``: how long such a row is in flight; ``None``: until it is settled.
-    ``unmarked``: the values that remove the mark of a dead worker from a row.
+    ``unmarked``: the values that remove the mark of a dead worker from a row. ``lock_related``:
+    the lock of a key is that of the related row.
     """
 
     model: type[Model]
@@ -48,6 +49,7 @@ class Groups:
     in_flight: Q | None
     lease: Lease | None
     unmarked: Values
+    lock_related: bool = False
 
     @property
     def field(self) -> Any:
@@ -88,18 +90,22 @@ def groups_of(processor: Definition[Any], model: type[Model]) -> Groups:
         in_flight=_in_flight(processor),
         lease=processor.lease,
         unmarked=_unmarked(processor),
+        lock_related=processor.lock_related,
     )
 
 
 def _unmarked(processor: Definition[Any]) -> dict[str, Any]:
-    times = [processor.lease.field if processor.lease else None, processor.claimed_at]
+    lease, at = processor.lease, processor.claimed_at
+    if lease is None:
+        return {}
     reset = processor.reset if processor.claim else None
-    return {**(reset or {}), **dict.fromkeys(filter(None, times))}
+    # Not NULL: the next worker is to learn that another one had the row.
+    return {**(reset or {}), **({at: None} if at else {}), lease.field: lease.taken_away}
 
 
 def _in_flight(processor: Definition[Any]) -> Q | None:
     if processor.lease is not None:
-        return Q(**{f"{processor.lease.field}__isnull": False})
+        return processor.lease.in_flight()
     if processor.claimed_at is not None:
         # A settled row may still contain the claim's constants, but not the time of the claim.
         claimed = constants_of(processor.claim or {})
@@ -124,6 +130,12 @@ def _key_column(processor: Definition[Any], model: type[Model]) -> Any:
             f"{named} a column of whole numbers, UUIDs, dates, booleans or texts without a "
             f"collation of their own, where equal keys have one spelling, got {kind}; name another "
             "column."
+        )
+    if processor.lock_related and not getattr(column, "db_constraint", False):
+        kind = f"a {type(column).__name__}" + " with db_constraint=False" * column.is_relation
+        raise InvalidOption(
+            f"{named} a foreign key with lock_related, so that each key has a row to be locked, "
+            f"got {kind}; leave lock_related out, or name another column."
         )
     return column
 

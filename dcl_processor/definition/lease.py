@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import DateTimeField, Model, Q
 
 from dcl_processor import clock
@@ -16,6 +17,14 @@ from .model_columns import expect_column
 
 #: Seconds. A row whose worker died waits this long, and a living worker renews its leases anyway.
 LONGEST = DAY
+
+#: The end of a lease that was taken away, in UTC, or with ``USE_TZ=False`` in local time.
+TAKEN_AWAY = datetime(2000, 1, 1)  # noqa: DTZ001  # the zone depends on the settings
+
+
+def was_taken_away(time: datetime) -> bool:
+    """Return whether a lease that ends at this time, in any zone, was taken away."""
+    return time.year <= TAKEN_AWAY.year
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,19 @@ class Lease:
         """Return the condition under which no worker holds a row."""
         lapsed = Q(**{f"{self.field}__lte": clock.DatabaseNow()})
         return Q(**{f"{self.field}__isnull": True}) | lapsed
+
+    @property
+    def taken_away(self) -> datetime:
+        """The time of a lease that was taken away from a worker that did not settle its row.
+
+        It has lapsed, no worker ever writes it as a token, and it shows the next worker that
+        another one had the row.
+        """
+        return TAKEN_AWAY.replace(tzinfo=UTC if settings.USE_TZ else None)
+
+    def in_flight(self) -> Q:
+        """Return the condition under which a worker may settle a row, or renew its lease."""
+        return Q(**{f"{self.field}__gt": self.taken_away})
 
     def held(self) -> Q:
         """Return the condition under which a worker holds a row, or died while it did."""

@@ -36,6 +36,37 @@ def written(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
         yield "on_failure", processor.retry.on_failure or {}
 
 
+def shares_keys(one: type[Model], other: type[Model]) -> bool:
+    """Return whether a key names the same row in both models, as with a proxy or a child.
+
+    A child of multi-table inheritance has its parent's key, unless it declares one of its own.
+    """
+    return _has_key_of(one, other) or _has_key_of(other, one)
+
+
+def _has_key_of(child: type[Model], parent: type[Model]) -> bool:
+    at: Any = child
+    while at._meta.db_table != parent._meta.db_table:
+        link: Any = getattr(at._meta.pk, "remote_field", None)
+        if not getattr(link, "parent_link", False):
+            return False
+        at = link.model
+    return True
+
+
+def written_columns(processor: Definition[Any], model: type[Model]) -> list[str]:
+    """Return the fields of the model that claims and settlements write, as far as that is known.
+
+    The columns of a function are not. A name that is no column is reported by a check of its own.
+    """
+    names = [name for _, values in written(processor) for name in values]
+    names += [processor.claimed_at] if processor.claimed_at else []
+    names += [processor.lease.field] if processor.lease else []
+    names += processor.retry.columns if processor.retry else ()
+    fields = {name: f.name for f in model._meta.concrete_fields for name in (f.name, f.attname)}
+    return list(dict.fromkeys(fields[name] for name in names if name in fields))
+
+
 def check(processor: Definition[Any], model: type[Model], using: str) -> None:
     """Raise unless the model has the columns that the processor would write on this database."""
     for option, values in written(processor):
@@ -57,6 +88,21 @@ def check_own_columns(processor: Definition[Any], model: type[Model]) -> None:
         processor.retry.check(model, processor.name)
     if processor.lease is not None:
         processor.lease.check(model, processor.name)
+    if processor.pending_since is not None:
+        _check_pending_since(processor, model)
+
+
+def _check_pending_since(processor: Definition[Any], model: type[Model]) -> None:
+    """Raise unless ages can be computed; an expression is examined with the queryset it is for."""
+    since = processor.pending_since
+    columns = {field.name: field for field in model._meta.concrete_fields}
+    if isinstance(since, str) and not isinstance(columns.get(since), DateTimeField):
+        raise InvalidOption(
+            f"{processor.name}: expected pending_since={since!r} to name a DateTimeField of "
+            f"{model._meta.label}, got {_kind_of(columns.get(since))}; name the column with the "
+            "time since when a row is pending, or give an expression, such as "
+            "F('order__shipped_at')."
+        )
 
 
 def check_columns(values: Values, model: type[Model], label: str, option: str = "done") -> None:
@@ -68,10 +114,11 @@ def check_columns(values: Values, model: type[Model], label: str, option: str = 
                 f"{label}: expected {option} to name columns of {model._meta.label}, got {name!r}; "
                 f"the columns are {', '.join(f.name for f in model._meta.concrete_fields)}."
             )
-        if columns[name].primary_key or columns[name].generated:
+        is_key = columns[name] in model._meta.pk_fields
+        if is_key or columns[name].generated:
             raise InvalidDone(
                 f"{label}: expected {option} to name columns that a flip may write, got {name!r}, "
-                f"which is {'the primary key' if columns[name].primary_key else 'generated'}."
+                f"which is {'the primary key' if is_key else 'generated'}."
             )
 
 

@@ -14,6 +14,7 @@ HOOKS = (
     "process_batch",
     "resource",
     "taken_over",
+    "throttle",
     "get_done",
     "get_failed",
 )

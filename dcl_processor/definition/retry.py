@@ -12,9 +12,10 @@ from django.db.models import CharField, DateTimeField, F, IntegerField, Model, Q
 
 from dcl_processor import values
 from dcl_processor.clock import DatabaseNow, Later
-from dcl_processor.errors import describe
+from dcl_processor.errors import describe, printable
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.masking import described, masked
 
 from .functions import takes
 from .model_columns import expect_column, highest_number, is_nullable
@@ -124,6 +125,11 @@ class Retry:
         return tuple(filter(None, (getattr(self, name) for name in _COLUMNS)))
 
     @property
+    def bounds_attempts(self) -> bool:
+        """Whether a row runs out of attempts also if its handler never ends."""
+        return self.max_attempts is not None and self.attempts is not None
+
+    @property
     def tries_every_error(self) -> bool:
         """Whether no error of a handler is one after which the row is given up on at once."""
         return issubclass(Exception, self.on) and not self.give_up_on
@@ -157,7 +163,7 @@ class Retry:
             return None
         return Q(**{f"{at}__isnull": True}) | Q(**{f"{at}__lte": DatabaseNow()})
 
-    def not_used_up(self, model: type[Model]) -> Q | None:
+    def has_attempts_left(self, model: type[Model]) -> Q | None:
         """Return the condition under which a row has attempts left; ``None``: no column tells."""
         if self.attempts is None or self.max_attempts is None or callable(self.max_attempts):
             return None
@@ -183,7 +189,7 @@ class Retry:
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            raised = f"{type(error).__name__} raised by it: {describe(error)}"
+            raised = f"{type(error).__name__} raised by it: {described(error)}"
             raise InvalidOption(f"{named} {raised}") from error
         if most is None or (isinstance(most, int) and values.is_number(most)):
             number: int | None = most
@@ -199,7 +205,7 @@ class Retry:
         """Return the columns' values after a failed attempt that is not the last."""
         written = self.given_up(error, attempt, model)
         if self.next_attempt_at is not None:
-            written[self.next_attempt_at] = self.in_(attempt)
+            written[self.next_attempt_at] = self.time_after(attempt)
         return written
 
     def given_up(self, error: BaseException, attempt: int, model: type[Model]) -> dict[str, Any]:
@@ -221,12 +227,12 @@ class Retry:
         wait = self.backoff if delay is None else delay
         return {self.next_attempt_at: Later(values.as_timedelta(wait))}
 
-    def fresh(self) -> dict[str, Any]:
+    def untried_values(self) -> dict[str, Any]:
         """Return the columns' values for a row that was never tried."""
-        fresh = {self.attempts: 0, self.next_attempt_at: None, self.last_error: ""}
-        return {name: value for name, value in fresh.items() if name is not None}
+        untried = {self.attempts: 0, self.next_attempt_at: None, self.last_error: ""}
+        return {name: value for name, value in untried.items() if name is not None}
 
-    def in_(self, attempt: int) -> Later:
+    def time_after(self, attempt: int) -> Later:
         """Return the time of the attempt after this one, by the database's clock."""
         longest = values.seconds(self.max_delay)
         # The exponent is bounded first, because 2 ** 10,000 seconds does not fit a float.
@@ -243,8 +249,8 @@ def _length(model: type[Model], name: str) -> int | None:
 
 def _text(error: BaseException, longest: int | None) -> str:
     # PostgreSQL's text cannot contain NUL, and UTF-8 cannot encode half of a surrogate pair.
-    said = f"{type(error).__name__}: {describe(error)}".replace("\0", "")
-    said = said.encode("utf-8", "replace").decode()
+    said = f"{type(error).__name__}: {masked(describe(error))}".replace("\0", "")
+    said = printable(said.encode("utf-8", "replace").decode())
     return said[: min(longest or LONGEST_ERROR, LONGEST_ERROR)]
 
 

@@ -7,10 +7,21 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from django.db.models.expressions import Combinable
+
 from dcl_processor.exceptions import InvalidDone, InvalidOption
-from dcl_processor.values import constants_of, expect, expect_type, expect_whole_number
+from dcl_processor.values import (
+    DAY,
+    constants_of,
+    expect,
+    expect_seconds,
+    expect_type,
+    expect_whole_number,
+    is_number,
+)
 
 from . import functions, group_options
+from .breaker import Breaker
 from .kinds import RULES, rules_of
 from .lease import Lease
 from .model_columns import FLIPS
@@ -21,6 +32,9 @@ if TYPE_CHECKING:
 
 _Check = Callable[[str, Any], object]
 
+#: Rows per second: one row in a day, and far more than a database can hand out.
+LOWEST_RATE, HIGHEST_RATE = 1 / 86_400, 1_000_000
+
 
 def _a(kind: Any, words: str) -> _Check:
     return partial(expect_type, kind=kind, words=words)
@@ -28,6 +42,16 @@ def _a(kind: Any, words: str) -> _Check:
 
 def _number_of(things: str, *, least: int, fix: str = "") -> _Check:
     return partial(expect_whole_number, of=things, least=least, fix=fix)
+
+
+#: Seconds. An interrupt comes up to a few milliseconds late.
+SHORTEST_LIMIT = 0.05
+
+
+def _rate(named: str, value: Any) -> None:
+    fits = is_number(value) and LOWEST_RATE <= value <= HIGHEST_RATE
+    words = f"a number of rows per second from {LOWEST_RATE:g} to {HIGHEST_RATE:,}"
+    expect(fits, named, words, value)
 
 
 #: What each option has to be. The flips and the functions have checks of their own.
@@ -38,6 +62,7 @@ _REQUIRED: dict[str, _Check] = {
     "strict_order": _a(bool, "True or False"),
     "repeats": _a(bool, "True or False"),
     "in_order": _a(bool, "True or False"),
+    "lock_related": _a(bool, "True or False"),
 }
 
 #: The same for the options that may be ``None``.
@@ -47,11 +72,15 @@ _OPTIONAL: dict[str, _Check] = {
         "rows", least=0, fix="; with 0, failures do not end a run"
     ),
     "max_pending": _number_of("rows", least=1),
+    "handler_timeout": partial(expect_seconds, least=SHORTEST_LIMIT, most=DAY),
     "max_workers": _number_of("workers", least=1),
+    "rate": _rate,
+    "breaker": _a(Breaker, "a Breaker"),
     "claimed_at": _a(str, "the name of a column"),
     "lease": _a(Lease, "a Lease"),
     "group_by": _a(str, "the name of a column or of a forward relation"),
     "max_per_group": _number_of("rows in flight", least=1),
+    "pending_since": _a((str, Combinable), "the name of a column, or an expression"),
     "using": _a(str, "the name of a database in DATABASES"),
     "read_using": _a(str, "the name of a database in DATABASES"),
 }
@@ -85,7 +114,7 @@ def refuse_rows(processor: Definition[Any], rows: tuple[object, ...]) -> None:
 
 
 def _check_values(processor: Definition[Any]) -> None:
-    """Check each option by itself."""
+    """Check each option without regard to the others."""
     named = f"{processor._label}: expected"
     deliveries = ", ".join(str(delivery) for delivery in RULES)
     known = processor.delivery in list(RULES)  # a list, because what is given may have no hash()
@@ -190,8 +219,8 @@ def _check_claim_on_lease(processor: Definition[Any]) -> None:
     if processor.reset is None:
         raise InvalidOption(
             f"{processor._label}: expected reset=… together with claim and a lease, got no reset; "
-            "set reset to the values that a row has without the mark, because a worker that takes "
-            "a row over finds the mark of another worker in it."
+            "set reset to the values of a row without the claim; a worker that takes over a row "
+            "needs them to remove the other worker's mark."
         )
 
 

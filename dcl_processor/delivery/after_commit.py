@@ -57,17 +57,25 @@ def _handle_each(
     refused: list[tuple[Any, Outcome]],
 ) -> None:
     processor, resource = batch.processor, batch.context.resource
+    limit, in_flight = batch.context.time_limit, batch.context.in_flight
     last, prepares = next(reversed(batch.rows), None), processor._prepares_taken_over
     for pk, row in rows:
         arguments = resource.arguments()
-        is_taken_over = prepares and marked.is_taken_over(pk)
+        still_ours = None
+        if prepares and marked.is_taken_over(pk):
+            still_ours = partial(batch.is_ours, pk)
         with Leftover(batch.question.using) as leftover:
             # As late as possible, because AT_MOST_ONCE does not put a started row back.
             batch.started.add(pk)
-            outcome = execute(processor, row, arguments, is_taken_over=is_taken_over)
+            if in_flight.notes.using is not None:
+                in_flight.note([pk])
+            attempt = batch.attempts.get(pk)
+            outcome = execute(
+                processor, row, arguments, limit=limit, still_ours=still_ours, attempt=attempt
+            )
         outcome = leftover.judge(outcome)
         if isinstance(outcome, Failed):
-            resource.worn()
+            resource.reopen_later()
         if pk != last or refused or not settle_later(batch, pk, outcome):
             settle(batch, pk, outcome)
 

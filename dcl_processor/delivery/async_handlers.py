@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from django.db.models import Model
 
 from dcl_processor.execution.event_loop import EventLoop
-from dcl_processor.execution.handler import Failed, Outcome
+from dcl_processor.execution.handler import Failed, Outcome, Prepared
 
 from .batch import Batch
 from .settle import settle, settle_ended
-from .together import Startable, outcomes_and_again
+from .together import Startable, after_preparation, left_by_others, outcomes_and_again
 
 M = TypeVar("M", bound=Model)
 
@@ -45,11 +46,15 @@ class AsyncHandlers(Generic[M]):
         self._again: set[Any] = set()
         self._together = batch.processor._handles_batches
         self._startable = startable
-        rows = startable(batch.rows)
-        self._given: Iterator[tuple[Any, Any]] = _all_at_once(rows) if self._together else rows
+        #: Rows whose ``taken_over()`` is under way before the call of ``process_batch()``, and
+        #: those for which it has returned.
+        self._preparing: set[Any] = set()
+        self._prepared: set[Any] = set()
+        self._given: Iterator[tuple[Any, Any] | None]
+        self._given = self._one_call() if self._together else startable(batch.rows)
         self._has_more = True
         self._stack = ExitStack()
-        self._resource = self._stack.enter_context(batch.context.resource.lent())
+        self._resource = self._stack.enter_context(batch.context.resource.borrowed())
         self.are_over = False
 
     @property
@@ -62,32 +67,62 @@ class AsyncHandlers(Generic[M]):
     def go_on(self) -> None:
         """Settle the rows whose handlers have ended, and start as many others as there is room."""
         self._settle_ended()
-        while self._has_more and self._loop.free:
-            found = next(self._given, None)
-            if found is None:
-                self._has_more = False
-                break
-            pk, given = found
-            is_taken_over = self._prepares and self._marked.is_taken_over(pk)
-            if self._together:
-                self._note_call(pk, given)
-            else:
-                self._batch.started.add(pk)
-            self._in_flight.add(pk)
-            arguments = self._resource.arguments
-            self._loop.start(
-                self._batch.processor, pk, given, arguments, is_taken_over=is_taken_over
-            )
+        while self._has_more and self._loop.free and (found := self._next()) is not None:
+            self._start(*found)
         if not (self._has_more or self._in_flight):
             for pk, outcome in self._refused:
                 settle(self._batch, pk, outcome)
             self.are_over = True
 
-    def _note_call(self, pk: Any, rows: Mapping[Any, M]) -> None:
-        self._batch.context.in_flight.note([*self._loop.rows_under_way, *rows])
+    def _next(self) -> tuple[Any, Any] | None:
+        """Return what to start next, with its row's key; ``None``: nothing now, or nothing more."""
+        for found in self._given:
+            return found
+        self._has_more = False
+        return None
+
+    def _start(self, pk: Any, given: Any) -> None:
+        if self._together:
+            is_taken_over = pk in self._preparing
+            self._note_call(pk, given, is_taken_over=is_taken_over)
+        else:
+            is_taken_over = self._prepares and self._marked.is_taken_over(pk)
+            self._batch.started.add(pk)
+            self._note([pk])
+        self._in_flight.add(pk)
+        processor, arguments = self._batch.processor, self._resource.arguments
+        still_ours = partial(self._batch.is_ours, pk) if is_taken_over else None
+        attempt = None if self._together else self._batch.attempts.get(pk)
+        self._loop.start(processor, pk, given, arguments, still_ours=still_ours, attempt=attempt)
+
+    def _one_call(self) -> Iterator[tuple[Any, Mapping[Any, M]] | None]:
+        """Yield one call for all of the rows, after a mapping of one row for each ``taken_over()``.
+
+        Yields ``None`` while these are under way.
+        """
+        rows: Mapping[Any, M] = dict(self._startable(self._batch.rows))
+        left = left_by_others(self._batch, rows)
+        for pk, row in self._startable(left):
+            self._preparing.add(pk)
+            yield pk, {pk: row}
+        while self._preparing:
+            yield None
+        if left:
+            rows = after_preparation(self._startable, rows, left, self._prepared)
+        if rows:
+            yield next(iter(rows)), rows
+
+    def _note_call(self, pk: Any, rows: Mapping[Any, M], *, is_taken_over: bool) -> None:
+        self._note(rows)
         self._calls[pk] = rows
-        self._again.difference_update(rows)
-        self._batch.started.update(rows)
+        if not is_taken_over:
+            self._again.difference_update(rows)
+            self._batch.started.update(rows)
+
+    def _note(self, rows: Iterable[Any]) -> None:
+        in_flight = self._batch.context.in_flight
+        if in_flight.notes.using is not None:
+            in_flight.note([*self._loop.rows_under_way, *rows])
 
     def _settle_ended(self) -> None:
         batch, loop, marked = self._batch, self._loop, self._marked
@@ -97,7 +132,9 @@ class AsyncHandlers(Generic[M]):
             marked.ended.update(outcomes)
             loop.forget(ended)
             self._in_flight.difference_update(ended)
-            self._resource.is_worn |= any(isinstance(each, Failed) for each in outcomes.values())
+            self._resource.must_reopen |= any(
+                isinstance(each, Failed) for each in outcomes.values()
+            )
             settle_ended(batch)
             if again:
                 self._call_again(again)
@@ -109,7 +146,13 @@ class AsyncHandlers(Generic[M]):
         by_row: dict[Any, Outcome] = {}
         again: list[Any] = []
         for pk, each in ended.items():
-            outcomes, alone = outcomes_and_again(self._marked, self._calls[pk], each)
+            self._preparing.discard(pk)
+            # Race: flip without work. By the outcome itself: after an interrupt the loop may return
+            # it a second time, and it must not be taken for that of the call.
+            if isinstance(each, Prepared):
+                self._prepared.add(pk)
+                continue
+            outcomes, alone = outcomes_and_again(self._batch, self._marked, self._calls[pk], each)
             by_row.update(outcomes)
             again += alone
         return by_row, again
@@ -117,10 +160,10 @@ class AsyncHandlers(Generic[M]):
     def _call_again(self, again: list[Any]) -> None:
         """Go on with the rows of a call that raised; if they may not start, they are put back."""
         context = self._batch.context
-        self._resource.is_worn = True
+        self._resource.must_reopen = True
         if not context.resource.ready():
             return
-        self._resource = self._stack.enter_context(context.resource.lent())
+        self._resource = self._stack.enter_context(context.resource.borrowed())
         rows = self._startable(again)
         self._given, self._has_more = ((pk, {pk: row}) for pk, row in rows), True
         self._again.update(again)
@@ -133,10 +176,3 @@ class AsyncHandlers(Generic[M]):
                 outcomes, _ = self._by_row(self._loop.cancel(self._in_flight))
                 self._marked.ended.update(outcomes)
                 self._in_flight.clear()
-
-
-def _all_at_once(rows: Iterator[tuple[Any, M]]) -> Iterator[tuple[Any, Mapping[Any, M]]]:
-    """Yield one call for all of the rows, with the key of its first one."""
-    given = dict(rows)
-    if given:
-        yield next(iter(given)), given

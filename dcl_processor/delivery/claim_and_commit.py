@@ -10,12 +10,13 @@ from typing import Any
 from django.db import connections
 from django.db.models import QuerySet
 
+from dcl_processor import log_fields, observers
 from dcl_processor.candidates.question import these
 from dcl_processor.clock import recognisable_columns
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.key_lock import claim_in_turn
 from dcl_processor.settlement import rehearsal
 from dcl_processor.values import Values
@@ -34,15 +35,17 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
     marked = batch.marked = MarkedRows(mark)
     if Leftover(question.using).end():
         name = batch.processor.name
-        logger.warning("%s: a transaction that a handler left open was rolled back", name)
+        message = "%s: a transaction that a handler left open was rolled back"
+        extra = log_fields.fields(name)
+        log_fields.log(logger, logging.WARNING, message, name, extra=extra)
     began, session = time.monotonic(), connections[question.using].connection
     try:
         # The rehearsal with the first rows of a run needs a transaction. So does a mark that may
         # have to be rolled back.
-        doubtful = context.rehearsal is None or context.doubts(mark.option)
+        unproven = context.rehearsal is None or context.needs_check(mark.option)
         # A key is locked, and asked about, by statements of their own.
         key = batch.wanted.key
-        at_once = key is None and not doubtful and one_statement.suits(question)
+        at_once = key is None and not unproven and one_statement.suits(question)
         written = one_statement.claim_and_mark(batch, mark) if at_once else None
         if written is not None:
             _record(batch, marked, *written)
@@ -52,7 +55,7 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
             batch.context.transactions.confirm()
             # Race: double claim. The mark is committed before any handler is called, and hides the
             # row from other workers after the lock is released.
-            with RowTransaction(question.using):
+            with ReadCommitted(question.using):
                 batch.take((claim if key is None else claim_in_turn)(question, batch.wanted))
                 batch.rehearse()
                 _write(batch, marked)
@@ -65,6 +68,8 @@ def claim_and_commit(batch: Batch[Any], mark: Mark) -> None:
                 marked.after.clear()
             raise
     marked.record_commit(batch, began)
+    if observers.active and batch.rows:
+        observers.tell("unlocked", batch.processor.name, time.monotonic() - began)
 
 
 def _write(batch: Batch[Any], marked: MarkedRows) -> None:
@@ -119,7 +124,7 @@ def _check_marked(batch: Batch[Any], mark: Mark) -> None:
     Under a lease raise if it does not, because no worker would take the row over.
     """
     option = mark.option
-    if option is None or not batch.context.doubts(option):
+    if option is None or not batch.context.needs_check(option):
         return
     asked = batch.question.still_pending(list(batch.rows)).values_list("pk", flat=True)
     if mark.is_lease:

@@ -95,23 +95,29 @@ def deliver(batch: Batch[M]) -> None:
         DELIVERIES[context.processor.delivery](batch)
         goes_on = batch.handlers is not None and not batch.is_over
     except NotSentError:
-        # What waited is counted first, and may be the end of the run; then the rows come again.
+        # The batch that waited is counted first, and its outcome may end the run. If it does not,
+        # the run claims these rows again.
         batch.take(Claimed({}, {}))
     except BaseException as error:
         if batch.is_unconfirmed:
             raise  # an interrupt: nothing was rolled back
         recover(batch, error, session=session)
     finally:
+        if batch.claimed_at is not None and not batch.is_unconfirmed:
+            batch.note_unlocked()
         if not goes_on:
             finish(batch)
 
 
 def confirmed(batch: Batch[Any], session: Any, error: BaseException | None) -> None:
-    """Go on when what waited for a batch was answered; ``error``: why it was rolled back instead.
+    """Complete a batch whose waiting statements were answered.
 
-    ``session``: the driver's connection that it waited on.
+    ``session``: the driver's connection that it waited on; ``error``: the error that rolled the
+    statements back, if any.
     """
     hand_over, interrupt = batch.context.on_confirmed, None
+    if batch.claimed_at is not None:
+        batch.note_unlocked()
     try:
         if batch.marked is not None:
             settlement_answered(batch, session, error)
@@ -135,8 +141,8 @@ def finish(batch: Batch[M]) -> None:
         batch.handlers = None  # or they would refer to each other
     if batch.marked is not None:
         after_commit.clear_up(batch)
-    loop = batch.context.event_loop
-    if loop is not None and batch.processor._handles_batches and (rows := loop.rows_under_way):
-        batch.context.in_flight.note(rows)  # of the calls of other batches
+    loop, in_flight = batch.context.event_loop, batch.context.in_flight
+    if loop is not None and in_flight.notes.using and (rows := loop.rows_under_way):
+        in_flight.note(rows)  # of the handlers of other batches
     else:
-        batch.context.in_flight.forget()
+        in_flight.forget()

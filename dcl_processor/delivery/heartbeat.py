@@ -11,12 +11,14 @@ from typing import Any
 
 from django.db import OperationalError, connections
 
-from dcl_processor import clock
+from dcl_processor import clock, log_fields
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.definition.lease import Lease
+from dcl_processor.execution.calls import CallLimits, abandoned
+from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.locking.claiming import lock_free
-from dcl_processor.locking.isolation import RowTransaction
-from dcl_processor.locking.waiting import lock_rows, lock_timeout
+from dcl_processor.locking.isolation import ReadCommitted
+from dcl_processor.locking.waiting import locked_parts, written_parts
 from dcl_processor.values import Values
 
 from .compare_and_set import Expected, write_all
@@ -26,22 +28,31 @@ logger = logging.getLogger("dcl_processor")
 #: Seconds that a renewal, and so the end of a run, waits for a lock at a time.
 LONGEST_WAIT = 5.0
 
-#: Seconds that the end of a run waits for the heartbeat. A heartbeat that is still running then
-#: waits for a pooled connection, has nothing left to renew, and ends when it gets one or none.
+#: Seconds that the end of a run waits for the heartbeat. A heartbeat that still runs after that
+#: waits for a connection of the pool. It has no lease to renew, and ends when the pool returns a
+#: connection or a timeout.
 CLOSING = 2 * LONGEST_WAIT
+
+#: Of the tokens that this worker has written to a row, so many of the first and of the last are
+#: known: a statement names them all, and databases limit the parameters of a statement.
+KEPT = 300
 
 
 class Heartbeat:
     """Renews the leases of one worker, in a thread and on a connection of its own.
+
+    ``limits``: of the handlers, if there are any.
 
     The lock guards the data in memory and is never held during a query, so a settlement waits for
     no renewal. The two may come in either order, because a renewal records its token before it is
     sent, and recognises the row by the lease token.
     """
 
-    def __init__(self, lease: Lease, label: str) -> None:
+    def __init__(self, lease: Lease, label: str, limits: CallLimits | None = None) -> None:
         self._lease = lease
         self._label = label
+        self._limits = limits
+        self._claims: dict[Any, frozenset[Any]] = {}
         self._lock = threading.Lock()
         self._question: Question[Any] | None = None
         self._tokens: dict[Any, list[datetime]] = {}
@@ -59,7 +70,9 @@ class Heartbeat:
             return
         with self._lock:
             self._question = question
+            together = frozenset(claimed)
             for pk, columns in claimed.items():
+                self._claims[pk] = together
                 self._tokens[pk] = [columns[self._lease.field]]
                 self._alive_until[pk] = since + self._lease.seconds
             # One heartbeat for all threads of the worker. Inside Django's TestCase nothing is
@@ -77,14 +90,16 @@ class Heartbeat:
     def let_go(self, pk: Any, claimed: Values) -> Expected:
         """Stop renewing a row's lease, and return the tokens that recognise it.
 
-        These are all tokens that this worker wrote. A renewal may come between the end of the
+        These are the tokens that this worker wrote. A renewal may come between the end of the
         handler and the settlement, and a handler that saves an instance of its own writes back
-        the token that it has read. ``claimed``: the columns that the claim wrote, whose token is
-        the only one if the lease was not held yet.
+        the token that it has read: most likely one of the first or of the last, which are kept
+        (``KEPT``). ``claimed``: the columns that the claim wrote, whose token is the only one if
+        the lease was not held yet.
         """
         with self._lock:
             field = self._lease.field
             self._alive_until.pop(pk, None)
+            self._claims.pop(pk, None)
             return {field: self._tokens.pop(pk, [claimed[field]])}
 
     def close(self) -> None:
@@ -110,8 +125,11 @@ class Heartbeat:
             if question is not None and locked:
                 self._wait_for(question, locked)
                 return False
-        except Exception as error:  # noqa: BLE001  # the next beat tries again, in time or not
-            logger.warning("%s: the heartbeat did not renew the leases: %s", self._label, error)
+        except Exception as error:  # noqa: BLE001
+            # The next beat tries again; the lease may have lapsed by then.
+            message = "%s: the heartbeat did not renew the leases: %s"
+            extra = log_fields.fields(self._label, **log_fields.error_fields(error))
+            log_fields.log(logger, logging.WARNING, message, self._label, error, extra=extra)
             for connection in connections.all(initialized_only=True):
                 connection.close_if_unusable_or_obsolete()
             return False
@@ -119,8 +137,15 @@ class Heartbeat:
 
     def _renew(self) -> tuple[Question[Any] | None, list[Any]]:
         """Renew the leases of the rows that are not locked, and return the locked ones."""
+        # A handler that cannot be interrupted does not keep its row: the lease lapses, and
+        # another worker takes the row over.
+        given_up = abandoned(self._limits) if self._limits is not None else set()
         with self._lock:
-            question, held = self._question, list(self._tokens)
+            question = self._question
+            held = [pk for pk in self._tokens if pk not in given_up]
+            if given_up and isinstance(self._limits, TimeLimit):
+                # The other rows of its claim wait for the same thread.
+                held = [pk for pk in held if not given_up & self._claims.get(pk, frozenset())]
         if question is None or not held:
             return None, []
         began = time.monotonic()
@@ -131,10 +156,10 @@ class Heartbeat:
         if not connections[question.using].features.has_select_for_update_skip_locked:
             self._note(held, self._prolong(question, held, token), began)
             return None, []
-        with RowTransaction(question.using):
+        with ReadCommitted(question.using):
             # Skips a row that its own handler, or a person, has locked, because the other leases
             # would lapse during the wait.
-            free = lock_free(question, held)
+            free = lock_free(question, held, written_parts(question.model, [self._lease.field]))
             kept = self._prolong(question, free, token)
         self._note(free, kept, began)
         renewed = set(free)
@@ -150,11 +175,10 @@ class Heartbeat:
         # The other leases are renewed in between.
         seconds = min(self._lease.seconds / 4 / len(ours), LONGEST_WAIT)
         try:
-            with RowTransaction(question.using), lock_timeout(question.using, seconds):
-                # Race: double claim. Other workers skip a locked row. When its lock is released
-                # after its lease has lapsed, the first session in line gets the row, and this one
-                # is first.
-                lock_rows(question, question.model, [pk])
+            # Race: double claim. Other workers skip a locked row. When its lock is released after
+            # its lease has lapsed, the first session in line gets the row, and this one is first.
+            tables = written_parts(question.model, [self._lease.field])
+            with locked_parts(question, tables, [pk], seconds=seconds):
                 # Read after the wait, because the lease begins now.
                 began = time.monotonic()
                 now = clock.read(question.table, [pk])
@@ -163,7 +187,9 @@ class Heartbeat:
                 token = now + timedelta(seconds=self._lease.seconds)
                 kept = self._prolong(question, [pk], token)
         except OperationalError as error:
-            logger.debug("%s: row %s is still locked: %s", self._label, pk, error)
+            message = "%s: row %s is still locked: %s"
+            extra = log_fields.fields(self._label, pk=pk, **log_fields.error_fields(error))
+            log_fields.log(logger, logging.DEBUG, message, self._label, str(pk), error, extra=extra)
         else:
             self._note([pk], kept, began)
 
@@ -175,6 +201,8 @@ class Heartbeat:
             # Recorded before the write: if the answer is lost, the token may still be in the row.
             for pk in held:
                 self._tokens[pk].append(token)
+                # Not the last one that was confirmed, which the row has if none of these arrived.
+                del self._tokens[pk][2 * KEPT : -KEPT]
         if not held:
             return set()
         table = question.table
@@ -191,5 +219,6 @@ class Heartbeat:
                     continue
                 if pk in kept:
                     self._alive_until[pk] = began + self._lease.seconds
+                    del self._tokens[pk][KEPT:-KEPT]
                 else:
                     self._alive_until[pk] = 0.0

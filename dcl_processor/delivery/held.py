@@ -3,11 +3,12 @@
 What identifies the hold fits in a token. Another process makes the batch again from it, and
 settles it like any batch.
 
-The fence is the time in the row, as everywhere: the value of the lease, or of ``claimed_at``. A
+The lease token identifies the hand-out: the value of the lease column, or of ``claimed_at``. A
 renewal changes the lease, and its answer may be lost. So renewals are whole steps: a lease that
 began as ``t0`` is ``t0 + n * duration``, and every such value is recognised as that of this hold.
-That the lease of another claim is by chance such a value has a probability of 1 in the
-microseconds of the duration; where attempts are counted, their number would have to be the same.
+Another claim's lease can equal one of these values by chance. The probability is 1 / (the duration
+in microseconds; on SQLite, in milliseconds). If attempts are counted, the attempt number has to be
+equal, too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow, recognisable
+from dcl_processor.definition.lease import Lease, was_taken_away
 from dcl_processor.exceptions import LostBecause
 from dcl_processor.execution.in_flight import InFlight, Notes
-from dcl_processor.execution.resource import Broken, Resource
+from dcl_processor.execution.resource import OpenFailure, Resource
 from dcl_processor.locking.row_transactions import RowTransactions
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement.rehearsal import Rehearsal
@@ -38,7 +40,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HandOut:
     """Identifies one hand-out of a row.
 
     ``using``: the alias; ``since``: the time that the claim wrote, in microseconds since 1970;
@@ -65,7 +67,7 @@ class Found:
     attempts: int | None
 
 
-def hold_of(batch: Batch[Any], pk: Any) -> Hold:
+def hold_of(batch: Batch[Any], pk: Any) -> HandOut:
     """Return the hold of a row that the batch has just marked."""
     marked, processor = batch.marked, batch.processor
     assert marked is not None
@@ -77,10 +79,12 @@ def hold_of(batch: Batch[Any], pk: Any) -> Hold:
     counter = _counter(processor)
     # As the column contains it: a small column stops at its highest number.
     attempts = marked.after[pk][counter] if counter and mark.lease is not None else None
-    return Hold(batch.question.using, pk, _stamp(marked.after[pk][mark.time]), duration, attempts)
+    return HandOut(
+        batch.question.using, pk, _stamp(marked.after[pk][mark.time]), duration, attempts
+    )
 
 
-def look(processor: Definition[Any], question: Question[Any], hold: Hold) -> Found | None:
+def look(processor: Definition[Any], question: Question[Any], hold: HandOut) -> Found | None:
     """Return what the row contains; ``None`` if it is gone, or lacks the claim's constants."""
     counter = _counter(processor)
     rows = question.table.filter(pk=hold.pk, **_constants(processor))
@@ -94,47 +98,52 @@ def look(processor: Definition[Any], question: Question[Any], hold: Hold) -> Fou
     return None
 
 
-def is_held(hold: Hold, found: Found | None) -> bool:
+def is_held(hold: HandOut, found: Found | None) -> bool:
     """Return whether the row is still that of the hold, be its lease alive or not."""
     if found is None or found.time is None:
         return False
     passed = _stamp(found.time) - hold.since
     if hold.duration is None:
         return passed == 0
+    if was_taken_away(found.time):
+        return False
     if None not in (hold.attempts, found.attempts) and hold.attempts != found.attempts:
         return False
     return passed % hold.duration == 0
 
 
-def why_lost(processor: Definition[Any], question: Question[Any], hold: Hold) -> LostBecause:
+def why_lost(processor: Definition[Any], question: Question[Any], hold: HandOut) -> LostBecause:
     """Look up why the row is no longer that of the hold."""
-    time = _time(processor)
-    for found in question.table.filter(pk=hold.pk).values_list(time, flat=True):
-        is_marked = found is not None and processor.lease is not None
-        if is_marked or (
-            found is not None and _stamp(recognisable(found, question.using)) != hold.since
-        ):
+    rows = question.table.filter(pk=hold.pk).values_list(_time(processor), flat=True)
+    for found in rows:
+        time = recognisable(found, question.using)
+        if found is not None and _is_another(processor.lease, hold, time):
             return "taken_over"
         return "lapsed" if question.still_pending([hold.pk]).exists() else "settled"
     return "gone"
 
 
+def _is_another(lease: Lease | None, hold: HandOut, time: datetime) -> bool:
+    """Return whether the time that a row contains is that of another worker."""
+    return _stamp(time) != hold.since if lease is None else not was_taken_away(time)
+
+
 def batch_of(
-    processor: Definition[Any], question: Question[Any], hold: Hold, row: Any, found: Found
+    processor: Definition[Any], question: Question[Any], hold: HandOut, row: Any, found: Found
 ) -> Batch[Any]:
     """Return the batch of a row that is held, as after its claim."""
     # Whether a flip takes its row out of pending is checked for each row, because no rehearsal of
     # this process has shown it.
-    doubtful = set() if processor.repeats else {"done"}
+    unproven = set() if processor.repeats else {"done"}
     context = Context(
         processor=processor,
-        resource=Resource(processor, None, Broken()),
+        resource=Resource(processor, None, OpenFailure()),
         in_flight=InFlight(Notes(processor.name)),
         event_loop=None,
         heartbeat=None,
         may_start=lambda so_far: True,  # noqa: ARG005  # no handler is started
         transactions=RowTransactions(confirmed),
-        rehearsal=Rehearsal(doubtful, {}),
+        rehearsal=Rehearsal(unproven, {}),
     )
     batch: Batch[Any] = Batch(context, question, Wanted([hold.pk]))
     batch.is_claimed, batch.rows = True, {hold.pk: row}
@@ -151,7 +160,7 @@ def batch_of(
 
 
 def renew(
-    processor: Definition[Any], question: Question[Any], hold: Hold, found: Found
+    processor: Definition[Any], question: Question[Any], hold: HandOut, found: Found
 ) -> datetime | None:
     """Renew the lease by whole steps; return its new end, or ``None`` if it changed meanwhile.
 

@@ -54,7 +54,13 @@ def handle(batch: Batch[M], guard: TransactionGuard) -> None:
         if several:
             context.in_flight.narrow(place, pk)
         with RowSavepoint(connection, shared=shared) as savepoint:
-            outcome = execute(processor, row, context.resource.arguments())
+            outcome = execute(
+                processor,
+                row,
+                context.resource.arguments(),
+                limit=context.time_limit,
+                attempt=batch.attempts.get(pk),
+            )
         # Recorded before its work is kept, because an error from here on is this row's failure.
         batch.outcomes[pk] = outcome
         try:
@@ -65,7 +71,7 @@ def handle(batch: Batch[M], guard: TransactionGuard) -> None:
             batch.to_blame = None if was_ended_by_server(error) else pk
             raise
         if isinstance(outcome, Failed):
-            context.resource.worn()
+            context.resource.reopen_later()
 
 
 def _handle_together(
@@ -75,27 +81,28 @@ def _handle_together(
 
     ``refused``: the outcomes of rows that may not be handled, as only their claim showed.
     """
-    resource = batch.context.resource
+    context, resource = batch.context, batch.context.resource
     handled = {pk: row for pk, row in batch.rows.items() if pk not in refused}
     batch.outcomes.update(refused)
     if not handled:
         return
     batch.started.update(handled)
-    batch.context.in_flight.note(handled)
+    context.in_flight.note(handled)
     try:
         with RowSavepoint(connections[batch.question.using], shared=False) as savepoint:
-            outcomes = execute_together(batch.processor, handled, resource.arguments())
+            arguments = resource.arguments()
+            outcomes = execute_together(batch.processor, handled, arguments, context.time_limit)
         guard.check()
         kept = savepoint.close(Handled())
     except BaseException:
         # The rows are about to be redone, and the open resource may have caused the failure.
-        resource.worn()
+        resource.reopen_later()
         raise
     if isinstance(kept, Failed):
         raise kept.error  # the handler asked for a rollback
     batch.outcomes.update(outcomes)
     if any(isinstance(outcome, Failed) for outcome in outcomes.values()):
-        resource.worn()
+        resource.reopen_later()
 
 
 def settle(batch: Batch[M], guard: TransactionGuard) -> None:
@@ -114,7 +121,9 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
     if all_handled and batch.context.trusts_flips and _wait(batch, writes, guard.transaction_id):
         return
     processor, question = batch.processor, batch.question
-    if guard.transaction_id is not None and not any(values for values, _ in writes + notes):
+    # Django refuses queries in a transaction that is to be rolled back, and nothing of it is kept.
+    is_kept = not connections[question.using].needs_rollback
+    if guard.transaction_id is not None and is_kept and not any(v for v, _ in writes + notes):
         writing.refuse_another(question.using, guard.transaction_id)
     for values, pks in writes:
         writing.write(question, pks, values, processor, guard.transaction_id, is_flip=True)
@@ -122,7 +131,7 @@ def settle(batch: Batch[M], guard: TransactionGuard) -> None:
         writing.write(question, pks, values, processor, guard.transaction_id)
     # The flip could not be rehearsed beforehand, or its rehearsal on one row proves nothing for
     # the other rows.
-    if handled and batch.context.doubts("done"):
+    if handled and batch.context.needs_check("done"):
         writing.refuse_pending(processor, question, list(handled))
     if connections[question.using].run_on_commit:
         _keep_callbacks_apart(question.using)

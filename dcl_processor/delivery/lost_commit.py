@@ -1,4 +1,4 @@
-"""Find out whether a COMMIT took effect although an error was its answer, or none came."""
+"""Look up whether a COMMIT took effect after an error, or after its answer was lost."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db.models import F, Value
 from django.db.models.functions import Coalesce, Least
@@ -24,6 +24,10 @@ from dcl_processor.values import Values, resolve
 
 from .batch import Batch
 from .compare_and_set import Expected
+
+if TYPE_CHECKING:
+    from dcl_processor.candidates.question import Question
+    from dcl_processor.definition.definition import Definition
 
 _NOW = DatabaseNow()
 
@@ -61,10 +65,18 @@ class Mark:
     def put_back(self, before: Values) -> Values:
         """Return the values that put back a row whose handler was not called.
 
-        ``before``: what its columns contained before the claim. Under a lease this is never
-        written: it may be the mark of a dead worker whose row this worker has taken over.
+        ``before``: what its columns contained before the claim. Under a lease its mark is not
+        written: it may be that of a dead worker whose row this worker has taken over.
         """
-        return self.undone or {} if self.is_lease else before
+        if self.lease is None:
+            return before
+        back = {**(self.undone or {})}
+        if before.get(self.lease.field) is not None:
+            # The worker before did not settle the row, and nothing was found out about that.
+            back[self.lease.field] = self.lease.taken_away
+        # Not one less than now: at its highest number the counter was not increased.
+        counters = back.keys() - self.removed.keys() - self.reset.keys()
+        return {**back, **{name: before[name] for name in counters if name in before}}
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +101,8 @@ class MarkedRows:
     are known to be committed. ``expected``: what recognises a row in its last write.
     ``ended``: outcomes of handlers that ended and are not settled yet; ``flips``: their flips,
     where they are known already; ``maybe_written``: those whose flip may have been written;
-    ``waiting``: the row whose settlement waits.
+    ``waiting``: the row whose settlement waits. ``not_written``: why the values of a row that was
+    not handled could not be written.
     """
 
     mark: Mark
@@ -102,6 +115,7 @@ class MarkedRows:
     flips: dict[Any, Values] = field(default_factory=dict)
     maybe_written: set[Any] = field(default_factory=set)
     waiting: Waiting | None = None
+    not_written: dict[Any, Exception] = field(default_factory=dict)
 
     def record_commit(self, batch: Batch[Any], since: float) -> None:
         """Record that the marks are committed, and begin to renew those that are leases.
@@ -123,7 +137,17 @@ class MarkedRows:
         return self.mark.put_back(self.before.get(pk, {}))
 
 
-def claim_mark(batch: Batch[Any], *, is_held: bool = False) -> Mark:
+class Claiming(Protocol):
+    """What a mark depends on; a ``Batch`` has it."""
+
+    @property
+    def processor(self) -> Definition[Any]: ...
+
+    @property
+    def question(self) -> Question[Any]: ...
+
+
+def claim_mark(batch: Claiming, *, is_held: bool = False) -> Mark:
     """AT_MOST_ONCE: the processor's ``claim``, or without one the flip itself.
 
     ``is_held``: the row was claimed earlier, so that nothing is written again, and no callable of
@@ -142,7 +166,7 @@ def claim_mark(batch: Batch[Any], *, is_held: bool = False) -> Mark:
     return Mark(values, signature(values), at, removed, undone, option)
 
 
-def lease_mark(batch: Batch[Any], *, is_held: bool = False) -> Mark:
+def lease_mark(batch: Claiming, *, is_held: bool = False) -> Mark:
     """AT_LEAST_ONCE: a lease, and the attempt, counted before a crash can hide it.
 
     With a ``claim`` the lease and the claim are one mark, which one statement writes and removes.

@@ -61,27 +61,28 @@ def claim_and_mark(
             transaction.atomic(using=question.using) if inside else nullcontext(),
             batch.context.transactions.one_statement(question.using),
         ):
-            statement, answers = _execute(question, mark, wanted)
+            claim, params = statement(question, mark, wanted)
+            answers = claim.execute(params)
     except NotSupportedError:
         refused.add((question.using, question.model))
         return None
-    before, after = statement.marks(answers)
+    before, after = claim.marks(answers)
     found: dict[Any, Any] = {}
     try:
-        found = {row.pk: row for row in statement.rows(answers)}
+        found = {row.pk: row for row in claim.rows(answers)}
     finally:
         # The claim is committed, so rows that cannot be passed to the handler are put back.
         _put_back(question, mark, before, after, after.keys() - found.keys())
     rows = {pk: found[pk] for pk in wanted.pks if pk in found}
-    missed = [pk for pk in wanted.reached(found) if pk not in found]
+    missed = [pk for pk in wanted.visited(found) if pk not in found]
     batch.take(Claimed(rows, dict.fromkeys(missed, Miss.ABSENT)))
     return before, {pk: after[pk] for pk in rows}
 
 
-def _execute(
+def statement(
     question: Question[Any], mark: Mark, wanted: Wanted
 ) -> tuple[ClaimUpdate[Any], Sequence[Any]]:
-    """Execute the statement that fits; return it, and its answers."""
+    """Return the statement that fits, and its parameters."""
     pks, values, using = wanted.pks, mark.values, question.using
     many = len(pks) > 1
     make = partial(
@@ -94,13 +95,13 @@ def _execute(
         many=many,
     )
     compiled = question.statements.get(("claim and mark", many, wanted.choice, mark.name), make)
-    answers = None if compiled is None else compiled.execute(pks, values)
-    if compiled is not None and answers is not None:
-        return compiled.claim, answers
+    params = None if compiled is None else compiled.params(pks, values)
+    if compiled is not None and params is not None:
+        return compiled.claim, params
     keys = KeyList(pks)
     asked = question.narrowed(keys)
     claim = ClaimUpdate(using, asked, wanted.first(asked, keys), values)
-    return claim, claim.execute(claim.params)
+    return claim, claim.params
 
 
 def _put_back(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,15 +11,22 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Model
 
+from dcl_processor import log_fields
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import is_contention, is_database_error, unwritable
-from dcl_processor.errors import add_note, describe
-from dcl_processor.exceptions import ProcessorError, SessionLost, TransactionLost
+from dcl_processor.errors import add_note
+from dcl_processor.exceptions import (
+    HandlerTimeout,
+    ProcessorError,
+    SessionLost,
+    TransactionLost,
+)
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.claiming import Claimed, Miss, claim
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.wanted import Wanted
+from dcl_processor.masking import described
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.rehearsal import RowRefused
 
@@ -28,6 +36,10 @@ from .lost_commit import is_committed_all_the_same
 M = TypeVar("M", bound=Model)
 
 logger = logging.getLogger("dcl_processor")
+
+#: Seconds before each try to lock a row whose session this worker has closed: the server releases
+#: the lock when it has rolled the transaction back.
+WAITS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 def recover(batch: Batch[M], raised: BaseException, *, session: Any, waited: bool = False) -> None:
@@ -55,7 +67,7 @@ def recover(batch: Batch[M], raised: BaseException, *, session: Any, waited: boo
     if ends_the_run(raised) or is_early:
         raise raised
     error = as_exception(raised)
-    pks = batch.wanted.pks[: batch.wanted.most]
+    pks = batch.wanted.pks[: batch.wanted.limit]
     if _is_transient(batch, error, session, rolled_back):
         # A later pass asks again.
         batch.take(Claimed({}, dict.fromkeys(pks, Miss.ABSENT)))
@@ -118,13 +130,17 @@ def _tell_of_end(batch: Batch[Any], ours: Sequence[Any]) -> None:
     """Log which rows are handled again; the work that was committed for them stays."""
     again = [str(pk) for pk in ours if pk in batch.started and pk != batch.to_blame]
     if again:
-        logger.warning(
+        name = batch.processor.name
+        log_fields.log(
+            logger,
+            logging.WARNING,
             "%s: %s ended the transaction of its batch; these other rows are handled again, and "
             "work that was committed for them stays: %s%s.",
-            batch.processor.name,
+            name,
             "a handler" if batch.to_blame is None else f"the handler of row {batch.to_blame}",
             ", ".join(again[:5]),
             " and others" if len(again) > 5 else "",
+            extra=log_fields.fields(name, pk=batch.to_blame, row_count=len(again)),
         )
 
 
@@ -140,29 +156,57 @@ def _failed(batch: Batch[M], pk: Any, failed: Outcome | None, error: Exception) 
         return Failed(error.error, handled=True)
     if isinstance(failed, Failed):
         # The handler's own error explains more than that of the lost transaction.
-        add_note(failed.error, f"Its transaction was lost, too: {describe(error)}")
+        _add_loss(failed.error, error)
     elif failed is None or isinstance(failed, Handled):
-        failed = Failed(error, handled=True)
+        duration = failed.duration if isinstance(failed, Handled) else None
+        failed = Failed(error, handled=True, duration=duration)
     if isinstance(failed, Failed):
         # The transaction with the row's notes is lost. They are written again below, if this worker
         # gets the lock again and the row is still pending.
         failed = replace(failed, attempt=None, again_in=None)
         if not _is_to_be_noted(batch, failed):
             return failed
-    again: Batch[M] = Batch(batch.context, batch.question, Wanted([pk]))
+    return _note(batch, pk, failed)
+
+
+def _note(batch: Batch[M], pk: Any, failed: Outcome) -> Outcome:
+    """Write what a failure writes, if this worker gets the row again; return its outcome."""
     try:
-        with RowTransaction(batch.question.using):
-            # Race: double claim. Without the lock another worker may have finished the row.
-            again.take(claim(again.question, again.wanted))
-            if again.rows:
-                failed, values = again.notes(pk, failed)
-                writing.write(batch.question, [pk], values, batch.processor)
+        is_timeout = isinstance(failed, Failed) and _is_timeout(failed.error)
+        for pause in WAITS if is_timeout else WAITS[:1]:
+            time.sleep(pause)
+            again: Batch[M] = Batch(batch.context, batch.question, Wanted([pk]))
+            with ReadCommitted(batch.question.using):
+                # Race: double claim. Without the lock another worker may have finished the row.
+                again.take(claim(again.question, again.wanted))
+                if again.rows:
+                    failed, values = again.notes(pk, failed)
+                    writing.write(batch.question, [pk], values, batch.processor)
+                    break
     except Exception as second:  # noqa: BLE001  # the first is the one to be reported
         name = batch.processor.name
-        logger.warning(
-            "%s: row %s failed, and no attempt was counted: %s", name, pk, describe(second)
+        log_fields.log(
+            logger,
+            logging.WARNING,
+            "%s: row %s failed, and no attempt was counted: %s",
+            name,
+            str(pk),
+            second,
+            extra=log_fields.fields(
+                name, pk=pk, outcome="failed", **log_fields.error_fields(second)
+            ),
         )
     return failed
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error, HandlerTimeout)
+
+
+def _add_loss(failure: Exception, error: Exception) -> None:
+    """Note the lost transaction in the handler's error, unless the one follows from the other."""
+    if not _is_timeout(failure):
+        add_note(failure, f"Its transaction was lost, too: {described(error)}")
 
 
 def _explained(batch: Batch[Any], error: Exception, session: Any) -> Exception:

@@ -11,10 +11,20 @@ from typing import Any, TypeVar
 from django.db import connections
 from django.db.models import Model
 
+from dcl_processor import log_fields
 from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import AttemptsUsedUp
-from dcl_processor.execution.handler import Failed, Handled, Lost, Outcome, UsedUp, as_exception
+from dcl_processor.execution.handler import (
+    Discarded,
+    Failed,
+    Handled,
+    Lost,
+    Outcome,
+    Snoozed,
+    UsedUp,
+    as_exception,
+)
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.settlement import grouping, writing
@@ -44,9 +54,12 @@ def settle(batch: Batch[M], pk: Any, outcome: Outcome, *, is_last: bool = False)
     An interrupt during the write is raised again after one more write, and at once if ``is_last``.
     """
     marked = _marked(batch)
-    batch.outcomes[pk] = final = outcome
-    marked.ended.pop(pk, None)
+    final = outcome
     try:
+        # Race: work without flip. The next two lines are inside the ``try``: after an interrupt in
+        # them, the row is still settled.
+        batch.outcomes[pk] = outcome
+        marked.ended.pop(pk, None)
         final, values = _values(batch, marked, pk, outcome)
         written = not values or _write(
             batch, marked, pk, values, is_flip=isinstance(final, Handled)
@@ -92,7 +105,7 @@ def _values(
         except BaseException as error:
             if ends_the_run(error):
                 raise
-            outcome = Failed(as_exception(error), handled=True)
+            outcome = Failed(as_exception(error), handled=True, duration=outcome.duration)
     return _values_of_failure(batch, marked, pk, outcome)
 
 
@@ -104,7 +117,11 @@ def _values_of_failure(
         return outcome, {}  # done but not recorded: it stays in doubt, and is not repeated
     # Without retry a claimed row that failed is recorded as failed, and is not put back.
     stays_claimed = not mark.is_lease and not processor.retry and isinstance(outcome, Failed)
-    outcome, noted = batch.notes(pk, outcome, undone=None if stays_claimed else mark.undone)
+    undone = None if stays_claimed else mark.undone
+    if isinstance(outcome, Failed | Snoozed | Discarded) and outcome.unprepared:
+        # The next worker is to call taken_over() again.
+        undone = marked.put_back(pk)
+    outcome, noted = batch.notes(pk, outcome, undone=undone)
     if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
         assert processor.retry is not None
         if processor.retry.attempts is not None:
@@ -159,7 +176,7 @@ def _write(
     """
     question, using = batch.question, batch.question.using
     expected, unknown = expected_of(batch, marked, pk), pk in marked.maybe_written
-    check = is_flip and batch.context.doubts("done")
+    check = is_flip and batch.context.needs_check("done")
     resolved = resolve(values)
     # Race: work without flip. The work is done, so a lock that another session holds, or a
     # connection that was idle for too long, must not lose the flip.
@@ -212,7 +229,7 @@ def _not_written(batch: Batch[M], pk: Any, outcome: Outcome) -> Outcome:
     table = batch.question.table
     # A query is needed, because the handler may have deleted its row.
     if table.filter(pk=pk).exists():
-        return Lost()
+        return Lost(duration=getattr(outcome, "duration", None))
     if isinstance(outcome, Handled):
         writing.refuse_moved(batch.question, {pk: batch.rows[pk]}, batch.processor)
     return outcome
@@ -223,10 +240,11 @@ def _unsettled(
 ) -> Outcome:
     """Record that the flip failed, so that the row is retried if its delivery allows that."""
     if not isinstance(outcome, Handled):
-        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, error)
+        _marked(batch).not_written[pk] = error
+        _warn(batch, pk, "%s: row %s was not settled: %s", error)
         # The handler's own error, if any, explains more than the error of the settlement.
         return outcome if isinstance(outcome, Failed | Lost) else Failed(error)
-    failed: Outcome = Failed(error, handled=True)
+    failed: Outcome = Failed(error, handled=True, duration=outcome.duration)
     if not marked.mark.is_lease or _is_transient(error, batch.question.using):
         return failed
     try:
@@ -234,7 +252,7 @@ def _unsettled(
         if values and not _write(batch, marked, pk, values):
             return _not_written(batch, pk, failed)
     except Exception as second:  # noqa: BLE001  # the first is the one to be reported
-        logger.warning("%s: row %s was not settled: %s", batch.processor.name, pk, second)
+        _warn(batch, pk, "%s: row %s was not settled: %s", second)
     return failed
 
 
@@ -243,7 +261,13 @@ def put_back(batch: Batch[M], pk: Any) -> None:
     try:
         release(batch, pk)
     except Exception as error:  # noqa: BLE001  # the others are to be put back all the same
-        logger.warning("%s: row %s was not put back: %s", batch.processor.name, pk, error)
+        _warn(batch, pk, "%s: row %s was not put back: %s", error)
+
+
+def _warn(batch: Batch[Any], pk: Any, message: str, error: Exception) -> None:
+    name, attempt = batch.processor.name, batch.attempts.get(pk)
+    extra = log_fields.fields(name, pk=pk, attempt=attempt, **log_fields.error_fields(error))
+    log_fields.log(logger, logging.WARNING, message, name, str(pk), error, extra=extra)
 
 
 def release(batch: Batch[M], pk: Any) -> bool:
@@ -305,12 +329,16 @@ def _settle_alike(
             raise
         if not is_database_error(error) or was_answered(error, using, since=session):
             marked.maybe_written.difference_update(unwritten)
-        logger.debug("%s: settling rows one by one: %s", batch.processor.name, error)
+        name = batch.processor.name
+        extra = log_fields.fields(name, row_count=len(pks), **log_fields.error_fields(error))
+        message = "%s: settling rows one by one: %s"
+        log_fields.log(logger, logging.DEBUG, message, name, error, extra=extra)
     else:
-        marked.maybe_written.difference_update(pks)
+        # In this order: an interrupt in between settles the rows again, as perhaps written.
         for pk in pks:
-            batch.outcomes[pk] = marked.ended.pop(pk)
-            del marked.flips[pk]
+            batch.outcomes[pk] = marked.ended[pk]
+            del marked.ended[pk], marked.flips[pk]
+        marked.maybe_written.difference_update(pks)
     return True
 
 
@@ -353,7 +381,7 @@ def _flip_together(batch: Batch[M], pks: Sequence[Any], values: Values, expected
         # Race: lost lease that writes. A row that another worker has taken over does not match.
         if write_all(question, pks, expected, values) != len(pks):
             raise SomeRowsLostError
-        if batch.context.doubts("done"):
+        if batch.context.needs_check("done"):
             writing.refuse_pending(processor, question, pks)
 
 

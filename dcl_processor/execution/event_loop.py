@@ -8,23 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
+import math
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from contextvars import Context
+from contextvars import Context, ContextVar
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
-from dcl_processor.exceptions import Unsupported
-from dcl_processor.execution.handler import Handled, Together, judge, understood
+from dcl_processor import observers
+from dcl_processor.exceptions import HandlerTimeout
+from dcl_processor.execution.handler import (
+    Failed,
+    Handled,
+    Lost,
+    Prepared,
+    Together,
+    judge,
+    not_prepared,
+    understood,
+)
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.log_fields import running as running_now
+from dcl_processor.signals import row_started
 
+from . import calls
+from .calls import Call
+from .green_threads import refuse_green_threads
 from .nesting import running
+from .shared_sessions import SharedSessions, without_work
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -34,22 +51,38 @@ T = TypeVar("T")
 #: Seconds that handlers have to end in after they were cancelled.
 CANCEL_WITHIN = 10.0
 
+#: The call to which the code of a task belongs, also in the tasks that a handler starts.
+_call_now: ContextVar[Call] = ContextVar("_call_now")
+
 
 class EventLoop:
-    """An event loop in a thread of its own, for one run."""
+    """An event loop in a thread of its own, for one run.
 
-    def __init__(self, label: str, concurrency: int) -> None:
-        _refuse_green_threads(label)
+    ``seconds``: that each handler may take, if they are limited.
+    """
+
+    def __init__(self, label: str, concurrency: int, seconds: float | None = None) -> None:
+        what = "an asynchronous handler, whose event loop needs one"
+        refuse_green_threads(label, what, "write 'def' and use concurrency")
         self._label = label
+        self.seconds = seconds
         self.concurrency = concurrency
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        name = f"{label}: handlers"
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._ready = threading.Event()
         self._closing = threading.Event()
-        self._ended: SimpleQueue[tuple[Any, Together | BaseException]] = SimpleQueue()
-        # Used by the run's thread alone: what running handlers were given, by their rows' keys, and
-        # the outcomes of those that ended, kept until forget() is called.
-        self._under_way: dict[Any, Any] = {}
-        self._outcomes: dict[Any, Together | BaseException] = {}
+        # The keys of the rows that handlers were given, by the first of them, until forget() is
+        # called.
+        self._given: dict[Any, list[Any]] = {}
+        # Race: work without flip. The outcomes of those that ended, by the same keys, written by
+        # the loop's thread where the run's thread finds them: an interrupt of the run loses what
+        # it has just taken out of a queue. The queue only wakes it.
+        self._outcomes: dict[Any, Together | Prepared | BaseException] = {}
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        # The limits of the calls under way, and the calls by their tasks, which the monitor reads.
+        self._scopes: dict[Call, asyncio.Timeout] = {}
+        self._calls: dict[asyncio.Task[Any], Call] = {}
         # Used by the loop's thread alone.
         self._handlers: dict[Any, asyncio.Task[Any]] = {}
         self._given_up: set[Any] = set()
@@ -59,6 +92,8 @@ class EventLoop:
         self._context = Context()
         self._context.run(running.set, running.get())
         self._scope: Any = ThreadSensitiveContext()  # which has no types
+        self._sessions = SharedSessions()
+        self._context.run(self._sessions.watch)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and wait for it."""
@@ -66,13 +101,17 @@ class EventLoop:
 
     @property
     def free(self) -> int:
-        """The number of handlers that may be started now."""
-        return self.concurrency - len(self._under_way)
+        """The number of handlers that may be started now.
+
+        The place of one that has ended is free when its outcome was looked at: it may end the run.
+        """
+        return self.concurrency - len(self._given)
 
     @property
     def rows_under_way(self) -> list[Any]:
-        """The keys of all rows that ``process_batch()`` is handling now."""
-        return [pk for rows in self._under_way.values() for pk in rows]
+        """The keys of all rows that are being handled now."""
+        under_way = [keys for pk, keys in self._given.items() if pk not in self._outcomes]
+        return [pk for keys in under_way for pk in keys]
 
     def start(
         self,
@@ -81,27 +120,42 @@ class EventLoop:
         given: Any,
         arguments: tuple[Any, ...],
         *,
-        is_taken_over: bool = False,
+        still_ours: Callable[[], bool] | None = None,
+        attempt: int | None = None,
     ) -> None:
-        """Start a handler, after ``taken_over()`` if so; there must be room for it.
+        """Start a handler; there must be room for it.
+
+        ``still_ours``: given if ``taken_over()`` is to be called first; returns whether the row's
+        lease is alive after that.
 
         ``given``: the row with this key, or for ``process_batch()`` several rows by key, of which
-        this is the first one's.
+        this is the first one's. Its ``taken_over()`` is called alone, with a mapping of one row.
+        ``attempt``: its number, if one is counted.
         """
-        self._under_way[pk] = given
-        self._begin(self._execute(processor, pk, given, arguments, is_taken_over=is_taken_over))
+        self._given[pk] = [*given] if processor._handles_batches else [pk]
+        coroutine = self._execute(
+            processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
+        )
+        self._begin(coroutine)
 
-    def wait(self) -> None:
-        """Wait until there is an outcome that is not forgotten yet."""
-        if not self._outcomes:
-            self._take(wait=True)
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until there is an outcome that is not forgotten yet, or for ``timeout`` seconds.
 
-    def ended(self, pks: Iterable[Any]) -> dict[Any, Together]:
+        Returns whether there is one.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        with suppress(Empty):
+            # It may be woken for outcomes that are forgotten already.
+            while not self._outcomes:
+                left = None if timeout is None else max(0.0, end - time.monotonic())
+                self._ended.get(timeout=left)
+        return bool(self._outcomes)
+
+    def ended(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:
         """Return the outcomes of those handlers that have ended, until they are forgotten.
 
         When no outcome is left, raises an error that is no row's failure, and so ends the run.
         """
-        self._take(wait=False)
         found = {pk: self._outcomes[pk] for pk in pks if pk in self._outcomes}
         outcomes = {pk: each for pk, each in found.items() if not isinstance(each, BaseException)}
         raised = [each for each in found.values() if isinstance(each, BaseException)]
@@ -112,7 +166,31 @@ class EventLoop:
     def forget(self, pks: Iterable[Any]) -> None:
         """Forget these outcomes, which the caller has recorded."""
         for pk in pks:
-            del self._outcomes[pk]
+            self._forget(pk)
+
+    def is_held_up(self, call: Call) -> bool:
+        """Return whether the call was not cancelled because another one blocks the loop.
+
+        May be called in any thread.
+        """
+        scope = self._scopes.get(call)
+        if scope is None or scope.expired():
+            return False
+        at_step = self._at_step()
+        # What a handler left behind may block the loop as well, and is not ended by its limit.
+        return at_step is not call and at_step in self._scopes
+
+    def _at_step(self) -> Call | None:
+        """Return the call whose code the loop is executing, if that is known."""
+        task = None if self._loop is None else asyncio.current_task(self._loop)
+        if task is None:
+            return None
+        found = self._calls.get(task)
+        # A task that a handler has started has a copy of its context, which 3.11 does not show.
+        context = getattr(task, "get_context", None)
+        if found is None and context is not None:
+            found = context().get(_call_now)
+        return found
 
     def give_up(self) -> None:
         """Cancel all handlers, and wait for none."""
@@ -120,39 +198,39 @@ class EventLoop:
         async def all_of_them() -> None:
             self._cancel_once(list(self._handlers))
 
-        if self._loop is not None:
+        if self._is_running:
             self.call(all_of_them())
 
-    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together]:
+    def cancel(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:
         """Cancel these handlers, wait for them, and return the outcomes of those that ended."""
         pks = list(pks)
-        if self._loop is not None:
+        if self._is_running:
             self.call(self._cancel(pks))
-        self._take(wait=False)
+        outcomes = {pk: self._outcomes[pk] for pk in pks if pk in self._outcomes}
         for pk in pks:
-            self._under_way.pop(pk, None)
-        outcomes = {pk: self._outcomes.pop(pk) for pk in pks if pk in self._outcomes}
+            self._forget(pk)
         return {pk: each for pk, each in outcomes.items() if not isinstance(each, BaseException)}
 
-    def _take(self, *, wait: bool) -> None:
-        with suppress(Empty):
-            self._note(*self._ended.get(block=wait))
-            while True:
-                self._note(*self._ended.get_nowait())
+    def _forget(self, pk: Any) -> None:
+        self._given.pop(pk, None)
+        self._outcomes.pop(pk, None)
 
-    def _note(self, pk: Any, outcome: Together | BaseException) -> None:
-        self._outcomes[pk] = outcome
-        self._under_way.pop(pk, None)
+    @property
+    def _is_running(self) -> bool:
+        # Race: work without flip. An interrupt may come before the thread is started; what was
+        # then sent to the loop would be waited for without end.
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """End the loop and its threads, and close the connections that handlers opened."""
-        if self._loop is None or self._thread is None:
+        if self._loop is None:
             return
         loop, self._loop = self._loop, None
-        asyncio.run_coroutine_threadsafe(self._end(loop), loop).result()
-        self._closing.set()
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join()
+        if self._is_running:
+            asyncio.run_coroutine_threadsafe(self._end(loop), loop).result()
+            self._closing.set()
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
         loop.close()
 
     async def _execute(
@@ -162,52 +240,147 @@ class EventLoop:
         given: Any,
         arguments: tuple[Any, ...],
         *,
-        is_taken_over: bool,
+        still_ours: Callable[[], bool] | None,
+        attempt: int | None,
     ) -> None:
-        outcome: Together | BaseException
         task = asyncio.current_task()
         assert task is not None
         self._handlers[pk] = task
         try:
-            if is_taken_over:
-                prepared = processor.taken_over(given)
-                if inspect.isawaitable(prepared):
-                    await prepared
-            if processor._handles_batches:
-                results: Any = processor.process_batch([*given.values()], *arguments)
-                outcome = understood(processor, given, await results)
-            else:
-                outcome = Handled(await processor.process(given, *arguments))
-        except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
-            if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
-                return  # interrupted: neither done nor failed
-            outcome = error if ends_the_run(error) else judge(error)
+            outcome = await self._outcome(
+                processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
+            )
+            if outcome is not None and not _timed_out(outcome):
+                outcome = await self._judged(pk, outcome)
         finally:
             del self._handlers[pk]
-        self._ended.put((pk, outcome))
+        if outcome is not None:
+            self._outcomes[pk] = outcome
+            self._ended.put(None)
+
+    async def _judged(
+        self, pk: Any, outcome: Together | Prepared | BaseException
+    ) -> Together | Prepared | BaseException | None:
+        """Return the outcome with what is known of the transaction; ``None``: interrupted."""
+        try:
+            is_lost = await self._sessions.were_left_open(pk, self._handlers.keys())
+        except asyncio.CancelledError:
+            return None
+        if is_lost and not isinstance(outcome, BaseException):
+            return without_work(outcome)
+        return outcome
+
+    async def _outcome(
+        self,
+        processor: Definition[Any],
+        pk: Any,
+        given: Any,
+        arguments: tuple[Any, ...],
+        *,
+        still_ours: Callable[[], bool] | None,
+        attempt: int | None,
+    ) -> Together | Prepared | BaseException | None:
+        """Call the handler; return what it came to, or ``None`` if it was interrupted."""
+        outcome: Together | Prepared | BaseException
+        judged = judge if still_ours is None else not_prepared
+        together = processor._handles_batches
+        call: Call | None = None
+        try:
+            if still_ours is not None:
+                row = given[pk] if together else given
+                await self._call(self._noted([pk]), processor.taken_over, row)
+                judged = judge
+            if together and still_ours is not None:
+                outcome = Prepared()
+            # Race: double claim. The lease may have lapsed during that call.
+            elif still_ours is not None and not still_ours():
+                outcome = Lost(called=False)
+            elif together:
+                rows = [*given.values()]
+                call = self._noted([*given])
+                results = await self._handle(
+                    processor, call, processor.process_batch, rows, *arguments
+                )
+                outcome = understood(processor, given, results, call.duration)
+            else:
+                call = self._noted([pk], attempt)
+                result = await self._handle(processor, call, processor.process, given, *arguments)
+                outcome = Handled(result, call.duration)
+        except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
+            if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
+                return None  # interrupted: neither done nor failed
+            duration = None if call is None else call.duration
+            outcome = error if ends_the_run(error) else judged(error, duration=duration)
+        return outcome
+
+    def _noted(self, keys: Sequence[Any], attempt: int | None = None) -> Call:
+        return Call(self._label, keys, self, attempt)
+
+    async def _handle(
+        self, processor: Definition[Any], call: Call, handler: Callable[..., Any], *given: Any
+    ) -> Any:
+        """Call a handler as ``_call()`` does; the observers and the receivers learn of it."""
+        handling = observers.Handling(call, running_now.get())
+        try:
+            if observers.active or row_started.receivers:
+                try:
+                    await self._call(call, _announce, processor, handling)
+                finally:
+                    call.duration = None
+            call.since = time.monotonic()
+            result = await self._call(call, handler, *given)
+        except BaseException as error:
+            handling.ended(error)
+            raise
+        handling.ended()
+        return result
+
+    async def _call(self, call: Call, handler: Callable[..., Any], *given: Any) -> Any:
+        """Call a handler, and cancel it at the limit; raise ``HandlerTimeout`` then."""
+        calls.begin(call)
+        scope = asyncio.timeout(self.seconds)
+        task = asyncio.current_task()
+        assert task is not None
+        self._scopes[call] = scope
+        self._calls[task] = call
+        _call_now.set(call)
+        error: BaseException | None = None
+        try:
+            async with scope:
+                result = handler(*given)
+                return await result if inspect.isawaitable(result) else result
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            calls.end(call)
+            del self._scopes[call], self._calls[task]
+            # A cancelled handler may have done half of its work, whatever it returns or raises.
+            cancelled = isinstance(error, asyncio.CancelledError)  # for another reason, too
+            if scope.expired() and not cancelled and not (error and ends_the_run(error)):
+                assert self.seconds is not None
+                raise HandlerTimeout(self.seconds) from error
 
     def _begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         loop = self._started()  # which sets up the context
-        return self._context.copy().run(asyncio.run_coroutine_threadsafe, coroutine, loop)
+        context = self._context.copy()
+        context.run(running_now.set, running_now.get())
+        return context.run(asyncio.run_coroutine_threadsafe, coroutine, loop)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            name = f"{self._label}: handlers"
-            ready = threading.Event()
-            arguments = (self._loop, ready)
-            self._thread = threading.Thread(
-                target=self._serve, args=arguments, name=name, daemon=True
-            )
             self._thread.start()
-            ready.wait()
+            self._ready.wait()
         return self._loop
 
-    def _serve(self, loop: asyncio.AbstractEventLoop, ready: threading.Event) -> None:
+    def _serve(self) -> None:
+        loop = self._loop
+        assert loop is not None
         asyncio.set_event_loop(loop)
         enter = self._scope.__aenter__()
         loop.run_until_complete(loop.create_task(enter, context=self._context))
-        loop.call_soon(ready.set)
+        loop.call_soon(self._ready.set)
         while not self._closing.is_set():
             # asyncio also raises a task's SystemExit out of the loop, and a handler may stop the
             # loop. The loop goes on, so that the other handlers can end.
@@ -220,9 +393,10 @@ class EventLoop:
             await self._scope.__aexit__(None, None, None)
 
         await _wait_for(_cancelled(asyncio.all_tasks() - {asyncio.current_task()}))
-        await loop.create_task(leave(), context=self._context)
+        # Work that a handler has given to another thread goes on after the handler was cancelled.
+        await _wait_for([loop.create_task(leave(), context=self._context)])
         await loop.shutdown_asyncgens()
-        await loop.shutdown_default_executor()
+        await _wait_for([loop.create_task(loop.shutdown_default_executor())])
 
     async def _cancel(self, pks: Sequence[Any]) -> None:
         # All handlers that were started before this have reached their first step.
@@ -239,21 +413,16 @@ class EventLoop:
                 self._handlers[pk].cancel()
 
 
-def _refuse_green_threads(label: str) -> None:
-    """Raise if threads are greenlets, because the loop would share its thread with the run.
+async def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
+    for sent in calls.starts(processor, handling.call):
+        # Receivers that are no coroutines are called in the thread for database calls.
+        await row_started.asend_robust(**sent)
+    handling.started()
 
-    The libraries are looked up by name, since only a process that imported one can be patched.
-    """
-    for module, asked, what in (
-        ("gevent.monkey", "is_module_patched", "threading"),
-        ("eventlet.patcher", "is_monkey_patched", "thread"),
-    ):
-        if module in sys.modules and getattr(sys.modules[module], asked)(what):
-            raise Unsupported(
-                f"{label}: expected real threads for an asynchronous handler, whose event loop "
-                f"needs one, got threads patched by {module.partition('.')[0]}; write 'def' "
-                "and use concurrency, or run it in a process that is not patched."
-            )
+
+def _timed_out(outcome: Any) -> bool:
+    """Return whether the handler reached its limit: its work in the thread may go on."""
+    return isinstance(outcome, Failed) and isinstance(outcome.error, HandlerTimeout)
 
 
 def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> list[asyncio.Task[Any]]:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor import observers
 from dcl_processor.exceptions import HandlerExited, ProcessorError, Unsupported
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.outcomes import Discard, Snooze
+from dcl_processor.signals import row_started
+
+from .calls import Call, announced, noted
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
+    from .time_limit import TimeLimit
+
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """The handler returned; ``result`` is what it returned."""
+    """The handler returned; ``result`` is what it returned; ``duration``: seconds of its call."""
 
     result: Any = None
+    duration: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """``taken_over()`` returned for a row that ``process_batch()`` is still to be called with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +43,43 @@ class Failed:
     ``kept``: ``process_batch()`` returned the error, and its writes belong to all its rows.
     ``handled``: not the handler failed, but the flip or the commit: after the handler's work, or
     before it if the flip could be rehearsed.
-    ``unstarted``: no handler was called, and no attempt is counted.
+    ``unstarted``: no handler was called, and no attempt is counted. ``unprepared``: raised by
+    ``taken_over()``, so that nothing was found out about the row's last worker.
     ``attempt``: its number, if a ``retry`` counts it; ``max_attempts``: how many the row has, if
-    there is a limit; ``again_in``: seconds until the next one, if any.
+    there is a limit; ``again_in``: seconds until the next one, if any. ``duration``: seconds that
+    the handler's call took, if there was one.
     """
 
     error: Exception
     handled: bool = False
     kept: bool = False
     unstarted: bool = False
+    unprepared: bool = False
     attempt: int | None = None
     max_attempts: int | None = None
     again_in: float | None = None
+    duration: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler raised ``Snooze``: not now."""
+    """The handler raised ``Snooze``: not now. ``unprepared``, ``duration``: as for ``Failed``."""
 
     delay: float | timedelta | None = None
     until: datetime | None = None
     kept: bool = False
+    unprepared: bool = False
+    duration: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """The handler raised ``Discard``: never."""
+    """The handler raised ``Discard``: never. ``unprepared``, ``duration``: as for ``Failed``."""
 
     error: Discard
     kept: bool = False
+    unprepared: bool = False
+    duration: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +87,7 @@ class Lost:
     """The worker had lost the row at its settlement, or before its handler was called."""
 
     called: bool = True
+    duration: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,38 +112,82 @@ def execute(
     row: Any,
     arguments: tuple[Any, ...],
     *,
-    is_taken_over: bool = False,
+    limit: TimeLimit | None = None,
+    still_ours: Callable[[], bool] | None = None,
+    attempt: int | None = None,
 ) -> Outcome:
     """Call the handler; any error becomes an outcome, unless it ``ends_the_run()``.
 
-    ``is_taken_over``: the processor's ``taken_over()`` is called first.
+    ``limit``: of each call. ``still_ours``: given if the processor's ``taken_over()`` is to be
+    called first; returns whether the row's lease is alive after that. ``attempt``: its number, if
+    one is counted.
     Otherwise a handler that calls ``sys.exit()``, or a library whose errors are no ``Exception``,
     would end every run at the same row.
     """
+    call = _call_of(processor, (row.pk,), limit, attempt)
     try:
         if processor._handles_batches:
-            [outcome] = execute_together(processor, {row.pk: row}, arguments).values()
+            [outcome] = execute_together(processor, {row.pk: row}, arguments, limit).values()
             return outcome
-        if is_taken_over:
-            processor.taken_over(row)
-        result = processor.process(row, *arguments)
+        if still_ours is not None:
+            if (refused := _refused(processor, row, limit, still_ours)) is not None:
+                return refused
+            call = _call_of(processor, (row.pk,), limit, attempt)  # it begins now
+        if observers.active or row_started.receivers:
+            result = announced(processor, call, limit, processor.process, row, *arguments)
+        else:
+            result = noted(call, limit, processor.process, row, *arguments)
         if result is not None:
             _refuse_coroutine(processor, result)
     except BaseException as error:
         if ends_the_run(error):
             raise
-        return judge(error)
-    return Handled(result)
+        return judge(error, duration=call.duration)
+    return Handled(result, call.duration)
 
 
-def judge(error: BaseException, *, kept: bool = False) -> Outcome:
+def _refused(
+    processor: Definition[Any],
+    row: Any,
+    limit: TimeLimit | None,
+    still_ours: Callable[[], bool],
+) -> Outcome | None:
+    """Call ``taken_over()``; return the outcome if the handler is not to be called after it."""
+    if (unprepared := prepare(processor, row, limit)) is not None:
+        return unprepared
+    # Race: double claim. The lease may have lapsed during this call.
+    return None if still_ours() else Lost(called=False)
+
+
+def prepare(processor: Definition[Any], row: Any, limit: TimeLimit | None = None) -> Outcome | None:
+    """Call ``taken_over()``; return the outcome of the row if its handler is not to be called."""
+    try:
+        call = _call_of(processor, (row.pk,), limit)
+        result = noted(call, limit, processor.taken_over, row)
+        if result is not None:
+            _refuse_coroutine(processor, result)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        return not_prepared(error)
+    return None
+
+
+def not_prepared(error: BaseException, *, duration: float | None = None) -> Outcome:
+    """Return the outcome that an exception of ``taken_over()`` stands for."""
+    return replace(judge(error, duration=duration), unprepared=True)
+
+
+def judge(
+    error: BaseException, *, kept: bool = False, duration: float | None = None
+) -> Snoozed | Discarded | Failed:
     """Return the outcome that a handler's exception stands for."""
     match error:
         case Snooze():
-            return Snoozed(error.delay, error.until, kept=kept)
+            return Snoozed(error.delay, error.until, kept=kept, duration=duration)
         case Discard():
-            return Discarded(error, kept=kept)
-    return Failed(as_exception(error), kept=kept)
+            return Discarded(error, kept=kept, duration=duration)
+    return Failed(as_exception(error), kept=kept, duration=duration)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -139,42 +204,74 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def execute_together(
-    processor: Definition[Any], rows: Mapping[Any, Any], arguments: tuple[Any, ...]
+    processor: Definition[Any],
+    rows: Mapping[Any, Any],
+    arguments: tuple[Any, ...],
+    limit: TimeLimit | None = None,
 ) -> dict[Any, Outcome]:
     """Call ``process_batch()``; the caller handles the errors that it raises."""
-    given = [*rows.values()]
-    results = processor.process_batch(given, *arguments)
-    return outcomes_of(processor, rows, results)
+    call = _call_of(processor, [*rows], limit)
+    results = _call_together(processor, rows, arguments, limit, call)
+    return outcomes_of(processor, rows, results, call.duration)
 
 
 def attempt_together(
-    processor: Definition[Any], rows: Mapping[Any, Any], arguments: tuple[Any, ...]
+    processor: Definition[Any],
+    rows: Mapping[Any, Any],
+    arguments: tuple[Any, ...],
+    limit: TimeLimit | None = None,
 ) -> Together:
     """Call ``process_batch()``; any error becomes an outcome, unless it ``ends_the_run()``."""
+    call = _call_of(processor, [*rows], limit)
     try:
-        results = processor.process_batch([*rows.values()], *arguments)
+        results = _call_together(processor, rows, arguments, limit, call)
     except BaseException as error:
         if ends_the_run(error):
             raise
-        return judge(error)
-    return understood(processor, rows, results)
+        return judge(error, duration=call.duration)
+    return understood(processor, rows, results, call.duration)
 
 
-def understood(processor: Definition[Any], rows: Iterable[Any], results: Any) -> Together:
-    """Return the outcomes of rows from what ``process_batch()`` returned.
+def _call_of(
+    processor: Definition[Any],
+    keys: Sequence[Any],
+    limit: TimeLimit | None,
+    attempt: int | None = None,
+) -> Call:
+    return Call(processor.name, keys, limit, attempt)
+
+
+def _call_together(
+    processor: Definition[Any],
+    rows: Mapping[Any, Any],
+    arguments: tuple[Any, ...],
+    limit: TimeLimit | None,
+    call: Call,
+) -> Any:
+    given = [*rows.values()]
+    return announced(processor, call, limit, processor.process_batch, given, *arguments)
+
+
+def understood(
+    processor: Definition[Any], rows: Iterable[Any], results: Any, duration: float | None
+) -> Together:
+    """Return the outcomes of rows from what ``process_batch()`` returned, in ``duration`` seconds.
 
     If that cannot be understood, the work may be done all the same, for any of the rows.
     """
     try:
-        return outcomes_of(processor, rows, results)
+        return outcomes_of(processor, rows, results, duration)
     except BaseException as error:
         if ends_the_run(error):
             raise
-        return Failed(as_exception(error), handled=True)
+        return Failed(as_exception(error), handled=True, duration=duration)
 
 
 def outcomes_of(
-    processor: Definition[Any], rows: Iterable[Any], results: Any
+    processor: Definition[Any],
+    rows: Iterable[Any],
+    results: Any,
+    duration: float | None = None,
 ) -> dict[Any, Outcome]:
     """Return the outcome of each row, by key, from what ``process_batch()`` returned.
 
@@ -186,9 +283,9 @@ def outcomes_of(
     """
     keys = [*rows]
     if results is None:
-        return {pk: Handled() for pk in keys}
+        return {pk: Handled(None, duration) for pk in keys}
     if isinstance(results, Mapping):
-        return _by_key(processor, keys, results)
+        return _by_key(processor, keys, results, duration)
     _refuse_coroutine(processor, results)
     if not _is_one_per_row(results):
         raise Unsupported(
@@ -200,11 +297,14 @@ def outcomes_of(
             f"{processor.name}: expected process_batch() to return None or one result for each of "
             f"{len(keys)} rows, got {len(results)}."
         )
-    return {pk: _returned(result) for pk, result in zip(keys, results, strict=True)}
+    return {pk: _returned(result, duration) for pk, result in zip(keys, results, strict=True)}
 
 
 def _by_key(
-    processor: Definition[Any], keys: list[Any], results: Mapping[Any, Any]
+    processor: Definition[Any],
+    keys: list[Any],
+    results: Mapping[Any, Any],
+    duration: float | None,
 ) -> dict[Any, Outcome]:
     """Return the outcomes from results by key; a row without a result has failed."""
     known = set(keys)
@@ -215,14 +315,19 @@ def _by_key(
                 f"primary keys of the rows that it was called with, such as {keys[0]!r}, got the "
                 f"key {key!r}; use row.pk as the key."
             )
-    return {pk: _returned(results[pk]) if pk in results else _no_result(pk) for pk in keys}
+    return {
+        pk: _returned(results[pk], duration) if pk in results else _no_result(pk, duration)
+        for pk in keys
+    }
 
 
-def _returned(result: Any) -> Outcome:
-    return judge(result, kept=True) if isinstance(result, BaseException) else Handled(result)
+def _returned(result: Any, duration: float | None) -> Outcome:
+    if isinstance(result, BaseException):
+        return judge(result, kept=True, duration=duration)
+    return Handled(result, duration)
 
 
-def _no_result(pk: Any) -> Outcome:
+def _no_result(pk: Any, duration: float | None) -> Outcome:
     # Handled as far as is known: AT_MOST_ONCE must not repeat it, and leaves the row in doubt.
     return Failed(
         ProcessorError(
@@ -232,6 +337,7 @@ def _no_result(pk: Any) -> Outcome:
         ),
         handled=True,
         kept=True,
+        duration=duration,
     )
 
 

@@ -34,6 +34,8 @@ from django.db import connections
 
 from dcl_processor.errors import printable
 
+from .disk_room import fill
+
 # Windows has no fcntl: there a dead process looks like a live one.
 fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 
@@ -156,7 +158,7 @@ class InFlight(threading.local):
     """
 
     def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+        self.notes = notes
         self._map: mmap.mmap | None = None
         self._file = -1
         self._path: Path | None = None
@@ -165,7 +167,7 @@ class InFlight(threading.local):
 
     def note(self, pks: Collection[Any]) -> None:
         """Note that all of these rows are in flight."""
-        if self._notes.using is None or self._is_useless:
+        if self.notes.using is None or self._is_useless:
             return
         try:
             at = self._map or self._make()
@@ -173,7 +175,7 @@ class InFlight(threading.local):
             self._is_useless = True
             return
         keys = [str(pk) for pk in pks]
-        known = self._notes.known
+        known = self.notes.known
         number = 1 + max((known.get(key, 0) for key in keys), default=0) if known else 1
         note = f"{time.time()} {number} {keys!a}\n".encode()
         while len(note) > SIZE - FIRST:
@@ -184,7 +186,7 @@ class InFlight(threading.local):
         at[FIRST : FIRST + len(note)] = note
         _at.pack_into(at, 0, _ALL)
         if number > 1:
-            self._notes.replace(keys)
+            self.notes.replace(keys)
 
     def narrow(self, index: int, pk: Any) -> None:
         """Note that only the row at this place of the batch, counted from 0, is in flight."""
@@ -204,22 +206,26 @@ class InFlight(threading.local):
         """Remove this thread's file."""
         at, self._map = self._map, None
         if at is not None and self._path is not None:
-            self._notes.drop(self._path)
+            self.notes.drop(self._path)
             at.close()
             os.close(self._file)
 
     def _make(self) -> mmap.mmap:
-        place = self._notes.place()
+        place = self.notes.place()
         if place is None:
             raise OSError("no folder can be used for the notes")
         self._path = place.with_name(f"{place.name}-{os.getpid()}-{secrets.token_hex(4)}")
-        self._notes.own.add(self._path)
+        self.notes.own.add(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self._file = os.open(self._path, flags, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Written, not only extended, so that a full disk fails here and not with SIGBUS later.
-        os.write(self._file, _at.pack(_NONE) + b" " * (SIZE - FIRST))
-        self._map = mmap.mmap(self._file, SIZE)
+        file = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fill(file, _at.pack(_NONE) + b" " * (SIZE - FIRST))
+            self._file, self._map = file, mmap.mmap(file, SIZE)
+        except OSError:
+            os.close(file)
+            self.notes.drop(self._path)
+            raise
         return self._map
 
 
@@ -281,6 +287,20 @@ def _opened(path: Path) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
+
+
+def rows_of(pid: int) -> list[Death]:
+    """Return the notes of a process that is still there, one for each of its threads."""
+    folder, found = _folder(), []
+    if folder is not None:
+        for path in sorted(folder.glob(f"*-{pid}-*")):
+            # Its process may write it meanwhile, and then it is of no use.
+            with suppress(OSError, ValueError, SyntaxError, IndexError, TypeError, struct.error):
+                with _opened(path) as file:
+                    note = _read(path, os.pread(file, SIZE, 0))
+                if note is not None:
+                    found.append(note)
+    return found
 
 
 def _drop(path: Path) -> None:

@@ -54,7 +54,7 @@ class Leftover:
         """End the transaction that was left open; return the row's outcome."""
         if not self.end() or not isinstance(outcome, Handled):
             return outcome
-        return Failed(TransactionLeftOpen(), handled=True)
+        return Failed(TransactionLeftOpen(), handled=True, duration=outcome.duration)
 
     def judge_all(self, outcomes: dict[Any, Outcome]) -> dict[Any, Outcome]:
         """Do the same for the rows of one call, whose outcomes are given by key."""
@@ -66,7 +66,9 @@ class Leftover:
     def end(self) -> bool:
         """Roll back the open transaction, if there is one; return whether there was."""
         connection = self._connection
-        if not self._is_left() or any(map(from_test_case, connection.atomic_blocks[:1])):
+        if not self.may_be_left() or not self._is_left():
+            return False
+        if any(map(from_test_case, connection.atomic_blocks[:1])):
             return False
         # As in connect(), because the blocks were not left, and never will be.
         connection.in_atomic_block = connection.needs_rollback = False
@@ -74,6 +76,7 @@ class Leftover:
         connection.run_on_commit = []
         try:
             connection.connection.rollback()
+            self._may_have_begun = False
             connection.set_autocommit(True)
             if in_transaction(connection):
                 # psycopg2 rolls back only a transaction that it began itself.
@@ -82,7 +85,13 @@ class Leftover:
             connection.close()
         return True
 
-    def _is_left(self) -> bool:
+    @property
+    def connection(self) -> Any:
+        """The connection that is watched."""
+        return self._connection
+
+    def may_be_left(self) -> bool:
+        """Return whether a transaction may be open; sends nothing, and may be called anywhere."""
         connection = self._connection
         driver = connection.connection
         if driver is None or getattr(driver, "closed", False):
@@ -90,7 +99,15 @@ class Leftover:
         if connection.in_atomic_block or not connection.autocommit:
             return True
         known = in_transaction(connection)
-        return self._may_have_begun and self._asked() if known is None else known
+        return self._may_have_begun if known is None else known
+
+    def _is_left(self) -> bool:
+        """Return whether the transaction that may be open is open."""
+        connection = self._connection
+        if connection.in_atomic_block or not connection.autocommit or not self._may_have_begun:
+            return True
+        self._may_have_begun = self._asked()
+        return self._may_have_begun
 
     def _asked(self) -> bool:
         """Ask the server: outside a transaction a savepoint ends with its statement."""

@@ -12,6 +12,7 @@ from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.interrupts import ends_the_run
 
+from .calls import beside
 from .log import log_error
 
 if TYPE_CHECKING:
@@ -20,50 +21,50 @@ if TYPE_CHECKING:
     from .event_loop import EventLoop
 
 
-class Broken:
+class OpenFailure:
     """The error with which a resource could not be opened, shared by all threads of a run."""
 
     error: BaseException | None = None
 
 
 @dataclass
-class Opened:
+class OpenResource:
     """An opened resource; ``users``: the number of batches whose handlers use it."""
 
     stack: ExitStack
     arguments: tuple[Any, ...]
-    is_worn: bool = False
+    must_reopen: bool = False
     users: int = 0
 
 
 class Resource(threading.local):
     """The processor's ``resource()`` in one run; each thread, or event loop, has its own.
 
-    ``broken``: gets the error, if it cannot be opened. No row is to blame for that, so no attempt
+    ``failure``: gets the error, if it cannot be opened. No row is to blame for that, so no attempt
     is counted.
     """
 
     def __init__(
-        self, processor: Definition[Any], event_loop: EventLoop | None, broken: Broken
+        self, processor: Definition[Any], event_loop: EventLoop | None, failure: OpenFailure
     ) -> None:
         self._processor = processor
         self._event_loop = event_loop
-        self._opened: Opened | None = None
-        self._broken = broken
+        self._opened: OpenResource | None = None
+        self._failure = failure
 
     @property
     def is_open(self) -> bool:
         """Whether ``ready()`` has nothing to open or close."""
-        return self._opened is not None and not self._opened.is_worn
+        return self._opened is not None and not self._opened.must_reopen
 
     def ready(self) -> bool:
-        """Open it unless it is open and not worn; return whether a handler may be called."""
-        if self._opened is not None and self._opened.is_worn:
+        """Open it unless it is open and works; return whether a handler may be called."""
+        if self._opened is not None and self._opened.must_reopen:
             self._let_go()
-        if self._opened is None and self._broken.error is None:
+        if self._opened is None and self._failure.error is None:
             stack = ExitStack()
             try:
-                arguments = self._enter(self._processor.resource(), stack)
+                arguments = beside(self._processor.name, "resource()", (), self._open, stack)
             except InvalidOption:
                 raise
             except BaseException as error:
@@ -73,24 +74,24 @@ class Resource(threading.local):
                 words = "%s: the resource could not be opened: %s"
                 log_error(error, words, self._processor.name)
                 forget_frames(error)
-                self._broken.error = error
+                self._failure.error = error
             else:
-                self._opened = Opened(stack, arguments)
-        return self._broken.error is None
+                self._opened = OpenResource(stack, arguments)
+        return self._failure.error is None
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the handler's arguments after its row: the resource, or nothing."""
         return self._opened.arguments if self._opened else ()
 
-    def worn(self) -> None:
-        """Mark it as worn, because a row failed: the next ``ready()`` reopens it."""
+    def reopen_later(self) -> None:
+        """Note that a row failed: the next ``ready()`` reopens it."""
         if self._opened is not None:
-            self._opened.is_worn = True
+            self._opened.must_reopen = True
 
     @contextmanager
-    def lent(self) -> Iterator[Opened]:
-        """Lend it to a batch; if it is worn meanwhile, it is closed after its last user."""
-        opened = self._opened or Opened(ExitStack(), ())
+    def borrowed(self) -> Iterator[OpenResource]:
+        """Lend it to a batch; if it must be reopened meanwhile, its last user closes it."""
+        opened = self._opened or OpenResource(ExitStack(), ())
         opened.users += 1
         try:
             yield opened
@@ -108,14 +109,17 @@ class Resource(threading.local):
         if opened is not None and not opened.users:
             self._close(opened)
 
-    def _close(self, opened: Opened) -> None:
+    def _close(self, opened: OpenResource) -> None:
         try:
-            opened.stack.close()
+            beside(self._processor.name, "the end of resource()", (), opened.stack.close)
         except BaseException as error:
             if ends_the_run(error):
                 raise
             # Logged: the rows are done.
             log_error(error, "%s: the resource could not be closed: %s", self._processor.name)
+
+    def _open(self, stack: ExitStack) -> tuple[Any, ...]:
+        return self._enter(self._processor.resource(), stack)
 
     def _enter(self, manager: Any, stack: ExitStack) -> tuple[Any, ...]:
         if manager is None:

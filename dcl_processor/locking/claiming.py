@@ -24,6 +24,9 @@ from .wanted import Wanted
 M = TypeVar("M", bound=Model)
 R = TypeVar("R")
 
+#: SQL, and its parameters.
+Statement = tuple[str, Sequence[Any]]
+
 
 class Miss(Enum):
     """Why a candidate was not claimed."""
@@ -35,6 +38,8 @@ class Miss(Enum):
     STALE = "stale"
     #: It failed in another worker of the same run.
     TRIED = "tried"
+    #: The handler was called for its key in another worker of the same run.
+    CALLED = "called"
     #: Another session has its key locked.
     KEY_LOCKED = "key locked"
     #: As many rows of its key as may be are in flight, or in doubt.
@@ -88,30 +93,68 @@ def claim(
 
 
 def _claim_own(question: Question[M], wanted: Wanted) -> Claimed[M]:
-    # Race: double claim. Another worker may have finished a row since its key was read. The
-    # lock and the second check are one statement, which checks the locked row's newest version.
-    def asked(rows: RowFilter) -> QuerySet[Any, M]:
-        locking = _locking(question.narrowed(rows), question.using)
-        return wanted.first(with_transaction_id(locking, question.using), rows)
-
+    asked = partial(_asked_locking, question, wanted)
     found = {row.pk: row for row in _select(question, ("claim", wanted.choice), wanted.pks, asked)}
     # Removed before a handler sees it, because it is not a column.
     ids = [vars(row).pop(NAME, None) for row in found.values()]
     locked = _Locked([], ids[0] if ids else None)
     if len(found) == len(wanted.pks) == 1:
         return Claimed(found, {}, locked.transaction_id)
-    return _claimed(wanted.reached(found), found, locked)
+    return _claimed(wanted.visited(found), found, locked)
 
 
-def lock_free(question: Question[Any], pks: Sequence[Any]) -> list[Any]:
-    """Lock those of the rows that are not locked, and return their keys; checks nothing else."""
-    return _lock(question, question.model, Wanted(pks)).pks
+def _asked_locking(question: Question[Any], wanted: Wanted, rows: RowFilter) -> QuerySet[Any, Any]:
+    # Race: double claim. Another worker may have finished a row since its key was read. The
+    # lock and the second check are one statement, which checks the locked row's newest version.
+    locking = _locking(question.narrowed(rows), question.using)
+    return wanted.first(with_transaction_id(locking, question.using), rows)
+
+
+def statements(question: Question[Any], wanted: Wanted) -> list[Statement]:
+    """Return the statements that ``claim()`` would send if it could lock all the rows.
+
+    Compiles them, and locks nothing; runs inside a transaction, as ``claim()`` does.
+    """
+    connection, pks = connections[question.using], wanted.pks
+    again = (question, ("ask", None), pks, _asked(question, pks))
+    if not connection.features.has_select_for_update:
+        return [(_database_lock(question), ()), _statement(*again)]
+    if question.own_table:
+        asked = partial(_asked_locking, question, wanted)
+        return [_statement(question, ("claim", wanted.choice), pks, asked)]
+    own, *parents = question.tables
+    locks = [
+        _statement(question, (own, wanted.choice), pks, partial(_parts, question, own, wanted))
+    ]
+    for parent in parents:
+        keys = [*parent_keys(question, parent, pks).values()]
+        parts = partial(_parts, question, parent, Wanted(keys))
+        locks += [_statement(question, (parent, None), keys, parts)] if keys else []
+    return [*locks, _statement(*again)]
+
+
+def lock_free(
+    question: Question[Any], pks: Sequence[Any], tables: Sequence[type[Model]] = ()
+) -> list[Any]:
+    """Lock those of the rows that are not locked, and return their keys; checks nothing else.
+
+    ``tables``: those that are to be written; the parts of the rows in parents' tables are locked,
+    too. A database without row locks is locked as a whole.
+    """
+    if not connections[question.using].features.has_select_for_update:
+        lock_database(question)
+        return list(pks)
+    locked = _lock(question, question.model, Wanted(pks))
+    for table in tables:
+        if table is not question.model:
+            locked = _lock(question, table, Wanted(locked.pks))
+    return locked.pks
 
 
 def _claim_spanning(question: Question[M], wanted: Wanted) -> Claimed[M]:
     own, *parents = question.tables
     locked = _lock(question, own, wanted)
-    pks = wanted.reached(locked.pks)
+    pks = wanted.visited(locked.pks)
     for table in parents:
         locked = _lock(question, table, Wanted(locked.pks))
     # Race: stale second check. The lock statement's snapshot is older than the lock, and joined
@@ -152,12 +195,16 @@ def lock_database(question: Question[Any]) -> None:
     """Take the only lock of a database without row locks."""
     # SQLite has one lock, for writing, and grants it at once only to a transaction that begins with
     # a write, here an update that matches no row. After a read, the later write could fail.
+    with connections[question.using].cursor() as cursor:
+        cursor.execute(_database_lock(question))
+
+
+def _database_lock(question: Question[Any]) -> str:
     connection = connections[question.using]
     table = connection.ops.quote_name(question.model._meta.db_table)
     key: Any = question.model._meta.pk_fields[0]
     column = connection.ops.quote_name(key.column)
-    with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0")  # noqa: S608  # quoted
+    return f"UPDATE {table} SET {column} = {column} WHERE 1 = 0"  # noqa: S608  # quoted
 
 
 def _claimed(pks: Sequence[Any], found: dict[Any, M], locked: _Locked) -> Claimed[M]:
@@ -247,8 +294,8 @@ def parent_keys(question: Question[Any], parent: type[Model], pks: Sequence[Any]
     steps = question.model._meta.get_path_to_parent(parent)
     if all(step.join_field.primary_key for step in steps):
         return dict(zip(pks, pks, strict=True))
-    # A separate query, because MariaDB would lock the rows of a subquery as well. The rows are
-    # locked, so that the answer stays valid.
+    # A separate query, because MariaDB would lock the rows of a subquery as well. The answer stays
+    # valid, because nothing moves a row to another parent.
     rows = QuerySet[Any](question.model, using=question.using).filter(these(pks))
     return dict(rows.values_list("pk", _path_to(question.model, parent)))
 
@@ -307,6 +354,20 @@ def _select(
     """Select rows by their keys, by a statement that is compiled once per window if possible."""
     select = _compiled(question, name, pks, ask)
     return list(ask(KeyList(pks))) if select is None else select.execute(pks)
+
+
+def _statement(
+    question: Question[Any],
+    name: tuple[str | type[Model], tuple[int, bool] | None],
+    pks: Sequence[Any],
+    ask: Callable[[RowFilter], QuerySet[Any, Any]],
+) -> Statement:
+    """Return the statement that ``_select()`` executes."""
+    select = _compiled(question, name, pks, ask)
+    if select is not None:
+        return select.statement(pks)
+    compiled: Statement = ask(KeyList(pks)).query.get_compiler(question.using).as_sql()
+    return compiled
 
 
 def _compiled(

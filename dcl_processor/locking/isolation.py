@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,6 +23,9 @@ _SET = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 # Keyed by the driver's connection, so that the level is read again after a reconnect.
 _levels: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+#: The blocks of ``atomic()`` that began at READ COMMITTED, which their session does not show.
+_begun: WeakSet[Any] = WeakSet()
 
 
 def refuse_outer_transaction(using: str, label: str) -> None:
@@ -41,6 +44,44 @@ def refuse_outer_transaction(using: str, label: str) -> None:
             f"{label}: expected a connection in autocommit mode, got AUTOCOMMIT=False on "
             f"{using!r}, with which Django never commits; set it to True, or give the processor an "
             "alias of its own with using=."
+        )
+
+
+def refuse_other_transactions(using: str, label: str) -> None:
+    """Raise if a transaction is open on another alias, which an interrupted handler would lose."""
+    for connection in connections.all(initialized_only=True):
+        is_own = connection.alias == using
+        is_of_test = any(map(from_test_case, connection.atomic_blocks[-1:]))
+        is_open = connection.in_atomic_block or not connection.autocommit
+        if is_open and not (is_own or is_of_test) and connection.connection is not None:
+            raise InsideTransaction(
+                f"{label}: expected a run with handler_timeout outside any transaction, because "
+                "the sessions of an interrupted handler are closed, got one inside an open "
+                f"transaction on {connection.alias!r}; start it after the block."
+            )
+
+
+def refuse_old_snapshot(using: str, label: str, *, own_table: bool) -> None:
+    """Raise inside a transaction whose reads do not see what others have committed since it began.
+
+    On MariaDB and MySQL a lock does not fail for a row that was changed after the snapshot, and the
+    check under the lock would read the row as it was. On PostgreSQL it fails, but the other tables
+    that a question reads are read as they were; ``own_table``: it reads none.
+    """
+    connection: Any = connections[using]
+    blocks = connection.atomic_blocks
+    is_ours = bool(blocks) and (from_test_case(blocks[0]) or blocks[0] in _begun)
+    sees_old = connection.vendor == "mysql" or (connection.vendor == "postgresql" and not own_table)
+    if not sees_old or not connection.in_atomic_block or is_ours:
+        return
+    # Race: stale second check. A worker may have settled the row since the snapshot.
+    level = _ask(connection)
+    if level != "READ COMMITTED":
+        raise InsideTransaction(
+            f"{label}: expected a transaction at READ COMMITTED around requeue(), mark_done() and "
+            "discard(), in which they see what workers have committed, got one inside "
+            f"transaction.atomic() at {level} on {using!r}; call them after the block, or set "
+            "isolation_level to 'read committed' in OPTIONS."
         )
 
 
@@ -63,8 +104,8 @@ def refuse_test_case(using: str, label: str) -> None:
         )
 
 
-class RowTransaction:
-    """The transaction of one row, at READ COMMITTED whatever the connection's default.
+class ReadCommitted:
+    """A transaction at READ COMMITTED, whatever the connection's default.
 
     Inside Django's ``TestCase`` it is a savepoint, and the isolation level stays as it is.
     """
@@ -92,6 +133,7 @@ class RowTransaction:
             driver.isolation_level = _READ_COMMITTED
         elif connection.vendor == "mysql" and not _is_read_committed(connection):
             _set_read_committed(connection)
+            _begun.add(self._atomic)
         try:
             self._atomic.__enter__()
         except BaseException:
@@ -137,12 +179,12 @@ def _set_read_committed(connection: BaseDatabaseWrapper) -> None:
 
 
 def _ask(connection: BaseDatabaseWrapper) -> str:
-    # The variable is tx_isolation on older servers of the MySQL family, transaction_isolation on
-    # newer ones.
+    sql = "SHOW transaction_isolation"
+    if connection.vendor == "mysql":
+        # tx_isolation on older servers, transaction_isolation on newer ones.
+        sql = "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SHOW VARIABLES WHERE Variable_name IN ('tx_isolation', 'transaction_isolation')"
-        )
+        cursor.execute(sql)
         level: str = cursor.fetchone()[-1]
     return level.upper().replace("-", " ")
 

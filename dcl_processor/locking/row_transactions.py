@@ -4,8 +4,8 @@ A row that is settled has two statements left that return nothing: its flip, and
 wait here, and are sent in one message with the next row's BEGIN and claim: one round trip for each
 row. PostgreSQL executes the statements of such a message one by one, and each takes a snapshot of
 its own, so that a claim in it sees what was committed before. An error skips the rest of the
-message, the COMMIT included. Until the message is answered the row is unconfirmed: the process that
-dies before that leaves what it leaves before a COMMIT.
+message, the COMMIT included. Until the message is answered the row is unconfirmed: a process that
+dies before the answer leaves the same state as one that dies before its COMMIT.
 
 Where the claim is committed before the work, a row's settlement is the only statement left. It
 waits for the claim of the next row. PostgreSQL makes the two one transaction, because they are one
@@ -28,7 +28,7 @@ from django.db import Error, connections, transaction
 
 from dcl_processor.interrupts import ends_the_run
 
-from .isolation import RowTransaction, from_test_case
+from .isolation import ReadCommitted, from_test_case
 
 Rows = list[tuple[Any, ...]]
 
@@ -67,8 +67,10 @@ class RowTransactions(threading.local):
     def __init__(self, confirmed: Callable[[Any, Any, BaseException | None], None]) -> None:
         self._confirmed = confirmed
         #: Django's block around the rows' transactions; ``None``: no transaction is open.
-        self._block: RowTransaction | None = None
+        self._block: ReadCommitted | None = None
         self._connection: Any = None
+        #: The driver's, of that connection.
+        self._cursor: Any = None
         #: The flips and the COMMIT of an unconfirmed row, or its settlement.
         self._before: list[Statement] = []
         #: What waits in the transaction that is open now: its BEGIN, or its flips.
@@ -99,7 +101,7 @@ class RowTransactions(threading.local):
         return self
 
     def _begin(self) -> None:
-        self._block = RowTransaction(self._connection.alias)
+        self._block = ReadCommitted(self._connection.alias)
         try:
             self._block.__enter__()
         except BaseException:
@@ -191,9 +193,12 @@ class RowTransactions(threading.local):
     ) -> Statement:
         if params is None:
             return Statement(sql, None, answered, sql)
-        connection = self._connection
-        with connection.wrap_database_errors, connection.connection.cursor() as cursor:
-            return Statement(sql, params, answered, cursor.mogrify(sql, params))
+        driver = self._connection.connection
+        with self._connection.wrap_database_errors:
+            # Kept, because it only fills in parameters: a new one for each row costs more.
+            if self._cursor is None or self._cursor.connection is not driver or driver.closed:
+                self._cursor = driver.cursor()
+            return Statement(sql, params, answered, self._cursor.mogrify(sql, params))
 
     def answers(self, statements: Sequence[tuple[str, Sequence[Any]]]) -> list[Rows] | None:
         """Send the statements as one message, and return the rows of each.
@@ -242,6 +247,7 @@ class RowTransactions(threading.local):
             return
         self.confirm()
         self._stop_waiting()
+        self._cursor = None
         if self._block is not None:
             transaction.set_rollback(True, connection.alias)
             self._leave(None)
@@ -324,7 +330,7 @@ def in_one_message(send: Send, cursor: Any, statements: Sequence[Statement]) -> 
 
 
 def one_by_one(send: Send, cursor: Any, statements: Sequence[Statement]) -> Any:
-    """Send each statement by itself; leave the cursor at the result of the last one."""
+    """Send each statement in its own message; leave the cursor at the result of the last one."""
     *earlier, last = statements
     for each in earlier:
         send(each.sql, each.params)

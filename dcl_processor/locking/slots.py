@@ -189,7 +189,7 @@ class Slot:
         with self._lock:
             if self._slot is None:
                 return False
-            # Race: worker over the cap. A lost slot is not noticed by itself, and another worker
+            # Race: worker over the cap. The loss of a slot is seen only when asked; another worker
             # may have it: this one starts no further row.
             if time.monotonic() >= self._ask_at or has_news(self._connection.connection):
                 self._ask(self._slot)
@@ -207,12 +207,14 @@ class Slot:
     def release(self) -> None:
         """Free the slot, and close its connection."""
         with self._lock:
-            if self._slot is not None:
-                # The server notices a closed connection a moment later, and by then the next run
-                # may have asked for the slot.
-                with suppress(Error):
-                    self._locks.free(self._connection, self._slot)
-            self._close()
+            try:
+                if self._slot is not None:
+                    # The server notices a closed connection a moment later, and by then the next
+                    # run may have asked for the slot.
+                    with suppress(Error):
+                        self._locks.free(self._connection, self._slot)
+            finally:
+                self._close()
 
     def _close(self) -> None:
         connection, self._connection, self._slot = self._connection, None, None

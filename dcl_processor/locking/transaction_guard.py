@@ -60,7 +60,7 @@ class TransactionGuard:
             raise TransactionLost from self._lost
 
     def close(self) -> None:
-        """Check for the last time, just before the flip, which fails by itself from here on."""
+        """Check for the last time, just before the flip, which checks the transaction, too."""
         self._watch_no_more()
         self.check()
         if self._has_savepoint and not self._connection.needs_rollback:
@@ -79,7 +79,11 @@ class TransactionGuard:
             wrappers[:] = [each for each in wrappers if each != self._watch]
 
     def _look(self) -> None:
-        if self._lost is None and in_transaction(self._connection) is False:
+        if self._lost is not None:
+            return
+        if self._connection.closed_in_transaction:
+            self._lost = SessionLost()
+        elif in_transaction(self._connection) is False:
             self._lost = TransactionLost()
 
     def _watch(self, execute: Callable[..., Any], *args: Any) -> Any:

@@ -7,28 +7,47 @@ operator's request wait for the lock.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import Error, OperationalError, connections, transaction
 from django.db.models import Model, QuerySet
+from django.db.models.constants import LOOKUP_SEP
 
 from dcl_processor.candidates.question import Question, these
+from dcl_processor.database.contention import is_contention
+from dcl_processor.database.time_limit import bounded
 
-from .claiming import lock_database, parent_keys
-from .isolation import RowTransaction
+from .claiming import lock_database, lock_free, parent_keys
+from .isolation import ReadCommitted
+
+#: Times that a writer releases the parts that it has because another one is locked; then it waits.
+MOST_TURNS = 10
 
 
-def holders(model: type[Model], columns: Iterable[str]) -> list[type[Model]]:
-    """Return the models whose tables hold these columns of a row: its own, or parents' tables.
+def parts_of(model: type[Model]) -> dict[type[Model], str]:
+    """Return the models whose tables have a part of a row, each with the path to the part's key.
 
-    They are in the order in which a claim locks them, so that there is no deadlock with a claim.
+    They are in the order in which ``save()`` writes them, parents first, so that a session that
+    waits for them is in no deadlock with it. A claim, whose order is another one, does not wait.
+    """
+    found: dict[type[Model], str] = {}
+    for parent, link in model._meta.parents.items():
+        for table, path in parts_of(parent).items():
+            found.setdefault(table, path if link is None else f"{link.name}{LOOKUP_SEP}{path}")
+    return {**found, model: "pk"}
+
+
+def written_parts(model: type[Model], columns: Iterable[str]) -> list[type[Model]]:
+    """Return the models whose tables a writer of these columns locks, in the order of ``save()``.
+
+    These are the row's own table, which a claim locks first, and the parents' that hold a column.
     """
     named = {*columns}
     fields = [f for f in model._meta.concrete_fields if {f.name, f.attname} & named]
-    tables = {field.model._meta.concrete_model for field in fields}
-    return [each for each in (model, *model._meta.all_parents) if each in tables]
+    tables = {model, *(field.model._meta.concrete_model for field in fields)}
+    return [each for each in parts_of(model) if each in tables]
 
 
 @contextmanager
@@ -39,28 +58,146 @@ def settling(
 
     If the columns are in the model's own table this does nothing: one UPDATE checks and writes.
     """
-    tables = holders(question.model, columns)
+    tables = written_parts(question.model, columns)
     if tables == [question.model]:
         yield
         return
-    with settlement_transaction(question.using):
-        # Race: lost lease that writes. Django writes to several tables with a SELECT and an UPDATE
-        # for each table. Without the lock another worker could take the row in between.
-        for table in (question.model, *(each for each in tables if each is not question.model)):
-            lock_rows(question, table, pks)
+    # Race: lost lease that writes. Django writes to several tables with a SELECT and an UPDATE for
+    # each table. Without the lock another worker could take the row in between.
+    with locked_parts(question, tables, pks):
         yield
+
+
+class _PartLockedError(Exception):
+    """Another session has the rows' part in this table."""
+
+    def __init__(self, table: type[Model]) -> None:
+        self.table = table
+
+
+@contextmanager
+def locked_parts(
+    question: Question[Any],
+    tables: Sequence[type[Model]],
+    pks: Sequence[Any],
+    *,
+    seconds: float | None = None,
+) -> Iterator[None]:
+    """Open a transaction that has the rows' parts in these tables locked.
+
+    It waits for a part of a row only while it has no other part: if a further part is locked, the
+    transaction is rolled back, and begins again with that part. So it is in no deadlock with a
+    session that locks the parts of the row in another order, by ``save()`` or by a join. After
+    ``MOST_TURNS`` such turns it waits for all parts. ``seconds``: the limit of each wait.
+    """
+    using, order = question.using, [*tables]
+    for is_last in (*[False] * MOST_TURNS, True):
+        try:
+            with settlement_transaction(using), _limited_waits(using, seconds):
+                _lock_parts(question, order, pks, waits=is_last)
+                yield
+                return
+        except _PartLockedError as locked:
+            order.remove(locked.table)
+            order.insert(0, locked.table)
+
+
+class _RowsLockedError(Exception):
+    """Another session has some of these rows."""
+
+    def __init__(self, pks: Sequence[Any]) -> None:
+        self.pks = pks
+
+
+@contextmanager
+def locked_rows(
+    question: Question[Any],
+    tables: Sequence[type[Model]],
+    chunks: Callable[[], Iterable[Sequence[Any]]],
+) -> Iterator[None]:
+    """Open a transaction that has the rows' parts in these tables locked; ``chunks``: of keys.
+
+    It waits for a row only while it has no other row: if one is locked, the transaction is rolled
+    back, and begins again when that row was free. So no session waits for its locks for as long as
+    a handler takes, and it is in no deadlock with a session that locks the rows in another order.
+    After ``MOST_TURNS`` such turns it waits for all rows. Inside a transaction MariaDB and MySQL
+    keep the locks, because the rollback of a savepoint releases none.
+    """
+    has_nowait = connections[question.using].features.has_select_for_update_nowait
+    for is_last in (*[False] * (MOST_TURNS if has_nowait else 0), True):
+        try:
+            with settlement_transaction(question.using):
+                for pks in chunks():
+                    _lock_chunk(question, tables, pks, nowait=not is_last)
+                yield
+                return
+        except _RowsLockedError as locked:
+            _wait_for_each(question, tables, locked.pks)
+
+
+def _lock_chunk(
+    question: Question[Any], tables: Sequence[type[Model]], pks: Sequence[Any], *, nowait: bool
+) -> None:
+    try:
+        for table in tables:
+            lock_rows(question, table, pks, nowait=nowait)
+    except OperationalError as error:
+        if nowait and is_contention(error):
+            raise _RowsLockedError(pks) from error
+        raise
+
+
+def _wait_for_each(
+    question: Question[Any], tables: Sequence[type[Model]], pks: Sequence[Any]
+) -> None:
+    """Wait for those of the rows that are locked, and keep the lock of none."""
+    with settlement_transaction(question.using):
+        free = {*lock_free(question, pks, tables)}
+        _release(question.using)
+    for pk in pks:
+        if pk not in free:
+            with locked_parts(question, tables, [pk]):
+                _release(question.using)
+
+
+def _release(using: str) -> None:
+    """Roll the block back, because the locks of a savepoint that is released are kept."""
+    transaction.set_rollback(True, using=using)
+
+
+def _lock_parts(
+    question: Question[Any], order: Sequence[type[Model]], pks: Sequence[Any], *, waits: bool
+) -> None:
+    has_nowait = connections[question.using].features.has_select_for_update_nowait
+    for place, table in enumerate(order):
+        nowait = place > 0 and has_nowait and not waits
+        try:
+            lock_rows(question, table, pks, nowait=nowait)
+        except OperationalError as error:
+            if nowait and is_contention(error):
+                raise _PartLockedError(table) from error
+            raise
+
+
+def _limited_waits(using: str, seconds: float | None) -> AbstractContextManager[None]:
+    return nullcontext() if seconds is None else lock_timeout(using, seconds)
 
 
 @contextmanager
 def settlement_transaction(using: str) -> Iterator[None]:
     """Open a transaction at READ COMMITTED, or a savepoint if a transaction is open."""
     inside = connections[using].in_atomic_block
-    with transaction.atomic(using=using) if inside else RowTransaction(using):
+    with transaction.atomic(using=using) if inside else ReadCommitted(using):
         yield
 
 
-def lock_rows(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> None:
-    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them."""
+def lock_rows(
+    question: Question[Any], table: type[Model], pks: Sequence[Any], *, nowait: bool = False
+) -> None:
+    """Lock the rows' parts in one table, their own or a parent's, and wait for each of them.
+
+    ``nowait``: raise ``OperationalError`` instead.
+    """
     connection = connections[question.using]
     if not connection.features.has_select_for_update:
         lock_database(question)
@@ -69,16 +206,20 @@ def lock_rows(question: Question[Any], table: type[Model], pks: Sequence[Any]) -
     columns = [field.attname for field in table._meta.pk_fields]
     rows = QuerySet[Any](table, using=question.using).filter(these(keys))
     locking = rows.order_by(*columns).select_for_update(
-        no_key=connection.features.has_select_for_no_key_update
+        nowait=nowait, no_key=connection.features.has_select_for_no_key_update
     )
     list(locking.values_list(*columns))
 
 
 @contextmanager
-def lock_timeout(using: str, seconds: float) -> Iterator[None]:
-    """Limit the time that a block's statements, in a transaction, wait for locks."""
+def lock_timeout(using: str, seconds: float, *, waits_alone: bool = False) -> Iterator[None]:
+    """Limit the time that a block's statements, in a transaction, wait for locks.
+
+    MariaDB counts waits in whole seconds. So there each statement is limited as a whole, which
+    suits a statement for one row, unless the limit is for ``waits_alone``.
+    """
     connection: Any = connections[using]
-    before, after = _limits(connection, seconds)
+    before, after = _limits(connection, seconds, waits_alone=waits_alone)
     with connection.cursor() as cursor:
         if before:
             cursor.execute(before)
@@ -86,22 +227,37 @@ def lock_timeout(using: str, seconds: float) -> Iterator[None]:
             yield
         finally:
             if after:
-                cursor.execute(after)
+                _set_back(using, after)
 
 
-def _limits(connection: Any, seconds: float) -> tuple[str, str]:
+def _set_back(using: str, statement: str) -> None:
+    """Set back a limit of the session, also in a transaction that an error has marked."""
+    # After an error, update() marks the transaction for a rollback, and Django sends nothing in it.
+    # The error of the block is the one to raise.
+    is_marked = transaction.get_rollback(using=using)
+    transaction.set_rollback(False, using=using)
+    try:
+        # A session that is lost has no limit to set back.
+        with suppress(Error), connections[using].cursor() as cursor:
+            cursor.execute(statement)
+    finally:
+        transaction.set_rollback(is_marked, using=using)
+
+
+def _limits(connection: Any, seconds: float, *, waits_alone: bool) -> tuple[str, str]:
     if connection.vendor == "postgresql":
-        return f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}", ""
+        return f"SET LOCAL lock_timeout = {bounded(seconds)}", ""
     if connection.vendor != "mysql":
         return "", ""
-    # MySQL's timeout has whole seconds only.
-    name, value = (
-        ("max_statement_time", f"{seconds:.3f}")
-        if connection.mysql_is_mariadb
-        else ("innodb_lock_wait_timeout", str(math.ceil(seconds)))
-    )
-    # The session's own value may be another one than the server's default.
-    return (
-        f"SET @dcl_{name} = @@SESSION.{name}, SESSION {name} = {value}",
-        f"SET SESSION {name} = @dcl_{name}",
-    )
+    if connection.mysql_is_mariadb and not waits_alone:
+        limits = {"max_statement_time": f"{bounded(seconds) / 1000:.3f}"}
+    else:
+        # Of rows, and of tables, which a LOCK TABLES or a migration has. Whole seconds only, and
+        # on MySQL at least one.
+        whole = math.ceil(seconds)
+        limits = {"innodb_lock_wait_timeout": f"{whole}", "lock_wait_timeout": f"{whole}"}
+    # The session's own values may be other ones than the server's defaults.
+    kept = [f"@dcl_{name} = @@SESSION.{name}" for name in limits]
+    limited = [f"SESSION {name} = {value}" for name, value in limits.items()]
+    restored = [f"SESSION {name} = @dcl_{name}" for name in limits]
+    return f"SET {', '.join(kept + limited)}", f"SET {', '.join(restored)}"

@@ -24,35 +24,39 @@ SPARE, SPARE_SPANNING = 48, 16
 
 
 class Wanted:
-    """The rows that a claim may take, in this order: the first ``most`` of them that are free.
+    """The rows that a claim may take, in this order: the first ``limit`` of them that are free.
 
-    ``most``: all of them by default. ``choice``: ``None`` if all rows are wanted; otherwise how
+    ``limit``: all of them by default. ``choice``: ``None`` if all rows are wanted; otherwise how
     many, and whether they are named in the order of their keys, which the database returns without
     sorting. The order never depends on the row's values, which may have changed since the read.
     ``key``: that of all these rows, which is locked before them; ``None``: they are in no group.
     """
 
-    __slots__ = ("choice", "key", "most", "pks")
+    __slots__ = ("choice", "key", "limit", "pks")
 
-    def __init__(self, pks: Sequence[Any], most: int | None = None, key: Key | None = None) -> None:
+    def __init__(
+        self, pks: Sequence[Any], limit: int | None = None, key: Key | None = None
+    ) -> None:
         self.pks = pks
         self.key = key
-        self.most = len(pks) if most is None else most
-        self.choice = (most, _are_ascending(pks)) if most is not None and most < len(pks) else None
+        self.limit = len(pks) if limit is None else limit
+        self.choice = (
+            (limit, _are_ascending(pks)) if limit is not None and limit < len(pks) else None
+        )
 
     def first(self, queryset: QuerySet[Any, R], rows: RowFilter) -> QuerySet[Any, R]:
-        """Limit the queryset to the first ``most`` rows, if more are named."""
+        """Limit the queryset to the first ``limit`` rows, if more are named."""
         if self.choice is None:
             return queryset
-        most, by_key = self.choice
+        limit, by_key = self.choice
         ordered = queryset.order_by("pk" if by_key else rows.order())
         # order_by() does not undo a reverse().
         ordered.query.standard_ordering = True
-        return ordered[:most]
+        return ordered[:limit]
 
-    def reached(self, got: Collection[Any]) -> Sequence[Any]:
-        """Return the rows that a claim has reached: those up to the last one that it got."""
-        if self.choice is None or len(got) < self.most:
+    def visited(self, got: Collection[Any]) -> Sequence[Any]:
+        """Return the rows that a claim has visited: those up to the last one that it got."""
+        if self.choice is None or len(got) < self.limit:
             return self.pks
         ours = set(got)
         return self.pks[: 1 + max(place for place, pk in enumerate(self.pks) if pk in ours)]

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import OutputWrapper
+from django.db.models import Q
 
-from dcl_processor import backlog, registry
+from dcl_processor import registry
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
+from dcl_processor.masking import shown_traceback
+from dcl_processor.processes.beats import AtWork, most_urgent
 from dcl_processor.processes.console_log import logs_to_stderr
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import DryRun, Failure, Report
 from dcl_processor.signals import OnRow
+
+if TYPE_CHECKING:
+    from .headway import Headway
 
 Outcome = Report | Trouble
 
@@ -52,33 +61,72 @@ class Output:
         self.lost: list[OutputWrapper] = []
 
     @property
+    def is_followed(self) -> bool:
+        """Whether a person at a terminal can follow a run."""
+        return self._verbosity > 0 and self._stderr.isatty()
+
+    @property
     def has_bar(self) -> bool:
         """Whether a terminal can show a bar, and rich is installed to draw it."""
-        can_draw = self._stderr.isatty() and os.environ.get("TERM") != "dumb"
-        return self._verbosity > 0 and can_draw and find_spec("rich") is not None
+        can_draw = self.is_followed and os.environ.get("TERM") != "dumb"
+        return can_draw and find_spec("rich") is not None
 
     @contextmanager
     def watching(
-        self, processor: BatchProcessor[Any], stop: Stop, *, using: str | None, limit: int | None
+        self,
+        processor: BatchProcessor[Any],
+        stop: Stop,
+        *,
+        filter: Q | None,
+        using: str | None,
+        limit: int | None,
     ) -> Iterator[OnRow | None]:
-        """Show a bar, if there is one, while the processor runs; yield what counts a row."""
-        # The number of pending rows costs a query, which is for the bar alone.
-        pending = backlog.count(processor, using=using) if self.has_bar else 0
-        if not pending:
+        """Show a person how far the run is while it goes on; yield what counts a row."""
+        # The number of pending rows costs queries, which are for the terminal alone.
+        if not self.is_followed:
             yield None
             return
-        from .progress import bar  # needs rich
+        from .following import followed, lines  # not for other runs
 
-        shown = pending if limit is None else min(pending, limit)
-        with bar(processor.name, shown, stop.is_set, color=self._color) as count:
-            yield count
+        if self.has_bar:
+            from .progress import bar  # needs rich
 
-    def stopping(self) -> None:
-        """Acknowledge the first signal; called in its handler."""
-        # A buffered stream may be in the middle of a write, and is not reentrant. The bar shows
-        # the same message.
-        if self._verbosity > 0 and self._stderr.isatty() and not self.has_bar:
-            os.write(self._stderr.fileno(), b"finishing the row at hand\n")
+            show = partial(bar, stopping=stop.is_set, color=self._color)
+        else:
+            show = partial(lines, write=self._headway)
+        with followed(processor, show, filter=filter, using=using, limit=limit) as on_row:
+            yield on_row
+
+    def _headway(self, headway: Headway) -> None:
+        # Not to stdout, which has one document for each processor.
+        text = json.dumps(headway.as_dict()) if self._json else headway.line()
+        self._write(self._stderr, text, style_func=str)
+
+    def stopping(self, stop: Stop) -> None:
+        """Acknowledge the first signal, and name the rows at hand; called in its handler.
+
+        Rows of other processes are named by ``finishing()``, when the processes have named them.
+        """
+        # The bar shows the same message.
+        if self._verbosity == 0 or self.has_bar:
+            return
+        call = most_urgent(time.monotonic())
+        if call is None and not self._stderr.isatty():
+            return
+        text = f"{stop.cause}: stopping" if call is None else _finishing(stop, call, None)
+        # A buffered stream may be in the middle of a write, and is not reentrant.
+        with suppress(OSError, ValueError):
+            os.write(self._stderr.fileno(), f"{text}\n".encode())
+
+    def finishing(self, stop: Stop, call: AtWork, copy: int | None) -> None:
+        """Write which row a worker finishes before it ends."""
+        if not self.has_bar:
+            self.lifecycle(_finishing(stop, call, copy))
+
+    def lifecycle(self, line: str) -> None:
+        """Write a line about the command itself, which is no part of an answer."""
+        if self._verbosity > 0:
+            self._write(self._stderr, line, style_func=str)
 
     def report(self, report: Report, copies: Sequence[Outcome] = ()) -> None:
         """Write what a run did, which rows failed, and which workers were lost."""
@@ -178,33 +226,47 @@ class Output:
             other.flush()
 
     def _write_traceback(self, text: str) -> None:
-        for line in text.splitlines():
-            shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-            self._write(self._stderr, shown, style_func=str)
+        for line in shown_traceback(text).splitlines():
+            self._write(self._stderr, line, style_func=str)
+
+    def answer(self, document: Any, text: str) -> None:
+        """Write the answer to a question, whatever the verbosity: as JSON, or else as text."""
+        self._write(self._stdout, json.dumps(document) if self._json else text)
 
     def _document(self, document: Any) -> None:
         self._write(self._stdout, json.dumps(document))
 
-    def backlogs(self, backlogs: Sequence[tuple[BatchProcessor[Any], int | None]]) -> None:
-        """List processors with their pending rows; ``None`` where these could not be counted."""
-        if self._json:
-            documents = [
-                {
-                    "name": processor.name,
-                    "pending": None if number is None else min(number, backlog.MOST),
-                    "capped": number is not None and number > backlog.MOST,
-                }
-                for processor, number in backlogs
-            ]
-            self._document(documents)
-            return
-        width = max((len(processor.name) for processor, _ in backlogs), default=0)
-        self._write(self._stdout, "pending  processor")
-        for processor, number in backlogs:
-            pending = "?" if number is None else backlog.words(number)
-            about = (processor.__doc__ or "").strip().partition("\n")[0]
-            line = f"{pending:>7}  {processor.name:<{width}}  {about}"
-            self._write(self._stdout, line.rstrip())
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads stdout or stderr at once."""
+        return self._terminal and self._verbosity > 0
+
+    @property
+    def as_json(self) -> bool:
+        """Whether stdout gets only JSON."""
+        return self._json
+
+    def line(self, text: str) -> None:
+        """Write a line of an answer to stdout."""
+        self._write(self._stdout, text)
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Write the lines of an answer to stdout."""
+        for text in texts:
+            self._write(self._stdout, text)
+
+    def confirms(self, question: str) -> bool:
+        """Ask on the terminal, on stderr, because stdout may have only JSON."""
+        self._write(self._stderr, question, ending="", style_func=str)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def ends_line(self) -> None:
+        """End the line of a question that got no answer."""
+        self._write(self._stderr, "", style_func=str)
+
+    def document(self, document: Any) -> None:
+        """Write an answer to stdout as JSON."""
+        self._document(document)
 
     def _lost(self, name: str, copies: Sequence[Outcome]) -> None:
         numbers: dict[str, list[str]] = {}
@@ -213,6 +275,8 @@ class Output:
                 numbers.setdefault(copy.sentence, []).append(str(number))
         troubles = {copy.sentence: copy for copy in copies if isinstance(copy, Trouble)}
         for sentence, trouble in troubles.items():
+            if trouble.is_logged and self._logged:
+                continue
             which = numbers[sentence]
             # A trouble of all workers is written once, not once for each.
             whose = "" if len(which) == len(copies) else f", copy {' and '.join(which)}"
@@ -237,6 +301,11 @@ class Output:
         self._write(self._stderr, line)
         if self._tracebacks:
             self._write_traceback(failure.traceback)
+
+
+def _finishing(stop: Stop, call: AtWork, copy: int | None) -> str:
+    who = "" if copy is None else f" (copy {copy})"
+    return f"{stop.cause}: finishing {call} of {printable(call.label)}{who}"
 
 
 def _shares(copies: Sequence[Outcome]) -> str:

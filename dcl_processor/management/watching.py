@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,9 +18,11 @@ from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import ProcessorError
+from dcl_processor.log_fields import fields, log
 from dcl_processor.processes import pool
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.supervisor import Died, News, SpareReady
+from dcl_processor.processes.beats import lasted
+from dcl_processor.processes.health import Health
+from dcl_processor.processes.news import Died, Finishing, News, SpareReady
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.watch.error_dedup import ErrorDedup
@@ -82,7 +85,12 @@ def refuse_without_watch(options: dict[str, Any]) -> None:
 
 
 def watch(
-    chosen: Sequence[BatchProcessor[Any]], output: Output, stop: Stop, options: dict[str, Any]
+    chosen: Sequence[BatchProcessor[Any]],
+    output: Output,
+    health: Health,
+    options: dict[str, Any],
+    *,
+    may_supervise: bool,
 ) -> None:
     """Watch until a signal, or the end that the options set; failed rows do not end the watch."""
     if options["listen"]:
@@ -105,11 +113,25 @@ def watch(
         deadline=None if runtime is None else time.monotonic() + runtime,
         listen=options["listen"],
     )
-    log = _Log(output, [processor.name for processor in chosen])
+    names, copies, began = [each.name for each in chosen], options["copies"], time.monotonic()
+    log, stop = _Log(output, names, health), health.stop
+    workers = f" with {copies} workers" if copies > 1 else ""
+    output.lifecycle(f"watching {' and '.join(names)}{workers} (process {os.getpid()})")
     try:
-        ran = pool.watch(chosen, plan, copies=options["copies"], stop=stop, tell=log.tell)
+        ran = pool.watch(
+            chosen,
+            plan,
+            copies=copies,
+            stop=stop,
+            tell=log.tell,
+            on_counts=options["on_counts"],
+            health=health,
+            may_supervise=may_supervise,
+        )
     except ProcessorError as error:
         raise CommandError(str(error)) from error
+    how = f"stopped by {stop.cause}" if stop.is_set() else "ended"
+    output.lifecycle(f"{how} after {lasted(time.monotonic() - began)}")
     if not ran:
         raise CommandError(f"no processor is left to watch: {' and '.join(log.names)} cannot run.")
 
@@ -125,8 +147,9 @@ def _check_can_listen(chosen: Sequence[BatchProcessor[Any]], using: str | None) 
 class _Log:
     """Writes the news of a watch to the streams and to the log."""
 
-    def __init__(self, output: Output, names: list[str]) -> None:
+    def __init__(self, output: Output, names: list[str], health: Health) -> None:
         self.names = names
+        self._health = health
         self._output = output
         self._outages = ErrorDedup()
 
@@ -138,26 +161,40 @@ class _Log:
             case Report():
                 self._output.watched(news, copy)
             case Died():
-                self._died(label, copy, news)
+                self._died(label, who, copy, news)
             case SpareReady():
                 self._output.detail(f"spare: process {news.pid} is ready")
+            case Finishing(call):
+                self._output.finishing(self._health.stop, call, copy)
             case Trouble():
-                if sentence := self._outages.say((copy, name), news):
-                    logger.error("%s: %s", who, sentence)
-                    trouble = replace(news, sentence=sentence)
-                    self._output.watch_broke(who, trouble, name, copy)
+                self._broke(who, copy, name, news)
             case Recovered():
+                self._health.troubles.pop((copy, name), None)
                 seconds = self._outages.end((copy, name))
                 if seconds is not None:
                     sentence = f"runs again after {seconds:.1f} s"
-                    logger.warning("%s: %s", who, sentence)
+                    self._log(logging.WARNING, who, who, copy, sentence)
                     self._output.goes_on(who, sentence)
 
-    def _died(self, label: str, copy: int | None, death: Died) -> None:
+    @staticmethod
+    def _log(level: int, label: str, who: str, copy: int | None, sentence: str) -> None:
+        extra = fields(who, copy=copy)
+        if not who:  # a worker of several processors
+            del extra["processor"]
+        log(logger, level, "%s: %s", label, sentence, extra=extra)
+
+    def _broke(self, who: str, copy: int | None, name: str | None, trouble: Trouble) -> None:
+        self._health.troubles[copy, name] = trouble.sentence
+        if sentence := self._outages.say((copy, name), trouble):
+            self._log(logging.ERROR, who, who, copy, sentence)
+            self._output.watch_broke(who, replace(trouble, sentence=sentence), name, copy)
+
+    def _died(self, label: str, who: str, copy: int | None, death: Died) -> None:
         # The next worker has no troubles yet, and would not report their end.
         for each in self.names:
             self._outages.end((copy, each))
-        logger.error("%s: %s", label, death)
+            self._health.troubles.pop((copy, each), None)
+        self._log(logging.ERROR, label, who, copy, str(death))
         trouble = Trouble(str(death), death.trouble.traceback)
         self._output.watch_broke(label, trouble, None, copy)
 

@@ -3,7 +3,8 @@
 The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``; to a spare, which is a child without
 work, it first sends an ``Order``. The child sends pairs: a processor's name with an event of its
 run, or ``None`` with an event of the child itself: each new ``Phase``, and last ``Ended`` or a
-``Trouble``.
+``Trouble``. The child sends a ``Beat`` each second through a second pipe, so other messages
+do not delay it.
 
 The child is spawned, because a forked child would share the parent's database connections, and its
 threads' locks in whatever state they were.
@@ -16,10 +17,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -31,20 +33,27 @@ import django
 from django.db import connections
 
 from dcl_processor import registry
-from dcl_processor.diagnosis import ErrorInCopy, Trouble, describe
-from dcl_processor.errors import represent
+from dcl_processor.diagnosis import Trouble, describe, one_line
 from dcl_processor.exceptions import ProcessorError
-from dcl_processor.report import Report
 from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Event
 
+from .beats import Beat, lasted
 from .console_log import quiet_unless_configured
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
+from .lateness import OwnTime
+from .monitor import Monitor
+from .results import Inbox, Results
+from .visible import title
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 
-#: Seconds that a child has to exit after its last message.
-EXIT_WITHIN = 10.0
+#: Seconds that a child has to exit after its last message, and then to die after it was killed.
+EXIT_WITHIN, DIES_WITHIN = 10.0, 10.0
+
+#: Seconds between two looks at a child that is ending. None of its files tells when it has ended:
+#: it may have closed its pipes long before, and what it has forked may keep them open.
+SOON = 0.01
 
 #: The exit code of a child whose program runs the command when it is imported: EX_CONFIG.
 UNGUARDED = 78
@@ -94,23 +103,49 @@ class Child:
         self.phase = Phase.LOADING
         control, self._control = _processes.Pipe(duplex=False)
         self.results, results = _processes.Pipe(duplex=False)
-        ends = (control, results)
+        self._beats, beats = _processes.Pipe(duplex=False)
+        self._inbox, self._beats_inbox = Inbox(self.results), Inbox(self._beats)
+        ends = (control, results, beats)
         self._process = _processes.Process(target=main, args=(work, databases, *ends), name=name)
         self._process.start()
+        assert self._process.pid is not None
         self.pid = self._process.pid
+        self._last: Ended | Trouble | None = None
+        self._end_by: float | None = None
+        self._killed_for: str | None = None
+        self._killed_at: float | None = None
+        #: Whether it could not be killed, and has not sent its last message.
+        self.is_left_behind = False
         # Only the child may hold these ends; otherwise the parent would not notice its death.
-        control.close()
-        results.close()
+        for each in ends:
+            each.close()
 
-    def receive(self) -> tuple[str | None, Any]:
-        """Return the next message; after a death without a last message, a ``Trouble``."""
+    def receive(self, now: float) -> Iterator[tuple[str | None, Any]]:
+        """Yield the messages that have come, without waiting for the rest of one.
+
+        With the last message, which is not yielded, or with the end of the pipe the child begins
+        to end. ``now``: the parent's own time (``OwnTime``), here and in the other methods.
+        """
         try:
-            name, event = self.results.recv()
+            messages = self._inbox.take()
         except (EOFError, OSError):
-            return None, self._death()
-        if isinstance(event, Phase):
-            self.phase = event
-        return name, event
+            self.begin_end(now)
+            return
+        for name, event in messages:
+            if name is None and isinstance(event, Ended | Trouble):
+                self.begin_end(now, event)
+                return
+            if isinstance(event, Phase):
+                self.phase = event
+            yield name, event
+
+    def last_beat(self) -> Beat | None:
+        """Return the last of the beats that have come since the last call."""
+        beat = None
+        with suppress(EOFError, OSError):
+            while beats := self._beats_inbox.take():
+                beat = beats[-1]
+        return beat
 
     def send(self, message: str | Order) -> None:
         # A child that has ended needs no message.
@@ -124,19 +159,67 @@ class Child:
         else:
             self.send(STOP_AT_ONCE)
 
-    def end(self) -> None:
-        """Let the process end, or end it; to be called once, whatever happened."""
-        self._control.close()  # which stops a child that is still running
-        self._process.join(EXIT_WITHIN)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self.results.close()
-        self._process.close()
+    def kill(self, why: str, now: float) -> None:
+        """Kill the process; ``why``: the sentence of its death."""
+        self._killed_for, self._killed_at = why, now
+        self._process.kill()
 
-    def _death(self) -> Trouble:
-        self._process.join(EXIT_WITHIN)
+    def begin_end(self, now: float, last: Ended | Trouble | None = None) -> None:
+        """Let the process end, without waiting for it: ``has_gone()`` does the rest.
+
+        ``last``: its last message. None is read after it.
+        """
+        self._control.close()
+        self._last, self._end_by = last, now + EXIT_WITHIN
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the end of the process has begun, and its messages are not read any more."""
+        return self._end_by is not None
+
+    def has_gone(self, now: float) -> bool:
+        """Return whether the process has ended; to be called again and again until it has.
+
+        Kills a process that does not end in time. One that waits in the kernel, for a file server
+        for instance, cannot be killed, and is left behind: it counts as gone.
+        """
+        if self._process.exitcode is not None:
+            # What the handler has forked may keep the pipe open for as long as it likes.
+            return self.is_ending or not self.results.poll()
+        if self._killed_at is not None:
+            is_lost = now - self._killed_at > DIES_WITHIN
+            self.is_left_behind = is_lost and self._last is None
+            return is_lost
+        if self._end_by is not None and now >= self._end_by:
+            self.kill(f"it closed its pipe, and did not end within {EXIT_WITHIN:g} s", now)
+        return False
+
+    def close(self) -> None:
+        """Free what belongs to a child that has gone."""
+        for each in (self._control, self.results, self._beats):
+            each.close()
+        if self._process.exitcode is not None:
+            self._process.close()
+        else:
+            # Python waits for its children when it exits, without a limit.
+            module = sys.modules["multiprocessing.process"]
+            getattr(module, "_children", set()).discard(self._process)
+
+    def outcome(self) -> Ended | Trouble:
+        """Return how a child has ended that has gone: its last message, or how it died."""
+        if self._last is not None:
+            return self._last
         code = self._process.exitcode
+        if self.is_left_behind:
+            return Trouble(
+                f"process {self.pid} was killed {lasted(DIES_WITHIN)} ago, and has not ended: "
+                f"{self._killed_for}; no other process takes its place"
+            )
+        if self._killed_for is not None:
+            return Trouble(
+                f"killed by the supervisor: {self._killed_for}; its committed work stays, but is "
+                "not counted"
+            )
         if code == UNGUARDED:
             program = Path(sys.argv[0]).name
             guard = "\"if __name__ == '__main__':\""
@@ -150,6 +233,17 @@ class Child:
         else:
             how = f"ended with exit code {code} and without a report"
         return Trouble(f"{how}; its committed work stays, but is not counted")
+
+
+def end_all(children: Collection[Child], own_time: OwnTime) -> None:
+    """Wait until all of these children have ended, each of them in the same seconds."""
+    for each in children:
+        each.begin_end(own_time.pass_())
+    left = list(children)
+    while left := [each for each in left if not each.has_gone(own_time.pass_())]:
+        time.sleep(SOON)
+    for each in children:
+        each.close()
 
 
 def _name(signum: int) -> str:
@@ -176,36 +270,60 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def exit_codes_kept() -> Iterator[None]:
+    """Give SIGCHLD its default action in the block if it is ignored, as after some launchers.
+
+    Otherwise the system frees the pid of a child as soon as it ends, Python never learns that it
+    has ended, and a signal that is sent to the pid may reach another process. Outside the main
+    thread, where Python sets no action, it stays as it is.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
 # --- the child's end
 
 
 def main(
-    work: Work | None, databases: Mapping[str, Any], control: Connection, results: Connection
+    work: Work | None,
+    databases: Mapping[str, Any],
+    control: Connection,
+    results: Connection,
+    beats: Connection,
 ) -> None:
     """Do the work, and send its events and its end; without work, wait for an order first."""
     stop, hurry = Stop(), threading.Event()
     _install_handlers(stop, hurry)
-    obey = threading.Thread(target=_obey, args=(control, stop, hurry), daemon=True)
+    to_parent = Results(results, beats, stop)
+    send = to_parent.send
+    monitor = Monitor(to_parent.beat, stop, is_supervised=True)
+    obey = threading.Thread(target=_obey, args=(control, stop, hurry, monitor), daemon=True)
     if work is not None:
         obey.start()
-
-    def send(name: str | None, event: Event | Phase | Ended) -> None:
-        try:
-            results.send((name, _picklable(event)))
-        except OSError:
-            stop.set()  # the parent has gone, and no process reads the messages
-
     try:
         with _django(databases):
             if work is None:
+                title("spare")
                 _load_processors()
                 send(None, Phase.WAITING)
                 work = _wait_for_work(control, stop)
                 obey.start()
-            end: Ended | Trouble = Ended(work is None or _begin(work, stop, send))
+            end: Ended | Trouble = Ended(True)
+            if work is not None:
+                send(None, Phase.WORKING)
+                with monitor:
+                    end = Ended(work(stop, send))
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
         known = isinstance(error, ProcessorError)
-        end = Trouble(str(error) if known else describe(error), traceback.format_exc())
+        end = Trouble(one_line(error) if known else describe(error), traceback.format_exc())
     send(None, end)
 
 
@@ -232,7 +350,9 @@ def _load_processors() -> None:
 def _wait_for_work(control: Connection, stop: Stop) -> Work | None:
     """Return the work that a spare is ordered to do; ``None`` if the spare is to end."""
     while not stop.is_set():
-        if control.poll(POLL_IDLE):
+        # A signal that comes while it waits ends it, although an order may have come, too: the
+        # supervisor then starts a worker in the place that it has given to this spare.
+        if control.poll(POLL_IDLE) and not stop.is_set():
             try:
                 order = control.recv()
             except (EOFError, OSError):  # the parent has gone
@@ -242,11 +362,6 @@ def _wait_for_work(control: Connection, stop: Stop) -> Work | None:
             multiprocessing.current_process().name = order.name
             return order.work
     return None
-
-
-def _begin(work: Work, stop: Stop, send: Send) -> bool:
-    send(None, Phase.WORKING)
-    return work(stop, send)
 
 
 def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
@@ -269,12 +384,13 @@ def _install_handlers(stop: Stop, hurry: threading.Event) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _obey(control: Connection, stop: Stop, hurry: threading.Event) -> None:
+def _obey(control: Connection, stop: Stop, hurry: threading.Event, monitor: Monitor) -> None:
     """Follow the parent's messages, in a thread; the end of the parent means stop."""
     main_thread = threading.main_thread().ident
     try:
         while control.recv() == STOP:
             stop.set()
+            monitor.look_now()  # so that the parent can name the row that is being finished
     except (EOFError, OSError):
         stop.set()
         return
@@ -282,25 +398,6 @@ def _obey(control: Connection, stop: Stop, hurry: threading.Event) -> None:
     if main_thread is not None:
         # Sent to the main thread: a signal to another thread would not end a wait of the handler.
         signal.pthread_kill(main_thread, signal.SIGTERM)
-
-
-def _picklable(event: Any) -> Any:
-    if isinstance(event, Report):
-        return portable(event)
-    if isinstance(event, Trouble) and event.report is not None:
-        return replace(event, report=portable(event.report))
-    return event
-
-
-def portable(report: Report) -> Report:
-    """Return the report without errors whose classes may not be picklable."""
-    failures = tuple(replace(each, error=_portable(each.error)) for each in report.failures)
-    error = None if report.error is None else _portable(report.error)
-    return replace(report, failures=failures, error=error)
-
-
-def _portable(error: BaseException) -> ErrorInCopy:
-    return ErrorInCopy(describe(error), represent(error))
 
 
 def refuse_import() -> None:

@@ -62,6 +62,6 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError, ValueError):  # a reader that has gone ends no run
-            # One write: print() would write the newline by itself, so that copies share a line.
+            # One write: print() would write the newline separately, and workers would share a line.
             sys.stderr.write(printable(record.getMessage()) + "\n")
             sys.stderr.flush()

@@ -37,6 +37,13 @@ class Stop(threading.Event):
     """
 
     _asked = False
+    #: The signal that has set it, if one has.
+    signum: int | None = None
+
+    @property
+    def cause(self) -> str:
+        """The name of the signal that has set it, or ``"a stop"``."""
+        return "a stop" if self.signum is None else signal.Signals(self.signum).name
 
     def is_set(self) -> bool:
         return self._asked
@@ -59,10 +66,10 @@ class Stop(threading.Event):
 
 
 @contextmanager
-def polite_stop(on_first: Callable[[], None] = lambda: None) -> Iterator[Stop]:
+def polite_stop(on_first: Callable[[Stop], None] = lambda _: None) -> Iterator[Stop]:
     """Install the handlers for ``SIGNALS``, and restore the previous ones at the end.
 
-    ``on_first`` is called in the handler of the first signal. The second raises
+    ``on_first`` is called in the handler of the first signal, with the stop. The second raises
     ``StoppedAtOnce``. Outside the main thread, where Python allows no handlers, the event is never
     set.
     """
@@ -71,8 +78,9 @@ def polite_stop(on_first: Callable[[], None] = lambda: None) -> Iterator[Stop]:
     def handler(signum: int, _: FrameType | None) -> None:
         if stop.is_set():
             raise StoppedAtOnce(signum)
+        stop.signum = signum
         stop.set()
-        on_first()
+        on_first(stop)
 
     previous = _install(handler)
     try:

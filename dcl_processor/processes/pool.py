@@ -1,30 +1,49 @@
-"""Several workers (copies) on this machine: they share the rows of a run, or watch side by side."""
+"""Workers (copies) on this machine: they share the rows of a run, or watch side by side.
+
+One worker is this process itself, unless its handlers have a ``handler_timeout``: a process cannot
+end its own handler that ignores every interrupt, so such a worker is a child, with a supervisor.
+"""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from dcl_processor import backlog, registry
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Q
+
+from dcl_processor import backlog, observers, oversight, registry
 from dcl_processor.diagnosis import Trouble
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.execution import failed_elsewhere
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
-from dcl_processor.signals import OnRow, row_callback
+from dcl_processor.signals import OnRow, copies_counted, row_callback
 from dcl_processor.watch.polling import BACKOFF
-from dcl_processor.watch.watch import Event, Plan, Watch
+from dcl_processor.watch.watch import Counted, Event, Plan, Watch
 
 from .child import Send
+from .databases import check_children_can_see_rows
 from .graceful_stop import Stop
-from .supervisor import Died, News, Supervisor
+from .health import Health
+from .monitor import Monitor
+from .news import Died, Finishing, News, Tell
+from .run_outcomes import Outcomes
+from .supervisor import Supervisor
+from .visible import as_worker, label
+
+if TYPE_CHECKING:
+    from dcl_processor.metrics.tally import Tally
+
+#: Takes a processor's name, and what one of several workers has counted since its last message.
+OnCounts = Callable[[str, "Tally"], None]
 
 #: Processes that one command may start: far more than a machine can use.
 MOST_COPIES = 256
@@ -33,6 +52,7 @@ MOST_COPIES = 256
 class RunOptions(TypedDict, total=False):
     """Options of ``BatchProcessor.run()``."""
 
+    filter: Q | None
     using: str | None
     limit: int | None
     max_failures: int | None
@@ -45,58 +65,140 @@ def run(
     processor: BatchProcessor[Any],
     *,
     copies: int = 1,
-    stop: threading.Event,
+    stop: Stop,
     on_row: OnRow | None = None,
+    on_counts: OnCounts | None = None,
+    health: Health | None = None,
+    may_supervise: bool = False,
+    on_finishing: Callable[[int, Finishing], None] = lambda *_: None,
     **options: Unpack[RunOptions],
 ) -> tuple[Report, list[Report | Trouble]]:
     """Run the processor in ``copies`` workers; return the report, and each worker's outcome.
 
     ``limit`` is for all workers together: it is divided before they start. ``concurrency`` is for
-    each. ``on_row`` is called with each row's outcome. With one worker, the run is in this process.
+    each. ``on_row`` is called with each row's outcome, ``on_counts`` with what a worker of several
+    has counted, about once a second, and ``on_finishing`` with the last rows of each worker that
+    is stopped. With one worker, the run is in this process, and there is no outcome; with
+    ``may_supervise`` it is in a child if the processor has a ``handler_timeout``, and there is an
+    outcome if the worker was lost.
 
-    A worker that dies, or cannot be started, costs the others nothing. Raises ``InvalidOption`` for
-    less than one worker, and ``Unsupported`` where other processes could not see the rows.
+    A worker that dies, or cannot be started, costs the others nothing. One that is killed because
+    its handler does not end is started again, unless its row had cost a worker before. Raises
+    ``InvalidOption`` for less than one worker, and ``Unsupported`` where other processes could not
+    see the rows.
     """
     check_copies(copies)
-    needed = 1
-    if copies > 1:
-        # No worker is started without a pending row and a slot for it.
-        most = min(copies, processor.max_workers or copies)
-        needed = min(most, backlog.count(processor, using=options.get("using"), most=most - 1))
-    if needed < 2:
-        with row_callback(processor, on_row):
-            report = processor.run(**options, stop=stop)
-        return report, [report] if copies > 1 else []
+    health = health or Health([processor.name], stop)
+    supervised = may_supervise and _can_be_killed([processor])
+    with oversight.command("run", [processor.name]) as record:
+        # Not longer, because a supervisor shows the health of its workers instead.
+        with _monitored(health):
+            needed = _needed(processor, copies, options) if copies > 1 or supervised else 1
+            if needed == 0 or (needed == 1 and not supervised):
+                with row_callback(processor, on_row):
+                    report = processor.run(**options, stop=stop)
+                if record is not None:
+                    record.ended(processor.name, report)
+                return report, [report] if copies > 1 else []
 
-    limit = options.get("limit")
-    limits = shares(limit, needed)
+        outcomes = Outcomes(
+            processor.name, shares(options.get("limit"), needed), on_row, on_finishing
+        )
+        in_order = _run_workers(
+            processor,
+            outcomes,
+            options,
+            sends_rows=on_row is not None,
+            record=record,
+            health=health,
+            on_counts=on_counts,
+        )
+        report = merge(processor.name, in_order, options.get("limit"))
+        tell_of_success(report, in_order, on_counts)
+        if not in_order:
+            report = replace(report, stopped="signal" if stop.is_set() else "timeout")
+        if record is not None:
+            record.ended(processor.name, report)
+    is_lost = any(isinstance(each, Trouble) for each in in_order)
+    return report, in_order if copies > 1 or is_lost else []
+
+
+def _run_workers(
+    processor: BatchProcessor[Any],
+    outcomes: Outcomes,
+    options: RunOptions,
+    *,
+    sends_rows: bool,
+    record: oversight.Command | None,
+    health: Health,
+    on_counts: OnCounts | None,
+) -> list[Report | Trouble]:
+    """Run the processor in one child for each share of the limit; return each one's outcome."""
     timeout = options.get("timeout")
     # Processes share the monotonic clock.
     deadline = None if timeout is None else time.monotonic() + timeout
-    outcomes: dict[int, Report | Trouble] = {}
+    sends_counts = are_counts_wanted(on_counts)
 
     def work(number: int) -> partial[bool]:
-        own: RunOptions = {**options, "limit": limits[number - 1]}
-        wanted = on_row is not None
+        own: RunOptions = {**options, "limit": outcomes.limits[number - 1]}
         return partial(
-            _run, processor.name, own, deadline=deadline, sends_rows=wanted, failed=failed
+            _run,
+            processor.name,
+            own,
+            shown=label([processor.name], number, len(outcomes.limits)),
+            stops=_stops(record, number),
+            deadline=deadline,
+            sends_rows=sends_rows or own["limit"] is not None,
+            sends_counts=sends_counts,
+            failed=failed,
         )
 
-    def tell(number: int, _: str | None, event: News) -> None:
-        match event:
-            case str() if on_row is not None:
-                on_row(event)
-            case Report() | Trouble():
-                outcomes[number] = event
-            case Died():
-                # A worker that dies after its report has done all of its work.
-                outcomes.setdefault(number, event.trouble)
+    def tell(number: int, name: str | None, event: News) -> None:
+        if isinstance(event, Counted):
+            counted(processor, event.tally, on_counts)
+        else:
+            outcomes.tell(number, name, event)
 
     with failed_elsewhere.shared() as failed:
-        Supervisor(len(limits), work, stop=stop, tell=tell).run()
-    in_order = [outcomes[number] for number in sorted(outcomes)]
-    report = merge(processor.name, in_order, limit)
-    return report if in_order else replace(report, stopped="signal"), in_order
+        Supervisor(
+            len(outcomes.limits),
+            work,
+            stop=health.stop,
+            tell=_recording(record, tell),
+            deadline=deadline,
+            limit=processor._time_limit,
+            goes_on=True,
+            observe=health.seen,
+            before_kill=partial(_record_killed, failed, [processor.name]),
+        ).run()
+    return outcomes.in_order()
+
+
+def _can_be_killed(processors: Sequence[BatchProcessor[Any]]) -> bool:
+    """Return whether handlers have a limit, and the work can be done in a child."""
+    if all(processor._time_limit is None for processor in processors):
+        return False
+    try:
+        check_children_can_see_rows()
+    except (Unsupported, ImproperlyConfigured):
+        # In a test's transaction, for instance, or without the driver of a database that no
+        # processor uses: there the handlers are interrupted, and not killed.
+        return False
+    return True
+
+
+@contextmanager
+def _monitored(health: Health) -> Iterator[None]:
+    """Show what this process is at, and warn of handlers that take long, in the block."""
+    with Monitor(health.beat, health.stop, pace=health.pace):
+        yield
+
+
+def _needed(processor: BatchProcessor[Any], copies: int, options: RunOptions) -> int:
+    """Return how many workers have a pending row, and a slot for it; the others are not started."""
+    most = min(copies, processor.max_workers or copies)
+    filter, using = options.get("filter"), options.get("using")
+    return min(most, backlog.count(processor, filter=filter, using=using, most=most - 1))
 
 
 def _run(
@@ -105,12 +207,16 @@ def _run(
     stop: Stop,
     send: Send,
     *,
+    shown: str,
+    stops: Mapping[str, int | None],
     deadline: float | None,
     sends_rows: bool,
+    sends_counts: bool,
     failed: Path | None,
 ) -> bool:
     """Do a share of a run, in a child process; send its report, or why there is none.
 
+    ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
     ``failed``: the file of the rows that failed in one of the workers.
     """
     (processor,) = registry.get([name])
@@ -119,28 +225,68 @@ def _run(
     outcome: Report | Trouble
     try:
         with (
+            as_worker(shown),
             failed_elsewhere.joined(failed, [name], is_one_run=True),
+            oversight.copy([name], send, stops),
             row_callback(processor, partial(send, name) if sends_rows else None),
+            counts_sent(send, is_share=True) if sends_counts else nullcontext(),
         ):
             outcome = processor.run(**options, stop=stop)
     except Exception as error:  # noqa: BLE001  # a run that could not be made
         outcome = Trouble.of(error, processor, options.get("using"))
     send(name, outcome)
+    observers.flush()
     return True
+
+
+def are_counts_wanted(on_counts: OnCounts | None) -> bool:
+    """Return whether workers are to send what they count: otherwise they count nothing."""
+    return on_counts is not None or bool(copies_counted.receivers)
+
+
+def counts_sent(send: Send, *, is_share: bool) -> AbstractContextManager[None]:
+    """Send what is counted in the block to the parent; ``is_share``: of one run of several."""
+    from dcl_processor.metrics.sending import sent  # not for others
+
+    return sent(lambda name, tally: send(name, Counted(tally)), is_share=is_share)
+
+
+def counted(processor: BatchProcessor[Any], tally: Tally, on_counts: OnCounts | None) -> None:
+    """Hand on what a worker has counted."""
+    if on_counts is not None:
+        on_counts(processor.name, tally)
+    if tally.rows:
+        copies_counted.send_robust(type(processor), processor=processor, counts=dict(tally.rows))
+
+
+def tell_of_success(
+    report: Report, copies: Sequence[Report | Trouble], on_counts: OnCounts | None
+) -> None:
+    """Report the success of a run that several workers share; each sees only its own rows."""
+    if on_counts is None or not all(isinstance(each, Report) for each in copies):
+        return
+    from dcl_processor.metrics.collector import succeeded  # not for others
+    from dcl_processor.metrics.tally import Tally
+
+    if copies and succeeded(report):
+        on_counts(report.name, Tally(last_success=time.time()))
 
 
 def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> Report:
     """Return one report of all workers; a worker that died without a report counts nothing.
 
-    Several workers may try a row that fails. It counts once, as long as all failures are kept.
+    It lets the run end by ``"failures"``, unless something else ended the run. Several workers may
+    try a row that fails. It counts once, as long as all failures are kept.
     """
     own = [copy.report if isinstance(copy, Trouble) else copy for copy in copies]
     reports = [report for report in own if report is not None]
     retried = sum(report.retried for report in reports)
     counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
-    # Rows that one worker found held may have been handled by another, until the last one ended.
+    # Rows that one worker found held or locked may have been handled by another, until the last one
+    # ended; and a row that a session keeps locked was met by each of them.
     last = max(reports, key=lambda report: report.duration, default=None)
-    counts["held"] = 0 if last is None else last.held
+    for count in ("held", "skipped"):
+        counts[count] = 0 if last is None else getattr(last, count)
     tried = sum(counts[count] for count in ("processed", "failed", "discarded", "snoozed"))
     failures = {str(failure.pk): failure for report in reports for failure in report.failures}
     if all(report.failed == len(report.failures) for report in reports):
@@ -155,6 +301,7 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
         stopped=_stopped(
             {report.stopped for report in reports},
             limit is not None and tried >= limit,
+            has_lost_one=None in own,
         ),
         error=next((report.error for report in reports if report.error is not None), None),
         failures=tuple(islice(failures.values(), MOST_FAILURES)),
@@ -162,16 +309,48 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
     )
 
 
-def _stopped(reasons: set[Stopped], reached_limit: bool) -> Stopped:
+def _stopped(reasons: set[Stopped], reached_limit: bool, *, has_lost_one: bool) -> Stopped:
     # If one worker reached its share of the limit while another worker found no more rows, the run
     # was drained all the same.
-    order: tuple[Stopped, ...] = ("failures", "signal", "timeout")
+    order: tuple[Stopped, ...] = (
+        "failures",
+        "signal",
+        "operator",
+        "paused",
+        "breaker",
+        "timeout",
+        "throttled",
+    )
     for reason in order:
         if reason in reasons:
             return reason
     if reached_limit:
         return "limit"
+    if has_lost_one:
+        return "failures"  # what it would have found is not known
     return "busy" if "busy" in reasons and "drained" not in reasons else "drained"
+
+
+def _recording(record: oversight.Command | None, tell: Tell) -> Tell:
+    """Return what gives the workers' progress to the record, and the rest to ``tell``."""
+
+    def note(number: int, name: str | None, event: News) -> None:
+        if not isinstance(event, oversight.Progress):
+            if isinstance(event, Died) and record is not None:
+                record.copy_died(number, event.trouble.sentence)
+            tell(number, name, event)
+        elif record is not None and name is not None:
+            record.progress(number, name, event)
+
+    return note
+
+
+def _stops(record: oversight.Command | None, number: int) -> Mapping[str, int | None]:
+    """Return the orders to stop that are older than the command, for a worker that it starts.
+
+    A worker that starts late, or in the place of a dead one, is to follow the others.
+    """
+    return {} if record is None else record.begin_copy(number)
 
 
 def shares(limit: int | None, copies: int) -> list[int | None]:
@@ -188,30 +367,67 @@ def watch(
     plan: Plan,
     *,
     copies: int = 1,
-    stop: threading.Event,
+    stop: Stop,
     tell: Callable[[int | None, str | None, News], None],
+    on_counts: OnCounts | None = None,
+    health: Health | None = None,
+    may_supervise: bool = False,
 ) -> bool:
     """Watch in ``copies`` workers; return whether one had a processor to run until the end.
 
     ``max_rows`` of the plan is for all workers together. ``tell`` gets the worker's number, the
-    processor's name, and what happened. With one worker, the watch is in this process, and its
-    number is ``None``; of several, one that dies is started again, or a spare takes its place.
-    Raises as ``run()`` does.
+    processor's name, and what happened. With one worker, the watch is in this process, or in a
+    child as in ``run()``, and its number is ``None``. A child that dies is started again; one of
+    several has its place taken by a spare. ``on_counts``: as for ``run()``. Raises as ``run()``
+    does.
     """
     check_copies(copies)
-    if copies == 1:
-        return Watch(processors, plan, stop, partial(tell, None)).run()
+    health = health or Health([processor.name for processor in processors], stop)
+    with oversight.command("watch", [processor.name for processor in processors]) as record:
+        if copies == 1 and not (may_supervise and _can_be_killed(processors)):
+            with _monitored(health):
+                return Watch(processors, plan, stop, partial(tell, None), record).run()
+        return _watch_workers(
+            processors,
+            plan,
+            copies=copies,
+            tell=tell,
+            record=record,
+            health=health,
+            on_counts=on_counts,
+        )
 
-    names = [processor.name for processor in processors]
+
+def _watch_workers(
+    processors: Sequence[BatchProcessor[Any]],
+    plan: Plan,
+    *,
+    copies: int,
+    tell: Callable[[int | None, str | None, News], None],
+    record: oversight.Command | None,
+    health: Health,
+    on_counts: OnCounts | None,
+) -> bool:
+    """Watch in so many children."""
+    by_name = {processor.name: processor for processor in processors}
+    names = list(by_name)
+    sends_counts = are_counts_wanted(on_counts)
     rows_left = shares(plan.max_rows, copies)
 
     def work(number: int) -> partial[bool]:
         own = replace(plan, max_rows=rows_left[number - 1])
-        return partial(_watch, names, own, failed=failed)
+        shown = label(names, number, copies)
+        stops = _stops(record, number)
+        return partial(
+            _watch, names, own, shown=shown, stops=stops, sends_counts=sends_counts, failed=failed
+        )
 
     def tell_or_count(number: int, name: str | None, event: News) -> None:
-        if not isinstance(event, str):
-            tell(number, name, event)
+        if isinstance(event, Counted):
+            if name in by_name:
+                counted(by_name[name], event.tally, on_counts)
+        elif not isinstance(event, str):
+            tell(number if copies > 1 else None, name, event)
         elif (left := rows_left[number - 1]) is not None:
             # A row was tried: a worker that takes this one's place has one row less to try.
             rows_left[number - 1] = left - 1
@@ -220,15 +436,40 @@ def watch(
         return Supervisor(
             len(rows_left),
             work,
-            stop=stop,
-            tell=tell_or_count,
+            stop=health.stop,
+            tell=_recording(record, tell_or_count),
             restart=BACKOFF,
             deadline=plan.deadline,
+            limit=_longest(processors),
+            # It would cost as much memory as the one worker.
+            has_spare=copies > 1,
+            observe=health.seen,
+            before_kill=partial(_record_killed, failed, names),
         ).run()
 
 
+def _record_killed(failed: Path | None, names: Sequence[str], keys: Sequence[str]) -> None:
+    # Before the kill, which ends the rows' locks: no worker of the same run is to try them again.
+    for name in names:
+        failed_elsewhere.record_for_others(failed, name, keys)
+
+
+def _longest(processors: Sequence[BatchProcessor[Any]]) -> float | None:
+    """Return the longest ``handler_timeout``; ``None``: one of the processors has none."""
+    limits = [processor._time_limit for processor in processors]
+    return None if None in limits else max(filter(None, limits), default=None)
+
+
 def _watch(
-    names: Sequence[str], plan: Plan, stop: Stop, send: Send, *, failed: Path | None
+    names: Sequence[str],
+    plan: Plan,
+    stop: Stop,
+    send: Send,
+    *,
+    shown: str,
+    stops: Mapping[str, int | None],
+    sends_counts: bool,
+    failed: Path | None,
 ) -> bool:
     """Watch, in a child process; send each event, and the rows only if they are counted."""
 
@@ -236,8 +477,16 @@ def _watch(
         if plan.max_rows is not None or not isinstance(event, str):
             send(name, event)
 
-    with failed_elsewhere.joined(failed, names, is_one_run=False):
-        return Watch(registry.get(names), plan, stop, tell).run()
+    with (
+        as_worker(shown),
+        failed_elsewhere.joined(failed, names, is_one_run=False),
+        counts_sent(send, is_share=False) if sends_counts else nullcontext(),
+        oversight.copy(names, send, stops) as record,
+    ):
+        try:
+            return Watch(registry.get(names), plan, stop, tell, record).run()
+        finally:
+            observers.flush()
 
 
 def check_copies(copies: int) -> None:

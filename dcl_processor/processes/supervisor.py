@@ -9,65 +9,46 @@ processors, has no connection, and waits for work.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
-from django.db import connections
-
 from dcl_processor.diagnosis import Trouble, describe
-from dcl_processor.exceptions import Unsupported
+from dcl_processor.report import Report
 from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
-from dcl_processor.watch.watch import Event
 
-from .child import STOP, Child, Ended, Order, Phase, Work, signals_blocked
+from .beats import Beat
+from .child import (
+    SOON,
+    STOP,
+    Child,
+    Ended,
+    Order,
+    Phase,
+    Work,
+    end_all,
+    exit_codes_kept,
+    signals_blocked,
+)
+from .databases import databases_for_children
 from .graceful_stop import StoppedAtOnce
+from .lateness import Lateness, OwnTime
+from .news import Died, Finishing, SpareReady, Tell
+from .workers import Observe, Worker
+
+#: Seconds between two reports of the copies to ``observe``.
+OBSERVED_EVERY = 0.2
 
 #: A copy that has lived for this many seconds is restarted as if it had never died before.
 LIVED_LONG = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
-    """A copy has died, or did not start.
-
-    ``wait``: seconds until its restart, 0 if a spare takes its place, ``None`` without a restart.
-    """
-
-    trouble: Trouble
-    wait: float | None
-
-    def __str__(self) -> str:
-        match self.wait:
-            case None:
-                again = ""
-            case 0:
-                again = "; the spare takes its place"
-            case wait:
-                again = f"; it is started again in {wait:.1f} s"
-        return f"{self.trouble.sentence}{again}"
-
-
-@dataclass(frozen=True, slots=True)
-class SpareReady:
-    """A spare waits for work."""
-
-    pid: int | None
-
-
-News = Event | Died | SpareReady
-
 #: The number of the spare, which is no copy yet.
 SPARE = 0
-
-#: Takes a copy's number (or ``SPARE``), a processor's name (``None``: the copy itself), and what
-#: happened to it.
-Tell = Callable[[int, str | None, News], None]
 
 
 @dataclass(slots=True)
@@ -84,6 +65,13 @@ class _Place:
     is_over: bool = False
     #: Whether the last copy had work until its end.
     had_work: bool = True
+    #: What the supervisor knows of the child.
+    lateness: Lateness = field(default_factory=lambda: Lateness(None, 0.0))
+    has_said: bool = False
+    #: Whether a run has reported its end; a watch reports that of each of its runs.
+    has_reported: bool = False
+    #: A process that was killed and did not end.
+    left_behind: int | None = None
 
 
 @dataclass(slots=True)
@@ -99,8 +87,21 @@ class Supervisor:
     restart: Backoff | None = None
     #: By the monotonic clock; no copy is started after it.
     deadline: float | None = None
+    #: The longest ``handler_timeout`` of the processors; without it, no copy is killed for silence.
+    limit: float | None = None
+    #: Whether a copy that was killed for a row is started again, even without ``restart``; at
+    #: once, and only if no copy was killed for this row before.
+    goes_on: bool = False
+    has_spare: bool = True
+    #: Called several times a second with the state of each copy that is not over.
+    observe: Observe = lambda _: None
+    #: Called with the keys of rows, as text, before a copy is killed for them.
+    before_kill: Callable[[Sequence[str]], None] = lambda _: None
     _places: list[_Place] = field(init=False)
     _spare: _Place = field(init=False)
+    _time: OwnTime = field(default_factory=OwnTime)
+    _observed: float = -1.0
+    _killed_for: set[object] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._places = [_Place(number) for number in range(1, self.copies + 1)]
@@ -113,6 +114,12 @@ class Supervisor:
         ``Unsupported`` where other processes could not see the rows.
         """
         databases = databases_for_children()
+        with exit_codes_kept():
+            self._run(databases)
+        return any(place.had_work for place in self._places)
+
+    def _run(self, databases: dict[str, Any]) -> None:
+        self._time.pass_()
         try:
             while not all(place.is_over for place in self._places):
                 for place in self._places:
@@ -122,13 +129,18 @@ class Supervisor:
                         self._start_if_due(place, databases)
                 self._start_spare_if_due(databases)
                 self._receive()
+                now = self._time.pass_()
+                self._kill_late_ones(now)
+                self._take_leave(now)
+                self._report()
         except StoppedAtOnce:
             for child in self._children():
                 child.stop_at_once()
             raise
         finally:
-            self._end_children()
-        return any(place.had_work for place in self._places)
+            if self._spare.child is not None:
+                self._spare.child.stop_at_once()
+            end_all(self._children(), self._time)
 
     def _let_finish(self, place: _Place) -> None:
         if place.child is None:
@@ -152,21 +164,25 @@ class Supervisor:
     def _waiting_spare(self) -> Child | None:
         # Not one that is loading: a copy, and a stop of it, would wait until it has loaded.
         spare = self._spare.child
-        return spare if spare is not None and spare.phase is Phase.WAITING else None
+        waits = spare is not None and spare.phase is Phase.WAITING and not spare.is_ending
+        return spare if waits else None
 
     def _promote_spare(self, place: _Place, spare: Child) -> None:
         place.started = time.monotonic()
         # In this order: a signal between the two lines leaves it in both places, not in none.
         place.child = spare
         self._spare.child = None
+        place.lateness = self._begin_to_watch()
         spare.send(Order(f"copy {place.number}", self.work(place.number)))
 
     def _start_spare_if_due(self, databases: dict[str, Any]) -> None:
         """Start a spare, unless a copy is loading, which is more urgent."""
         spare, now = self._spare, time.monotonic()
-        is_wanted = self.restart is not None and not self.stop.is_set() and not self._is_late(now)
+        has_one = self.has_spare and self.restart is not None
+        is_wanted = has_one and not self.stop.is_set() and not self._is_late(now)
         is_due = spare.child is None and now >= spare.start_at
-        if is_wanted and is_due and all(each.phase is Phase.WORKING for each in self._children()):
+        others = [each for each in self._children() if not each.is_ending]
+        if is_wanted and is_due and all(each.phase is Phase.WORKING for each in others):
             self._start(spare, "spare", None, databases)
 
     def _is_late(self, now: float) -> bool:
@@ -179,31 +195,66 @@ class Supervisor:
         try:
             with signals_blocked():
                 place.child = Child(name, work, databases)
+                place.lateness = self._begin_to_watch()
         except OSError as error:
             sentence = f"could not be started: {describe(error)}"
             self._ended(place, Trouble(sentence, traceback.format_exc()))
 
     def _receive(self) -> None:
-        """Wait for messages, and take one from each child that has sent any."""
-        places = [*self._places, self._spare]
-        running: dict[Any, Child] = {
-            place.child.results: place.child for place in places if place.child is not None
-        }
-        for results in connection.wait(list(running), POLL_IDLE):
-            child = running[results]
-            # Not earlier: a death among these messages may have given the spare another place.
-            place = next(each for each in places if each.child is child)
-            name, event = child.receive()
-            if name is not None:
-                self.tell(place.number, name, event)
-            elif event is Phase.WAITING:
-                self.tell(SPARE, None, SpareReady(child.pid))
-            elif isinstance(event, Ended | Trouble):
-                place.child = None
-                child.end()
-                # A spare that ends before it has read its order is no copy: the place is still due.
-                is_spare = child.phase is Phase.WAITING
-                self._ended(self._spare if is_spare else place, event)
+        """Wait for messages, and take those that each child has sent."""
+        children = self._children()
+        running = [child.results for child in children if not child.is_ending]
+        pause = POLL_IDLE if len(running) == len(children) else SOON
+        ready = connection.wait(running, pause)
+        for place in [*self._places, self._spare]:
+            child = place.child
+            if child is None or child.results not in ready:
+                continue
+            for name, event in child.receive(self._time.seconds):
+                place.lateness.hear(self._time.seconds)
+                if name is not None:
+                    place.has_reported |= isinstance(event, Report | Trouble)
+                    self.tell(place.number, name, event)
+                elif event is Phase.WAITING:
+                    self.tell(SPARE, None, SpareReady(child.pid))
+
+    def _begin_to_watch(self) -> Lateness:
+        return Lateness(self.limit, self._time.seconds)
+
+    def _name_last_rows(self, place: _Place, beat: Beat) -> None:
+        if beat.is_stopping and beat.call is not None and self.stop.is_set() and not place.has_said:
+            place.has_said = True
+            self.tell(place.number, None, Finishing(beat.call))
+
+    def _kill_late_ones(self, now: float) -> None:
+        """Kill the copies whose handlers did not end, or that do not move; ``now``: own time."""
+        for place in self._places:
+            child, lateness = place.child, place.lateness
+            if child is None or child.is_ending:
+                continue
+            if beat := child.last_beat():
+                lateness.hear(now, beat)
+                self._name_last_rows(place, beat)
+            if why := lateness.fault(now, child.pid):
+                if lateness.unreported:
+                    self.before_kill(lateness.unreported)
+                child.kill(why, now)
+                lateness.killed_at = now
+
+    def _take_leave(self, now: float) -> None:
+        """Free the places of the children that have gone; ``now``: own time."""
+        for place in [*self._places, self._spare]:
+            child = place.child
+            if child is None or not child.has_gone(now):
+                continue
+            place.child = None
+            # A spare that ends before it has read its order is no copy: the place is still due.
+            is_spare = child.phase is Phase.WAITING and place.lateness.killed_at is None
+            ended = self._spare if is_spare else place
+            ended.left_behind = child.pid if child.is_left_behind else None
+            outcome = child.outcome()
+            child.close()
+            self._ended(ended, outcome)
 
     def _ended(self, place: _Place, event: Ended | Trouble) -> None:
         if place is self._spare:
@@ -218,13 +269,30 @@ class Supervisor:
         """Report a death by a signal or an unexpected error; plan the restart, if there is one."""
         # A fault of the program would end the next copy, too.
         place.had_work = not trouble.is_final
-        restart = None if trouble.is_final or self.stop.is_set() else self.restart
-        wait = None if restart is None else self._plan_restart(place, restart)
+        is_last = trouble.is_final or self.stop.is_set() or place.left_behind is not None
+        wait = None
+        if not is_last and self.restart is not None:
+            wait = self._plan_restart(place, self.restart)
+        # A worker that has reported the end of its run has no row left for a successor, whose
+        # report would take the place of its own.
+        may_go_on = not is_last and self.goes_on and not place.has_reported
+        if may_go_on and self._was_killed_for_a_new_row(place):
+            wait = 0.0
         place.is_over = wait is None
         self.tell(place.number, None, Died(trouble, wait))
         if wait == 0 and (spare := self._waiting_spare()):
             # At once, as another copy may have died at the same time.
             self._promote_spare(place, spare)
+
+    def _was_killed_for_a_new_row(self, place: _Place) -> bool:
+        call = place.lateness.call
+        # An unknown row counts as new once: the first such kill is followed by a restart, a second
+        # one is not.
+        rows = None if call is None else (call.keys, call.identity)
+        if place.lateness.killed_at is None or rows in self._killed_for:
+            return False
+        self._killed_for.add(rows)
+        return True
 
     def _plan_restart(self, place: _Place, restart: Backoff) -> float:
         """Return in how many seconds: 0 after a first death, if a spare waits."""
@@ -240,39 +308,25 @@ class Supervisor:
         places = [*self._places, self._spare]
         return {place.child for place in places if place.child is not None}
 
-    def _end_children(self) -> None:
-        if self._spare.child is not None:
-            self._spare.child.stop_at_once()
-        for child in self._children():
-            child.end()
+    def _report(self) -> None:
+        now = self._time.seconds
+        if now - self._observed >= OBSERVED_EVERY:
+            self._observed = now
+            self.observe([each for place in self._places for each in _workers(place, now)])
 
 
-def databases_for_children() -> dict[str, Any]:
-    """Return the databases' names by alias; close own connections until the workers have ended.
-
-    Raises ``Unsupported`` where other processes could not see the rows.
-    """
-    _check_children_can_see_rows()
-    connections.close_all()
-    return {alias: database["NAME"] for alias, database in connections.databases.items()}
-
-
-def _check_children_can_see_rows() -> None:
-    if "DJANGO_SETTINGS_MODULE" not in os.environ:
-        raise Unsupported(
-            "expected DJANGO_SETTINGS_MODULE to name the settings, got settings made by "
-            "configure(), which other processes cannot read; run one worker."
-        )
-    for connected in connections.all(initialized_only=True):
-        if connected.in_atomic_block:
-            raise Unsupported(
-                f"expected no open transaction on {connected.alias!r}, got one: workers are other "
-                "processes, which see only committed rows; in tests use TransactionTestCase."
-            )
-    for alias in connections:
-        in_memory: Any = getattr(connections[alias], "is_in_memory_db", None)
-        if in_memory is not None and in_memory():
-            raise Unsupported(
-                f"expected a database that other processes can open, got {alias!r} in this "
-                "process's memory; use a file, or run one worker."
-            )
+def _workers(place: _Place, now: float) -> Iterator[Worker]:
+    """Yield the worker at this place, unless it has ended."""
+    child, lateness = place.child, place.lateness
+    if place.left_behind is not None:
+        pid = place.left_behind
+        yield Worker(place.number, pid, "cannot be killed", lateness.call, is_alive=False)
+    elif child is not None and child.is_ending:
+        yield Worker(place.number, child.pid, "ends", None, is_alive=True)
+    elif child is not None:
+        working = "works" if lateness.call else "waits"
+        state = "loads" if child.phase is not Phase.WORKING else working
+        shown = "does not move" if lateness.is_silent(now) else state
+        yield Worker(place.number, child.pid, shown, lateness.call, lateness.is_alive(now))
+    elif not place.is_over:
+        yield Worker(place.number, None, "waits to be started", None, is_alive=True)

@@ -19,6 +19,9 @@ from dcl_processor.execution.event_loop import EventLoop
 #: claimed one by one would cost a transaction each.
 WORTH_CLAIMING = 1 / 4
 
+#: Seconds after which fewer free places are filled, too, if no other handler has ended.
+LINGER = 0.02
+
 
 class AsyncDispatcher:
     """Delivers batches whose handlers share an event loop, in the thread that dispatches them.
@@ -34,8 +37,8 @@ class AsyncDispatcher:
         self._loop = loop
         self._size = size
         self._together = together
-        self._open: list[Batch[Any]] = []
-        self._over: list[Batch[Any]] = []
+        #: Batches that were not returned yet; those that are over have no handlers any more.
+        self._begun: list[Batch[Any]] = []
 
     @property
     def room(self) -> int:
@@ -44,35 +47,41 @@ class AsyncDispatcher:
 
     @property
     def rows_in_flight(self) -> int:
-        return sum(len(batch.wanted.pks) for batch in self._open)
+        return sum(len(batch.wanted.pks) for batch in self._open())
+
+    def _open(self) -> list[Batch[Any]]:
+        return [batch for batch in self._begun if batch.handlers is not None]
 
     def begin(self, batch: Batch[Any]) -> None:
         """Claim a batch and start its handlers, as many as there is room for."""
-        goes_on = False
-        try:
-            deliver(batch)
-            goes_on = not batch.is_over
-        finally:
-            (self._open if goes_on else self._over).append(batch)
+        # Race: work without flip. Before its delivery: an interrupt at any point of it leaves the
+        # batch to close(), which settles the rows whose handlers end all the same.
+        self._begun.append(batch)
+        deliver(batch)
 
     def ended(self, *, everything: bool = False, one: bool = False) -> Iterator[Batch[Any]]:
         """Return ended batches; wait until a batch is worth claiming, or until all have ended.
 
         ``one``: wait until there is one. Raises the error of a batch; the other batches stay in
-        flight.
+        flight. A batch is worth claiming if there is room for several handlers, or if no handler
+        has ended for a while: the others may be at work for hours, and a free place is to be used.
         """
         part = 0 if self._together else WORTH_CLAIMING
         enough = max(1, int(self._loop.concurrency * part))
         while True:
-            for batch in [*self._open]:
+            for batch in self._open():
                 self._go_on(batch)
-            waiting = any(batch.handlers and batch.handlers.waiting for batch in self._open)
+            begun = self._open()
+            waiting = any(batch.handlers and batch.handlers.waiting for batch in begun)
             idle = self._loop.free >= enough and not waiting
-            is_enough = bool(self._over) if one else idle and not everything
-            if not self._open or is_enough:
+            is_enough = len(begun) < len(self._begun) if one else idle and not everything
+            if not begun or is_enough:
                 break
-            self._loop.wait()
-        over, self._over = self._over, []
+            may_linger = self._loop.free and not (waiting or everything or one)
+            if not self._loop.wait(LINGER if may_linger else None):
+                break
+        over = [batch for batch in self._begun if batch.handlers is None]
+        self._begun = begun
         return iter(over)
 
     def confirm(self) -> None:
@@ -81,24 +90,20 @@ class AsyncDispatcher:
     def close(self) -> None:
         """Cancel the handlers that an interrupt left in flight; each batch settles ended rows."""
         with ExitStack() as stack:
-            if self._open:
+            if begun := self._open():
                 self._loop.give_up()
-            for batch in self._open:
+            for batch in begun:
                 stack.callback(finish, batch)
-            self._over += self._open
-            self._open = []
 
     def left(self) -> Iterator[Batch[Any]]:
-        return iter(self._over)
+        return iter(self._begun)
 
     def _go_on(self, batch: Batch[Any]) -> None:
         assert batch.handlers is not None
-        goes_on = False
         try:
             batch.handlers.go_on()
-            goes_on = not batch.is_over
-        finally:
-            if not goes_on:
-                self._open.remove(batch)
-                self._over.append(batch)
-                finish(batch)
+        except Exception:
+            finish(batch)
+            raise
+        if batch.is_over:
+            finish(batch)

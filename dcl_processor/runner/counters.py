@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.errors import add_note, describe, forget_frames, printable, traceback_text
+from dcl_processor import observers
+from dcl_processor.errors import add_note, forget_frames, formatted, printable, replacement
+from dcl_processor.execution import calls
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
 from dcl_processor.execution.log import log_error
+from dcl_processor.log_fields import error_fields, fields, log
 from dcl_processor.report import Failure, Report, Stopped
 from dcl_processor.signals import row_finished
 
@@ -39,6 +43,8 @@ class Counters:
     #: Failed rows that end the run, those of other workers of the same run included.
     max_failures: int | None = None
     elsewhere: FailedElsewhere | None = None
+    #: Called with the outcome of each row, if rows are overseen.
+    on_outcome: Callable[[str], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
@@ -49,6 +55,10 @@ class Counters:
     held_keys: Sequence[Any] = ()
     #: Rows that were tried, which is what ``limit`` counts.
     handled: int = 0
+    #: Seconds that handlers have taken, and those of the slowest call; only if rows are overseen.
+    handler_seconds: float = 0.0
+    slowest: float = 0.0
+    _last_duration: float | None = None
     streak: Streak = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,23 +95,32 @@ class Counters:
         self.streak.note(outcome)
         match outcome:
             case Handled():
-                self._tell(pk, "processed")
+                self._tell(pk, "processed", outcome)
             case Failed():
                 self._failed(pk, outcome)
             case Snoozed():
-                self._tell(pk, "snoozed")
+                self._tell(pk, "snoozed", outcome)
             case Discarded():
                 self._discarded(pk, outcome)
             case Lost(called):
+                if self.on_outcome is not None:
+                    self._time(outcome.duration)
                 self.counts["lease_lost"] += 1
                 self.handled += called
+                if observers.active:
+                    name = self.processor.name
+                    observers.tell("row_ended", name, "lease_lost", is_retried=False)
 
     def _discarded(self, pk: Any, outcome: Discarded) -> None:
         """Log a row whose handler raised ``Discard``, and count it."""
-        why = printable(describe(outcome.error))
-        logger.warning("%s: row %s discarded: %s", self.processor.name, printable(str(pk)), why)
+        name, error = self.processor.name, outcome.error
+        extra = fields(
+            name, pk=pk, outcome="discarded", duration=outcome.duration, **error_fields(error)
+        )
+        message = "%s: row %s discarded: %s"
+        log(logger, logging.WARNING, message, name, str(pk), error, extra=extra)
         forget_frames(outcome.error)
-        self._tell(pk, "discarded")
+        self._tell(pk, "discarded", outcome)
 
     def _failed(self, pk: Any, outcome: Failed) -> None:
         """Log a row that failed with its traceback, and count it."""
@@ -110,18 +129,30 @@ class Counters:
             self.elsewhere.count_failure()
         error = outcome.error
         if len(self.failures) < MOST_FAILURES:
-            failure = self._failure(pk, outcome)
+            # Once for the report and the log: to format it costs more than the rest of a row.
+            text = formatted(error)
+            failure = self._failure(pk, outcome, text or replacement(error))
             self.failures.append(failure)
             name, row = self.processor.name, printable(str(pk))
-            log_error(error, "%s: row %s failed%s: %s", name, row, failure.attempts)
+            known = {"attempt": outcome.attempt, "duration": outcome.duration}
+            extra = fields(name, pk=pk, outcome="failed", **known)
+            log_error(
+                error,
+                "%s: row %s failed%s: %s",
+                name,
+                row,
+                failure.attempts,
+                extra=extra,
+                can_be_formatted=text is not None,
+            )
         forget_frames(error)
-        self._tell(pk, "failed")
+        self._tell(pk, "failed", outcome)
 
-    def _failure(self, pk: Any, outcome: Failed) -> Failure:
+    def _failure(self, pk: Any, outcome: Failed, text: str) -> Failure:
         return Failure(
             pk,
             outcome.error,
-            traceback_text(outcome.error),
+            text,
             attempt=outcome.attempt,
             max_attempts=outcome.max_attempts,
             again_in=outcome.again_in,
@@ -145,12 +176,40 @@ class Counters:
             held_keys=self.held_keys,
         )
 
-    def _tell(self, pk: Any, outcome: str) -> None:
+    def _tell(self, pk: Any, outcome: str, ended: Handled | Failed | Snoozed | Discarded) -> None:
         """Count a row, and send the signal."""
         self.counts[outcome] += 1
         self.handled += 1
-        sender = type(self.processor)
-        row_finished.send_robust(sender, processor=self.processor, pk=pk, outcome=outcome)
+        if self.on_outcome is not None:
+            self._time(ended.duration)
+            self.on_outcome(outcome)
+        attempt = again_in = None
+        if isinstance(ended, Failed):
+            attempt, again_in = ended.attempt, ended.again_in
+        if observers.active:
+            is_retried = again_in is not None
+            observers.tell("row_ended", self.processor.name, outcome, is_retried=is_retried)
+        send = partial(
+            row_finished.send_robust,
+            type(self.processor),
+            processor=self.processor,
+            pk=pk,
+            outcome=outcome,
+            attempt=attempt,
+            duration=ended.duration,
+        )
+        if calls.watchers and row_finished.receivers:
+            calls.beside(self.processor.name, "receivers of row_finished", (pk,), send)
+        else:
+            send()
+
+    def _time(self, duration: float | None) -> None:
+        """Add the seconds of a handler's call; the rows of one call have the same object."""
+        if duration is None or duration is self._last_duration:
+            return
+        self._last_duration = duration
+        self.handler_seconds += duration
+        self.slowest = max(self.slowest, duration)
 
 
 def attach_report(error: BaseException | None, report: Report) -> None:
@@ -166,5 +225,11 @@ def log_end(report: Report) -> None:
     """Log a finished run: INFO when it did something, DEBUG when there was nothing to do."""
     if report.failed > MOST_FAILURES:
         more = report.failed - MOST_FAILURES
-        logger.error("%s: %d more rows failed and were not logged", report.name, more)
-    logger.log(logging.INFO if report.did_something else logging.DEBUG, "%s", report)
+        message = "%s: %d more rows failed and were not logged"
+        extra = fields(report.name, outcome="failed", row_count=more)
+        log(logger, logging.ERROR, message, report.name, more, extra=extra)
+    level = logging.INFO if report.did_something else logging.DEBUG
+    if logger.isEnabledFor(level):
+        rows = report.processed + report.failed + report.discarded + report.snoozed
+        extra = fields(report.name, row_count=rows, duration=report.duration)
+        log(logger, level, "%s", report, extra=extra)

@@ -24,14 +24,14 @@ from dcl_processor.execution.handler import Handled
 
 def has_failed(batch: Batch[Any]) -> bool:
     """Return whether one of the rows was not handled."""
-    return not all(isinstance(outcome, Handled) for outcome in batch.outcomes.values())
+    return not {Handled}.issuperset(map(type, batch.outcomes.values()))
 
 
 class Dispatcher(Protocol):
     """The interface of every dispatcher.
 
     ``room``: rows that the next batch may have; ``may_choose``: whether a batch may get more
-    candidates than it claims; ``rows_in_flight``: rows of batches that have not ended.
+    candidates than it claims; ``rows_in_flight``: rows of batches that were not returned yet.
     """
 
     may_choose: bool
@@ -83,8 +83,11 @@ class InlineDispatcher:
 
     @property
     def rows_in_flight(self) -> int:
-        waiting = self._context.transactions.unconfirmed
-        return 0 if waiting is None else len(waiting.rows)
+        # Also those whose COMMIT was sent before another statement, and that are not counted yet.
+        rows = 0
+        for batch in self._begun:
+            rows += len(batch.rows)
+        return rows
 
     def begin(self, batch: Batch[Any]) -> None:
         self._begun.append(batch)

@@ -12,7 +12,7 @@ from django.db import transaction
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.report import MOST_COUNTED, DryRun
 from dcl_processor.settlement.rehearsal import RowRefused, rehearse
@@ -26,7 +26,10 @@ SHOWN = 5
 def dry_run(run: Run[Any]) -> DryRun:
     """Return what the run would do; raise what it would raise before its first handler."""
     try:
-        pending = scan.count(run.checked(), MOST_COUNTED)
+        question = run.checked()
+        # Which refuses what cannot be a key.
+        groups = None if run.processor.group_by is None else run.group_passes(question)
+        pending = scan.count(question, MOST_COUNTED)
         found = DryRun(name=run.processor.name, pending=pending, limit=run.limits.rows)
         in_order = run.processor.strict_order
         windows = scan.ordered_scan(run.ask, set()) if in_order else scan.KeyScan(run.ask, set())
@@ -35,6 +38,8 @@ def dry_run(run: Run[Any]) -> DryRun:
             return found
         question, waiting = window
         run.refuse_backlog(question, waiting)
+        if groups is not None:
+            groups.refuse_spellings(question)
         return replace(
             found,
             due=scan.count(question, MOST_COUNTED),
@@ -48,7 +53,7 @@ def dry_run(run: Run[Any]) -> DryRun:
 def _rehearsed(run: Run[Any], question: Question[Any], pks: Sequence[Any]) -> Any:
     """Try the flips on the first of the rows that is free; return its key if its flip is known."""
     processor = run.processor
-    with RowTransaction(question.using):
+    with ReadCommitted(question.using):
         for pk in pks:
             for row in claim(question, Wanted([pk])).rows.values():
                 try:

@@ -1,16 +1,14 @@
 """The passes of a run over groups: keys take turns, and one batch of a key is in flight at a time.
 
-A key whose turn it is gives its next rows, and goes to the end of the line. So a key with most of
-the rows holds up no other. A key that another worker has locked is visited again later. One whose
-next row failed, waits or is in doubt is held until the next run; so is one whose next row has the
-lease of another worker, which goes on with the key itself.
+A key that another worker has locked is visited again later. A key is held until the next run if its
+next row has failed, waits, or is in doubt. It is also held if another worker has the lease of that
+row, because that worker continues with the key.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +19,15 @@ from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import Groups, Key
 from dcl_processor.delivery.batch import Batch
+from dcl_processor.execution.calls import each_beside
 from dcl_processor.execution.handler import Handled
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.locking.key_lock import refuse_collation
 from dcl_processor.locking.wanted import Wanted
 
-from .passes import MOST_LOCKED, Passes
+from .counters import MOST_KEYS
+from .passes import MOST_LOCKED, READ, Passes
+from .turns import Turn, Turns
 
 if TYPE_CHECKING:
     from .run import Run
@@ -35,51 +36,29 @@ if TYPE_CHECKING:
 FEW_KEYS = reads.KEYS // 2
 
 
-@dataclass(eq=False, slots=True)
-class Turn:
-    """A key in line.
-
-    ``waiting``: its next rows. ``left``: rows that the run may still take of it; ``None``: not
-    counted yet. ``tried``: rows that may be pending although they were handled; ``missed``: those
-    that another session has locked. ``in_flight``: batches. ``is_old``: ``waiting`` is to be read
-    again. ``suspects``: rows that may kill the process; ``is_last``: all others were handled.
-    """
-
-    key: Key
-    waiting: deque[Any] = field(default_factory=deque)
-    left: int | None = None
-    tried: set[Any] = field(default_factory=set)
-    missed: set[Any] = field(default_factory=set)
-    in_flight: int = 0
-    is_old: bool = False
-    suspects: set[Any] = field(default_factory=set)
-    is_last: bool = False
-
-
 class GroupPasses(Passes):
-    """Keeps track of the keys of a run: in line, in flight, busy, and held."""
+    """Visits the keys in line, and notes what became of the batches."""
 
     def __init__(self, run: Run[Any], groups: Groups) -> None:
         super().__init__(run)
         self._groups = groups
         self._ask = partial(run.ask, among=Q(**{f"{groups.column}__isnull": True}))
         self._question: Question[Any] | None = None
-        self._line: deque[Turn] = deque()
-        #: Every key that is in line or in flight, by its value.
-        self._turns: dict[Any, Turn] = {}
-        self._busy: dict[Any, Turn] = {}
-        self._held: dict[Any, Turn] = {}
+        self._turns = Turns(groups)
         self._last: list[Turn] = []
         #: Rows that are handled last, of keys.
         self._suspected: set[Any] = set()
-        self._highest: Any = None
+        #: Rows that a claim has missed, and why: other sessions hold them or their keys, or have
+        #: finished them.
+        self._missed: dict[Any, Miss] = {}
+        self._look_at = scan.WINDOW
 
     def first(self) -> None:
         """Visit the rows of every key, and then the rows without a key."""
         walk = reads.KeyWalk(self._run.ask, self._groups)
-        windows = iter(walk)
+        windows = each_beside(self._run.processor.name, READ, walk)
         self._read_keys(windows, is_first=True)
-        if self._line or not walk.has_rows_without:
+        if self._turns.line or not walk.has_rows_without:
             self._run.counters.passes += 1
         self._take_turns(windows)
         if walk.has_rows_without and not self._run.must_stop():
@@ -89,37 +68,57 @@ class GroupPasses(Passes):
         """Come back to the keys that other sessions had locked, and only to those."""
         super().later()
         waits = self._run.limits.waits()
-        while self._busy and not self._run.must_stop() and next(waits, False):
+        while self._turns.busy and not self._run.must_stop() and next(waits, False):
             self._run.counters.passes += 1
             before = self._run.counters.handled
             self._question = self._run.ask()
-            turns, self._busy = list(self._busy.values()), {}
-            for turn in turns:
-                turn.missed.clear()
-                turn.is_old = True
-                self._join(turn)
+            self._turns.join_busy()
             self._take_turns(iter(()))
             if self._run.counters.handled > before:
                 waits = self._run.limits.waits()
 
+    def refuse_spellings(self, question: Question[Any]) -> None:
+        """Raise ``Unsupported`` if equal keys may have several spellings; asked of the database."""
+        refuse_collation(question, self._groups, self._run.processor.name)
+
     def last(self) -> None:
         """Handle the keys whose rows were in flight when their process died, and count the held."""
-        for turn in self._last:
+        for turn in sorted(self._last, key=lambda turn: self._suspects.deaths_with(turn.suspects)):
             if self._run.must_stop():
                 break
             turn.is_last = True
-            self._join(turn)
+            self._turns.join(turn)
             self._take_turns(iter(()))
-        not_free = {**self._held, **self._busy}
+        not_free = {**self._turns.held, **self._turns.busy}
         turns = list(not_free.values())
         self._left_suspects = [pk for turn in turns for pk in turn.suspects]
-        if turns:
-            failed = [pk for turn in turns for pk in turn.tried][:MOST_LOCKED]
-            values = list(not_free)
-            held = reads.count_due(self._run.ask(), self._groups, values, without=failed)
-            if held:
-                self._run.counters.note_held(held, values)
+        question = self._run.ask() if self._missed or turns else None
+        if question is not None:
+            self._look_at_missed(question)
+            self._count_held(question, turns)
         super().last()
+
+    def _look_at_missed(self, question: Question[Any]) -> None:
+        """Count the missed rows that are finished, and forget them; one query per window."""
+        missed = list(self._missed)
+        for at in range(0, len(missed), scan.WINDOW):
+            some = missed[at : at + scan.WINDOW]
+            for pk in set(some).difference(scan.still_pending(question, some)):
+                del self._missed[pk]
+                self._run.counters.counts["stale"] += 1
+        # Many may stay pending, and are not to be looked up again for each row.
+        self._look_at = 2 * max(scan.WINDOW, len(self._missed))
+
+    def _count_held(self, question: Question[Any], turns: list[Turn]) -> None:
+        """Count the rows of these keys that were not tried, apart from those that are locked."""
+        locked = {pk for pk, miss in self._missed.items() if miss is Miss.ABSENT}
+        self._run.counters.counts["skipped"] += len(locked)
+        tried = {turn.key.value: turn.tried for turn in turns}
+        held, keys = reads.count_due(
+            question, self._groups, tried, without=locked, most_keys=MOST_KEYS
+        )
+        if held:
+            self._run.counters.note_held(held, keys)
 
     def _suspects_in_turn(self) -> list[Any]:
         return [pk for pk in super()._suspects_in_turn() if pk not in self._suspected]
@@ -130,20 +129,19 @@ class GroupPasses(Passes):
         """Visit the keys in line, one batch at a time, until none is left that can be visited."""
         run = self._run
         while not run.must_stop():
-            if len(self._line) < FEW_KEYS:
+            if len(self._turns.line) < FEW_KEYS:
                 self._read_keys(windows)
-            if self._line:
-                turn = self._line.popleft()
+            if self._turns.line:
+                turn = self._turns.line.popleft()
                 if self._has_candidates(turn):
                     self._visit_key(turn)
                 elif not turn.in_flight:
                     self._end(turn)
-            elif self._turns:
+            elif self._turns.are_in_flight:
                 self.take(run.dispatcher.ended(one=True))
             else:
                 break
         self.take(run.dispatcher.ended(everything=True))
-        self._line.clear()
         self._turns.clear()
 
     def _end(self, turn: Turn) -> None:
@@ -151,10 +149,7 @@ class GroupPasses(Passes):
         last = self._run.context.transactions.unconfirmed
         is_its_own = last is not None and last.wanted.key == turn.key
         self.take(self._run.dispatcher.ended(everything=is_its_own))
-        if not turn.waiting:
-            self._turns.pop(turn.key.value, None)
-        elif turn not in self._line:
-            self._line.append(turn)
+        self._turns.end(turn)
 
     def _read_keys(
         self, windows: Iterator[tuple[Question[Any], list[Key]]], *, is_first: bool = False
@@ -162,70 +157,35 @@ class GroupPasses(Passes):
         for self._question, keys in windows:
             if is_first:
                 self._run.refuse_backlog(self._question)
-                refuse_collation(self._question, self._groups, self._run.processor.name)
+                self.refuse_spellings(self._question)
                 if self._groups.whole:
                     # Race: endless run. A key whose rows all arrived during this run is left to the
                     # next one: another worker may have called the handler for the key already.
-                    self._highest = scan.highest(self._question)
+                    self._turns.highest = scan.highest(self._question)
             for key in keys:
-                self._join(Turn(key))
+                self._turns.join(Turn(key))
             return
-
-    def _join(self, turn: Turn) -> None:
-        self._turns[turn.key.value] = turn
-        self._line.append(turn)
 
     def _has_candidates(self, turn: Turn) -> bool:
         """Return whether the key has rows to try; if it has none, it is over, busy or held."""
-        if turn.is_old:
-            turn.is_old = False
-            turn.waiting.clear()
-        if not turn.waiting and not self._read_rows(turn):
+        question = self._question
+        assert question is not None
+        called = self._run.context.called
+        if called is not None and called.among([turn.key.value]):
+            # A claim would only show again that the key had its call in another worker.
+            self._leave(turn)
+        if not self._turns.has_rows(question, turn):
             return False
         if not turn.is_last and (found := self._suspects.among(turn.waiting)):
             # Race: poison row. The rows behind one that killed a process wait with it.
             turn.suspects.update(found)
             self._suspected.update(found)
             self._last.append(turn)
+            # Read again then; a key with rows in line would come back at once.
+            turn.waiting.clear()
+            turn.behind.clear()
             return False
         return True
-
-    def _read_rows(self, turn: Turn) -> bool:
-        question, whole = self._question, self._groups.whole
-        assert question is not None
-        if turn.in_flight or (turn.left is not None and turn.left <= 0):
-            return False
-        most = None if whole else reads.ROWS + len(turn.tried) + len(turn.missed)
-        found, is_full = reads.candidates(question, turn.key, most=most)
-        if turn.left is None:
-            # Race: endless run. Rows of a key that keep arriving must not keep the run going.
-            turn.left = reads.count(question, turn.key) if is_full else len(found)
-        if whole and not self._is_from_before(found):
-            return False
-        free = self._in_order(turn, found) if self._groups.in_order else found
-        seen = turn.tried | turn.missed
-        turn.waiting = deque(each.pk for each in free if each.pk not in seen)
-        if not turn.waiting and any(each.pk in turn.missed for each in found):
-            self._busy_later(turn)
-        return bool(turn.waiting)
-
-    def _in_order(self, turn: Turn, found: list[reads.Candidate]) -> list[reads.Candidate]:
-        """Return the rows up to the first one that blocks those behind it."""
-        seen = turn.tried | turn.missed
-        for place, candidate in enumerate(found):
-            blocks = not candidate.is_due or candidate.pk in seen
-            if blocks:
-                if place == 0 and candidate.pk not in turn.missed:
-                    self._hold(turn)
-                return found[:place]
-        return found
-
-    def _is_from_before(self, found: list[reads.Candidate]) -> bool:
-        """Return whether a row of the key existed when the run began, as far as its key shows."""
-        numbers = [each.pk for each in found if isinstance(each.pk, int)]
-        if not isinstance(self._highest, int) or len(numbers) < len(found):
-            return True
-        return any(pk <= self._highest for pk in numbers)
 
     # --- one key
 
@@ -236,18 +196,21 @@ class GroupPasses(Passes):
         size = min(self._room(turn), len(turn.waiting))
         if size <= 0:
             # Only the end of the batches in flight shows if the limit is met.
-            self._line.appendleft(turn)
+            self._turns.line.appendleft(turn)
             self.take(run.dispatcher.ended(everything=True))
             return
+        if len(self._missed) >= self._look_at:
+            self._look_at_missed(question)
         pks = [turn.waiting.popleft() for _ in range(size)]
         if self._groups.whole and pks[0] not in self._alone:
             # One call for a key and run: what is left of a capped one waits for the next run.
-            turn.waiting.clear()
-            turn.left = 0
+            self._leave(turn)
         batch: Batch[Any] = Batch(run.context, question, Wanted(pks, key=turn.key))
+        if run.starts.holds is not None:
+            batch.window = run.starts.holds.window
         turn.in_flight += 1
-        if turn.waiting and turn.in_flight < self._most_batches:
-            self._line.append(turn)
+        if (turn.waiting or turn.behind) and turn.in_flight < self._most_batches:
+            self._turns.line.append(turn)
         run.dispatcher.begin(batch)
         if batch.is_unconfirmed:
             # Its COMMIT is sent before the next claim, and releases the key's lock.
@@ -268,13 +231,16 @@ class GroupPasses(Passes):
             size = self._size(turn)  # a limit does not split what is handled together
         if turn.waiting[0] in self._alone:
             size = min(size, 1)
-        elif any(pk in self._alone for pk in turn.waiting):
+        elif self._alone and any(pk in self._alone for pk in turn.waiting):
             size = min(size, next(n for n, pk in enumerate(turn.waiting) if pk in self._alone))
         if run.starts.is_shared and not run.starts.has_slot():
             size = 0
         is_careful = run.processor._flip_needs_result and run.counters.is_to_be_careful
         if is_careful and not self._groups.whole:
             size = min(size, max(0, 1 - in_flight))
+        if run.starts.holds is not None and size > 0:
+            wanted = min(size, len(turn.waiting))
+            size = run.starts.holds.take(wanted, whole=self._groups.whole)
         return size
 
     def _size(self, turn: Turn) -> int:
@@ -294,27 +260,28 @@ class GroupPasses(Passes):
         """Count the batches that have ended; the rows that they did not reach wait again."""
         got = missed = 0
         for batch in ended:
-            turn = self._turn_of(batch)
+            turn = self._turns.of(batch.wanted.key)
             counted = super().take([batch], waiting if turn is None else turn.waiting)
             got, missed = got + counted[0], missed + counted[1]
             if turn is not None:
                 self._note_outcomes(turn, batch)
         return got, missed
 
-    def _turn_of(self, batch: Batch[Any]) -> Turn | None:
-        key = batch.wanted.key
-        return None if key is None else self._turns.get(key.value)
-
     def _note_outcomes(self, turn: Turn, batch: Batch[Any]) -> None:
         stay = self._run.processor.repeats
         not_handled = [pk for pk, each in batch.outcomes.items() if not isinstance(each, Handled)]
         turn.tried.update(batch.outcomes if stay else not_handled)
+        again = batch.rows.keys() - batch.outcomes.keys()
+        turn.tried -= again
+        if turn.left is not None:
+            # They are claimed, and so counted, once more.
+            turn.left += len(again)
         # In order, whether the next row may be tried depends on what became of this one.
         turn.is_old = turn.is_old or (self._groups.in_order and bool(not_handled))
 
     def _count_claim(self, batch: Batch[Any], waiting: deque[Any] | None) -> tuple[int, int]:
         """Count the rows that a claim missed, and put its key back in line if it is free."""
-        turn = self._turn_of(batch)
+        turn = self._turns.of(batch.wanted.key)
         if turn is None:
             return super()._count_claim(batch, waiting)
         batch.is_counted = True
@@ -322,11 +289,19 @@ class GroupPasses(Passes):
         self._give_back([pk for pk in batch.wanted.pks if pk not in known], turn.waiting)
         turn.in_flight -= 1
         turn.left = (turn.left or 0) - len(batch.rows)
+        if batch.question.read_using != batch.question.using and not self._groups.in_order:
+            # A replica that is late shows them again, perhaps before their outcomes are known.
+            turn.tried |= batch.rows.keys()
+        self._note_missed(batch)
         missed = set(batch.misses.values())
-        if Miss.KEY_IN_USE in missed:
-            self._hold(turn)
+        if Miss.CALLED in missed:
+            self._leave(turn)
+            if turn not in self._turns.line:
+                self._turns.join(turn)
+        elif Miss.KEY_IN_USE in missed:
+            self._turns.hold(turn)
         elif missed & {Miss.KEY_LOCKED, Miss.NOT_FIRST}:
-            self._busy_later(turn)
+            self._turns.busy_later(turn)
         else:
             because: dict[Miss, set[Any]] = defaultdict(set)
             for pk, miss in batch.misses.items():
@@ -340,31 +315,29 @@ class GroupPasses(Passes):
             self._rejoin(turn, batch)
         return len(batch.rows), len(batch.misses)
 
+    def _note_missed(self, batch: Batch[Any]) -> None:
+        for pk in batch.rows:
+            self._missed.pop(pk, None)
+        for pk, miss in batch.misses.items():
+            if miss in (Miss.STALE, Miss.TRIED, Miss.CALLED):
+                self._missed.pop(pk, None)
+            elif pk in self._missed or len(self._missed) < MOST_LOCKED:
+                self._missed[pk] = miss
+
+    def _leave(self, turn: Turn) -> None:
+        """Leave the rest of a key that had its call to the next run."""
+        turn.waiting.clear()
+        turn.left = 0
+
     def _rejoin(self, turn: Turn, batch: Batch[Any]) -> None:
         """Put a key back in line; of one that is handled as a whole, rows may be locked."""
         if self._groups.whole and batch.misses:
-            if not batch.rows:
-                self._busy_later(turn)
+            if batch.rows:
+                self._turns.hold(turn)  # the handler was called for these
+            elif self._turns.has_locked(batch.question, turn, turn.missed):
+                self._turns.busy_later(turn)
                 return
-            self._hold(turn)  # the handler was called for the others
-        if turn not in self._line:
-            self._join(turn)
-
-    def _busy_later(self, turn: Turn) -> None:
-        """Visit a key again when the others had their turns."""
-        if self._groups.whole:
-            turn.left = None
-        room = len(self._busy) < MOST_LOCKED
-        self._leave_line(turn, self._busy if room else self._held)
-
-    def _hold(self, turn: Turn) -> None:
-        """Leave a key to the next run."""
-        self._leave_line(turn, self._held)
-
-    def _leave_line(self, turn: Turn, where: dict[Any, Turn]) -> None:
-        if turn in self._line:
-            self._line.remove(turn)
-        if not turn.in_flight:
-            self._turns.pop(turn.key.value, None)
-        if len(where) < MOST_LOCKED:
-            where[turn.key.value] = turn
+            else:
+                turn.left = None  # the handler was not called for the key
+        if turn not in self._turns.line:
+            self._turns.join(turn)

@@ -1,8 +1,8 @@
 """A run that hands its rows out: they are claimed and marked as in any run, and handled elsewhere.
 
-Everything before the handler is the run's: the candidates, the rehearsal, the claim, and giving up
-rows that have used up their attempts. There is no handler, so there is no resource, no event loop
-and no heartbeat: the caller renews the lease of a row that it got.
+The run does everything before the handler: it reads the candidates, rehearses the flip, claims the
+rows, and gives up on rows without attempts left. There is no handler, so there is no resource, no
+event loop and no heartbeat: the caller renews the lease of a row that it got.
 
 A run rehearses once for all its windows. Hand-outs are short, and often of one row, so those of one
 process share a rehearsal for a minute.
@@ -26,6 +26,8 @@ from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import Failed, HandedOut, Handled, Outcome
 from dcl_processor.execution.resource import Resource
+from dcl_processor.execution.time_limit import TimeLimit
+from dcl_processor.log_fields import Running
 from dcl_processor.report import Report
 from dcl_processor.settlement.rehearsal import Rehearsal
 
@@ -94,14 +96,21 @@ class HandOut(Run[M]):
     def make_counters(self, max_failures: int | None) -> Counters:
         return HandOutCounters(self.processor, max_failures)
 
+    #: The caller gets no rows, and need not wait.
+    longest_hold = 0.0
+    hands_out = True
+
     def share(self, using: str) -> None:
         """Share nothing: ``max_workers`` counts runs, and these rows are handled elsewhere."""
 
     def make_event_loop(self, concurrency: int) -> EventLoop | None:  # noqa: ARG002  # as in Run
         return None
 
+    def make_time_limit(self) -> TimeLimit | None:
+        return None
+
     def make_resource(self) -> Resource:
-        return _NoResource(self.processor, None, self.broken)
+        return _NoResource(self.processor, None, self.open_failure)
 
     def make_heartbeat(self) -> Heartbeat | None:
         return None
@@ -109,8 +118,14 @@ class HandOut(Run[M]):
     def make_dispatcher(self, concurrency: int) -> Dispatcher:  # noqa: ARG002  # as in Run
         return InlineDispatcher(self.context, size=self._size, may_wait=lambda: False)
 
-    def log(self, report: Report) -> None:
+    def announce(self, running: Running) -> None:
         """Do nothing: the rows are still to be handled."""
+
+    def log(self, report: Report) -> None:
+        """Do nothing, as above."""
+
+    def conclude(self, running: Running, report: Report, error: BaseException | None) -> None:
+        """Do nothing, as above."""
 
     def send(self, report: Report) -> None:
         """Do nothing, as above."""

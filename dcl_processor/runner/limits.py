@@ -59,6 +59,7 @@ class Limits:
             most=LONGEST_WAIT_FOR_LOCKED,
             fix="; the next run asks for a slot again",
         )
+        self._wait_end: float | None = None
         self._stop = stop or Event()
 
     @property
@@ -80,17 +81,29 @@ class Limits:
         """Return how many of ``size`` rows the limit leaves room for."""
         return size if self.rows is None else min(size, self.rows - handled)
 
+    def pause(self, seconds: float) -> None:
+        """Wait so long, or until a stop or the end of ``timeout``."""
+        if self._deadline is not None:
+            seconds = min(seconds, self._deadline - time.monotonic())
+        if seconds > 0:
+            self._stop.wait(seconds)
+
     def waits(self) -> Iterator[bool]:
-        """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over."""
+        """Wait a little longer each time, until ``wait_for_locked`` or ``timeout`` is over.
+
+        ``wait_for_locked`` begins at the first call, also for later calls, whose first waits are
+        short again.
+        """
+        if self._wait_end is None:
+            self._wait_end = time.monotonic() + self._wait
         # Race: endless run. The run waits for rows that other workers keep locked until then.
-        return self._waits(self._wait)
+        return self._waits(self._wait_end)
 
     def waits_for_slot(self) -> Iterator[bool]:
         """Wait a little longer each time, until ``wait_for_slot`` or ``timeout`` is over."""
-        return self._waits(self._wait_for_slot)
+        return self._waits(time.monotonic() + self._wait_for_slot)
 
-    def _waits(self, seconds: float) -> Iterator[bool]:
-        end = time.monotonic() + seconds
+    def _waits(self, end: float) -> Iterator[bool]:
         if self._deadline is not None:
             end = min(end, self._deadline)
         pause = FIRST_WAIT

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.delivery.batch import Batch
+from dcl_processor.execution.calls import each_beside
 from dcl_processor.locking.claiming import Miss
 from dcl_processor.locking.wanted import Wanted, spare
 
@@ -18,6 +19,9 @@ from .suspects import Suspects
 
 if TYPE_CHECKING:
     from .run import Run
+
+#: What a run waits for when it reads the next rows.
+READ = "the read of pending"
 
 #: Locked rows that one run remembers and comes back to.
 MOST_LOCKED = 10_000
@@ -48,7 +52,8 @@ class Passes:
         policy = RescanPolicy(never=self._run.processor.strict_order)
         by_key = scan.KeyScan(self._ask, self._tried)
         in_order = scan.ordered_scan(self._ask, self._tried)
-        for question, waiting in in_order if self._run.processor.strict_order else by_key:
+        windows = in_order if self._run.processor.strict_order else by_key
+        for question, waiting in each_beside(self._run.processor.name, READ, windows):
             self._run.refuse_backlog(question, waiting)
             policy.begin_window(alone=not by_key.among_others)
             if self._visit_window(question, waiting, policy):
@@ -109,7 +114,10 @@ class Passes:
         return True
 
     def _leave_out_visited(self, waiting: deque[Any]) -> None:
-        for pk in (self._in_flight | self._probed).intersection(waiting):
+        left_out = (self._in_flight | self._probed).intersection(waiting)
+        # The scan forgets the tried rows after each window, and these may be behind it.
+        self._tried.update(left_out)
+        for pk in left_out:
             waiting.remove(pk)
         elsewhere = self._run.context.elsewhere
         # Claiming these would only show again that they failed in another worker.
@@ -144,8 +152,9 @@ class Passes:
         for pk in self._suspects_in_turn():
             if self._run.must_stop():
                 break
-            question = self._ask()
-            self._visit(question, deque([pk]), more=0)
+            question, alone = self._ask(), deque([pk])
+            while alone and not self._run.must_stop():
+                self._visit(question, alone, more=0)
             self.take(self._run.dispatcher.ended(everything=True))
             self._look_at_absent(question)
         if self._locked:
@@ -153,14 +162,25 @@ class Passes:
         self._run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
         if self._run.stopped is None and not self._run.is_filtered:
-            self._suspects.settle([*self._locked, *self._left_suspects, *self._leased()])
+            left = [*self._locked, *self._left_suspects, *self._left_to_others()]
+            self._suspects.settle([*left, *self._leased()])
+
+    def _left_to_others(self) -> list[Any]:
+        """Return the suspects that have failed, or cost a worker, elsewhere in the same run."""
+        elsewhere = self._run.context.elsewhere
+        return [] if elsewhere is None else elsewhere.among([*self._run.notes.known])
 
     def _leased(self) -> list[Any]:
-        """Return the leased rows if processes have died: among them may be rows that these held."""
+        """Return the leased rows if processes have died: among them may be rows that these held.
+
+        Also those whose lease has lapsed: perhaps only after the run has looked for rows, so that
+        it has not come to them.
+        """
         lease = self._run.processor.lease
         if lease is None or not self._run.notes.deaths:
             return []
-        held = self._run.ask(due=False).unfiltered.filter(lease.alive()).order_by()
+        # Race: poison row. Without its note, such a row would come first in the next run.
+        held = self._run.ask(due=False).unfiltered.filter(lease.held()).order_by()
         return list(held.values_list("pk", flat=True)[:MOST_LOCKED])
 
     def _suspects_in_turn(self) -> list[Any]:
@@ -192,6 +212,8 @@ class Passes:
         if run.processor._flip_needs_result and run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right only once it is written.
             size = min(size, max(0, 1 - in_flight))
+        if run.starts.holds is not None and size > 0:
+            size = run.starts.holds.take(size)
         is_redone, got, missed = False, 0, 0
         if size:
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
@@ -203,6 +225,8 @@ class Passes:
             # new window.
             is_redone = pks[0] in self._alone
             batch: Batch[Any] = Batch(run.context, question, Wanted(pks, size))
+            if run.starts.holds is not None:
+                batch.window = run.starts.holds.window
             run.dispatcher.begin(batch)
             if batch.is_unconfirmed:
                 got, missed = self._count_claim(batch, waiting)
@@ -240,6 +264,9 @@ class Passes:
                     self._failing.clear()
                 elif len(self._failing) < MOST_LOCKED:
                     self._failing.add(pk)
+            if self._run.starts.holds is not None:
+                not_started = batch.wanted.limit - len(batch.outcomes)
+                self._run.starts.holds.give_back(not_started, batch.window)
             self._alone.difference_update(batch.wanted.pks)
             self._alone.update(batch.to_redo)
             self._give_back([pk for pk in batch.rows if pk not in batch.outcomes], waiting)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from dcl_processor import log_fields
 from dcl_processor.execution.in_flight import Notes
 
 #: Logs what no report contains. The command shows it, however logging is configured.
@@ -44,16 +45,25 @@ class Suspects:
 
     def _look(self) -> None:
         if deaths := self._notes.look():
-            logger.error(
+            log_fields.log(
+                logger,
+                logging.ERROR,
                 "%s: %s; if still pending, these rows are handled last, one by one",
                 self._notes.label,
                 "; ".join(map(str, deaths)),
+                extra=log_fields.fields(
+                    self._notes.label, row_count=sum(len(death.keys) for death in deaths)
+                ),
             )
 
     def in_turn(self) -> list[Any]:
         """Return the suspects; rows that were in flight in the fewest dead processes come first."""
         known = self._notes.known
         return [self._aside[key] for key in sorted(self._aside, key=lambda key: known[key])]
+
+    def deaths_with(self, pks: Collection[Any]) -> int:
+        """Return the highest number of processes that have died with one of these suspects."""
+        return max(self._notes.known[str(pk)] for pk in pks)
 
     def settle(self, locked: Collection[Any]) -> None:
         """Forget finished rows; keep locked ones, which may kill the workers that hold them."""

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Model
 
+from dcl_processor import log_fields
 from dcl_processor.definition.model_columns import check_columns
-from dcl_processor.errors import add_note, describe
+from dcl_processor.errors import add_note
 from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.execution.calls import beside
 from dcl_processor.execution.handler import Discarded, Failed, Outcome, Snoozed
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.masking import described
 from dcl_processor.values import Values
 
 if TYPE_CHECKING:
@@ -44,14 +47,19 @@ def notes(
         case Discarded(error):
             values = _dead_letter(processor, row, error)
             if not values:
-                return Failed(_no_dead_letter(processor)), {}
+                stays = {**(undone or {})} if outcome.unprepared else {}
+                if retry is not None:
+                    # The attempt counts, as that of a handler that discards its row does.
+                    stays.pop(retry.attempts or "", None)
+                return Failed(_no_dead_letter(processor)), stays
             return outcome, {**(retry.given_up(error, attempt, model) if retry else {}), **values}
         case Snoozed():
             return _snoozed(processor, outcome, undone)
         case Failed(error) if retry is None:
             # The first failure is the last. A flip that could not be written gives no row up: the
             # cause is mostly a mistake in ``done``, which affects all rows.
-            return outcome, {} if outcome.handled else _dead_letter(processor, row, error)
+            noted = {} if outcome.handled else _dead_letter(processor, row, error)
+            return outcome, noted or undone or {}
         case Failed(unstarted=False):
             return _after_failure(
                 processor, row, outcome, attempt=attempt, most=most, undone=undone or {}
@@ -99,7 +107,8 @@ def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Va
     row's error as a note.
     """
     try:
-        return _checked(processor, row, processor.get_failed(row, error))
+        name, hook = processor.name, processor.get_failed
+        return _checked(processor, row, beside(name, "get_failed()", (row.pk,), hook, row, error))
     except BaseException as second:
         if ends_the_run(second):
             raise
@@ -107,9 +116,10 @@ def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Va
         sentence = (
             str(second)
             if invalid
-            else f"{_expected(processor)} {type(second).__name__} raised by it: {describe(second)}"
+            else f"{_expected(processor)} {type(second).__name__} raised by it: {described(second)}"
         )
-        logger.warning("%s", sentence)
+        extra = log_fields.fields(processor.name, pk=row.pk, **log_fields.error_fields(second))
+        log_fields.log(logger, logging.WARNING, "%s", sentence, extra=extra)
         add_note(error, sentence)
         return {}
 

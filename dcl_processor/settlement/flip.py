@@ -11,9 +11,10 @@ from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationErro
 from django.db.models import Model, Value
 
 from dcl_processor.definition.model_columns import check_columns
-from dcl_processor.errors import describe
 from dcl_processor.exceptions import InvalidDone
+from dcl_processor.execution.calls import beside
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.masking import described
 from dcl_processor.values import Values
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
     A row may become pending again. Failures and claims from before its success would then use up
     its attempts. The user's own values for these columns win.
     """
-    return values if processor.retry is None else {**processor.retry.fresh(), **values}
+    return values if processor.retry is None else {**processor.retry.untried_values(), **values}
 
 
 #: The errors of a flip from which Django cannot build a statement.
@@ -62,7 +63,7 @@ def invalid_done(processor: Definition[Any], error: Exception) -> InvalidDone:
     """Return the error for a flip that cannot be written."""
     return InvalidDone(
         f"{processor.name}: expected done to give columns values that they can hold, got "
-        f"{describe(error)}"
+        f"{described(error)}"
     )
 
 
@@ -80,13 +81,13 @@ def _given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
         return processor.done or {}  # checked before the run
     label = processor.name
     try:
-        values: Any = processor.get_done(row, *arguments)
+        values: Any = beside(label, "get_done()", (row.pk,), processor.get_done, row, *arguments)
     except BaseException as error:
         if ends_the_run(error):
             raise
         raise InvalidDone(
             f"{label}: expected done to return a mapping of column names to values, such as "
-            f"{{'sent': True}}, got {type(error).__name__} raised by it: {describe(error)}"
+            f"{{'sent': True}}, got {type(error).__name__} raised by it: {described(error)}"
         ) from error
     if not isinstance(values, Mapping):
         raise InvalidDone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -40,12 +41,12 @@ class RowRefused(Exception):
 class Rehearsal:
     """What the rehearsal on one row proves for the other rows.
 
-    ``doubtful``: the options whose flip may leave another row pending, although this row left.
+    ``unproven``: the options whose flip may leave another row pending, although this row left.
     ``has_rules``: the table has a rule that rewrites statements, or is a view.
     ``kept``: the values with which a claim's constants are read back, by ``attname``.
     """
 
-    doubtful: Collection[str]
+    unproven: Collection[str]
     kept: Values
     has_rules: bool = False
 
@@ -55,23 +56,28 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
 
     Raises ``RowRefused`` if the flip is a function of the row, which may work for the next row.
     """
-    doubtful: set[str] = set()
+    unproven: set[str] = set()
     if processor.claim and processor.lease and not _stays_pending(processor, question, pk):
-        doubtful.add("claim")
+        unproven.add("claim")
     for option, values in _fixed(processor):
-        left = _rehearsed(processor, question, pk, _written(processor, question, option, values))
-        if left is Left.NOT:
+        effect = _rehearsed(processor, question, pk, _written(processor, question, option, values))
+        if effect is FlipEffect.STILL_PENDING:
             raise StillPending(still_pending(processor, option, pk, values))
-        if left is Left.MAYBE_ALONE:
-            doubtful.add(option)
+        if effect is FlipEffect.THIS_ROW_LEFT:
+            unproven.add(option)
     _check_reset(processor, question, pk)
     _check_on_failure(processor, question, pk)
     kept = _check_kept(processor, question, pk)
     if not processor._has_fixed_flip:
         _rehearse_function(processor, question, row, pk)
-        if not processor.repeats:
-            doubtful.add("done")
-    return Rehearsal(doubtful, kept, _has_rules(question))
+    has_rules, has_triggers = _rules_and_triggers(processor, question)
+    # A trigger may put back the flip of another row, which is then still pending, although the
+    # update has written it. A flip that is the mark of a claim is compared when it is read back.
+    is_mark = bool(rules_of(processor).marked_by) and not processor.claim
+    varies = not processor._has_fixed_flip or (has_triggers and not is_mark)
+    if varies and not processor.repeats:
+        unproven.add("done")
+    return Rehearsal(unproven, kept, has_rules)
 
 
 def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
@@ -85,7 +91,8 @@ def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
         values = getattr(processor, option)
         if is_to_leave and values:
             yield option, values
-    # A row that is discarded gets ``failed`` alone, and one that fails for the last time both.
+    # A discarded row gets ``failed`` alone. A row that fails for the last time gets ``on_failure``
+    # and ``failed``.
     if processor.failed and processor.retry is not None and processor.retry.on_failure:
         yield "failed", {**processor.retry.on_failure, **processor.failed}
 
@@ -102,7 +109,7 @@ def _stays_pending(processor: Definition[Any], question: Question[Any], pk: Any)
         **({at: DatabaseNow()} if at else {}),
         lease.field: DatabaseNow() + timedelta(seconds=lease.seconds),
     }
-    if _rehearsed(processor, question, pk, [mark]) is not Left.NOT:
+    if _rehearsed(processor, question, pk, [mark]) is not FlipEffect.STILL_PENDING:
         raise InvalidDone(not_pending(processor, pk))
     written = by_attname(question.model, mark)
     # The time of the lease differs from row to row, but is a time of now in all of them.
@@ -113,10 +120,9 @@ def _stays_pending(processor: Definition[Any], question: Question[Any], pk: Any)
 def not_pending(processor: Definition[Any], pk: Any) -> str:
     """Return the message for a row that its mark takes out of pending, found before its handler."""
     return (
-        f"{processor.name}: expected claim={dict(processor.claim or {})!r} to leave a row in "
-        f"pending under its lease, got row {pk} not pending after it, so its handler was not "
-        "called, because no worker would take the row over from one that died; add "
-        f"{marked_form(processor)} to pending."
+        f"{processor.name}: expected claim={dict(processor.claim or {})!r} to keep row {pk} in "
+        "pending under its lease, so that another worker can take it over, got a row that left "
+        f"pending; no handler was called; add {marked_form(processor)} to pending."
     )
 
 
@@ -131,15 +137,41 @@ def marked_form(processor: Definition[Any]) -> str:
     return f"… | Q({', '.join([*marks, leased])})"
 
 
-def _has_rules(question: Question[Any]) -> bool:
-    """Return whether PostgreSQL rewrites statements on the table, or it is a view."""
+_RULES_AND_TRIGGERS = """SELECT bool_or(relhasrules), bool_or(EXISTS (
+    SELECT FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid
+    JOIN pg_language ON pg_language.oid = prolang
+    WHERE tgrelid = pg_class.oid
+    AND NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & 16 <> 0
+    AND (lanname <> 'plpgsql' OR prosrc ~* %s)
+)) FROM pg_class WHERE oid = ANY(%s::regclass[])"""
+
+#: How the source of a trigger in PL/pgSQL writes to the row: to a column of the flip, to the whole
+#: row, or by a statement of its own. One that sets the time of an update, or notes it elsewhere,
+#: does none of these, and costs nothing.
+_WRITES = (
+    r'\mnew\s*\.\s*"?({columns})"?\s*:?=|\mnew\s*:?=|\minto\s+new\M|\mreturn\s+old\M'
+    r"|\mupdate\s[^;]*\mset\M"
+)
+
+
+def _rules_and_triggers(processor: Definition[Any], question: Question[Any]) -> tuple[bool, bool]:
+    """Return whether PostgreSQL rewrites statements on the tables of a row, or they are views.
+
+    And whether a trigger that may write to the flip's columns fires for an UPDATE of one of them;
+    the 16 in its type says so.
+    """
     connection = connections[question.using]
     if not has_id(connection):
-        return False
+        return False, False
+    fields = question.model._meta.concrete_fields
+    tables = {connection.ops.quote_name(field.model._meta.db_table) for field in fields}
+    done = processor.done or {}
+    columns = [field.column for field in fields if {field.name, field.attname} & done.keys()]
+    writes = _WRITES.format(columns="|".join(map(re.escape, columns)) or "no column")
     with connection.cursor() as cursor:
-        name = connection.ops.quote_name(question.model._meta.db_table)
-        cursor.execute("SELECT relhasrules FROM pg_class WHERE oid = %s::regclass", [name])
-        return any(rules for (rules,) in cursor.fetchall())
+        cursor.execute(_RULES_AND_TRIGGERS, [writes, sorted(tables)])
+        rules, triggers = cursor.fetchone()
+    return bool(rules), bool(triggers)
 
 
 def _rehearse_function(
@@ -152,8 +184,8 @@ def _rehearse_function(
             return
         writes = _written(processor, question, "done", values)
         with flip.refusing_values(processor):
-            left = _rehearsed(processor, question, pk, writes)
-        if left is Left.NOT and not processor.repeats:
+            effect = _rehearsed(processor, question, pk, writes)
+        if effect is FlipEffect.STILL_PENDING and not processor.repeats:
             raise StillPending(still_pending(processor, "done", pk, values))
     except ProcessorError as error:
         raise RowRefused(error) from error
@@ -182,7 +214,7 @@ def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -
     if not processor.claim or not processor.reset:
         return
     back = _written(processor, question, "reset", processor.reset)
-    if _rehearsed(processor, question, pk, back) is not Left.NOT:
+    if _rehearsed(processor, question, pk, back) is not FlipEffect.STILL_PENDING:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
             f"back into pending, got row {pk} not pending after it; no handler was called."
@@ -197,12 +229,11 @@ def _check_on_failure(processor: Definition[Any], question: Question[Any], pk: A
     # A claimed row is put back by the same statement.
     back = processor.reset or {} if processor.claim and processor.lease is None else {}
     writes = _written(processor, question, "on_failure", {**back, **retry.on_failure})
-    if _rehearsed(processor, question, pk, writes) is not Left.NOT:
+    if _rehearsed(processor, question, pk, writes) is not FlipEffect.STILL_PENDING:
         raise InvalidDone(
-            f"{processor.name}: expected on_failure={dict(retry.on_failure)!r} to leave a row "
-            f"pending that has attempts left, got row {pk} not pending after it, so that it would "
-            "not be tried again; no handler was called; make pending include the rows with these "
-            "values, or write the values with failed."
+            f"{processor.name}: expected on_failure={dict(retry.on_failure)!r} to keep row {pk} in "
+            "pending while it has attempts left, got a row that left pending; no handler was "
+            "called; include these values in pending, or write them with failed."
         )
 
 
@@ -253,18 +284,18 @@ def _marks(
     return constants, {name: now.replace(microsecond=654_321) for name in columns if name}
 
 
-class Left(Enum):
+class FlipEffect(Enum):
     """Whether a flip took a row out of pending."""
 
-    NOT = "still pending"
+    STILL_PENDING = "still pending"
     #: The flip may still leave another row pending.
-    MAYBE_ALONE = "left"
-    LIKE_ALL = "left, as every row does"
+    THIS_ROW_LEFT = "this row left"
+    EVERY_ROW_LEAVES = "every row leaves"
 
 
 def _rehearsed(
     processor: Definition[Any], question: Question[Any], pk: Any, writes: Sequence[Values]
-) -> Left:
+) -> FlipEffect:
     meta = question.model._meta
     values = {name: value for write in writes for name, value in write.items()}
     constants = {meta.get_field(n).attname for n, value in values.items() if _is_constant(value)}
@@ -274,11 +305,15 @@ def _rehearsed(
             writing.write(question, [pk], each, processor)
         # Most questions contain a condition on the flip's columns alone, and this check suffices.
         if alike is not None and not alike.filter(pk=pk).exists():
-            left = Left.LIKE_ALL
+            effect = FlipEffect.EVERY_ROW_LEAVES
         else:
-            left = Left.NOT if question.still_pending([pk]).exists() else Left.MAYBE_ALONE
+            effect = (
+                FlipEffect.STILL_PENDING
+                if question.still_pending([pk]).exists()
+                else FlipEffect.THIS_ROW_LEFT
+            )
         transaction.set_rollback(True, using=question.using)
-    return left
+    return effect
 
 
 def _is_constant(value: Any) -> bool:

@@ -87,7 +87,7 @@ def checked_flips(
 ) -> list[tuple[str, Sequence[Any]]] | None:
     """Return statements that write the flips, each of which fails unless it writes its rows.
 
-    ``None``: one of them has neither a statement that is compiled once nor rows with own values.
+    ``None``: one flip has no compiled statement and cannot use a list of values (``own_values``).
     """
     statements: list[tuple[str, Sequence[Any]]] = []
     for values, pks in writes:

@@ -28,9 +28,8 @@ def seeded(copies: int, seed: int) -> Callable[[Standing], int]:
 
 
 def _turns(copies: int, rng: random.Random, standing: Standing) -> Schedule:
-    everybody = range(1, copies + 1)
     # All workers read their candidates before any worker locks one.
-    for copy in everybody:
+    for copy in range(1, copies + 1):
         while copy in standing and standing[copy].kind is Kind.READ:
             standing = yield copy
     # The first worker has handled a row and holds its lock, while the second comes to the same row:

@@ -65,7 +65,10 @@ class Listener:
                 return self._open()
             driver = self._wrapper.connection
             notifications = driver.notifies(timeout=0)
-            return {self.names[each.channel] for each in notifications}
+            # Through a pooler another client may have asked for more channels in this session.
+            return {
+                self.names[each.channel] for each in notifications if each.channel in self.names
+            }
         except self._errors as error:
             return self._lost(error)
 

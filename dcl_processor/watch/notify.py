@@ -17,7 +17,7 @@ from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dcl_processor.candidates.question import ask
-from dcl_processor.errors import describe
+from dcl_processor.masking import described
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -97,4 +97,4 @@ def _notify(using: str, channel: str) -> None:
     except Error as error:
         # The rows are committed, and will be found, so the caller need not fail.
         _notified.pop((using, channel), None)
-        logger.warning("the watchers on %r were not notified: %s", channel, describe(error))
+        logger.warning("the watchers on %r were not notified: %s", channel, described(error))

@@ -78,9 +78,15 @@ class Pace:
         self._failures = 0
         got_on = report.processed + report.discarded > 0
         same_rows = self.repeats or (report.failed + report.snoozed > 0 and not self.rows_wait)
-        self._idle = 0 if got_on else self._idle + 1
+        # Rows that only other sessions keep from being handled may be free at any moment.
+        is_kept_waiting = report.held > 0 or report.skipped > 0
+        self._idle = 0 if got_on or is_kept_waiting else self._idle + 1
         self._no_sooner = now + min(_NO_SOONER, self.interval) if same_rows else now
-        if got_on and report.stopped in {"limit", "timeout"} and not self.repeats:
+        if report.stopped in {"paused", "throttled", "breaker"}:
+            # The next look asks whether rows may start; that none was found predicts nothing.
+            self._idle = 0
+            self.due = now + self._wait()
+        elif got_on and report.stopped in {"limit", "timeout"} and not self.repeats:
             self.due = now
         elif got_on and report.stopped == "drained" and not same_rows:
             # Wait for the end of a burst here: one look then finds all of it.

@@ -15,6 +15,7 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.diagnosis import Trouble
+from dcl_processor.oversight import Command, Progress
 from dcl_processor.report import Report
 from dcl_processor.signals import row_callback
 
@@ -53,8 +54,16 @@ class Recovered:
     """A processor could be run again after a trouble."""
 
 
-#: What happens in a watch; ``str``: the outcome of a row that was tried.
-Event = str | Report | Trouble | Recovered
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a worker in another process has counted since its last message: a ``Tally``."""
+
+    tally: Any
+
+
+#: What happens in a watch; ``str``: the outcome of a row that was tried; ``Progress``: for the
+#: record of the command, if there is one.
+Event = str | Report | Trouble | Recovered | Counted | Progress
 
 #: Takes a processor's name, and what happened to it.
 Tell = Callable[[str, Event], None]
@@ -75,7 +84,10 @@ class Watch:
     plan: Plan
     stop: threading.Event
     tell: Tell
+    #: The record of the command, if there is one, by which an operator gives orders.
+    record: Command | None = None
     _tried: int = 0
+    _is_ended: bool = False
     _turns: dict[str, _Turn] = field(default_factory=dict)
     _listeners: list[Listener] = field(default_factory=list)
     _recycler: Recycler = field(default_factory=Recycler)
@@ -83,7 +95,7 @@ class Watch:
     def run(self) -> bool:
         """Take the processor that has been due longest, run it, and wait until one is due.
 
-        Returns whether there was a processor to run until the end.
+        Returns whether there was a processor to run until the end, or until an operator ended it.
         """
         for each in self.processors:
             self._turns[each.name] = _Turn(each, Pace.of(each, self.plan.interval))
@@ -92,12 +104,13 @@ class Watch:
             while self._turns and not self._is_over():
                 turn = min(self._turns.values(), key=lambda turn: turn.pace.due)
                 self._wait(turn.pace.due)
-                if turn.pace.due <= time.monotonic() and not self._is_over():
+                is_due = turn.pace.due <= time.monotonic()
+                if is_due and not self._is_over() and turn.processor.name in self._turns:
                     self._run(turn)
         finally:
             for listener in self._listeners:
                 listener.close()
-        return bool(self._turns)
+        return bool(self._turns) or self._is_ended
 
     def _listen(self) -> list[Listener]:
         names: dict[str, dict[str, str]] = {}
@@ -134,7 +147,19 @@ class Watch:
         woken = {name for listener in self._listeners for name in listener.poll()}
         for name in woken & self._turns.keys():
             self._turns[name].pace.wake(notify.BURST)
-        return bool(woken)
+        return bool(woken) or self._has_orders()
+
+    def _has_orders(self) -> bool:
+        """Follow an operator's orders, if there are any."""
+        if self.record is None:
+            return False
+        wake, end = (self._turns.keys() & set(names) for names in self.record.take_orders())
+        for name in wake:
+            self._turns[name].pace.wake(0)
+        for name in end:
+            self._is_ended = True
+            del self._turns[name]
+        return bool(wake or end)
 
     def _run(self, turn: _Turn) -> None:
         processor, started = turn.processor, time.monotonic()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from django.contrib import admin
 
+from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from sample_app.shop.models import (
     Cart,
     Customer,
@@ -16,6 +17,13 @@ from sample_app.shop.models import (
     Payment,
     PrintedPage,
     StockReturn,
+)
+from sample_app.shop.processors import (
+    capture_payments,
+    expire_carts,
+    note_overdue_orders,
+    push_to_warehouse,
+    send_shipped_emails,
 )
 
 if TYPE_CHECKING:
@@ -58,8 +66,10 @@ class CustomerAdmin(CustomerAdminBase):
 
 
 @admin.register(Order)
-class OrderAdmin(OrderAdminBase):
+class OrderAdmin(ProcessorAdminMixin, OrderAdminBase):
     """Orders, with the flags that the processors flip."""
+
+    processors = (send_shipped_emails, note_overdue_orders, push_to_warehouse)
 
     list_display = (
         "number",
@@ -81,15 +91,18 @@ class OrderAdmin(OrderAdminBase):
 
 
 @admin.register(Payment)
-class PaymentAdmin(PaymentAdminBase):
+class PaymentAdmin(ProcessorAdminMixin, PaymentAdminBase):
     """Payments, to look for payments in doubt."""
+
+    processors = (capture_payments,)
 
     list_display = ("order", "amount", "state", "capturing_since", "charge_id", "attempts")
     list_filter = ("state",)
     list_select_related = ("order",)
     search_fields = ("=order__number", "charge_id")
     autocomplete_fields = ("order",)
-    readonly_fields = ("attempts", "next_attempt_at", "last_error")
+    # The mixin adds what workers write; of a flip that is a function it does not know the columns.
+    readonly_fields = ("charge_id",)
 
 
 class Pages(PagesBase):
@@ -120,8 +133,10 @@ class Returns(ReturnsBase):
 
 
 @admin.register(Cart)
-class CartAdmin(CartAdminBase):
+class CartAdmin(ProcessorAdminMixin, CartAdminBase):
     """Carts, with the flag that expire_carts flips."""
+
+    processors = (expire_carts,)
 
     list_display = ("pk", "customer", "pieces", "touched_at", "expired")
     list_filter = ("expired",)

@@ -144,6 +144,15 @@ class Payment(RetryColumns):
         return f"{self.amount} for order {self.order_id}"
 
 
+class Robot(models.Model):
+    """A robot in the hall; its row is locked while it is decided what the robot may hold."""
+
+    name = models.CharField(max_length=80, unique=True)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Packing(LeaseColumn, RetryColumns):
     """The packing of an order, which a robot in the hall does."""
 
@@ -159,6 +168,8 @@ class Packing(LeaseColumn, RetryColumns):
     state = models.CharField(max_length=7, choices=State, default=State.WAITING)
     packing_since = models.DateTimeField(null=True, blank=True)
     packer = models.CharField(max_length=80, blank=True)
+    #: The packer's robot holds it: it counts towards what the robot may hold.
+    confirmed = models.BooleanField(default=False, editable=False)
     grams = models.PositiveIntegerField(null=True, blank=True)
 
     class Meta:

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from django.conf import settings
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry
-from sample_app.shop.models import Packing
+from sample_app.shop.models import Packing, Robot
 
 #: The robot that asks for packings in this request.
 robot: ContextVar[str] = ContextVar("robot", default="")
@@ -27,12 +29,13 @@ class PackOrders(BatchProcessor[Packing]):
 
     name = "shop.pack_orders"
     delivery = Delivery.AT_LEAST_ONCE
-    lease = Lease(60)
+    lease = Lease(getattr(settings, "PACKING_LEASE", 60.0))
     retry = Retry(max_attempts=3, backoff=10)
-    claim = {"state": Packing.State.PACKING, "packer": robot.get}
+    # No constant, by which in_progress() would leave out what is confirmed.
+    claim = {"state": Packing.State.PACKING, "packer": robot.get, "confirmed": lambda: False}
     claimed_at = "packing_since"
     failed = {"state": Packing.State.STUCK}
-    reset = {"state": Packing.State.WAITING, "packer": ""}
+    reset = {"state": Packing.State.WAITING, "packer": "", "confirmed": False}
 
     def pending(self) -> QuerySet[Packing]:
         """Return the packings that wait, and those whose robot may not come back."""
@@ -52,5 +55,37 @@ pack_orders = PackOrders()
 
 
 def has_room(name: str) -> bool:
-    """Return whether a robot holds fewer packings than it may."""
-    return pack_orders.in_progress().filter(packer=name).count() < MOST_HELD
+    """Return whether a robot holds fewer packings than it may, at this moment."""
+    return held_by(name).count() < MOST_HELD
+
+
+def held_by(name: str) -> QuerySet[Packing]:
+    """Return the packings that were confirmed to a robot, and whose leases are alive."""
+    return pack_orders.in_progress().filter(packer=name, confirmed=True)
+
+
+@transaction.atomic
+def is_within_limit(name: str) -> bool:
+    """Return whether a robot holds no more packings than it may, after it has renewed one.
+
+    A lease that has lapsed is not counted, and the robot may have pulled others before it renews
+    it. So it is counted afterwards, as what is pulled: two requests cannot both find room.
+    """
+    Robot.objects.select_for_update().get_or_create(name=name)
+    return held_by(name).count() <= MOST_HELD
+
+
+@transaction.atomic
+def confirm(name: str, packing: Packing) -> bool:
+    """Let a robot keep a packing that was reserved for it; return ``False`` if it has no room.
+
+    Two requests of one robot may reserve at the same time, after each has found room: ``reserve()``
+    makes its own commit, so that no lock can be held around both. So what they have reserved is
+    counted afterwards, one request after the other, and only what is confirmed counts.
+    """
+    # Committed with what it guards: the next request counts what this one has confirmed.
+    Robot.objects.select_for_update().get_or_create(name=name)
+    if not has_room(name):
+        return False
+    ours = pack_orders.in_progress().filter(pk=packing.pk, packer=name)
+    return ours.update(confirmed=True) == 1

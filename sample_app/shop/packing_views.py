@@ -22,7 +22,7 @@ from django.views.decorators.http import require_POST
 from dcl_processor import Reservation
 from dcl_processor.exceptions import InvalidToken, ReservationLost
 from sample_app.shop.models import Packing
-from sample_app.shop.packing import has_room, pack_orders, robot
+from sample_app.shop.packing import confirm, has_room, is_within_limit, pack_orders, robot
 
 Body = dict[str, Any]
 View = Callable[[HttpRequest], JsonResponse]
@@ -36,6 +36,9 @@ STATUS = {
 }
 
 
+NO_ROOM: Body = {"packings": [], "error": "settle or release what you hold first"}
+
+
 class RobotError(Exception):
     """What a robot reports as the reason of its failure."""
 
@@ -43,7 +46,7 @@ class RobotError(Exception):
 def for_robots(view: Callable[[str, Body], Body]) -> View:
     """Make a view of a function of the robot's name and the body that it has sent."""
 
-    # Each call commits by itself, also in a project with ATOMIC_REQUESTS.
+    # Each call makes its own commit, also in a project with ATOMIC_REQUESTS.
     @transaction.non_atomic_requests
     @csrf_exempt
     @require_POST
@@ -68,13 +71,17 @@ def for_robots(view: Callable[[str, Body], Body]) -> View:
 def pull(name: str, body: Body) -> Body:  # noqa: ARG001  # a robot asks for one, without a wish
     """Hand out the next packing, if there is one and the robot has room for it."""
     if not has_room(name):
-        return {"packings": [], "error": "settle or release what you hold first"}
+        return NO_ROOM
     held = robot.set(name)
     try:
         reserved = pack_orders.reserve(1, bound_to=name)
     finally:
         robot.reset(held)
     try:
+        for each in reserved:
+            if not confirm(name, each.row):
+                each.release()
+                return NO_ROOM
         return {"packings": [_described(each) for each in reserved]}
     except BaseException:
         # Nothing was handed out yet, so no attempt is counted. What is lost behind this point is
@@ -86,9 +93,12 @@ def pull(name: str, body: Body) -> Body:  # noqa: ARG001  # a robot asks for one
 
 @for_robots
 def renew(name: str, body: Body) -> Body:
-    """Let a robot keep its packing; the token stays the same."""
+    """Let a robot keep its packing, if it has room for it; the token stays the same."""
     reservation = _reservation(name, body)
     reservation.renew()
+    if not is_within_limit(name):
+        reservation.release()
+        raise ReservationLost(pack_orders.name, reservation.row.pk, "lapsed")
     return {"expires_at": reservation.expires_at}
 
 

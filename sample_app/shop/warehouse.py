@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 import httpx2
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from environ import Env
 
 from sample_app.shop.models import Order
 
-ANSWER_WITHIN = 1.0  # seconds
+#: Seconds.
+ANSWER_WITHIN = Env().float("WAREHOUSE_ANSWER_WITHIN", 1.0)
 
 
 class Warehouse:

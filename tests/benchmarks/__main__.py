@@ -33,7 +33,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=1_000, help="the unit of all sizes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="scenarios, with commas between")
-    parser.add_argument("--copies", default="1,4,16,48", help="how many copies race")
+    parser.add_argument("--copies", default="1,4,16,48", help="how many workers race")
     parser.add_argument("--fsync", choices=("on", "off"), default="on", help="embedded server only")
     parser.add_argument("--json", type=Path, help="write every measurement there")
     parser.add_argument(

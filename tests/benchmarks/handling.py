@@ -1,6 +1,6 @@
 """The one handler that every contender calls, and the log in which each call is a line.
 
-The log is a file that is only appended to: one write for each call, whoever calls, which no
+The log is a file that is only appended to: one write for each call, by any caller, which no
 transaction can take back and no process can lose when it is killed.
 """
 

@@ -15,7 +15,7 @@ TARGET_HEADINGS = ("what", "target", "median", "lowest", "highest", "")
 RATE_HEADINGS = (
     "scenario",
     "contender",
-    "copies",
+    "workers",
     "rows",
     "rows/s",
     "lowest",

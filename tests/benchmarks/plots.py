@@ -18,8 +18,8 @@ from .measuring import Measurement
 OURS, OTHERS, BARE = "#1f6f43", "#b0562c", "#7a7f87"
 TICKS = (1, 3, 10, 30, 100, 300, 1_000, 3_000)
 BARS = {
-    "one-by-one": "One commit for each row, one copy, a handler that does nothing",
-    "batches": "Many rows for each commit, one copy, a handler that does nothing",
+    "one-by-one": "One commit for each row, one worker, a handler that does nothing",
+    "batches": "Many rows for each commit, one worker, a handler that does nothing",
     "queues": "One commit or more for each row, against queues in a table",
 }
 
@@ -81,9 +81,9 @@ def _lines(results: Sequence[Measurement]) -> Any:
     ticks = [n for n in TICKS if min(rates) / 2 < n < max(rates) * 2]
     axes.set_yticks(ticks, [f"{n:,}" for n in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("copies, each a process")
+    axes.set_xlabel("workers, each a process")
     axes.set_ylabel("rows per second")
-    axes.set_title("Racing copies, a handler that takes 5 ms", loc="left", fontsize=10)
+    axes.set_title("Racing workers, a handler that takes 5 ms", loc="left", fontsize=10)
     axes.legend(frameon=False, loc="lower left")
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -46,7 +46,7 @@ def _scenario(scenario: str, results: Sequence[Measurement]) -> Table:
     extra = [name for name in _figures(results) if name not in {"rate", "peak MB"}]
     if scenario == "backlog":
         extra.append("peak MB")
-    headings = ("copies", "rows", "rows/s", "lowest", "highest", "ratio", *extra)
+    headings = ("workers", "rows", "rows/s", "lowest", "highest", "ratio", *extra)
     table = _table(scenario, ("contender",), headings)
     first: dict[int, list[float]] = {}
     for name, copies in dict.fromkeys((r.name, r.copies) for r in results):

@@ -16,7 +16,7 @@ from .contenders.raw import connect
 from .measuring import Bench, Measurement, alone, drain, take_turns
 from .network import NETWORKS
 
-SLOW = 0.005  # seconds that the handler takes where copies are to gain something
+SLOW = 0.005  # seconds that the handler takes where workers are to gain something
 
 
 ONE_BY_ONE = (
@@ -50,12 +50,12 @@ QUEUES = (
 
 
 def one_by_one(bench: Bench) -> None:
-    """One copy, one commit for each row, a handler that does nothing."""
+    """One worker, one commit for each row, a handler that does nothing."""
     take_turns(_more(bench), "one-by-one", ONE_BY_ONE, bench.unit)
 
 
 def batches(bench: Bench) -> None:
-    """One copy, many rows for each commit, a handler that does nothing."""
+    """One worker, many rows for each commit, a handler that does nothing."""
     take_turns(_more(bench), "batches", BATCHES, 20 * bench.unit)
 
 
@@ -66,7 +66,7 @@ def queues(bench: Bench) -> None:
 
 
 def network(bench: Bench) -> None:
-    """One copy, on the socket and through delays; fewer rows, because most take several delays."""
+    """One worker, on the socket and through delays; fewer rows, as most take several delays."""
     fewer, networks = _fewer(bench), tuple(NETWORKS)
     singles = (*ONE_BY_ONE, SPANNING, "raw claim at the head, batch 1", CONCURRENT, *QUEUES)
     take_turns(fewer, "network", singles, max(bench.unit // 5, 10), networks=networks)
@@ -74,17 +74,17 @@ def network(bench: Bench) -> None:
 
 
 def copies(bench: Bench) -> None:
-    """Racing copies, each in a process of its own, and a handler that takes 5 ms."""
+    """Racing workers, each in a process of its own, and a handler that takes 5 ms."""
     number = max(bench.unit * 2 // 3, 2)
     for together in bench.copies:
-        # With many copies the loop by hand takes minutes.
+        # With many workers the loop by hand takes minutes.
         rounds = (bench.rounds + 1) // (2 if together <= 16 else 3)
         fewer = replace(bench, rounds=max(rounds, 1))
         take_turns(fewer, "copies", (OURS, ARTICLE), number, copies=together, delay=SLOW)
 
 
 def statements(bench: Bench) -> None:
-    """Count what racing copies say to the server, message by message."""
+    """Count what racing workers say to the server, message by message."""
     fewer = _fewer(bench)
     for together in bench.copies:
         for name in (OURS, SPANNING):

@@ -20,7 +20,7 @@ SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "sha
 def database(*, fsync: bool) -> Iterator[None]:
     """Make an empty database, name it in DATABASE_URL, and drop it in the end.
 
-    On the server of DATABASE_URL, or on an embedded one that nobody else uses.
+    On the server of DATABASE_URL, or on an embedded one that no other process uses.
     """
     name = f"dcl_bench_{secrets.token_hex(4)}"
     with _server(fsync=fsync) as server:
@@ -42,7 +42,7 @@ def _server(*, fsync: bool) -> Iterator[str]:
         return
     default = embedded.default_home()
     # Not the server of the demo and the tests, which does without fsync and may be in use; nor
-    # that of another run of the benchmarks, since whoever ends first removes it.
+    # that of another run of the benchmarks, since the run that ends first removes it.
     home = default.with_name(f"{default.name}-{os.getpid()}")
     os.environ[supervisor.FSYNC] = "on" if fsync else "off"
     try:

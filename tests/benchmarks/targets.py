@@ -78,7 +78,7 @@ def verdict(target: Target, results: Sequence[Measurement]) -> tuple[float, floa
 def _crowd(kind: str, name: str, most: float) -> Iterator[Target]:
     for copies in (16, 48):
         yield Target(
-            what=f"statements per row, {kind}, {copies} copies",
+            what=f"statements per row, {kind}, {copies} workers",
             scenario="statements",
             ours=Side([name], copies),
             figure="statements per row",
@@ -86,7 +86,7 @@ def _crowd(kind: str, name: str, most: float) -> Iterator[Target]:
             at_most=True,
         )
         yield Target(
-            what=f"the same vs one copy's ({kind}, {copies} copies)",
+            what=f"the same vs one worker's ({kind}, {copies} workers)",
             scenario="statements",
             ours=Side([name], copies),
             theirs=Side([name]),
@@ -143,14 +143,14 @@ def _one_by_one() -> Iterator[Target]:
 def _racing() -> Iterator[Target]:
     for copies, bound in ((16, 12), (48, 25)):
         yield Target(
-            what=f"{copies} copies, 5 ms handler, vs the article's loop with {copies}",
+            what=f"{copies} workers, 5 ms handler, vs the article's loop with {copies}",
             scenario="copies",
             ours=Side([OURS], copies),
             theirs=Side([ARTICLE], copies),
             bound=bound,
         )
         yield Target(
-            what=f"share of the slowest of {copies} copies, of the mean",
+            what=f"share of the slowest of {copies} workers, of the mean",
             scenario="copies",
             ours=Side([OURS], copies),
             figure="slowest share",

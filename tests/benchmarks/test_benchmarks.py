@@ -1,4 +1,4 @@
-"""The benchmarks at a small size: everybody here drains and is audited, and the audit can fail.
+"""The benchmarks at a small size: each contender drains and is audited, and the audit can fail.
 
 What needs an environment of its own is left out; it runs with ``make bench``.
 """
@@ -132,8 +132,8 @@ def calls(*pks: int) -> list[Call]:
 
 
 def test_the_audit_passes_what_is_right() -> None:
-    audit("somebody", {1, 2}, calls(2, 1), left=0)
-    audit("somebody without a log", {1, 2}, None, left=0)
+    audit("a contender", {1, 2}, calls(2, 1), left=0)
+    audit("a contender without a log", {1, 2}, None, left=0)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_audit_passes_what_is_right() -> None:
 )
 def test_the_audit_names_what_is_wrong(pks: tuple[int, ...], left: int, finding: str) -> None:
     with pytest.raises(AuditError, match=re.escape(finding)):
-        audit("somebody", {1, 2}, calls(*pks), left)
+        audit("a contender", {1, 2}, calls(*pks), left)
 
 
 def test_an_unknown_scenario_is_named() -> None:

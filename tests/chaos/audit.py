@@ -25,8 +25,18 @@ class Call:
     began: float
     ended: float | None = None
     raised: str = ""
+    raised_at: float | None = None
     #: The session that its work in the database was done in, if it came to that.
     backend: int | None = None
+
+    @property
+    def over(self) -> float | None:
+        """When the handler returned or raised; ``None``: its process died before."""
+        return self.raised_at if self.ended is None else self.ended
+
+
+#: Bytes of a line; a page's are a multiple of it.
+LENGTH = 128
 
 
 @cache
@@ -37,8 +47,10 @@ def _file() -> int:
 def note(what: str, place: int, pk: int, value: object = "-") -> None:
     """Write a line; ``what``: "begin", "worked", "end" or "raised"."""
     route = os.environ["CHAOS_ROUTE"]
-    line = f"{what} {place} {pk} {os.getpid()} {route} {time.monotonic()!r} {value}\n"
-    os.write(_file(), line.encode())
+    line = f"{what} {place} {pk} {os.getpid()} {route} {time.monotonic()!r} {value}"
+    # Of one length, so that no line lies in two pages of the file: who reads meanwhile could see
+    # the half of such a line.
+    os.write(_file(), f"{line:{LENGTH - 1}}\n".encode())
 
 
 def read(path: Path) -> list[Call]:
@@ -55,11 +67,11 @@ def read(path: Path) -> list[Call]:
         elif what == "end":
             latest[key].ended = float(at)
         else:
-            latest[key].raised = value
+            latest[key].raised, latest[key].raised_at = value, float(at)
     return calls
 
 
 def _lines(path: Path) -> Iterator[list[str]]:
     if path.exists():
         with path.open() as lines:
-            yield from (line.split() for line in lines)
+            yield from (line.split() for line in lines if line.endswith("\n"))

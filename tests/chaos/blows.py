@@ -1,6 +1,6 @@
 """What the monkey does, each as a function that is over when the blow is.
 
-A function is told the moment and whom it hits while that is fresh: the audit explains by it why a
+A function notes at once the moment and whom it hits: the audit explains by it why a
 row was handled again. Those that hold something run beside the others.
 """
 
@@ -102,7 +102,7 @@ def _restart(reach: Reach, blow: Blow, how: Any) -> None:
 
 
 def exhaust(reach: Reach, blow: Blow) -> None:
-    """Take every connection that is left, so that whoever loses one gets no other."""
+    """Take every connection that is left, so that a worker that loses one gets no other."""
     blow.routes = POOLED  # they give up on clients that wait too long
     hold = reach.dice.uniform(1, 3)
     with ExitStack() as taken:

@@ -8,7 +8,7 @@ from dcl_processor import Delivery
 from dcl_processor.delivery import deliveries, in_transaction
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.settlement import writing
 
@@ -20,16 +20,16 @@ def install() -> None:
 
 
 def _flip_in_another_transaction(batch: Batch[Any]) -> None:
-    """Lock, flip and commit; then work: whoever dies in between has lost the row."""
+    """Lock, flip and commit; then work: a worker that dies in between has lost the row."""
     question = batch.question
-    with RowTransaction(question.using):
+    with ReadCommitted(question.using):
         batch.take(claim(question, batch.wanted))
         if batch.rows:
             writing.write(question, list(batch.rows), {"done": True}, batch.processor)
-    with RowTransaction(question.using), TransactionGuard(question.using) as guard:
+    with ReadCommitted(question.using), TransactionGuard(question.using) as guard:
         in_transaction.handle(batch, guard)
 
 
 def _claim_uncommitted(batch: Batch[Any]) -> None:
-    """Work in the transaction that claims: whoever dies before its commit is repeated."""
+    """Work in the transaction that claims: a death before its commit repeats it."""
     deliveries.transactional(batch)

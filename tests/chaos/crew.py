@@ -53,7 +53,9 @@ class Watcher:
             self._seen = {self.parent.pid: self.parent}
         with suppress(psutil.Error):
             for child in self.parent.children():
-                if any("spawn_main" in word for word in child.cmdline()):
+                # With setproctitle a worker has a title of its own, soon after it is spawned.
+                line = " ".join(child.cmdline())
+                if line.startswith("dcl ") or "spawn_main" in line:
                     self._seen[child.pid] = child
         return [copy for copy in self._seen.values() if copy.is_running()]
 

@@ -62,7 +62,7 @@ class Monkey:
 
     def _deal(self, strike: Strike, reach: Reach) -> None:
         blow = Blow(strike.__name__, time.monotonic())
-        # Known before it is over: whoever judges must know of one that was dealt in half, too.
+        # Known before it is over: the judge has to know of one that was dealt in half, too.
         self.blows.append(blow)
         try:
             strike(reach, blow)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import audit, figures, judgement, table
+from . import audit, figures, judgement, person, table
 from .blows import Blow, Reach
 from .crew import Watcher, at_work
 from .monkey import Monkey
@@ -71,7 +71,7 @@ class Stage:
 
 def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random) -> Ordeal:
     """Let the workers handle the rows of these deliveries, and judge what became of them."""
-    stage.say(f"{' and '.join(names)}: the workers start")
+    stage.say(f"{' and '.join(names)}: the workers start; {plan}")
     for name in names:
         table.fill(stage.server, name, plan.rows)
     lines = stage.folder / f"{names[0]}.audit"
@@ -82,26 +82,28 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     }
     processors = [f"chaos.{name}" for name in names]
     with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
-        everybody = len(ROUTES) * plan.copies
-        _wait_for_all(lines, everybody, since=0.0)
-        stage.say("the calm before the storm")
-        before = _calm(stage, names, plan, watchers)
-        stage.say("the chaos")
-        reach = Reach(stage.server, stage.routes, watchers, dice)
-        monkey = Monkey(reach, pause=plan.pause, kinds=plan.blows)
-        chaos = time.monotonic(), _chaos(stage, names, plan, monkey, watchers)
-        stage.say("the calm after the storm")
-        _wait_for_all(
-            lines, everybody, since=chaos[1], keep=partial(_mend, stage, names, plan, watchers)
-        )
-        after = _calm(stage, names, plan, watchers)
-        withdrawn = _drain(stage, names, plan, watchers, lines)
+        with person.at_hand(stage.server, names, stage.folder, lines):
+            all_copies = len(ROUTES) * plan.copies
+            keep = partial(_mend, stage, names, plan, watchers)
+            _wait_for_all(lines, all_copies, since=0.0, keep=keep)
+            stage.say("the calm before the storm")
+            before = _calm(stage, names, plan, watchers, lines)
+            stage.say("the chaos")
+            reach = Reach(stage.server, stage.routes, watchers, dice)
+            monkey = Monkey(reach, pause=plan.pause, kinds=plan.blows)
+            chaos = time.monotonic(), _chaos(stage, names, plan, monkey, watchers)
+            stage.say("the calm after the storm")
+            _wait_for_all(lines, all_copies, since=chaos[1], keep=keep)
+            after = _calm(stage, names, plan, watchers, lines)
+            withdrawn = _drain(stage, names, plan, watchers, lines)
+        # The last decision may have put a row back.
+        _is_drained(stage, names, watchers, LAST)
         stage.say("the workers stop")
     stage.say("the judgement")
     ordeal = Ordeal(blows=monkey.blows, cut_short=monkey.cut_short)
     for name in names:
         records = table.records(stage.server, name, lines, monkey.blows)
-        verdict = judgement.judge(name.removeprefix("two_tables_"), records)
+        verdict = judgement.judge(table.PROCESSORS[name], records)
         ordeal.faults += [f"{name}: {fault}" for fault in verdict.faults]
         ordeal.deliveries[name] = {
             **verdict.counts,
@@ -138,14 +140,27 @@ def _mend(stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Wat
 
 
 def _calm(
-    stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher]
+    stage: Stage, names: Sequence[str], plan: Plan, watchers: Sequence[Watcher], lines: Path
 ) -> figures.Span:
-    """Let the workers work for a while; return the time of that."""
+    """Let the workers work for a while; return the time of that.
+
+    On a busy machine it goes on until a row of each delivery was handled, so that each has a rate.
+    """
     start = time.monotonic()
-    while time.monotonic() < start + plan.baseline:
+    places = {table.PLACES[name] for name in names}
+    while time.monotonic() < start + plan.baseline or (
+        time.monotonic() < start + START_WITHIN and not places <= _handled(lines, start)
+    ):
         _mend(stage, names, plan, watchers)
         time.sleep(0.2)
     return start, time.monotonic()
+
+
+def _handled(lines: Path, since: float) -> set[int]:
+    """Return the deliveries, by their places, of which a handler has ended since then."""
+    return {
+        call.place for call in audit.read(lines) if call.ended is not None and call.ended >= since
+    }
 
 
 def _chaos(

@@ -1,4 +1,4 @@
-"""One processor for each delivery. What it does outside the database is a line in the audit."""
+"""The processors. What it does outside the database is a line in the audit."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from django.db import connection
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
 from tests.chaos import audit, broken
-from tests.chaos.table import MODELS, PROCESSORS
+from tests.chaos.table import MODELS, PLACES
 from tests.models import Errand, Express
 
 #: Seconds; a handler takes from none to twice as long.
 WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
 
-#: Seconds for which nobody takes over a row whose worker was killed.
+#: Seconds for which no worker takes over a row whose worker was killed.
 LEASE = 4.0
 
 
 def pending(name: str) -> Any:
-    place = PROCESSORS.index(name)
+    place = PLACES[name]
     waits = {"done": False, "claimed": False, "dead": False}
     if name in MODELS["two-tables"]:
         return lambda: Express.objects.filter(result=str(place), **waits)
@@ -34,6 +34,13 @@ ONCE_CLAIMED: dict[str, Any] = {
     "claim": {"claimed": True},
     "claimed_at": "claimed_at",
     "done": {"done": True},
+}
+#: A text column says which worker has claimed the row, and when: person.py decides by that.
+TRACED: dict[str, Any] = {
+    **ONCE_CLAIMED,
+    "claim": {"claimed": True, "last_error": lambda: f"{os.getpid()} {time.monotonic()!r}"},
+    "done": {"done": True, "last_error": ""},
+    "reset": {"claimed": False, "last_error": ""},
 }
 LEASED: dict[str, Any] = {
     "delivery": Delivery.AT_LEAST_ONCE,
@@ -73,6 +80,42 @@ def two_tables_at_most_once(row: Express) -> None:
 @batch_processor(pending=pending("two_tables_at_least_once"), **LEASED)
 def two_tables_at_least_once(row: Express) -> None:
     handle(int(row.result), row.pk)
+
+
+IN_ORDER: dict[str, Any] = {"group_by": "result", "in_order": True}
+
+
+@batch_processor(pending=pending("in_order_transactional"), done={"done": True}, **IN_ORDER)
+def in_order_transactional(row: Errand) -> None:
+    handle(row.place, row.pk, in_database=True)
+
+
+@batch_processor(pending=pending("in_order_at_most_once"), **TRACED, **IN_ORDER)
+def in_order_at_most_once(row: Errand) -> None:
+    handle(row.place, row.pk)
+
+
+@batch_processor(pending=pending("in_order_at_least_once"), **LEASED, **IN_ORDER)
+def in_order_at_least_once(row: Errand) -> None:
+    handle(row.place, row.pk)
+
+
+TWO_PER_KEY: dict[str, Any] = {"group_by": "result", "max_per_group": 2}
+
+
+@batch_processor(pending=pending("two_per_key_transactional"), done={"done": True}, **TWO_PER_KEY)
+def two_per_key_transactional(row: Errand) -> None:
+    handle(row.place, row.pk, in_database=True)
+
+
+@batch_processor(pending=pending("two_per_key_at_most_once"), **TRACED, **TWO_PER_KEY)
+def two_per_key_at_most_once(row: Errand) -> None:
+    handle(row.place, row.pk)
+
+
+@batch_processor(pending=pending("two_per_key_at_least_once"), **LEASED, **TWO_PER_KEY)
+def two_per_key_at_least_once(row: Errand) -> None:
+    handle(row.place, row.pk)
 
 
 def handle(place: int, pk: int, *, in_database: bool = False) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 COUNTS = (
-    *("rows", "withdrawn", "called_0", "called_1", "called_2+", "done", "in_doubt", "given_up"),
-    *("work_doubled", "settled_twice", "unexplained", "faults"),
+    *("rows", "withdrawn", "called_0", "called_1", "called_2+", "done", "in_doubt"),
+    *("requeued", "given_up", "work_doubled", "settled_twice", "unexplained", "faults"),
     *("calm_rows_per_second", "chaos_rows_per_second", "after_rows_per_second"),
     *("ratio", "ratio_after", "chaos_seconds", "longest_pause"),
 )

@@ -102,5 +102,5 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:g} s in vain for {what}")
+            raise TimeoutError(f"waited {seconds:g} s without a result for {what}")
         time.sleep(0.1)

@@ -6,34 +6,61 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from .audit import Call, read
 from .blows import Blow
 from .crew import CHECKOUT
-from .judgement import Records, Row
+from .judgement import Records, Row, Terms
 from .routes import DIRECT
 from .server import Server
 
-#: The deliveries, by the names of the processors of each model.
+#: The processors of each model, and what each of them promises.
 MODELS = {
-    "one-table": ("transactional", "at_most_once", "at_least_once"),
-    "two-tables": (
-        "two_tables_transactional",
-        "two_tables_at_most_once",
-        "two_tables_at_least_once",
-    ),
+    "one-table": {
+        "transactional": Terms("transactional"),
+        "at_most_once": Terms("at_most_once"),
+        "at_least_once": Terms("at_least_once"),
+    },
+    "two-tables": {
+        "two_tables_transactional": Terms("transactional"),
+        "two_tables_at_most_once": Terms("at_most_once"),
+        "two_tables_at_least_once": Terms("at_least_once"),
+    },
+    "keys": {
+        "in_order_transactional": Terms("transactional", most=1, in_order=True),
+        "in_order_at_most_once": Terms("at_most_once", most=1, in_order=True),
+        "in_order_at_least_once": Terms("at_least_once", most=1, in_order=True),
+    },
+    "two-per-key": {
+        "two_per_key_transactional": Terms("transactional", most=2),
+        "two_per_key_at_most_once": Terms("at_most_once", most=2),
+        "two_per_key_at_least_once": Terms("at_least_once", most=2),
+    },
 }
 
-#: The processors, by what says in a row which one it is for: ``place``, or ``result`` as a number.
-PROCESSORS = tuple(name for names in MODELS.values() for name in names)
+PROCESSORS = {name: terms for processors in MODELS.values() for name, terms in processors.items()}
+
+#: Those of the short run, in which each further one takes seconds. No person is in it.
+CUT = tuple(
+    name
+    for name, terms in PROCESSORS.items()
+    if not (terms.most and terms.delivery == "at_most_once") and name != "two_per_key_at_least_once"
+)
+
+#: What says in a row which processor it is for: ``place``, or ``result`` as a number.
+PLACES = {name: place for place, name in enumerate(PROCESSORS)}
 
 #: The triggers count the flips beside the package, and are committed, or rolled back, with them.
 MAKE = """
 CREATE INDEX errands_pending ON tests_errand (place, id) WHERE NOT done;
 CREATE INDEX freights_pending ON tests_freight (result, id) WHERE NOT done;
+CREATE INDEX errands_of_keys ON tests_errand (result, id) WHERE NOT done;
+CREATE INDEX errands_claimed ON tests_errand (result) WHERE claimed_at IS NOT NULL;
+CREATE INDEX errands_leased ON tests_errand (result) WHERE leased_until IS NOT NULL;
+CREATE TABLE chaos_decided (place int, row_id bigint, at double precision);
 CREATE TABLE chaos_work (place int, row_id bigint, backend int);
 CREATE TABLE chaos_settled (place int, row_id bigint);
 CREATE FUNCTION chaos_errand() RETURNS trigger LANGUAGE plpgsql AS
@@ -45,12 +72,20 @@ CREATE TRIGGER chaos_settle AFTER UPDATE OF done ON tests_errand
 CREATE TRIGGER chaos_settle AFTER UPDATE OF done ON tests_freight
     FOR EACH ROW WHEN (NEW.done) EXECUTE FUNCTION chaos_freight();
 CREATE VIEW chaos_rows AS
-    SELECT place, id, done, claimed, dead, leased_until, attempts, next_attempt_at, last_error
-    FROM tests_errand
+    SELECT place, id, done, claimed, dead, leased_until, attempts, next_attempt_at, last_error,
+    result AS key FROM tests_errand
     UNION ALL
-    SELECT result::int, id, done, claimed, dead, leased_until, attempts, next_attempt_at, last_error
-    FROM tests_freight JOIN tests_express ON freight_ptr_id = id;
+    SELECT result::int, id, done, claimed, dead, leased_until, attempts, next_attempt_at,
+    last_error, '' FROM tests_freight JOIN tests_express ON freight_ptr_id = id;
 """
+
+#: Each processor has keys of its own. Each of the eight workers may have left a row in doubt that
+#: no person decides about before the worker begins another row: one place more has to be there.
+_IN_KEYS = (
+    "INSERT INTO tests_errand (place, attempts, last_error, done, dead, claimed, result) "
+    "SELECT place, 0, '', false, false, false, place || '-' || n %% {keys} "
+    "FROM (SELECT %s::int AS place) AS given, generate_series(1, %s) AS n"
+)
 
 FILL = {
     "one-table": (
@@ -63,6 +98,8 @@ FILL = {
         "INSERT INTO tests_express (freight_ptr_id, attempts, last_error) "
         "SELECT id, 0, '' FROM made"
     ),
+    "keys": _IN_KEYS.format(keys=9),
+    "two-per-key": _IN_KEYS.format(keys=5),
 }
 
 WITHDRAW = {
@@ -80,15 +117,18 @@ WITHDRAW = {
         "RETURNING tests_freight.id"
     ),
 }
+WITHDRAW["keys"] = WITHDRAW["two-per-key"] = WITHDRAW["one-table"]
 
 LEFT = "SELECT count(*) FROM chaos_rows WHERE place = %s AND NOT (done OR dead OR claimed)"
 
-#: The last column: what an attempt keeps beside the row, and a flip takes away.
+#: The column before the last: what an attempt keeps beside the row, and a flip takes away.
 ROWS = (
     "SELECT id, done, claimed, dead, leased_until IS NOT NULL OR attempts > 0 "
-    "OR next_attempt_at IS NOT NULL OR last_error <> '' "
+    "OR next_attempt_at IS NOT NULL OR last_error <> '', key "
     "FROM chaos_rows WHERE place = %s ORDER BY id"
 )
+
+DECIDED = "SELECT row_id, at FROM chaos_decided WHERE place = %s ORDER BY at"
 
 
 def make(server: Server) -> None:
@@ -101,33 +141,40 @@ def model_of(name: str) -> str:
 
 
 def fill(server: Server, name: str, rows: int) -> None:
-    server.ask(FILL[model_of(name)], PROCESSORS.index(name), rows)
+    server.ask(FILL[model_of(name)], PLACES[name], rows)
 
 
 def left(server: Server, name: str) -> int:
     """Return how many rows wait, or are at work and may wait again."""
-    [(number,)] = server.ask(LEFT, PROCESSORS.index(name))
+    [(number,)] = server.ask(LEFT, PLACES[name])
     return int(number)
 
 
 def withdraw(server: Server, name: str, calls: Sequence[Call]) -> int:
     """Delete the rows that no handler has begun; return how many."""
-    place = PROCESSORS.index(name)
+    place = PLACES[name]
     begun = sorted({call.pk for call in calls if call.place == place})
     return len(server.ask(WITHDRAW[model_of(name)], place, begun))
 
 
 def records(server: Server, name: str, audit: Path, blows: Sequence[Blow]) -> Records:
     """Gather all that is known of a processor's rows, when no worker is left."""
-    place = PROCESSORS.index(name)
-    doubts = _python(server, "tests.chaos.doubts", name) if "at_most_once" in name else "[]"
+    place = PLACES[name]
+    rows = [Row(*row) for row in server.ask(ROWS, place)]
+    claims = PROCESSORS[name].delivery == "at_most_once"
+    # These are the doubts of the table, which has rows of other processors, too.
+    doubts = json.loads(_python(server, "tests.chaos.doubts", name)) if claims else []
+    decided: dict[int, list[float]] = defaultdict(list)
+    for pk, at in server.ask(DECIDED, place):
+        decided[pk].append(at)
     return Records(
-        rows=[Row(*row) for row in server.ask(ROWS, place)],
+        rows=rows,
         calls=[call for call in read(audit) if call.place == place],
         worked=_counted(server, "SELECT row_id FROM chaos_work WHERE place = %s", place),
         settled=_counted(server, "SELECT row_id FROM chaos_settled WHERE place = %s", place),
-        in_doubt=frozenset(json.loads(doubts)),
+        in_doubt=frozenset(doubts) & {row.pk for row in rows},
         blows=blows,
+        decided=decided,
     )
 
 
@@ -135,17 +182,24 @@ def _counted(server: Server, sql: str, place: int) -> Counter[int]:
     return Counter(pk for (pk,) in server.ask(sql, place))
 
 
+def environment(server: Server, **variables: str) -> dict[str, str]:
+    """Return the variables of a process that is no worker, and that the monkey does not hit."""
+    options = {**server.database["OPTIONS"], "application_name": "monkey"}
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
+        "PYTHONPATH": str(CHECKOUT),
+        "CHAOS_DATABASE": json.dumps({**server.database, "OPTIONS": options}),
+        "CHAOS_ROUTE": DIRECT,
+        "CHAOS_BROKEN": "no",
+        **variables,
+    }
+
+
 def _python(server: Server, module: str, *arguments: str) -> str:
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env={
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.chaos.settings",
-            "PYTHONPATH": str(CHECKOUT),
-            "CHAOS_DATABASE": json.dumps(server.database),
-            "CHAOS_ROUTE": DIRECT,
-            "CHAOS_BROKEN": "no",
-        },
+        env=environment(server),
         cwd=CHECKOUT,
         check=True,
         timeout=120,

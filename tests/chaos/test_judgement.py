@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.chaos import audit, figures
 from tests.chaos.audit import Call
 from tests.chaos.blows import Blow
-from tests.chaos.judgement import Records, Row, judge
+from tests.chaos.judgement import Records, Row, Terms, judge
 from tests.chaos.table import MODELS
 
 DELIVERIES = MODELS["one-table"]
@@ -27,14 +28,15 @@ GOOD = Records(
 IN_DOUBT = replace(GOOD, rows=[Row(1, claimed=True)], settled={}, in_doubt={1})
 
 
-def faults(delivery: str, records: Records) -> list[str]:
+def faults(delivery: str, records: Records, *, most: int = 0, in_order: bool = False) -> list[str]:
     """Return the first line of each fault, which is followed by the row's history."""
-    return [fault.split(" (")[0] for fault in judge(delivery, records).faults]
+    verdict = judge(Terms(delivery, most=most, in_order=in_order), records)
+    return [fault.split(" (")[0] for fault in verdict.faults]
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_what_is_right_has_no_faults(delivery: str) -> None:
-    verdict = judge(delivery, GOOD)
+    verdict = judge(Terms(delivery), GOOD)
     assert verdict.faults == []
     assert verdict.counts["rows"] == verdict.counts["called_1"] == verdict.counts["done"] == 1
 
@@ -93,7 +95,7 @@ def test_a_repeat_is_explained_by_a_kill_of_its_process_and_by_nothing_else() ->
     ):
         unexplained = replace(repeated, blows=[blow])
         assert faults("transactional", unexplained) == ["row 1 was handled again for no reason"]
-        assert judge("at_least_once", unexplained).counts["unexplained"] == 1
+        assert judge(Terms("at_least_once"), unexplained).counts["unexplained"] == 1
 
 
 def test_a_kill_explains_nothing_of_the_row_before_the_one_at_hand() -> None:
@@ -153,8 +155,136 @@ def test_a_row_that_was_given_up_on_is_found() -> None:
     assert faults("at_least_once", given_up) == ["row 1 was given up on"]
 
 
+def of_key(*calls: Call, blow: Blow = KILL) -> Records:
+    """Return the records of the rows of a key, with these calls."""
+    numbers = {call.pk for call in calls}
+    return replace(
+        GOOD,
+        rows=[Row(pk, done=True, key="7") for pk in sorted(numbers)],
+        calls=calls,
+        worked=dict.fromkeys(numbers, 1),
+        settled=dict.fromkeys(numbers, 1),
+        blows=[blow],
+    )
+
+
+NEXT = replace(CALL, pk=2, pid=72, began=10.2, ended=10.3)
+BESIDE = replace(NEXT, began=10.05)
+ELSEWHERE = replace(KILL, pids={99})
+AT_ONCE = ["rows 1 and 2 of key 7 were handled at the same time"]
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_rows_of_a_key_are_handled_one_after_another_and_in_order(delivery: str) -> None:
+    def found(*calls: Call, in_order: bool = True) -> list[str]:
+        return faults(delivery, of_key(*calls), most=1, in_order=in_order)
+
+    overtaken = NEXT, replace(CALL, began=10.4, ended=10.5)
+    assert found(CALL, NEXT) == []
+    assert found(*overtaken) == ["row 2 was handled before row 1 of key 7"]
+    assert found(*overtaken, in_order=False) == []
+    assert found(CALL, BESIDE) == AT_ONCE
+
+
+def test_rows_of_a_key_may_meet_when_a_session_or_a_lease_has_ended() -> None:
+    """The handler goes on, and has lost its key."""
+    calls = replace(CALL, ended=20.0), replace(NEXT, began=13.0, ended=13.1)
+    hit, missed = of_key(*calls), of_key(*calls, blow=ELSEWHERE)
+    assert faults("transactional", hit, most=1) == []
+    assert faults("transactional", missed, most=1) == AT_ONCE
+    assert faults("at_least_once", missed, most=1) == []
+    # It may even begin when other workers have handled the next rows.
+    late = NEXT, replace(CALL, began=10.6, ended=10.7)
+    assert faults("transactional", of_key(*late), most=1, in_order=True) == []
+    # A claim does not lapse.
+    assert faults("at_most_once", hit, most=1) == AT_ONCE
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_more_rows_of_a_key_at_once_than_allowed_are_found(delivery: str) -> None:
+    """Also if each of them meets only some of the others, or the first one ends last."""
+    long = replace(CALL, ended=12.0)
+    third = replace(CALL, pk=3, pid=73, began=10.25, ended=10.4)
+    assert faults(delivery, of_key(CALL, BESIDE), most=2) == []
+    assert faults(delivery, of_key(CALL, BESIDE, third), most=2) == []
+    assert faults(delivery, of_key(long, NEXT, third), most=2) == [
+        "rows 1 and 2 and 3 of key 7 were handled at the same time"
+    ]
+    assert faults(delivery, of_key(long, NEXT, replace(third, began=10.35)), most=2) == []
+
+
+def test_a_call_that_was_killed_has_its_key_until_the_kill() -> None:
+    killed = replace(CALL, ended=None)
+    later = replace(NEXT, began=11.0, ended=11.1)
+    again = replace(CALL, pid=73, began=12.0, ended=12.1)
+    for delivery in ("transactional", "at_least_once"):
+        assert faults(delivery, of_key(killed, later, again), most=1) == []
+        assert AT_ONCE[0] in faults(delivery, of_key(killed, NEXT, again), most=1)
+        # Its death is not known; it is reported once.
+        last = replace(later, pk=3, began=11.5, ended=11.6)
+        missed = of_key(killed, later, last, blow=ELSEWHERE)
+        assert [each for each in faults(delivery, missed, most=1) if "key" in each] == AT_ONCE
+
+
+def test_a_handler_that_raised_has_its_key_no_more() -> None:
+    raised = replace(CALL, ended=None, raised="OperationalError", raised_at=10.1)
+    again = replace(CALL, pid=73, began=10.4, ended=10.45)
+    blow = Blow("terminate", 10.05, 10.05, backends={5})
+    hit = replace(raised, backend=5)
+    assert faults("transactional", of_key(hit, NEXT, again, blow=blow), most=1) == []
+    unhit = of_key(raised, NEXT, again, blow=ELSEWHERE)
+    assert faults("transactional", unhit, most=1) == ["row 1 was handled again for no reason"]
+
+
+def requeued(*calls: Call, at: float, **others: Any) -> Records:
+    """Return the records of a key whose first row a person has put back."""
+    return replace(of_key(*calls), decided={1: [at]}, **others)
+
+
+KILLED = replace(CALL, ended=None)
+AGAIN = replace(CALL, pid=73, began=12.0, ended=12.1)
+
+
+def test_a_row_that_a_person_requeued_may_be_handled_once_more() -> None:
+    assert faults("at_most_once", requeued(KILLED, AGAIN, at=11.0)) == []
+    twice = ["row 1 was handled 2 times"]
+    assert faults("at_most_once", requeued(KILLED, AGAIN, at=12.5)) == twice
+    assert faults("at_most_once", requeued(KILLED, AGAIN, at=9.0)) == twice
+    third = replace(AGAIN, pid=74, began=13.0, ended=13.1)
+    more = requeued(KILLED, AGAIN, third, at=11.0)
+    assert "row 1 was handled 3 times" in faults("at_most_once", more)
+    verdict = judge(Terms("at_most_once"), requeued(KILLED, AGAIN, at=11.0))
+    assert verdict.counts["requeued"] == 1
+
+
+def test_a_row_that_was_requeued_needs_a_reason_for_its_doubt() -> None:
+    assert faults("at_most_once", requeued(KILLED, AGAIN, at=11.0, blows=[ELSEWHERE])) == [
+        "row 1 was in doubt for no reason"
+    ]
+
+
+def test_a_row_in_doubt_has_its_key_until_a_person_requeues_it() -> None:
+    """Neither the death of its worker nor the end of its handler frees the key."""
+    later = replace(NEXT, began=13.0, ended=13.1)
+    for first in (KILLED, CALL):
+        right = requeued(first, AGAIN, later, at=11.0)
+        assert faults("at_most_once", right, most=1, in_order=True) == []
+        beside = requeued(first, AGAIN, replace(later, began=12.05), at=11.0)
+        assert faults("at_most_once", beside, most=1) == AT_ONCE
+        early = requeued(first, NEXT, AGAIN, at=11.0)
+        assert AT_ONCE[0] in faults("at_most_once", early, most=1)
+        assert faults("at_most_once", early, most=2) == []
+        assert faults("at_most_once", early, most=2, in_order=True) == [
+            "row 2 was handled before row 1 of key 7"
+        ]
+        rows = [Row(1, claimed=True, key="7"), Row(2, done=True, key="7")]
+        undecided = replace(of_key(first, later), rows=rows, settled={2: 1}, in_doubt={1})
+        assert faults("at_most_once", undecided, most=1) == AT_ONCE
+        assert faults("at_most_once", undecided, most=2) == []
+
+
 def test_a_fault_is_told_with_the_rows_history() -> None:
-    [fault] = judge("transactional", replace(GOOD, worked={1: 2})).faults
+    [fault] = judge(Terms("transactional"), replace(GOOD, worked={1: 2})).faults
     assert fault.splitlines() == [
         "row 1 was worked on 2 times in the database (worked 2, settled 1):",
         "    +0.000 s  process 71 on direct begins",
@@ -178,8 +308,11 @@ def test_the_audit_gives_back_what_was_noted(
     first, second = audit.read(path)
     assert (first.pk, first.route, first.backend, first.raised) == (1, "wire", 99, "")
     assert first.ended is not None
+    assert first.over == first.ended
     assert first.began <= second.began <= first.ended
     assert (second.ended, second.raised) == (None, "OperationalError")
+    assert second.over is not None
+    assert first.ended <= second.over
 
 
 def test_figures_count_a_row_once_and_a_kill_by_who_comes_after() -> None:

@@ -46,7 +46,7 @@ class Wire:
         self._do(self._reset(wires))
 
     def end(self, wires: list[_Connection]) -> None:
-        """Let the server see that nobody is there any more."""
+        """Let the server see that the client has gone."""
         self._do(self._end(wires))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:

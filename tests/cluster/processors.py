@@ -27,7 +27,7 @@ def act(row: Errand) -> None:
         # The parent of a pool's process is the worker.
         file.write(f"{row.pk} {os.getppid()}\n")
     if row.place == FAILS:
-        raise ValueError("nobody at home")
+        raise ValueError("not at home")
     if row.place == WAITS:
         wait_at_gate()
     if row.place == MEETS:

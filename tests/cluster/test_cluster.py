@@ -49,7 +49,7 @@ def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Sta
         so_far = len(cluster.runs())
         # The first is held by its handler all the while, and the others have been done.
         wait_for(lambda: len(cluster.runs()) >= so_far + 4, "further beats")
-        assert done() == set(rows[1:])
+        wait_for(lambda: done() == set(rows[1:]), "the other rows")
         assert cluster.effects() == Counter(rows)
         cluster.open_gate()
         wait_for(lambda: done() == set(rows), "the first row")
@@ -89,19 +89,20 @@ def test_further_copies_go_where_the_first_came_from(
 def test_the_other_worker_finishes_what_a_lost_one_leaves(cluster: Cluster) -> None:
     rows = first_waits() + errands(*[PLAIN] * 20)
     arguments = (cluster.folder, "lost", "--queues=lost")
-    with worker(*arguments, size=1, variables=cluster.variables) as lost:
+    others = (cluster.folder, "other", "--queues=other")
+    with (
+        worker(*arguments, size=1, variables=cluster.variables) as lost,
+        worker(*others, size=1, variables=cluster.variables) as other,
+    ):
         cluster.send(options={"queue": "lost"})
         at_gate(cluster.gate)
-        with worker(
-            cluster.folder, "other", "--queues=other", size=1, variables=cluster.variables
-        ) as other:
-            result = cluster.send(options={"queue": "other"}, wait_for_locked=PATIENCE)
-            wait_for(lambda: len(done()) == len(rows) - 1, "the rows that nobody holds")
-            # The pool's process would find the gate open and go on, so all of it goes.
-            lost.kill()
-            cluster.open_gate()
-            assert result.get(PATIENCE)["processed"] == len(rows)
-            assert cluster.took_part() == {lost.pid, other.pid}
+        result = cluster.send(options={"queue": "other"}, wait_for_locked=PATIENCE)
+        wait_for(lambda: len(done()) == len(rows) - 1, "the rows that are not locked")
+        # The pool's process would find the gate open and go on, so all of it goes.
+        lost.kill()
+        cluster.open_gate()
+        assert result.get(PATIENCE)["processed"] == len(rows)
+        assert cluster.took_part() == {lost.pid, other.pid}
     assert done() == set(rows)
     # Work in the database is done once; what is outside may be repeated for the row at hand.
     assert work() == Counter(rows)

@@ -47,7 +47,7 @@ def test_i10_a_soft_time_limit_ends_the_run_after_the_row_at_hand(
     cluster: Cluster, both: tuple[Started, Started], name: str
 ) -> None:
     rows = first_waits()
-    result = cluster.send(name, options={"soft_time_limit": 1})
+    result = cluster.send(name, options={"soft_time_limit": 5})
     at_the_gate(cluster)
     told_to_stop(cluster)
     cluster.open_gate()

@@ -15,6 +15,7 @@ from dcl_processor.runner.rescan import RescanPolicy
 from tests.contract.support.clocks import Clock
 from tests.contract.support.errands import our_threads
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
+from tests.contract.support.heartbeat import beat_soon
 from tests.contract.support.messages import SENDS_SEVERAL
 
 # What it shows happens between a statement's snapshot and its lock.
@@ -26,6 +27,9 @@ if connection.vendor == "mysql":
         "test_groups.py",
         "test_groups_beside.py",
         "test_groups_and_options.py",
+        "test_groups_reads.py",
+        "test_groups_producers.py",
+        "test_groups_insights.py",
     ]  # refused there
 else:
     collect_ignore += ["test_groups_refused.py"]
@@ -86,6 +90,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(limits, "time", clock)
     return clock
+
+
+@pytest.fixture
+def beats_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let heartbeats come at once."""
+    beat_soon(monkeypatch)
 
 
 @pytest.fixture

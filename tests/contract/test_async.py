@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from threading import Event
@@ -16,6 +17,7 @@ from django.db import connection, transaction
 
 from dcl_processor import Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.exceptions import Unsupported
+from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
@@ -150,6 +152,34 @@ def test_an_interrupt_in_a_handler_ends_the_run(make: Make) -> None:
     assert not any(the.state(row)["done"] for row in rows)
 
 
+@each_delivery
+def test_no_handler_is_started_in_the_place_of_one_that_ends_the_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interleaving: the first handler has ended before the second one is started."""
+    rows = the.errands(3)
+    start = EventLoop.start
+
+    def started(self: EventLoop, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **options)
+        if len(self._given) == 1:
+            end = time.monotonic() + the.PATIENCE
+            while not self._outcomes:
+                assert time.monotonic() < end
+                time.sleep(0.001)
+
+    monkeypatch.setattr(EventLoop, "start", started)
+
+    async def handle(row: Errand) -> None:
+        if row.place == 0:
+            raise KeyboardInterrupt
+        await asyncio.sleep(the.PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt):
+        make(handle, batch_size=3)(concurrency=2)
+    assert the.untouched(rows[2])
+
+
 async def leave() -> None:
     sys.exit(2)
 
@@ -238,6 +268,24 @@ def test_an_interrupt_cancels_and_frees_and_costs_no_attempt(interrupt: Any) -> 
         the.at_least_once(handle, batch_size=5, retry=the.retry())(concurrency=2)
     assert sorted(cancelled) == [row.pk for row in rows[:2]]
     assert all(the.untouched(row) for row in rows)
+
+
+@each_delivery
+def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> None:
+    """The first handler ends alone; the others stay until a ninth one has been started."""
+    the.errands(9)
+    gathering, ninth = Gathering(8), asyncio.Event()
+
+    async def handle(row: Errand) -> None:
+        if row.place == 8:
+            ninth.set()
+            return
+        await gathering(row)
+        if row.place:
+            async with asyncio.timeout(the.PATIENCE):
+                await ninth.wait()
+
+    assert_run(make(handle)(concurrency=8), processed=9)
 
 
 @each_delivery
@@ -435,7 +483,7 @@ def test_inside_testcase_one_at_a_time_works_and_more_is_refused(make: Make) -> 
     assert not connection.in_atomic_block
 
 
-def test_a_lease_is_kept_while_a_handler_is_awaited() -> None:
+def test_a_lease_is_kept_while_a_handler_is_awaited(beats_soon: None) -> None:
     [row] = the.errands(1)
 
     async def handle(row: Errand) -> None:
@@ -447,5 +495,5 @@ def test_a_lease_is_kept_while_a_handler_is_awaited() -> None:
             while not await look():
                 await asyncio.sleep(0.01)
 
-    assert_run(the.at_least_once(handle, lease=Lease(1))(concurrency=2), processed=1)
+    assert_run(the.at_least_once(handle, lease=Lease(60))(concurrency=2), processed=1)
     assert the.state(row)["leased_until"] is False

@@ -1,4 +1,4 @@
-"""AT_LEAST_ONCE: leased and committed before the work, settled by whoever still has the lease."""
+"""AT_LEAST_ONCE: leased and committed before the work, settled if the lease is still held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AT_MOST_ONCE: claimed and committed before the work, and never handled again by itself."""
+"""AT_MOST_ONCE: claimed and committed before the work, and repeated only by an operator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import Exists, F, Q
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -15,9 +15,8 @@ from dcl_processor import BatchProcessor, Discard, Report, Snooze
 from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_GATE, other_than, run_and_meanwhile
-from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement
+from tests.contract.support.sessions import before_statement, end_session
 from tests.models import Errand, Priced
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -179,7 +178,7 @@ def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
 
 
 def test_reset_alone_repeats_nothing() -> None:
-    """``reset`` is for ``requeue()``; a row is tried again by itself only with ``retry``."""
+    """``reset`` is for ``requeue()``; a run tries a row again only with ``retry``."""
     [row] = the.errands(1)
     calls: list[Any] = []
 
@@ -433,7 +432,7 @@ def test_a_settlement_survives_a_connection_that_died_during_the_work() -> None:
     [row] = the.errands(1)
 
     def cut(row: Errand) -> None:
-        _end_session()
+        end_session()
 
     report = the.at_most_once(cut)()
     assert_run(report, processed=1)
@@ -452,7 +451,7 @@ def test_no_handler_begins_on_a_connection_that_died_in_the_one_before(
     def handle(row: Errand) -> None:
         Errand.objects.filter(pk=row.pk).update(result="worked")
         if row.place in {0, 4}:
-            _end_session()
+            end_session()
             if noticed and connection.vendor != "sqlite":
                 Errand.objects.count()
 
@@ -460,25 +459,6 @@ def test_no_handler_begins_on_a_connection_that_died_in_the_one_before(
     failed = 2 if noticed and connection.vendor != "sqlite" else 0
     assert_run(report, processed=6 - failed, failed=failed)
     assert [the.state(row)["result"] for row in rows] == ["worked"] * 6
-
-
-def _end_session() -> None:
-    """End the default connection's session from another one, as a firewall or a person does."""
-    if connection.vendor == "sqlite":
-        connection.close()
-        return
-    own, end = (
-        ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(%s)")
-        if connection.vendor == "postgresql"
-        else ("SELECT CONNECTION_ID()", "KILL %s")
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(own)
-        session = cursor.fetchone()[0]
-    before = the.sessions("other")
-    with connections["other"].cursor() as cursor:
-        cursor.execute(end, [session])
-    until(lambda: the.sessions("other") != before)
 
 
 def test_inside_testcase_it_works_in_savepoints() -> None:
@@ -622,7 +602,7 @@ if connection.vendor != "sqlite":
         def is_mark(sql: str) -> bool:
             return sql.startswith("UPDATE") and "CURRENT" not in sql and "TIMESTAMP" in sql
 
-        with before_statement(is_mark, _end_session):
+        with before_statement(is_mark, end_session):
             report = the.at_most_once(lambda row: handled.append(row.pk))()
         assert_run(report, failed=1)
         assert handled == []

@@ -116,7 +116,7 @@ def test_columns_that_do_not_fit_are_refused_by_the_check_and_by_a_run_of_nothin
     ids=["lease", "claimed_at"],
 )
 def test_a_column_without_microseconds_is_refused_at_the_first_row(options: dict[str, Any]) -> None:
-    """Two leases of one second would be the same, and one that was cut would be nobody's."""
+    """Two leases of one second would be the same, and one that was cut would be no worker's."""
     Misfit.objects.create()
     processor = misfits(**options)
     words = r"expected tests.Misfit.to_the_second to keep microseconds, .*; make it one with six"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import timedelta
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import pytest
@@ -307,16 +307,21 @@ def test_a_stop_between_calls_of_single_rows_puts_the_others_back() -> None:
     assert all(the.untouched(row) for row in rows[1:])
 
 
-def test_a_timeout_ends_the_calls_of_single_rows_too(clock: Clock) -> None:
+def test_a_timeout_ends_the_calls_of_single_rows_too(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error of the call is in the log: no row is called alone any more that would show it."""
     rows = the.errands(4)
 
     def handle(given: Rows) -> None:
         if len(given) > 1:
-            raise ValueError
+            raise ValueError("no answer")
         clock.passed = HOUR
 
     run = bulk(the.at_least_once, handle, retry=the.retry())
     assert_run(run(timeout=HOUR), processed=1, stopped="timeout")
+    assert "a call of process_batch() for 4 rows raised" in caplog.text
+    assert "ValueError('no answer')" in caplog.text
     assert all(the.untouched(row) for row in rows[1:])
 
 
@@ -398,14 +403,15 @@ def test_a_transaction_that_a_call_leaves_open_ends_before_the_next_call() -> No
 @each_delivery
 def test_threads_make_so_many_calls_at_once(make: Make) -> None:
     the.errands(41)
-    first, second = Event(), Event()
+    first, second, turn = Event(), Event(), Lock()
     sizes: list[int] = []
 
     def handle(given: Rows) -> None:
-        sizes.append(len(given))
-        if len(sizes) == 1:
-            return
-        (second if first.is_set() else first).set()
+        with turn:
+            sizes.append(len(given))
+            if len(sizes) == 1:
+                return
+            (second if first.is_set() else first).set()
         the.wait(second)
 
     assert_run(bulk(make, handle)(concurrency=2), processed=41)

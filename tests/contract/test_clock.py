@@ -14,7 +14,7 @@ from django.utils import timezone
 from dcl_processor import Lease, Snooze, clock
 from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.exceptions import InvalidOption, ReservationLost
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run
@@ -101,7 +101,7 @@ def test_tokens_are_equal_after_a_round_trip(zone: None, use_tz: bool) -> None:
     assert not any(the.state(row)["claimed_at"] for row in rows)
 
 
-def test_a_renewal_is_recognised(zone: None, use_tz: bool) -> None:
+def test_a_renewal_is_recognised(zone: None, use_tz: bool, beats_soon: None) -> None:
     [row] = the.errands(1)
 
     def renewed() -> Any:
@@ -112,7 +112,7 @@ def test_a_renewal_is_recognised(zone: None, use_tz: bool) -> None:
         assert first is not None
         until(lambda: renewed() > first + timedelta(seconds=0.5))
 
-    report = the.at_least_once(handle, lease=Lease(1))()
+    report = the.at_least_once(handle, lease=Lease(60))()
     assert_run(report, processed=1)
 
 
@@ -251,3 +251,17 @@ if connection.vendor == "sqlite":
         Errand.objects.update(next_attempt_at=DatabaseNow())
         assert read() == INSTANT
         assert Errand.objects.filter(next_attempt_at=INSTANT).count() == 2
+
+
+def test_a_lease_that_was_taken_away_is_known_in_every_zone(zone: None, use_tz: bool) -> None:
+    """A worker may not renew it, and does not take it for that of another worker."""
+    [row] = the.errands(1)
+    run = the.at_least_once(the.ignore)
+    [handed] = run.reserve()
+    Errand.objects.update(leased_until=Lease(60).taken_away)
+    table = Errand.objects.filter(pk=row.pk)
+    assert not table.filter(Lease(60).in_flight()).exists()
+    assert table.filter(Lease(60).free()).exists()
+    with pytest.raises(ReservationLost) as error:
+        handed.settle()
+    assert error.value.reason == "lapsed"

@@ -103,7 +103,7 @@ def test_a_function_that_gives_no_values_is_one_sentence_and_costs_no_other_row(
 def test_a_flip_that_cannot_be_written_buries_no_row(make: Any) -> None:
     rows = the.errands(3)
     report = make(fails_at_one, failed={"dead": True}, done=lambda row, result: None)()
-    # The second one is from a random place, and may be the one that fails by itself.
+    # The second one is from a random place, and may be the one that fails.
     assert_run(report, failed=report.failed, stopped=report.stopped)
     handled = [row for row in rows if row.place != 1]
     assert not any(the.state(row)["dead"] for row in handled)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import json
+import linecache
 import logging
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from dcl_processor import Report, batch_processor
+from dcl_processor import Report, Snooze, batch_processor
 from dcl_processor.exceptions import HandlerExited, StillPending
 from dcl_processor.runner.counters import logger
 from tests.contract.support import errands as the
@@ -35,6 +36,51 @@ def run(handle: Callable[[Parcel], Any], rows: int = 3) -> Report:
     parcels(rows)
     pending = Parcel.objects.filter(sent=False)
     return batch_processor(pending=pending, done={"sent": True})(handle)()
+
+
+class NoSource:
+    """The loader of a module whose source cannot be read."""
+
+    def get_source(self, name: str) -> str:
+        raise ValueError(f"the archive with {name} is broken")
+
+
+def test_an_error_from_code_whose_source_cannot_be_read_fails_its_row_alone() -> None:
+    """Python asks the module's loader for the lines of a traceback."""
+    module: dict[str, Any] = {"__name__": "packed", "__loader__": NoSource()}
+    exec(compile("def handle(row): raise OSError('why')", "packed/module.py", "exec"), module)  # noqa: S102
+    try:
+        report = run(lambda row: module["handle"](row) if row.priority == 0 else None)
+    finally:
+        linecache.clearcache()
+    assert_run(report, processed=2, failed=1)
+    assert report.failures[0].traceback.endswith(
+        '  File "packed/module.py", line 1, in handle\nwhy\n'
+    )
+
+
+@pytest.mark.parametrize("raised", [ValueError("why"), Snooze("later")])
+def test_nothing_is_asked_of_a_transaction_that_is_rolled_back(
+    raised: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its row is not claimed a second time, and the error has no note of a lost transaction."""
+    claims: list[str] = []
+
+    def count(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if "FOR NO KEY UPDATE" in sql or "FOR UPDATE" in sql:
+            claims.append(sql)
+        return execute(sql, *rest)
+
+    def handle(row: Parcel) -> None:
+        Parcel.objects.filter(pk=row.pk).update(note="tried")
+        raise raised
+
+    with connection.execute_wrapper(count):
+        report = run(handle, rows=1)
+    assert report.failed + report.snoozed == 1
+    assert not Parcel.objects.filter(note="tried").exists()
+    assert "transaction was lost" not in caplog.text
+    assert len(claims) == connection.features.has_select_for_update
 
 
 class WithoutWordsError(Exception):
@@ -308,7 +354,7 @@ def test_a_failure_keeps_nothing_that_the_handler_had_loaded(
 
 
 def test_a_generator_that_a_failed_row_went_through_lives_on() -> None:
-    """Somebody's event loop may be among the frames of a traceback."""
+    """The user's event loop may be among the frames of a traceback."""
 
     def worker() -> Iterator[Exception]:
         while True:

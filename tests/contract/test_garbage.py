@@ -22,7 +22,11 @@ AT_MOST = {"delivery": Delivery.AT_MOST_ONCE}
 @pytest.fixture(autouse=True)
 def _no_collector() -> Iterator[None]:
     gc.disable()
+    gc.collect()
+    # What is there already is not looked through again.
+    gc.freeze()
     yield
+    gc.unfreeze()
     gc.enable()
 
 

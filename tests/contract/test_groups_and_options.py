@@ -12,9 +12,9 @@ from django.db import connection
 from django.db.models import F
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.exceptions import TooManyPending, Unsupported
-from dcl_processor.locking import claiming
+from dcl_processor import BatchProcessor, Lease, batch_processor
+from dcl_processor.exceptions import InvalidOption, TooManyPending, Unsupported
+from dcl_processor.locking import claiming, key_lock
 from tests.contract.support import errands as the
 from tests.contract.support.groups import grouped, in_order, rows_of, run_beside
 from tests.contract.support.marking import marking
@@ -46,8 +46,8 @@ def test_the_mark_of_a_dead_worker_goes_with_its_lease() -> None:
     dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
     assert_run(keyed()(filter=the.only(sibling)), processed=1)
     dead.refresh_from_db()
-    marks = (dead.claimed, dead.result, dead.claimed_at, dead.leased_until)
-    assert marks == (False, "", None, None)
+    assert (dead.claimed, dead.result, dead.claimed_at) == (False, "", None)
+    assert dead.leased_until == Lease(60).taken_away
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -72,6 +72,26 @@ def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
     assert renewed == [dead.pk]
     assert (handled, report.processed) == ([], 0)
     assert not Errand.objects.get(pk=sibling.pk).done
+
+
+def test_a_place_that_another_worker_takes_before_the_claim_leaves_the_others_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its row is among the wanted ones: it is missed, and counts as in flight once."""
+    rows, real, leased = rows_of(1, 1, 1), key_lock._lock, list[int]()
+
+    def lock(question: Any, key: Any) -> bool:
+        if not leased:
+            leased.append(rows[0].pk)
+            later = timezone.now() + timedelta(days=1)
+            table = Errand.objects.using("other").filter(pk__in=leased)
+            the.elsewhere(lambda: table.update(leased_until=later))
+        return real(question, key)
+
+    monkeypatch.setattr(key_lock, "_lock", lock)
+    report = keyed(max_per_group=3, batch_size=3)(wait_for_locked=0)
+    assert (report.processed, report.held) == (2, 0)
+    assert list(Errand.objects.filter(done=False)) == rows[:1]
 
 
 if not connection.features.has_select_for_update:
@@ -112,6 +132,71 @@ def test_a_lapsed_row_is_prepared_before_its_handler() -> None:
     assert_run(processor(), processed=2)
     assert seen.index(("taken over", dead.pk)) < seen.index(("handled", dead.pk))
     assert ("taken over", fresh.pk) not in seen
+
+
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size: int) -> None:
+    dead, fresh = left_by_a_dead_worker(1), rows_of(1, 2)[1:]
+    calls: list[Any] = []
+    processor = keyed(
+        process_batch=lambda rows: calls.append(sorted(row.pk for row in rows)),
+        taken_over=lambda row: calls.append(row.pk),
+        batch_size=size,
+    )
+    assert_run(processor(), processed=3)
+    assert sorted(calls, key=str) == sorted(
+        [dead.pk, sorted([dead.pk, fresh[0].pk]), [fresh[1].pk]], key=str
+    )
+    assert calls.index(dead.pk) < calls.index([dead.pk, fresh[0].pk])
+
+
+@pytest.mark.parametrize("most", [None, 1, 2])
+def test_the_lapsed_rows_of_a_batch_of_a_key_are_each_prepared_before_their_handler(
+    most: int | None,
+) -> None:
+    dead = [left_by_a_dead_worker(1), left_by_a_dead_worker(1)]
+    fresh = rows_of(1)[-1]
+    calls: list[Any] = []
+    processor = keyed(
+        lambda row: calls.append(("handled", row.pk)),
+        taken_over=lambda row: calls.append(("taken over", row.pk)),
+        batch_size=3,
+        max_per_group=most,
+    )
+    assert_run(processor(), processed=3)
+    prepared = [each for row in dead for each in (("taken over", row.pk), ("handled", row.pk))]
+    assert calls == [*prepared, ("handled", fresh.pk)]
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_lapsed_row_whose_sibling_came_first_still_shows_that_its_worker_died(
+    attempts: int,
+) -> None:
+    """A row without attempts left gets its dead letter, which is a function."""
+    dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
+    Errand.objects.filter(pk=dead.pk).update(attempts=attempts)
+    seen: list[int] = []
+    processor = keyed(
+        retry=the.retry(max_attempts=3),
+        get_failed=lambda row, error: {"dead": True},
+        taken_over=lambda row: seen.append(row.pk),
+    )
+    assert_run(processor(filter=the.only(sibling)), processed=1)
+    assert seen == []
+    report = processor()
+    dead.refresh_from_db()
+    if attempts == 3:
+        assert_run(report, failed=1)
+        assert (dead.dead, seen) == (True, [])
+    else:
+        assert_run(report, processed=1)
+        assert (dead.done, seen) == (True, [dead.pk])
+
+
+def test_a_dry_run_raises_the_error_of_a_key_that_is_wrong() -> None:
+    rows_of(1)
+    with pytest.raises(InvalidOption, match="group_by"):
+        grouped("transactional", the.ignore, group_by="no_such").dry_run()
 
 
 def test_a_backlog_that_is_too_large_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.locking import key_lock
 from tests.contract.support.errands import elsewhere, ignore, only
 from tests.contract.support.groups import (
+    SHORT_CLAIMS,
     Make,
     at_work,
     each_at_work,
@@ -71,6 +73,21 @@ def test_an_earlier_row_that_is_put_back_waits_for_the_row_at_work(delivery: str
     assert handled == [one.pk]
 
 
+@pytest.mark.parametrize("delivery", SHORT_CLAIMS)
+def test_a_row_that_is_moved_to_another_key_while_in_flight_counts_in_the_new_one(
+    delivery: str,
+) -> None:
+    one, sibling, new = rows_of(1, 1, 2)
+    with at_work(grouped, delivery, filter=only(one)):
+        Errand.objects.filter(pk=one.pk).update(place=2)
+        report, handled = run_beside(grouped, delivery)
+        assert handled == [sibling.pk]
+        assert_run(report, processed=1, held=1)
+        assert report.held_keys == (2,)
+    _, handled = run_beside(grouped, delivery)
+    assert handled == [new.pk]
+
+
 @pytest.mark.parametrize("make", [grouped, in_order])
 def test_a_lapsed_lease_is_taken_away_before_a_sibling_is_leased(make: Make) -> None:
     """Its worker may be alive and late: it must not renew a lease of a key that has another."""
@@ -94,6 +111,29 @@ def test_a_lapsed_lease_is_taken_away_before_a_sibling_is_leased(make: Make) -> 
     else:
         assert make("at_least_once", handler)(filter=only(two)).processed == 1
     assert renewed == [set()]
+
+
+@pytest.mark.parametrize("make", [grouped, in_order])
+def test_a_row_that_is_not_pending_any_more_loses_its_lease_alone(make: Make) -> None:
+    """A worker has died with it, and a person has taken it out of pending since."""
+    _, other, cancelled = rows_of(1, 1, 1)
+    lapsed = timezone.now() - timedelta(seconds=5)
+    Errand.objects.filter(pk__in=[other.pk, cancelled.pk]).update(leased_until=lapsed)
+    Errand.objects.filter(pk=cancelled.pk).update(dead=True, result="by hand")
+    handled: list[int] = []
+    run = make(
+        "at_least_once",
+        lambda row: handled.append(row.pk),
+        pending=Errand.objects.filter(done=False, dead=False),
+        claim={"result": "packing"},
+        reset={"dead": False, "result": ""},
+    )
+    assert_run(run(), processed=2)
+    cancelled.refresh_from_db()
+    assert (cancelled.dead, cancelled.result) == (True, "by hand")
+    assert cancelled.pk not in handled
+    assert cancelled.leased_until is not None
+    assert cancelled.leased_until.year == 2000
 
 
 @each_at_work
@@ -133,4 +173,6 @@ def test_the_number_of_a_lock_depends_on_table_column_and_key() -> None:
         key_lock.lock_number(Key(other, "1")),
     }
     assert len(numbers) == 4
+    places = enum.Enum("places", {"A": "1"}, type=str)
+    assert key_lock.lock_number(Key(other, places.A)) in numbers
     assert all(-(2**63) <= number < 2**63 for number in numbers)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -15,6 +15,8 @@ from django.utils import timezone
 
 from dcl_processor import Report
 from dcl_processor.exceptions import Unsupported
+from dcl_processor.testing import hold_lock
+from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
 from tests.contract.support.groups import (
     MAKERS,
@@ -28,9 +30,10 @@ from tests.contract.support.groups import (
     run_beside,
 )
 from tests.contract.support.messages import SENDS_SEVERAL
+from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
-from tests.models import Errand
+from tests.models import Depot, Errand, Parcel
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -114,7 +117,7 @@ def test_a_head_that_a_person_has_locked_is_not_passed(delivery: str) -> None:
         report, handled = run_beside(in_order, delivery)
         release.set()
     assert handled == [other.pk]
-    assert_run(report, processed=1, held=2)
+    assert_run(report, processed=1, skipped=1, held=1)
     assert run_beside(in_order, delivery)[0].processed == 2
 
 
@@ -133,7 +136,7 @@ def test_without_an_order_the_rows_behind_a_locked_one_are_handled() -> None:
         report, handled = run_beside(grouped, "transactional")
         release.set()
     assert handled == [two.pk]
-    assert_run(report, processed=1, held=1)
+    assert_run(report, processed=1, skipped=1)
 
 
 @pytest.mark.parametrize("make", [grouped, in_order])
@@ -191,7 +194,60 @@ def test_a_key_that_another_worker_has_locked_is_visited_again(make: Make) -> No
         wait(waits)
     report, handled = results[0]
     assert handled == [two.pk]
-    assert_run(report, processed=1)
+    assert_run(report, processed=1, stale=1)
+
+
+@contextmanager
+def key_locked(depot: Depot, go_on: Event) -> Iterator[Event]:
+    """Have another session lock the key; yield what is set when it has let go of it."""
+    here, has_ended = Event(), Event()
+
+    def lock() -> None:
+        with transaction.atomic():
+            by_depot().lock_key(depot)
+            here.set()
+            wait(go_on)
+        has_ended.set()
+
+    with meanwhile(lock):
+        try:
+            wait(here)
+            yield has_ended
+        finally:
+            go_on.set()
+
+
+def by_depot() -> Any:
+    return processor(ignore, group_by="depot")
+
+
+def test_the_wait_for_rows_without_a_key_and_for_keys_begins_once(clock: Clock) -> None:
+    depot = Depot.objects.create()
+    Parcel.objects.create(depot=depot)
+    with hold_lock(Parcel.objects.create()), key_locked(depot, Event()):
+        report = by_depot()(wait_for_locked=5, stop=Waits(clock))
+    assert_run(report, skipped=1, held=1)
+    assert clock.passed <= 5 <= clock.passed + report.duration
+
+
+def test_the_wait_for_keys_does_not_begin_again_when_a_row_was_handled(clock: Clock) -> None:
+    clock.monotonic = lambda: clock.passed  # type: ignore[method-assign]  # real time stands still
+    kept, freed = (Depot.objects.create(name=name) for name in "ab")
+    for depot in (kept, freed):
+        Parcel.objects.create(depot=depot)
+    go_on = Event()
+    with key_locked(kept, Event()), key_locked(freed, go_on) as is_free:
+
+        class Frees(Waits):
+            def wait(self, timeout: float | None = None) -> bool:
+                if clock.passed > 3:
+                    go_on.set()
+                    wait(is_free)
+                return super().wait(timeout)
+
+        report = by_depot()(wait_for_locked=5, stop=Frees(clock))
+    assert_run(report, processed=1, held=1)
+    assert clock.passed <= 5 <= clock.passed + report.duration
 
 
 @each_at_work
@@ -208,6 +264,39 @@ def test_a_head_that_changes_before_its_key_is_locked_comes_first(delivery: str)
     assert run_beside(in_order, delivery)[1] == [two.pk - 1, two.pk]
 
 
+@pytest.fixture
+def tenant() -> Iterator[Callable[[], None]]:
+    """Make a schema with a table of errands; yield what moves this session into it."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA tests_tenant")
+        cursor.execute("CREATE TABLE tests_tenant.tests_errand (LIKE tests_errand INCLUDING ALL)")
+
+    def enter() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path TO tests_tenant, public")
+
+    try:
+        yield enter
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path TO DEFAULT")
+            cursor.execute("DROP SCHEMA tests_tenant CASCADE")
+
+
+def test_equal_keys_of_two_schemas_are_busy_together_and_their_rows_are_not_confused(
+    tenant: Callable[[], None],
+) -> None:
+    rows_of(1)
+    with at_work(grouped, "transactional"):
+        tenant()
+        [theirs] = rows_of(1)
+        report, handled = run_beside(grouped, "transactional")
+        assert handled == []
+        assert_run(report, held=1)
+    assert run_beside(grouped, "transactional")[1] == [theirs.pk]
+    assert Errand.objects.filter(done=True).count() == 1
+
+
 def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:
     """For PostgreSQL, ``char(50)`` ignores blanks at the end."""
     column = "ALTER TABLE tests_errand ALTER COLUMN result TYPE"
@@ -215,8 +304,10 @@ def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"{column} char(50)")
     try:
-        with pytest.raises(Unsupported, match="one spelling, got a column of type bpchar"):
-            grouped("transactional", ignore, group_by="result")()
+        keyed = grouped("transactional", ignore, group_by="result")
+        for act in (keyed.run, keyed.dry_run):
+            with pytest.raises(Unsupported, match="one spelling, got a column of type bpchar"):
+                act()
     finally:
         with connection.cursor() as cursor:
             cursor.execute(f"{column} varchar(50)")

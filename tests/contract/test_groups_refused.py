@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from dcl_processor.exceptions import Unsupported
 from tests.contract.support.errands import ignore
@@ -22,3 +22,11 @@ def test_group_by_is_refused_before_any_row() -> None:
     with pytest.raises(Unsupported, match="expected PostgreSQL or SQLite for group_by"):
         grouped("transactional", ignore)()
     assert not Errand.objects.filter(done=True).exists()
+
+
+def test_the_lock_of_a_key_is_refused_as_well() -> None:
+    with (
+        transaction.atomic(),
+        pytest.raises(Unsupported, match="PostgreSQL or SQLite for group_by"),
+    ):
+        grouped("transactional", ignore).lock_key(1)

@@ -62,7 +62,8 @@ def test_leases_are_renewed_at_a_third_of_their_duration(pauses: list[float | No
     the.errands(1)
     report = the.at_least_once(lambda row: until(lambda: len(pauses) > 3), lease=MINUTE)()
     assert_run(report, processed=1)
-    assert set(pauses) == {20.0}
+    # A later beat may find the row locked by its settlement.
+    assert set(pauses[:4]) == {20.0}
 
 
 def test_a_renewal_that_failed_is_tried_again_after_a_twelfth(pauses: list[float | None]) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from dcl_processor import Delivery
 from tests.contract.support.machine import Histories, play
+from tests.shares import is_whole
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Make it larger to search for longer than a suite has the time for.
-EXAMPLES = int(os.environ.get("HISTORIES", "40"))
+EXAMPLES = int(os.environ.get("HISTORIES", "40" if is_whole() else "15"))
 RANDOM = os.environ.get("CI") != "true"
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, CoroutineType, FrameType
 from typing import Any
 
 import pytest
@@ -17,17 +20,22 @@ from django.db import connection
 import dcl_processor
 from dcl_processor.delivery.deliveries import deliver
 from dcl_processor.delivery.marks import MarkedRows
+from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import execute
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.models import Errand
+from tests.shares import points
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: What is called first when the claim has been committed, and what calls the handler: from there on
-#: nobody can tell whether it has begun.
+#: it is not known whether it has begun.
 COMMITTED: CodeType = MarkedRows.record_commit.__code__
 BEGUN: CodeType = execute.__code__
+START: CodeType = EventLoop.start.__code__
+WAIT: CodeType = EventLoop.wait.__code__
+CLOSE: CodeType = EventLoop.close.__code__
 
 PACKAGE = str(Path(dcl_processor.__file__).parent)
 
@@ -141,7 +149,7 @@ def test_i10_an_interrupt_after_the_handler_is_reported_as_it_left_the_row(kind:
     """At each point: what the report counts as processed is done, and nothing else is."""
     make, options = PROCESSORS[kind]
     found: set[bool] = set()
-    for at in count():
+    for at in points(f"after the handler, {kind}", of=4):
         Errand.objects.all().delete()
         [row] = the.errands(1)
         handled: list[Any] = []
@@ -191,7 +199,7 @@ def interrupted_between(handled: list[Any], at: int) -> Iterator[None]:
 def test_i10_an_interrupt_between_two_rows_is_reported_as_it_left_them(kind: str) -> None:
     """What is written for one row may wait for the claim of the next one."""
     make, options = {"transactional": (the.transactional, {}), **PROCESSORS}[kind]
-    for at in count():
+    for at in points(f"between two rows, {kind}", of=4):
         Errand.objects.all().delete()
         rows = the.errands(4)
         handled: list[Any] = []
@@ -208,3 +216,147 @@ def test_i10_an_interrupt_between_two_rows_is_reported_as_it_left_them(kind: str
         else:
             assert at > 50
             return
+
+
+@contextmanager
+def interrupted_on_the_way(at: int) -> Iterator[list[int]]:
+    """Raise as Ctrl-C does, ``at`` calls and returns after the first handler is started.
+
+    The last point is the wait for the handlers, which is reached if the list is not empty then.
+    """
+    events, waiting, is_begun = 0, list[int](), False
+
+    def profile(frame: FrameType, event: str, called: Any) -> None:
+        nonlocal events, is_begun
+        is_begun = is_begun or frame.f_code is START
+        if not is_begun:
+            return
+        if event == "c_call" and frame.f_code is WAIT and called.__name__ == "get":
+            waiting.append(events)
+        elif event not in ("call", "return") or not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        events += 1
+        # What is raised while an abandoned generator is closed is lost.
+        is_lost = frame.f_code.co_flags & inspect.CO_GENERATOR
+        if waiting or (events > at and not is_lost):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    with profiled(profile):
+        yield waiting
+
+
+def end_unused_coroutines() -> None:
+    """End the calls that an interrupt has left before they were sent to the loop."""
+    for each in gc.get_objects():
+        if type(each) is CoroutineType and each.cr_code is EventLoop._execute.__code__:
+            each.close()
+
+
+@pytest.mark.timeout(60)  # it waits without end for what was not sent
+# Of coroutines that an interrupt has left before they were used.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
+def test_i10_an_interrupt_while_handlers_on_an_event_loop_start_settles_what_ends(
+    kind: str,
+) -> None:
+    """Of three rows two may start; the first handler sees its work through when it is cancelled."""
+    make, options = PROCESSORS[kind]
+    handled: list[Any] = []
+
+    async def handle(row: Errand) -> None:
+        handled.append(row.pk)
+        try:
+            await asyncio.sleep(3)
+        except asyncio.CancelledError:
+            if row.place:
+                raise
+
+    for at in points(f"handlers start, {kind}", of=4):
+        Errand.objects.all().delete()
+        handled.clear()
+        rows = the.errands(3)
+        report: Any = None
+        try:
+            with interrupted_on_the_way(at) as waiting:
+                make(handle, batch_size=3, **options)(concurrency=2)
+        except KeyboardInterrupt as error:
+            report = error.report  # type: ignore[attr-defined]  # as documented
+        done = [row.pk for row in rows if the.state(row)["done"]]
+        assert done == handled[:1], at
+        assert (report.processed, report.failed, report.lease_lost) == (len(done), 0, 0), at
+        # A row whose handler was about to be called may be in doubt, but under a lease it is free.
+        assert the.untouched(rows[2]), at
+        assert kind != "lease" or all(the.untouched(row) for row in rows if row.pk not in done), at
+        if waiting:
+            assert at > 30
+            end_unused_coroutines()
+            return
+
+
+#: Where the outcome of an asynchronous handler is taken on its way to the settlement.
+ON_THE_WAY = tuple(
+    f"{PACKAGE}/{name}.py"
+    for name in (
+        "delivery/async_handlers",
+        "delivery/settle",
+        "execution/event_loop",
+        "runner/async_dispatch",
+    )
+)
+
+
+@contextmanager
+def interrupted_at_step(at: int) -> Iterator[None]:
+    """Raise as Ctrl-C does, ``at`` calls, or returns from C, after the first handler is started.
+
+    CPython looks for signals when a call of a C function has returned, so that what the function
+    returned is lost.
+    """
+    steps, is_begun = 0, False
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal steps, is_begun
+        is_begun = is_begun or frame.f_code is START
+        if frame.f_code is CLOSE:  # all is settled
+            sys.setprofile(None)
+        elif is_begun and event in ("call", "c_return") and frame.f_code.co_filename in ON_THE_WAY:
+            steps += 1
+            if steps > at and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    with profiled(profile):
+        yield
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
+def test_i10_an_interrupt_loses_no_outcome_of_a_handler_on_an_event_loop(kind: str) -> None:
+    """At each step from the first start to the last settlement: whose work is done, is done."""
+    make, options = PROCESSORS[kind]
+    handled: list[Any] = []
+
+    async def handle(row: Errand) -> None:
+        handled.append(row.pk)
+
+    for at in points(f"outcome on its way, {kind}", of=8):
+        Errand.objects.all().delete()
+        handled.clear()
+        rows = the.errands(2)
+        try:
+            with interrupted_at_step(at):
+                make(handle, batch_size=2, **options)(concurrency=2)
+        except KeyboardInterrupt as error:
+            report: Any = error.report  # type: ignore[attr-defined]  # as documented
+            done = [row.pk for row in rows if the.state(row)["done"]]
+            assert done == sorted(handled), at
+            # What is settled, and not counted yet, is in no report.
+            assert report.processed in {0, len(done)}, at
+            assert (report.failed, report.lease_lost) == (0, 0), at
+        else:
+            assert at > 100
+            return
+        finally:
+            end_unused_coroutines()

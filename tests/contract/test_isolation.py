@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.isolation import ReadCommitted
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected
 from tests.models import Depot, Parcel
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 LEVELS: dict[str, list[dict[str, Any]]] = {
     "postgresql": [
         {},
-        {"isolation_level": 3},  # psycopg's numbers: repeatable read, serializable
-        {"isolation_level": 4},
+        {"isolation_level": IsolationLevel.REPEATABLE_READ},  # each driver has its own numbers
+        {"isolation_level": IsolationLevel.SERIALIZABLE},
         {"options": "-c default_transaction_isolation=serializable"},
         {"options": "-c default_transaction_isolation=repeatable\\ read"},
     ],
@@ -47,7 +48,7 @@ def processor(calls: list[Any]) -> BatchProcessor[Parcel]:
 def sees_what_others_commit() -> bool:
     """Tell whether each statement of the running transaction has a snapshot of its own."""
     if not connection.features.has_select_for_update:
-        return True  # SQLite: we hold the lock for writing, nobody can commit anything
+        return True  # SQLite: we hold the lock for writing, no session can commit anything
     before = Depot.objects.count()
     Depot.objects.using("other").create()
     return Depot.objects.count() == before + 1
@@ -75,7 +76,7 @@ def close_depots() -> None:
 
 
 if connection.features.has_select_for_update:
-    # On SQLite nobody can commit between our lock and our question.
+    # On SQLite no session can commit between our lock and our question.
 
     @options
     def test_the_second_check_sees_what_was_committed_after_the_lock(
@@ -99,7 +100,7 @@ if connection.vendor == "postgresql":
     ) -> None:
         """The broken variant: this is what setting the level is for."""
         Parcel.objects.create(depot=Depot.objects.create())
-        monkeypatch.setattr(RowTransaction, "__enter__", lambda self: self._atomic.__enter__())
+        monkeypatch.setattr(ReadCommitted, "__enter__", lambda self: self._atomic.__enter__())
         calls: list[Any] = []
         with connected(options), before_statement(between_lock_and_question, close_depots):
             processor(calls)()

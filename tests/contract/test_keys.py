@@ -71,7 +71,7 @@ def odd() -> Iterator[Any]:
 def test_a_key_that_cannot_be_known_again_is_refused(
     odd: Any, made: Any, words: str, strict_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name, and before any handler: it would be stale for ever, or a bare ``TypeError``."""
+    """By name, and before any handler: it would always be stale, or a bare ``TypeError``."""
     odd.objects.bulk_create([odd(code=str(number)) for number in range(3)])
     monkeypatch.setattr(Odd, "made", made)
     calls: list[Any] = []

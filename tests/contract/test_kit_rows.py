@@ -195,9 +195,12 @@ if HAS_ROW_LOCKS:
 
 
 def test_each_row_of_a_run_was_handled_once() -> None:
-    rows = errands(3)
     run = transactional(ignore)
+    errands(1)
+    run()  # what a first run finds out stays
     before = dict(vars(run))
+    Errand.objects.all().delete()
+    rows = errands(3)
     with assert_processed_once(run, *rows):
         run()
     assert vars(run) == before

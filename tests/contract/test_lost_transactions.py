@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 
 from dcl_processor import BatchProcessor, Retry
 from dcl_processor.exceptions import TransactionLost
@@ -16,6 +16,7 @@ from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import end_session
 from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -97,16 +98,6 @@ def in_one_batch(handler: Any, **options: Any) -> BatchProcessor[Errand]:
     return the.transactional(handler, **{"batch_size": 100, "retry": Retry(backoff=60), **options})
 
 
-def end_the_session() -> None:
-    """End the default connection's session from another, as an administrator would."""
-    driver = connection.connection
-    with connections["other"].cursor() as cursor:
-        if MARIADB:
-            cursor.execute(f"KILL {driver.thread_id()}")
-        else:
-            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [driver.info.backend_pid])
-
-
 if HAS_ROW_LOCKS:
 
     @pytest.mark.parametrize("batch_size", [1, 100])
@@ -118,7 +109,7 @@ if HAS_ROW_LOCKS:
         def handle(row: Errand) -> None:
             Errand.objects.filter(pk=row.pk).update(result="worked")
             if row.place == 1:
-                end_the_session()
+                end_session()
                 raise ValueError("the handler's own")
 
         report = in_one_batch(handle, batch_size=batch_size)()
@@ -140,7 +131,7 @@ if HAS_ROW_LOCKS:
             calls.append(row.priority)
             note(row)
             if row.priority == 1 and calls.count(1) == 1:
-                end_the_session()
+                end_session()
 
         report = in_batches(handle, batch_size=batch_size)()
         assert sent() == worked()
@@ -157,7 +148,7 @@ if HAS_ROW_LOCKS:
         row = Errand.objects.create()
 
         def handle(row: Errand) -> None:
-            end_the_session()
+            end_session()
             Errand.objects.using("other").filter(pk=row.pk).update(done=True, result="theirs")
             raise ValueError
 

@@ -242,8 +242,10 @@ def test_django_post_office(server: StrictMailbox) -> None:
     assert Email.objects.filter(status=STATUS.queued).count() == 2
 
 
-# ModelQueue is not maintained: its table is made by hand. The number of a row is, in decimal, one
-# digit for the state, seventeen for the time from which it may run, and one for its attempts.
+# ModelQueue has no table: its field is a BigIntegerField, which a project puts into a model of its
+# own, as QueuedTask does. The package itself is not installed, because it needs pytz; its release
+# 2.2.1 works with Django 5.2, and wrote such numbers there. The number of a row is, in decimal,
+# one digit for the state, seventeen for the time from which it may run, and one for its attempts.
 WAITING, FINISHED, CANCELED = (state * 10**18 for state in (2, 4, 5))
 
 
@@ -280,6 +282,7 @@ def due() -> Q:
 
 
 def test_a_queue_whose_state_time_and_attempts_are_one_number() -> None:
+    """The table is made by hand, as with ModelQueue's own field; see above."""
     tasks = [QueuedTask.objects.create(status=WAITING + at(-1)) for _ in range(3)]
     waits = QueuedTask.objects.create(status=WAITING + at(3600))
     bad = tasks[1].pk

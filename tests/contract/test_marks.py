@@ -124,6 +124,16 @@ def test_a_take_over_that_gives_up_removes_the_dead_workers_mark() -> None:
     assert (said["dead"], said["attempts"]) == (True, 3)
 
 
+def assert_put_back_with_what_shows_the_death(row: Errand) -> None:
+    """Check that the row has no mark, but a lease that shows the next worker the death."""
+    said = the.state(row)
+    assert {**said, **UNMARKED, "leased_until": True, "attempts": 0, "done": False} == said
+    taken_over: list[int] = []
+    run = marking(the.ignore, taken_over=lambda row: taken_over.append(row.pk))
+    assert_run(run(filter=the.only(row)), processed=1)
+    assert taken_over == [row.pk]
+
+
 def test_a_row_that_was_not_started_gets_reset() -> None:
     """The run stops after the first row of its batch."""
     the.errands(1)
@@ -131,8 +141,7 @@ def test_a_row_that_was_not_started_gets_reset() -> None:
     stop = Event()
     report = marking(lambda row: stop.set(), batch_size=2)(stop=stop)
     assert_run(report, processed=1, stopped="signal")
-    said = the.state(other)
-    assert {**said, **UNMARKED, "attempts": 0, "done": False} == said
+    assert_put_back_with_what_shows_the_death(other)
 
 
 def test_a_mark_that_was_not_committed_by_a_living_worker_is_taken_over() -> None:
@@ -173,8 +182,8 @@ def test_a_mark_that_takes_its_row_out_of_pending_is_refused_before_any_handler(
     handled: list[Any] = []
     run = marking(lambda row: handled.append(row.pk), pending=LOST)
     words = (
-        r"expected claim={'claimed': True, .*} to leave a row in pending under its lease, got row "
-        r"\d+ not pending after it, .* add … \| Q\(claimed=True, leased_until__isnull=False\) to"
+        r"expected claim={'claimed': True, .*} to keep row \d+ in pending under its lease, .* got "
+        r"a row that left pending; .* add … \| Q\(claimed=True, leased_until__isnull=False\) to"
     )
     with pytest.raises(InvalidDone, match=words):
         run()
@@ -186,7 +195,7 @@ def test_each_row_is_checked_where_one_that_stays_does_not_show_that_all_stay() 
     some = LOST | Errand.objects.filter(place=0, claimed=True, done=False)
     rows = the.errands(3)
     handled: list[Any] = []
-    with pytest.raises(InvalidDone, match=rf"got row {rows[1].pk} not pending after it"):
+    with pytest.raises(InvalidDone, match=rf"to keep row {rows[1].pk} in pending"):
         marking(lambda row: handled.append(row.pk), pending=some)()
     assert handled == [rows[0].pk]
     assert the.untouched(rows[1])
@@ -307,8 +316,7 @@ if connection.features.has_select_for_no_key_update:
             report = marking(the.ignore)()
         assert_run(report, processed=1, failed=1)
         assert the.state(rows[0])["done"]
-        said = the.state(bad)
-        assert {**said, **UNMARKED, "attempts": 0} == said
+        assert_put_back_with_what_shows_the_death(bad)
 
 
 def test_a_lease_can_be_short() -> None:

@@ -15,7 +15,8 @@ from dcl_processor.exceptions import InvalidOption
 from dcl_processor.locking.slots import Slot
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
-from tests.contract.support.slots import end_session, holders
+from tests.contract.support.sessions import end_session
+from tests.contract.support.slots import holders
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -223,15 +224,21 @@ def test_threads_that_lose_the_slot_finish_their_rows_and_then_wait(concurrency:
 def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_waits() -> None:
     the.errands(12)
     stop, other, calls = Waited(), Slot("other", NAME, 1), list[int]()
+    taken = threading.Event()
 
     def take_away() -> None:
         end_session(*holders(NAME, 1))
         assert other.take()
+        taken.set()
 
     async def handle(row: Errand) -> None:
         calls.append(row.place)
         if len(calls) == 5:
             await asyncio.to_thread(the.elsewhere, take_away)
+        elif len(calls) > 5:
+            # Otherwise these rows could all be done before the slot is lost, or end with the fifth.
+            await asyncio.to_thread(the.wait, taken)
+            await asyncio.to_thread(stop.began.wait, 1)
 
     run = capped(handle, the.at_least_once)
     with the.meanwhile(lambda: run(concurrency=3, wait_for_slot=30, stop=stop)) as reports:
@@ -268,3 +275,53 @@ def test_a_number_of_workers_that_cannot_be_is_refused(given: Any) -> None:
 def test_a_wait_that_cannot_be_is_refused(given: Any) -> None:
     with pytest.raises(InvalidOption, match="expected wait_for_slot to be a number of seconds"):
         capped(the.ignore)(wait_for_slot=given)
+
+
+def test_an_interrupt_at_the_end_of_a_run_leaves_no_slot_taken_and_no_thread() -> None:
+    """In a process that lives on, a shell for instance: the resource waits while it is closed."""
+    the.errands(1)
+
+    @contextmanager
+    def opened() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    handled: list[int] = []
+    run = capped(lambda row, _: handled.append(row.pk), the.at_least_once, resource=opened)
+    # The error is kept, and with it the frames of the run.
+    with pytest.raises(KeyboardInterrupt) as error:
+        run()
+    assert holders(NAME, 1) == []
+    assert [thread.name for thread in threading.enumerate() if NAME in thread.name] == []
+    assert len(handled) == error.value.report.processed == 1  # type: ignore[attr-defined]
+
+
+def test_an_interrupt_while_a_slot_is_freed_closes_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    slot = Slot("default", NAME, 1)
+    assert slot.take()
+    monkeypatch.setattr(slot._locks, "free", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        slot.release()
+    with taken():
+        pass
+
+
+@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+def test_rows_are_handed_out_while_all_slots_are_taken(make: the.Make) -> None:
+    """They are handled elsewhere, and no run is at work."""
+    the.errands(2)
+    processor = capped(the.ignore, make)
+    with taken():
+        reserved = processor.reserve(limit=2)
+        assert len(reserved) == 2
+        assert processor().stopped == "drained"  # no row is left that asks for a slot
+    for each in reserved:
+        each.settle()
+    assert done() == 2
+    with taken() as slot:
+        assert slot.is_held()

@@ -34,7 +34,7 @@ def test_a_run_inside_a_run_of_the_same_processor_is_refused(make: Any, concurre
     run: BatchProcessor[Errand] = make(handle)
     assert_run(run(concurrency=concurrency), processed=20)
     assert sorted(calls) == list(range(20))
-    assert_run(run())  # and it is not taken to run for ever
+    assert_run(run())  # and it does not count as running after its end
 
 
 @the.each_delivery

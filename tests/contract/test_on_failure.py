@@ -115,7 +115,7 @@ def test_values_that_take_the_row_out_of_pending_are_refused_before_any_handler(
 ) -> None:
     the.dispatches(2)
     retry = the.retry(on_failure={"status": "broken"})
-    with pytest.raises(InvalidDone, match=r"on_failure=\{'status': 'broken'\} to leave a row pend"):
+    with pytest.raises(InvalidDone, match=r"on_failure=\{'status': 'broken'\} to keep row "):
         make(not_to_be_called, retry=retry)()
     assert (the.column("status"), the.column("tries")) == (["queued"] * 2, [None] * 2)
 

@@ -15,6 +15,7 @@ from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL, messages
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import end_session
 from tests.contract.support.temporary import temporary
 from tests.models import Errand
 
@@ -273,19 +274,12 @@ def test_a_handler_that_has_committed_by_itself_is_not_taken_for_its_flip() -> N
         if row.place == 2:
             with connection.cursor() as cursor:
                 cursor.execute("COMMIT; BEGIN")
-            pid = connection.connection.info.backend_pid
-            the.elsewhere(lambda: end_session(pid))
+            end_session()
 
     report = processor(handle)()
     assert_run(report, processed=3, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[2].pk]
     assert list(OWN.values_list("place", flat=True)) == [2]
-
-
-def end_session(pid: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 30000)", [pid])
-        assert cursor.fetchone() == (True,)
 
 
 def session_killer(row: Errand, *, at_flip: bool) -> Any:

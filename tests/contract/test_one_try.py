@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from dcl_processor import Snooze
+from dcl_processor.delivery import claim_and_commit, deliveries
 from dcl_processor.execution import failed_elsewhere
-from dcl_processor.execution.failed_elsewhere import FailedElsewhere
+from dcl_processor.execution.failed_elsewhere import KEYS, FailedElsewhere
+from dcl_processor.locking.key_lock import claim_in_turn
 from tests.contract.support import errands as the
 from tests.contract.support.other_worker import OtherWorker, beside, other_process
 from tests.contract.support.reports import assert_run
@@ -148,6 +154,91 @@ def test_a_worker_redoes_the_rows_of_its_own_batch(other: OtherWorker) -> None:
         assert file.added >= 1
 
 
+def digest(make: the.Make, calls: list[list[int]], act: Any = len, **options: Any) -> Any:
+    """Make a processor that is called once for each place."""
+
+    def process_batch(rows: Sequence[Errand]) -> None:
+        calls.append([row.pk for row in rows])
+        act(rows)
+
+    if make is the.at_most_once:
+        options["done"] = {"done": True, "claimed": False}
+    options = {"process_batch": process_batch, "group_by": "place", "batch_size": 2, **options}
+    return make(the.ignore, name=NAME, **options)
+
+
+@each_delivery
+def test_a_key_that_another_worker_was_called_for_waits_for_the_next_run(
+    make: the.Make, other: OtherWorker
+) -> None:
+    """A cap left the rest of it; the first key is known before the run, the second by the claim."""
+    rows = [Errand.objects.create(place=place) for place in (1, 2, 3) for _ in range(2)]
+    calls: list[list[int]] = []
+    other.called(1)
+
+    def call_the_others(rows: Sequence[Errand]) -> None:
+        other.called(5 - rows[0].place)
+
+    report = digest(make, calls, call_the_others)()
+    assert len(calls) == 1
+    assert_run(report, processed=2)
+    left = Errand.objects.filter(done=False, claimed=False, leased_until=None)
+    assert sorted(left.values_list("pk", flat=True)) == sorted(
+        {row.pk for row in rows}.difference(calls[0])
+    )
+
+
+@each_delivery
+def test_a_key_that_is_called_between_the_read_and_the_claim_is_given_back(
+    make: the.Make, other: OtherWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of the key was free, so the claim gets its rows; the look after it finds the key."""
+    rows = [Errand.objects.create(place=1) for _ in range(5)]
+    calls: list[list[int]] = []
+
+    def claim_late(*arguments: Any) -> Any:
+        claimed = claim_in_turn(*arguments)
+        other.called(1)
+        return claimed
+
+    for module in (deliveries, claim_and_commit):
+        monkeypatch.setattr(module, "claim_in_turn", claim_late)
+    assert_run(digest(make, calls)(), processed=0)
+    assert calls == []
+    assert all(the.untouched(row) for row in rows)
+
+
+@each_delivery
+def test_a_key_is_added_before_its_handler_is_called(make: the.Make, other: OtherWorker) -> None:
+    for _ in range(3):
+        Errand.objects.create(place=1)
+    added: list[int] = []
+
+    def look(rows: Sequence[Errand]) -> None:
+        with other.file(KEYS) as file:
+            added.append(file.added)
+
+    run = digest(make, [], look)
+    assert_run(run(), processed=2)
+    assert added == [1]
+    # What this worker has added itself does not keep its own next run from the key.
+    assert_run(run(), processed=1)
+
+
+def test_rows_of_a_call_that_raised_are_redone_although_the_key_had_its_call(
+    other: OtherWorker,
+) -> None:
+    rows = [Errand.objects.create(place=1) for _ in range(2)]
+    calls: list[list[int]] = []
+
+    def fail(given: Sequence[Errand]) -> None:
+        if given[0].pk == rows[0].pk:
+            raise ValueError
+
+    assert_run(digest(the.transactional, calls, fail)(), processed=1, failed=1)
+    assert len(calls) == 3
+
+
 def test_another_processor_shares_nothing(other: OtherWorker) -> None:
     rows = the.errands(2)
     other.failed(rows[0].pk)
@@ -192,3 +283,68 @@ def test_i8_the_oldest_rows_are_forgotten(
         assert len(late._known) == 5
         mine.add(9)
         assert mine.among([9]) == []
+
+
+def test_threads_of_a_worker_do_not_overtake_the_look_of_one_of_them(other: OtherWorker) -> None:
+    with other.file() as file:
+        mine = FailedElsewhere(file, NAME, "default", is_one_run=True)
+        other.failed(7)
+        found: list[Any] = []
+        second = Thread(target=lambda: found.extend(mine.among([7])))
+
+        class Known(dict[bytes, None]):
+            def update(self, *args: Any) -> None:
+                if second.ident is None:
+                    second.start()
+                    # The second thread waits for this one, or has ended too early.
+                    second.join(timeout=0.5)
+                super().update(*args)
+
+        mine._known = Known()
+        assert mine.among([7]) == [7]
+        second.join()
+        assert found == [7]
+
+
+def test_the_file_has_room_on_the_disk_for_all_of_its_rows() -> None:
+    """In a sparse file, a write on a full disk would end the worker by SIGBUS."""
+    with failed_elsewhere.shared() as path:
+        assert path is not None
+        found = path.stat()
+    assert found.st_size == failed_elsewhere.SIZE
+    assert found.st_blocks * 512 >= failed_elsewhere.SIZE
+
+
+def open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def refuse(file: int, content: bytes) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write_a_part(file: int, content: bytes) -> int:
+    return os.pwrite(file, content[:4_096], 0)
+
+
+@pytest.mark.parametrize("write", [refuse, write_a_part])
+def test_without_room_on_the_disk_the_workers_share_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[int, bytes], int]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = open_files()
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write)
+        with failed_elsewhere.shared() as path:
+            assert path is None
+            assert list(tmp_path.iterdir()) == []
+    assert open_files() <= before
+
+
+if connection.vendor == "mysql":  # keys are refused there
+    del (
+        test_a_key_that_another_worker_was_called_for_waits_for_the_next_run,
+        test_a_key_that_is_called_between_the_read_and_the_claim_is_given_back,
+        test_a_key_is_added_before_its_handler_is_called,
+        test_rows_of_a_call_that_raised_are_redone_although_the_key_had_its_call,
+    )

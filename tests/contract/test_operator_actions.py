@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import count
+from operator import itemgetter
+from threading import Event
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from django.db.models import Q
+from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor
-from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor import BatchProcessor, Lease, Retry, batch_processor, operator_writes
+from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, StillPending
+from dcl_processor.locking.claiming import lock_free
+from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
+from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
+from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
-from tests.models import Errand
+from tests.contract.support.sessions import before_statement, connected, part_locked
+from tests.models import Errand, Express, Freight, Trailer, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
 def processor(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
-    return the.at_most_once(handler, reset={"claimed": False}, failed={"dead": True}, **options)
+    given = {"reset": {"claimed": False}, "failed": {"dead": True}}
+    return the.at_most_once(handler, **{**given, **options})
 
 
 def as_a_killed_process_leaves_it(*, minutes: float) -> Errand:
@@ -182,12 +194,670 @@ def test_a_copy_that_is_still_at_work_does_not_settle_for_the_next_one() -> None
     assert (states[0]["claimed"], states[0]["claimed_at"], states[0]["done"]) == (True, True, False)
 
 
-def test_requeue_frees_a_lease_and_its_holder_notices() -> None:
+def leasing(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor with a lease, which has all three actions."""
+    given = {
+        "claim": {"result": "claimed"},
+        "reset": {"result": "", "done": False},
+        "failed": {"dead": True},
+    }
+    return the.at_least_once(handler, **{**given, **options})
+
+
+each_action = pytest.mark.parametrize("act", ["requeue", "mark_done", "discard"])
+
+
+@each_action
+def test_a_row_that_a_living_worker_has_leased_is_left_to_it(act: str) -> None:
+    """It was put back from under its feet, and another worker would have begun with it."""
     [row] = the.errands(1)
+    said: list[Any] = []
 
     def handle(row: Errand) -> None:
-        assert run.requeue(Errand.objects.filter(Q(pk=row.pk))) == 1
+        before = the.state(row)
+        rows = Errand.objects.filter(pk=row.pk)
+        said.append(the.elsewhere(lambda: getattr(run, act)(rows)))
+        assert the.state(row) == before
+        # Another worker does not find it.
+        assert_run(the.elsewhere(run))
 
-    run = the.at_least_once(handle, retry=the.retry(), reset={"done": False})
-    assert_run(run(limit=1), lease_lost=1)
+    run = leasing(handle)
+    assert_run(run(limit=1), processed=1)
+    assert said == [0]
+    assert (the.state(row)["done"], the.state(row)["dead"]) == (True, False)
+
+
+@each_action
+def test_a_lapsed_lease_that_its_worker_renews_after_the_choice_holds_its_row(act: str) -> None:
+    """It was free when it was chosen, and is not when it is locked."""
+    since = timezone.now() - timedelta(minutes=10)
+    row, other = the.errands(2, result="claimed", leased_until=since)
+    run = leasing()
+
+    def renew() -> None:
+        rows = Errand.objects.filter(pk=row.pk)
+        the.elsewhere(lambda: rows.update(leased_until=timezone.now() + timedelta(minutes=1)))
+
+    with before_statement(is_lock, renew):
+        assert getattr(run, act)(Errand.objects.all()) == 1
+    assert the.state(row)["leased_until"]
+    assert not the.state(other)["leased_until"]
+
+
+def test_a_row_whose_lease_was_taken_away_is_not_claimed() -> None:
+    """It was put back, and no worker has it."""
+    [row] = the.errands(1)
+    mark = {"claim": {"result": lambda: "me"}, "reset": {"result": ""}}
+    run = the.at_least_once(the.ignore, **mark)
+    Errand.objects.update(leased_until=Lease(60).taken_away)
+    assert run.mark_done(Errand.objects.all()) == 0
+    assert not the.state(row)["done"]
+    run.reserve()
+    assert run.mark_done(Errand.objects.all()) == 0
+    Errand.objects.update(leased_until=Now())
+    assert run.mark_done(Errand.objects.all()) == 1
+
+
+def test_without_a_time_a_row_with_the_flip_or_the_dead_letter_is_not_claimed() -> None:
+    """A settled row keeps the constants of its claim."""
+    claimed = Errand.objects.create(claimed=True)
+    kept = [Errand.objects.create(claimed=True, **{flag: True}) for flag in ("done", "dead")]
+    before = [the.state(row) for row in kept]
+    run = processor(claimed_at=None)
+    for act in (run.mark_done, run.discard):
+        Errand.objects.filter(pk=claimed.pk).update(done=False, dead=False)
+        assert act(Errand.objects.all()) == 1
+        assert [the.state(row) for row in kept] == before
+    assert the.state(claimed)["dead"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"done": lambda row, result: {"done": True}},
+        {"claim": {"claimed": True, "result": "me"}, "done": {"claimed": True}},
+    ],
+)
+def test_without_a_time_a_flip_that_tells_nothing_is_refused(options: dict[str, Any]) -> None:
+    Errand.objects.create(claimed=True, done=True)
+    run = processor(claimed_at=None, **options)
+    for act in (run.mark_done, run.discard):
+        with pytest.raises(InvalidOption, match=f"expected claimed_at=… for {act.__name__}"):
+            act(Errand.objects.all(), values={"dead": True})
+    assert not Errand.objects.filter(dead=True).exists()
+
+
+def is_lock(sql: str) -> bool:
+    """Recognise the statement with which an action locks its rows, on each database."""
+    if connection.features.has_select_for_update:
+        return "FOR UPDATE" in sql or "FOR NO KEY UPDATE" in sql
+    return sql.startswith("UPDATE") and "WHERE 1 = 0" in sql
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_row_that_is_settled_after_it_was_chosen_is_not_put_back(by_function: bool) -> None:
+    """A TRANSACTIONAL worker has it at the choice, and commits before the action gets the lock."""
+    row, other = the.errands(2)
+    at_work, goes_on, has_ended = Event(), Event(), Event()
+
+    def handle(row: Errand) -> None:
+        at_work.set()
+        the.wait(goes_on)
+
+    def done(row: Errand) -> dict[str, Any]:
+        return {"done": True}
+
+    # Of a flip by a function, no column is known.
+    options = {"done": done, "reset": {"result": ""}} if by_function else {}
+    run = the.transactional(handle, **{"reset": {"done": False}, **options})
+
+    def work() -> Any:
+        try:
+            return run(filter=the.only(row))
+        finally:
+            has_ended.set()
+
+    def commit() -> None:
+        goes_on.set()
+        the.wait(has_ended)
+
+    with the.meanwhile(work) as reports:
+        the.wait(at_work)
+        with before_statement(is_lock, commit):
+            assert run.requeue(Errand.objects.all()) == 1
+    assert_run(reports[0], processed=1)
+    assert (the.state(row)["done"], the.untouched(other)) == (True, True)
+
+
+def test_a_row_that_is_claimed_after_it_was_chosen_is_not_put_back() -> None:
+    """It was pending when it was chosen, and a worker has begun with it since."""
+    row, other = the.errands(2)
+    run = processor()
+
+    def claim() -> None:
+        claimed = {"claimed": True, "claimed_at": timezone.now()}
+        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**claimed))
+
+    with before_statement(is_lock, claim):
+        assert run.requeue(Errand.objects.all()) == 1
+    assert (the.state(row)["claimed"], the.state(row)["claimed_at"]) == (True, True)
+    assert the.untouched(other)
+
+
+def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_failure() -> None:
+    """It has as many attempts, and the same error: only ``on_failure`` wrote another value."""
+    row, other = the.errands(2)
+    number = count()
+
+    def fail(row: Errand) -> None:
+        raise ValueError("no route")
+
+    retry = Retry(max_attempts=1, on_failure={"result": lambda: f"failure {next(number)}"})
+    run = the.transactional(fail, reset={"dead": False}, failed={"dead": True}, retry=retry)
+    assert_run(run(), failed=2)
+    mine = Errand.objects.filter(pk=row.pk)
+    write = to_requeue(run, Errand.objects.all())
+    seen = {
+        pk: write.digest(marks) for some in write.choose().chunks() for pk, marks in some.items()
+    }
+    before: dict[str, Any] = {**mine.values().get()}
+
+    def put_back_and_fail() -> None:
+        assert the.elsewhere(lambda: run.requeue(mine)) == 1
+        assert_run(the.elsewhere(lambda: run(filter=the.only(row))), failed=1)
+
+    with before_statement(is_lock, put_back_and_fail):
+        assert run.requeue(Errand.objects.all()) == 1
+    now: dict[str, Any] = {**mine.values().get()}
+    assert [name for name in now if now[name] != before[name]] == ["result"]
+    assert the.state(other)["dead"] is False
+    # So it is left as well if it changed before the rows were chosen, and after they were shown.
+    taken, changed = write.as_seen(to_requeue(run, mine).choose(), seen)
+    assert ([*taken], changed) == ([], [row.pk])
+
+
+@pytest.mark.parametrize(("size", "tried"), [(1, 1), (2, 2), (10, 3)])
+def test_no_row_is_tried_after_a_stop_but_the_first_ones(
+    monkeypatch: pytest.MonkeyPatch, size: int, tried: int
+) -> None:
+    """A request that is out of time does something all the same, so that it can be continued."""
+    rows = [each.pk for each in the.errands(3, claimed=True, claimed_at=timezone.now())]
+    write, written = to_requeue(processor(), Errand.objects.all()), Written()
+    monkeypatch.setattr(operator_writes, "WINDOW", size)
+    write.to_free(write.choose(), written, seconds=1, stop_at=0)
+    assert written == Written(rows[:tried])
+    assert Errand.objects.filter(claimed=True).count() == 3 - tried
+
+
+def test_a_row_that_is_locked_at_a_stop_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was tried, and is reported as locked."""
+    first, *others = (each.pk for each in the.errands(3, claimed=True, claimed_at=timezone.now()))
+    write, written, waits = to_requeue(processor(), Errand.objects.all()), Written(), list[float]()
+
+    def hold(question: Any, some: Any, tables: Any) -> Any:
+        return [pk for pk in lock_free(question, some, tables) if pk != first]
+
+    monkeypatch.setattr(operator_writes, "lock_free", hold)
+    monkeypatch.setattr("dcl_processor.operator_writes.time.sleep", waits.append)
+    write.to_free(write.choose(), written, seconds=3, stop_at=0)
+    assert (written, waits) == (Written(others, [], [first]), [])
+
+
+class Opaque:
+    """A value that is equal to no other one, and whose text is its address."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def text_of(value: Any, *_: Any) -> Any:
+    return getattr(value, "text", value)
+
+
+def refuse(*_: Any) -> Any:
+    raise TypeError("expected a text")
+
+
+#: The methods of a field that give a text to such values, and whether a change is seen.
+OPAQUE: list[tuple[dict[str, Any], bool]] = [
+    ({"get_prep_value": text_of}, True),
+    ({"get_db_prep_value": text_of}, True),
+    ({"get_prep_value": lambda value: value, "get_db_prep_value": text_of}, True),
+    ({"value_to_string": lambda row: row.result.text}, True),
+    ({"value_to_string": refuse}, False),
+    ({}, False),
+]
+
+
+@pytest.mark.parametrize(("methods", "is_seen"), OPAQUE)
+def test_values_of_a_class_of_the_projects_own_are_compared_by_their_texts(
+    monkeypatch: pytest.MonkeyPatch, methods: dict[str, Any], is_seen: bool
+) -> None:
+    """A column whose values have no text that is the same in each process is left out."""
+    rows = the.errands(3, dead=True, result="one")
+    field = Errand._meta.get_field("result")
+    methods = {"from_db_value": lambda value, *_: Opaque(value), **methods}
+    for name, method in methods.items():
+        monkeypatch.setattr(field, name, method, raising=False)
+    run = the.transactional(the.ignore, reset={"dead": False}, failed={"dead": True, "result": "x"})
+    write, written = to_requeue(run, Errand.objects.all()), Written()
+    chosen = write.choose()
+    seen = {pk: write.digest(marks) for some in chosen.chunks() for pk, marks in some.items()}
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE tests_errand SET result = 'two' WHERE id = %s", [rows[0].pk])
+    changed = [rows[0].pk] if is_seen else []
+    others = [each.pk for each in rows if each.pk not in changed]
+    same, not_same = write.as_seen(write.choose(), seen)
+    assert ([*same], not_same) == (others, changed)
+    write.to_free(chosen, written, seconds=1)
+    assert written == Written(others, changed)
+
+
+def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> None:
+    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(2)]
+    write, written = to_requeue(processor(), Errand.objects.all()), Written()
+    chosen = write.choose()
+    gone = rows[1].pk
+    rows[1].delete()
+    write.to_free(chosen, written, seconds=0.3)
+    assert (written.written, written.changed, written.locked) == ([rows[0].pk], [gone], [])
+
+
+def written_beside(write: Write, hold: Any) -> Written:
+    """Write while another session holds locks, in a transaction that it does not end."""
+    has_locks, goes_on = Event(), Event()
+    chosen, written = write.choose(), Written()
+
+    def work() -> None:
+        with transaction.atomic():
+            hold()
+            has_locks.set()
+            the.wait(goes_on)
+
+    with the.meanwhile(work):
+        the.wait(has_locks)
+        try:
+            write.to_free(chosen, written, seconds=0.3)
+        finally:
+            goes_on.set()
+    return written
+
+
+HAS_ROW_LOCKS = connection.features.has_select_for_update
+
+
+def test_rows_that_stay_locked_are_left_and_the_others_are_written_to() -> None:
+    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+    locked = Errand.objects.filter(pk=rows[1].pk)
+    run = processor()
+    write = to_mark_done(run, run.in_doubt(older_than=60))
+    written = written_beside(write, lambda: locked.update(place=7))
+    keys = [row.pk for row in rows]
+    # SQLite has one lock, for all rows.
+    left = keys[1:2] if HAS_ROW_LOCKS else keys
+    done = [pk for pk in keys if pk not in left]
+    assert written == Written(done, [], left)
+    assert [row.pk for row in rows if the.state(row)["done"]] == done
+    again = Written()
+    write.to_free(write.choose(), again, seconds=0.3)
+    assert again == Written(left, [], [])
+
+
+def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() -> None:
+    Errand.objects.create(code="taken")
+    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+    run = processor(reset={"claimed": False, "code": "new"})
+    write = to_requeue(run, run.in_doubt(older_than=60))
+    written, before = Written(), time_limits()
+    write.to_free(write.choose(), written, seconds=7)
+    first, *others = (row.pk for row in rows)
+    assert (written.written, written.changed, written.locked) == ([first], [], [])
+    assert list(written.failed) == others
+    assert all(isinstance(error, IntegrityError) for error in written.failed.values())
+    assert time_limits() == before
+    assert [the.state(row)["claimed"] for row in rows] == [False, True, True]
+    assert the.state(rows[1])["claimed_at"]
+
+
+def test_an_error_that_no_row_has_alone_is_raised_and_the_session_is_as_before() -> None:
+    row = as_a_killed_process_leaves_it(minutes=10)
+    run = processor()
+    write = to_mark_done(run, run.in_doubt(older_than=60), {"result": "seen"})
+    written, before = Written(), time_limits()
+    with pytest.raises(StillPending):
+        write.to_free(write.choose(), written, seconds=7)
+    assert written == Written()
+    assert time_limits() == before
+    assert the.state(row)["claimed_at"]
+
+
+def time_limits() -> Any:
+    """Return the limits of the session, where it has any."""
+    if connection.vendor == "sqlite":
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_setting('lock_timeout')"
+            if connection.vendor == "postgresql"
+            else "SELECT @@SESSION.max_statement_time, @@SESSION.innodb_lock_wait_timeout,"
+            " @@SESSION.lock_wait_timeout"
+        )
+        return cursor.fetchone()
+
+
+@pytest.mark.parametrize("act", ["to_all", "to_free"])
+def test_a_callable_among_the_values_is_called_for_each_row(act: str) -> None:
+    """Such as a token, which is unique."""
+    for _ in range(3):
+        as_a_killed_process_leaves_it(minutes=10)
+    run = processor(reset={"claimed": False, "code": lambda: uuid4().hex[:20]})
+    write, written = to_requeue(run, run.in_doubt(older_than=60)), Written()
+    if act == "to_all":
+        assert write.to_all() == 3
+    else:
+        write.to_free(write.choose(), written, seconds=5)
+        assert (len(written.written), written.failed) == (3, {})
+    assert Errand.objects.filter(claimed=False).values("code").distinct().count() == 3
+
+
+# --- the locks of an action for all of its rows, while it waits
+
+
+if HAS_ROW_LOCKS:
+
+    @each_action
+    def test_an_action_that_waits_for_a_row_holds_no_other(act: str) -> None:
+        """A worker has the row for as long as its handler takes."""
+        rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+        run, is_locked = processor(), Event()
+
+        def write() -> Any:
+            the.wait(is_locked)
+            return getattr(run, act)(Errand.objects.all())
+
+        with the.meanwhile(write) as counts, part_locked(Errand, rows[2].pk):
+            is_locked.set()
+            wait_until_a_session_waits()
+            with transaction.atomic():
+                Errand.objects.select_for_update(nowait=True).get(pk=rows[0].pk)
+        assert counts == [3]
+
+    # MariaDB and MySQL keep a lock until the end of the transaction, whatever is rolled back.
+    if connection.vendor == "postgresql":
+
+        @each_action
+        def test_an_action_in_a_transaction_that_waits_for_a_row_holds_no_other(act: str) -> None:
+            rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+            run, is_locked = processor(), Event()
+
+            def write() -> Any:
+                the.wait(is_locked)
+                with transaction.atomic():
+                    return getattr(run, act)(Errand.objects.all())
+
+            with the.meanwhile(write) as counts, part_locked(Errand, rows[1].pk):
+                is_locked.set()
+                wait_until_a_session_waits()
+                with transaction.atomic():
+                    Errand.objects.select_for_update(nowait=True).get(pk=rows[0].pk)
+                    Errand.objects.select_for_update(nowait=True).get(pk=rows[2].pk)
+            assert counts == [3]
+
+    def test_two_actions_for_the_same_rows_are_in_no_deadlock(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The parts of the rows in the other table have another order, and their chunks differ."""
+        monkeypatch.setattr(operator_writes, "WINDOW", 2)
+        [_, second, third] = [
+            Trailer.objects.create(id=pk, inspected=True, axles=3) for pk in (3, 9, 1)
+        ]
+
+        @batch_processor(
+            pending=lambda: Trailer.objects.filter(inspected=False),
+            done={"inspected": True},
+            reset={"inspected": False, "axles": 2},
+        )
+        def inspect(trailer: Trailer) -> None: ...
+
+        begins, locks = Event(), list[str]()
+
+        def beside() -> Any:
+            the.wait(begins)
+            return inspect.requeue(Trailer.objects.filter(pk__in=[second.pk, third.pk]))
+
+        def begin() -> None:
+            begins.set()
+            wait_until_a_session_waits()
+
+        def is_second_chunk(sql: str) -> bool:
+            locks.extend([sql] if is_lock(sql) else [])
+            return len(locks) == 3  # of the first one, both parts are locked
+
+        with the.meanwhile(beside) as counts:
+            try:
+                with before_statement(is_second_chunk, begin):
+                    assert inspect.requeue(Trailer.objects.all()) == 3
+            finally:
+                begins.set()
+        assert counts == [0]
+
+
+# --- inside a transaction of the caller's
+
+
+if connection.vendor == "postgresql":
+
+    @each_action
+    def test_an_older_snapshot_of_other_tables_is_refused(act: str) -> None:
+        """The row itself has not changed since, so that PostgreSQL would lock it."""
+        row = Express.objects.create(claimed=True, claimed_at=timezone.now(), done=False)
+        run = processor(pending=lambda: Express.objects.filter(done=False, claimed=False))
+        words = r"expected a transaction at READ COMMITTED .* at REPEATABLE READ on 'default'"
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            assert Express.objects.filter(claimed=True).exists()  # the snapshot
+            the.elsewhere(lambda: Freight.objects.filter(pk=row.pk).update(done=True))
+            with pytest.raises(InsideTransaction, match=words):
+                getattr(run, act)(Express.objects.all())
+        row.refresh_from_db()
+        assert (row.done, row.claimed, row.dead) == (True, True, False)
+
+    @each_action
+    def test_an_older_snapshot_of_the_rows_own_table_is_postgresqls_to_refuse(act: str) -> None:
+        row = as_a_killed_process_leaves_it(minutes=10)
+        run = processor()
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            assert Errand.objects.filter(claimed=True).exists()  # the snapshot
+            settled = {"done": True, "claimed_at": None}
+            the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**settled))
+            with pytest.raises(OperationalError, match="could not serialize"):
+                getattr(run, act)(Errand.objects.all())
+            transaction.set_rollback(True)
+        assert (the.state(row)["done"], the.state(row)["claimed"]) == (True, True)
+
+
+if connection.vendor == "mysql":
+    REPEATABLE = {"isolation_level": "repeatable read"}
+
+    @each_action
+    def test_an_older_snapshot_is_refused_and_nothing_is_written(act: str) -> None:
+        """The worker has settled the row since, which the check under the lock would not see."""
+        row = as_a_killed_process_leaves_it(minutes=10)
+        run = processor()
+        words = (
+            r"expected a transaction at READ COMMITTED around requeue\(\), mark_done\(\) and "
+            r"discard\(\), .* at REPEATABLE READ on 'default'; call them after the block"
+        )
+        with connected(REPEATABLE):
+            with transaction.atomic():
+                rows = Errand.objects.filter(pk=row.pk)
+                assert rows.get().claimed_at  # the snapshot
+                settled = {"done": True, "claimed_at": None}
+                the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**settled))
+                with pytest.raises(InsideTransaction, match=words):
+                    getattr(run, act)(rows)
+            assert (the.state(row)["done"], the.state(row)["claimed"]) == (True, True)
+            # Outside, it has a transaction of its own, at the level that it needs.
+            assert run.requeue(Errand.objects.all()) == 1
+
+    def test_a_handler_in_a_transaction_of_the_run_may_act() -> None:
+        """The run has begun it at READ COMMITTED, which the session's level does not show."""
+        row, other = Errand.objects.create(), as_a_killed_process_leaves_it(minutes=10)
+        put_back = processor()
+
+        def handle(row: Errand) -> None:
+            assert put_back.requeue(Errand.objects.filter(pk=other.pk)) == 1
+
+        with connected(REPEATABLE):
+            assert_run(the.transactional(handle)(filter=the.only(row)), processed=1)
+        assert the.untouched(other)
+
+
+def test_a_transaction_of_the_callers_takes_the_write_back() -> None:
+    row = as_a_killed_process_leaves_it(minutes=10)
+    run = processor()
+    with transaction.atomic():
+        assert run.requeue(Errand.objects.all()) == 1
+        assert the.untouched(row)
+        transaction.set_rollback(True)
+    assert the.state(row)["claimed_at"]
+
+
+# --- values that do not settle a row
+
+
+@pytest.mark.parametrize("has_reset", [True, False])
+@pytest.mark.parametrize("act", ["mark_done", "discard"])
+def test_values_that_leave_a_row_claimed_are_refused(act: str, has_reset: bool) -> None:
+    """Without its time, the claim would be in doubt nowhere, and no run would take the row."""
+    row = as_a_killed_process_leaves_it(minutes=10)
+    run = processor(**({} if has_reset else {"reset": None}))
+    with pytest.raises(StillPending, match=f"{act}\\(\\)'s values to settle each row"):
+        getattr(run, act)(run.in_doubt(older_than=60), values={"result": "seen"})
+    state = the.state(row)
+    assert (state["result"], state["claimed"], state["claimed_at"]) == ("", True, True)
+    values = {"done": True, "result": "seen"}
+    assert getattr(run, act)(run.in_doubt(older_than=60), values=values) == 1
+    assert the.state(row)["result"] == "seen"
+
+
+def test_values_that_leave_a_row_pending_are_refused() -> None:
+    row = Errand.objects.create()
+    with pytest.raises(StillPending, match=f"got values for result, with which row {row.pk} is pe"):
+        the.transactional(the.ignore).discard(Errand.objects.all(), values={"result": "no"})
+    leased = Errand.objects.create(leased_until=timezone.now() - timedelta(minutes=1))
+    run = the.at_least_once(the.ignore, claim={"result": "x"}, reset={"result": ""})
+    Errand.objects.filter(pk=leased.pk).update(result="x")
+    with pytest.raises(StillPending, match="is pending"):
+        run.mark_done(Errand.objects.filter(pk=leased.pk), values={"place": 7})
+    assert set(Errand.objects.values_list("result", "place")) == {("", 0), ("x", 0)}
+    assert the.state(leased)["leased_until"]
     assert the.untouched(row)
+
+
+# --- the limit of the wait
+
+
+def test_a_long_text_of_a_row_is_not_kept_while_it_is_compared() -> None:
+    row = as_a_killed_process_leaves_it(minutes=10)
+    Errand.objects.update(last_error="a long text" * 1_000)
+    run = processor(retry=the.retry())
+    chosen = to_requeue(run, run.in_doubt(older_than=60)).choose()
+    [marks] = chosen.chunks()
+    # Its beginning is compared: a row that failed again may differ in nothing else.
+    assert [len(each) for each in marks[row.pk] if isinstance(each, str)] == [300]
+    assert Errand.objects.get().claimed_at in marks[row.pk]
+
+
+def test_every_free_row_is_tried_although_the_time_is_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operator_writes, "WINDOW", 1)
+    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+    run = processor()
+    write, written = to_mark_done(run, run.in_doubt(older_than=60)), Written()
+    write.to_free(write.choose(), written, seconds=0)
+    assert written.written == [row.pk for row in rows]
+
+
+# SQLite has no function that takes its time.
+if connection.vendor != "sqlite":
+
+    def test_a_statement_that_is_slow_but_waits_for_no_lock_is_not_ended(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The limit is one of waits."""
+        slow = "pg_sleep(0.1)::text" if connection.vendor == "postgresql" else "SLEEP(0.1)"
+        row = as_a_killed_process_leaves_it(minutes=10)
+        run = processor()
+        values = {"done": True, "result": RawSQL(slow, [])}  # noqa: S611  # a constant
+        write, written = to_mark_done(run, run.in_doubt(older_than=60), values), Written()
+        write.to_free(write.choose(), written, seconds=0)
+        assert (written.written, written.locked) == ([row.pk], [])
+
+
+def test_a_database_with_one_lock_is_tried_until_the_time_is_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not once for each chunk of rows, all of which wait for the same lock."""
+    tries: list[Any] = []
+    monkeypatch.setattr(operator_writes, "WINDOW", 1)
+    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+    run = processor()
+    write = to_mark_done(run, run.in_doubt(older_than=60))
+
+    def locked(_: Any, chosen: Any, some: Any, *__: Any) -> Any:
+        tries.append(some)
+        return some
+
+    monkeypatch.setattr(Write, "_try", locked)
+    written = Written()
+    write.to_free(write.choose(), written, seconds=0)
+    keys = [row.pk for row in rows]
+    assert written.locked == keys
+    assert tries == [[pk] for pk in (keys if HAS_ROW_LOCKS else keys[:1])]
+
+
+def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:
+    """The keys of the parts differ from the rows' own."""
+
+    @batch_processor(
+        pending=lambda: Trailer.objects.filter(inspected=False),
+        done={"inspected": True},
+        reset={"inspected": False, "axles": 2},
+    )
+    def inspect(trailer: Trailer) -> None: ...
+
+    Vehicle.objects.create()
+    rows = [Trailer.objects.create(inspected=True, axles=3) for _ in range(2)]
+    part = Vehicle.objects.filter(pk=rows[0].vehicle_id)
+    write = to_requeue(inspect, Trailer.objects.all())
+    written = written_beside(write, lambda: part.update(plate="locked"))
+    free = [rows[1].pk] if HAS_ROW_LOCKS else []
+    assert sorted(written.written + written.locked) == [row.pk for row in rows]
+    assert written.written == free
+    assert [each.pk for each in Trailer.objects.filter(inspected=False, axles=2)] == free
+
+
+if connection.vendor == "postgresql":
+
+    def test_one_row_is_written_without_a_read_of_all_that_are_pending() -> None:
+        """An action may be for a row of a large table, whose other rows are locked by nothing."""
+        Errand.objects.bulk_create([Errand(place=number) for number in range(20_000)])
+        with connection.cursor() as cursor:
+            cursor.execute("VACUUM ANALYZE tests_errand")
+        row = Errand.objects.latest("pk")
+        run = processor()
+        rows = Errand.objects.filter(pk=row.pk)
+        for write in (to_requeue(run, rows), to_discard(run, rows, values={"dead": True})):
+            with CaptureQueriesContext(connection) as sent:
+                chosen = write.choose()
+            assert list(chosen) == [row.pk]
+            with connection.cursor() as cursor:
+                [read] = [sql for sql in map(itemgetter("sql"), sent) if "tests_errand" in sql]
+                cursor.execute("EXPLAIN " + read)
+                plan = "\n".join(line for (line,) in cursor.fetchall())
+            assert "Seq Scan" not in plan, plan

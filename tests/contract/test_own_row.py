@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
+from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor, clock
+from dcl_processor.candidates.question import Question, ask
+from dcl_processor.delivery import heartbeat
+from dcl_processor.delivery.compare_and_set import write
+from dcl_processor.delivery.heartbeat import Heartbeat
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
 from tests.contract.support.reports import assert_run
@@ -82,8 +89,61 @@ def test_a_lease_that_was_read_and_saved_back_is_still_recognised(save: Any) -> 
     assert [the.state(row)["leased_until"] for row in rows] == [False, False]
 
 
-def test_a_save_after_the_claims_lease_lapsed_frees_the_row_for_no_other_copy() -> None:
-    """The instance has no lease to write back."""
+Held = tuple[Errand, Question[Errand], Heartbeat]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Hold a row, of which two tokens at each end are kept; each renewal is an hour later."""
+    start = timezone.now().replace(microsecond=0)
+    hours = (start + timedelta(hours=number) for number in itertools.count(1))
+    monkeypatch.setattr(clock, "read", lambda *_: next(hours))
+    monkeypatch.setattr(heartbeat, "KEPT", 2)
+    (row,) = the.errands(1, leased_until=start)
+    question = ask(Errand.objects.all, label="tests", flips=None)
+    heart = Heartbeat(Lease(60), "tests")
+    heart.hold(question, {row.pk: {"leased_until": start}}, time.monotonic())
+    yield row, question, heart
+    heart.close()
+
+
+@pytest.mark.parametrize(("saved", "is_known"), [(0, 1), (1, 1), (2, 0), (-3, 0), (-2, 1), (-1, 1)])
+def test_of_many_renewals_the_first_and_the_last_are_recognised(
+    saved: int, is_known: int, held: Held
+) -> None:
+    """So the statements stay short. A handler may save the lease that it has read at any time."""
+    row, question, heart = held
+    written = [leased_until(row)]
+    for _ in range(12):
+        heart._renew()
+        written.append(leased_until(row))
+    assert len({*written}) == 13
+    Errand.objects.filter(pk=row.pk).update(leased_until=written[saved])
+    tokens = heart.let_go(row.pk, {"leased_until": None})
+    assert len(tokens["leased_until"]) == 4
+    assert write(question, row.pk, tokens, {"done": True}) == is_known
+
+
+def test_the_token_in_the_row_is_known_after_any_number_of_renewals_without_an_answer(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, question, heart = held
+
+    def fail(*_: Any) -> int:
+        raise OperationalError("no answer")
+
+    for _ in range(5):
+        heart._renew()
+    monkeypatch.setattr(heartbeat, "write_all", fail)
+    for _ in range(12):
+        assert not heart._beat()
+    tokens = heart.let_go(row.pk, {"leased_until": None})
+    assert len(tokens["leased_until"]) == 6
+    assert write(question, row.pk, tokens, {"done": True}) == 1
+
+
+def test_a_save_after_a_renewal_frees_the_row_for_no_other_copy(beats_soon: None) -> None:
+    """The instance has no lease to write back, which would be the claim's."""
     rows = the.errands(2)
     handled: list[Any] = []
     reports: list[Report] = []
@@ -92,14 +152,14 @@ def test_a_save_after_the_claims_lease_lapsed_frees_the_row_for_no_other_copy() 
     def handle(row: Errand) -> None:
         handled.append(row.place)
         claimed = leased_until(row)
-        until(lambda: leased_until(row) > claimed + timedelta(seconds=1))
+        until(lambda: leased_until(row) > claimed)
         row.result = "saved"
         row.save()
-        assert leased_until(row) > claimed + timedelta(seconds=1)
+        assert leased_until(row) > claimed
         narrowed: dict[str, Any] = {"wait_for_locked": 0, "filter": the.only(row)}
         reports.append(the.elsewhere(lambda: second(**narrowed)))
 
-    reports.append(the.at_least_once(handle, lease=SHORT, retry=the.retry())())
+    reports.append(the.at_least_once(handle, lease=Lease(60), retry=the.retry())())
     assert handled == [0, 1]
     *during, after = reports
     assert len(during) == 2

@@ -6,17 +6,17 @@ import random
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from datetime import timedelta
+from datetime import UTC, timedelta, timezone, tzinfo
 from functools import partial
 from typing import Any
 
 import pytest
 from django.core import signing
-from django.db import OperationalError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.db.models import F, Model, Q, QuerySet
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils.timezone import now
 
 from dcl_processor import (
     BatchProcessor,
@@ -28,6 +28,9 @@ from dcl_processor import (
     batch_processor,
     reservation_token,
 )
+from dcl_processor.definition.lease import TAKEN_AWAY
+from dcl_processor.delivery import held
+from dcl_processor.delivery.held import Found, HandOut
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidOption,
@@ -46,6 +49,7 @@ from tests.models import Badge, Errand, Letter, Parcel, Seat, Voucher
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 DAY = timedelta(days=1)
+HOUR = timedelta(hours=1)
 
 
 def with_result(row: Errand, result: Any) -> dict[str, Any]:
@@ -243,7 +247,7 @@ def test_a_snooze_in_a_block_costs_no_attempt_and_a_discard_gives_up(kind: Any) 
         raise Discard("never")
     one.refresh_from_db()
     assert one.next_attempt_at is not None
-    assert (one.attempts, one.claimed, one.next_attempt_at > timezone.now()) == (0, False, True)
+    assert (one.attempts, one.claimed, one.next_attempt_at > now()) == (0, False, True)
     assert (the.state(two)["dead"], the.state(two)["leased_until"]) == (True, False)
     assert run.reserve() == []
 
@@ -263,6 +267,43 @@ def test_an_error_in_a_block_whose_row_was_lost_says_so() -> None:
     with pytest.raises(ValueError, match="no") as error, handed:
         raise ValueError("no")
     assert "because it was deleted" in error.value.__notes__[0]
+
+
+def test_a_row_of_another_reservation_that_is_lost_in_a_block_fails_the_blocks_row() -> None:
+    mine, other = the.errands(2)
+    run = make(retry=the.retry())
+    handed, gone = run.reserve(2)
+    other.delete()
+    with pytest.raises(ReservationLost) as error, handed:
+        gone.settle()
+    assert error.value.of is gone
+    said = the.state(mine)
+    assert (said["attempts"], said["leased_until"]) == (1, False)
+    assert "ReservationLost" in Errand.objects.get(pk=mine.pk).last_error
+
+
+def test_an_own_reservation_that_is_lost_in_a_block_is_said_once() -> None:
+    [row] = the.errands(1)
+    [handed] = make().reserve()
+    row.delete()
+    with pytest.raises(ReservationLost) as error, handed:
+        handed.renew()
+    assert not hasattr(error.value, "__notes__")
+
+
+@each_lease
+def test_values_of_a_failure_that_cannot_be_written_are_the_callers_error(kind: Any) -> None:
+    """Without it the caller would believe that the failure is recorded."""
+    [row] = the.errands(1)
+    place: int | None = 0
+    run = make(kind, retry=the.retry(on_failure={"place": lambda: place}))
+    [handed] = run.reserve()
+    place = None
+    with pytest.raises(IntegrityError):
+        again(run, handed).fail(ValueError("no"))
+    assert the.state(row)["leased_until"]
+    handed.settle()
+    assert the.state(row)["done"]
 
 
 @each_kind
@@ -343,6 +384,28 @@ def test_what_was_settled_is_not_settled_again(kind: Any) -> None:
     assert the.state(row)["result"] == "first"
 
 
+@pytest.mark.parametrize("zone", [UTC, timezone(-10 * HOUR), timezone(13 * HOUR), None])
+def test_a_lease_that_was_taken_away_is_no_reservations(zone: tzinfo | None) -> None:
+    """Its end is a whole number of durations away from that of the reservation."""
+    gone = TAKEN_AWAY.replace(tzinfo=zone)
+    if zone is not None:
+        gone = gone.astimezone(UTC)
+    mine = gone + 9_000 * DAY
+    hold = HandOut("default", 1, held._stamp(mine), 60_000_000, None)
+    assert held.is_held(hold, Found(mine, mine, None))
+    assert held.is_held(hold, Found(mine - 8_000 * DAY, mine, None))
+    assert not held.is_held(hold, Found(gone, mine, None))
+
+
+@each_lease
+def test_a_row_whose_lease_was_taken_away_is_lost_because_that_had_lapsed(kind: Any) -> None:
+    the.errands(1)
+    run = make(kind)
+    [handed] = run.reserve()
+    Errand.objects.update(leased_until=Lease(60).taken_away)
+    assert lost(handed.settle) == "lapsed"
+
+
 @each_kind
 def test_what_was_put_back_or_deleted_is_lost_for_that_reason(kind: Any) -> None:
     rows = the.errands(2)
@@ -402,7 +465,7 @@ def test_a_token_survives_renewals(kind: Any) -> None:
         Errand.objects.update(leased_until=F("leased_until") - timedelta(seconds=60))
         one.renew()
         assert one.expires_at is not None
-        left = one.expires_at - timezone.now()
+        left = one.expires_at - now()
         assert timedelta(seconds=55) < left <= timedelta(seconds=125)
         assert (one.expires_at - first) % timedelta(seconds=60) == timedelta(0)
     again(run, handed).settle("still mine")
@@ -617,6 +680,13 @@ def test_a_row_that_would_not_show_it_is_not_handed_out(run: BatchProcessor[Erra
         run.reservation("")
 
 
+def test_a_hook_that_would_not_be_called_is_refused() -> None:
+    run = make(taken_over=never)
+    for act in (run.reserve, lambda: run.reservation("")):
+        with pytest.raises(Unsupported, match=r"expected a processor without taken_over\(\) for "):
+            act()
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, 1_001, None])
 def test_a_limit_is_a_number_of_rows(limit: Any) -> None:
     with pytest.raises(InvalidOption, match=r"expected reserve\(\)'s limit to be a whole number"):
@@ -664,7 +734,9 @@ class Agents:
             with suppress(OperationalError):  # a deadlock with a settlement, or a locked database
                 lapse()
         elif step != "die":
-            with suppress(ReservationLost):
+            # Only renewals are not tried again while SQLite's database is locked.
+            locked = (OperationalError,) if step == "renew" else ()
+            with suppress(ReservationLost, *locked):
                 getattr(again(self._run, handed), step)()
                 if step == "settle":
                     self.settled.append(handed.row.pk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
@@ -140,6 +141,23 @@ def test_a_small_counter_stops_at_its_highest_number(make: the.Make) -> None:
     for attempt in (1, 2):
         assert_run(run(), failed=3, retried=3)
         assert the.column("tries") == [attempt, FULL, attempt]
+
+
+@pytest.mark.parametrize("attempts", [0, FULL - 1, FULL])
+def test_a_row_that_was_not_started_keeps_its_small_counter(attempts: int) -> None:
+    """At its highest number the claim does not increase it."""
+    the.dispatches(2)
+    handled, stop = list[int](), Event()
+    # Both, because rows without an order come in any.
+    Dispatch.objects.update(tries=attempts)
+
+    def handle(row: Dispatch) -> None:
+        handled.append(row.pk)
+        stop.set()
+
+    run = the.at_least_once(handle, retry=the.retry(None), batch_size=2)
+    assert_run(run(stop=stop), processed=1, stopped="signal")
+    assert Dispatch.objects.exclude(pk__in=handled).get().tries == attempts
 
 
 @the.each_way

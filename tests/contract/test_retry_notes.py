@@ -23,7 +23,7 @@ def batch_size(request: pytest.FixtureRequest) -> int:
 
 
 def test_the_attempt_is_written_in_the_transaction_that_has_the_lock() -> None:
-    """One commit: between the failure and its note nobody else can take the row."""
+    """One commit: between the failure and its note no other session can take the row."""
     the.errands(1)
     seen: list[tuple[str, bool]] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,8 @@ if IS_PSYCOPG3:
         "a pipeline": pipeline,
     }
 past_django = pytest.mark.parametrize("past_django", PAST_DJANGO.values(), ids=PAST_DJANGO)
+# psycopg2 does not show what a handler sends, so that each row begins with its savepoint.
+IS_SEEN = connection.vendor != "postgresql" or IS_PSYCOPG3
 # SQLite's driver counts what was written, and the batch is redone without the row.
 HAS_LAZY_SAVEPOINT = connection.vendor != "sqlite"
 
@@ -338,8 +341,7 @@ if connection.vendor == "postgresql":
 
         def handle(row: Parcel) -> None:
             with connection.cursor() as cursor:
-                with cursor.copy("COPY tests_tag (name) FROM STDIN") as copy:
-                    copy.write_row([f"tag {row.priority}"])
+                copy_in(cursor, "COPY tests_tag (name) FROM STDIN", f"tag {row.priority}\n")
                 if row.priority == 1:
                     raise ValueError
 
@@ -350,6 +352,13 @@ if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("SELECT name FROM tests_tag ORDER BY name")
             assert cursor.fetchall() == [("tag 0",), ("tag 2",)]
+
+    def copy_in(cursor: Any, sql: str, text: str) -> None:
+        if not IS_PSYCOPG3:
+            cursor.copy_expert(sql, io.StringIO(text))
+            return
+        with cursor.copy(sql) as copy:
+            copy.write(text)
 
     def multixacts(handler: Any) -> int:
         """Return how many lists of lockers the transaction of a batch of 100 rows is in."""
@@ -390,7 +399,7 @@ def test_a_savepoint_is_opened_for_the_rows_whose_handlers_use_the_database() ->
 
     with statements() as seen:
         assert_run(in_batches(handle)(), processed=10)
-    assert len(savepoints(seen)) == 2
+    assert len(savepoints(seen)) == (2 if IS_SEEN else 10)
     assert worked() == [3, 7]
 
 
@@ -437,7 +446,7 @@ def test_another_alias_in_the_handler_opens_no_savepoint_on_this_one() -> None:
     with statements() as seen:
         report = in_batches(lambda row: Parcel.objects.using("other").count())()
     assert_run(report, processed=2)
-    assert savepoints(seen) == []
+    assert len(savepoints(seen)) == (0 if IS_SEEN else 2)
 
 
 def test_the_processors_own_alias_is_the_one_that_is_watched() -> None:

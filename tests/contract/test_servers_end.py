@@ -80,7 +80,7 @@ if MARIADB:
 
     @contextmanager
     def connected_to(**said: Any) -> Iterator[None]:
-        """Connect the default alias elsewhere, or as somebody else."""
+        """Connect the default alias elsewhere, or as another user."""
         settings = connection.settings_dict
         before = {name: settings[name] for name in said}
         connection.close()
@@ -111,7 +111,7 @@ if MARIADB:
 
     @contextmanager
     def read_only() -> Iterator[None]:
-        """Make the server read-only for everybody but the session of the other alias."""
+        """Make the server read-only for all sessions but that of the other alias."""
         user = "dcl_plain@localhost"
         execute(f"CREATE OR REPLACE USER {user} IDENTIFIED BY 'plain'", "other")
         execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO {user}", "other")

@@ -141,7 +141,7 @@ def test_i2_finished_between_the_snapshot_and_the_lock(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.leave], ids=str)
 def test_i2_left_pending_between_the_snapshot_and_the_lock(shape: Shape) -> None:
-    """By a change beside the row, which asks nobody for the row's lock."""
+    """By a change beside the row, which does not ask for the row's lock."""
     row = shape.make()
     calls: list[Any] = []
     assert shape.leave is not None

@@ -1,6 +1,6 @@
 """I2 for every shape, without a schedule: two copies, and whatever happens between them.
 
-The forced interleavings say why there is no double; this asks for the one nobody has thought of.
+The forced interleavings say why there is no double; this looks for one that no author thought of.
 """
 
 from __future__ import annotations

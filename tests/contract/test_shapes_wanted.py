@@ -18,6 +18,7 @@ from dcl_processor import Report, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
 from tests.contract.support import errands as the
+from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import other_than, run_and_meanwhile
 from tests.contract.support.own_shapes import OWN
@@ -132,12 +133,12 @@ def test_nobody_else_is_blamed_for_a_row_that_cannot_be_loaded(
     assert_run(report, processed=2, failed=1, skipped=3)
 
 
-def test_rows_that_are_held_for_long_take_few_statements_each_time() -> None:
+def test_rows_that_are_held_for_long_take_few_statements_each_time(clock: Clock) -> None:
     """A run that waits for them looks again and again."""
     rows = parcels(200)
     run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: None)
     with held(rows), CaptureQueriesContext(connection) as queries:
-        report = run(wait_for_locked=0.5)
+        report = run(wait_for_locked=5, stop=Waits(clock))
     assert_run(report, skipped=200)
     assert report.passes >= 3
     locks = [query for query in queries if "SKIP LOCKED" in query["sql"]]
@@ -183,5 +184,5 @@ def test_a_strict_order_is_kept_among_others_and_costs_a_row_no_statement_more(
         report = run(wait_for_locked=0)
     assert calls == in_order[1::2]
     assert_run(report, processed=20, skipped=20)
-    # One in vain, which told that somebody is there, and one that found nothing free at the end.
+    # One without a row, which showed another worker, and one that found nothing free at the end.
     assert sum("SKIP LOCKED" in query["sql"] for query in queries) <= 20 + 2

@@ -68,7 +68,7 @@ def test_failures_before_a_success_count_for_nothing_after_it(make: Any, size: i
 
 
 def test_a_row_that_stays_pending_is_handled_in_every_run() -> None:
-    """``repeats`` without ``failed``: used-up attempts would hide the row for ever."""
+    """``repeats`` without ``failed``: used-up attempts would hide the row for good."""
     the.errands(2)
     run = the.at_least_once(the.ignore, done={"result": "seen"}, repeats=True, retry=the.retry())
     for _ in range(6):

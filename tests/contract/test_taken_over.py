@@ -9,8 +9,11 @@ import pytest
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze
+from dcl_processor.delivery import heartbeat
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
+from tests.contract.support.clocks import HOUR, Clock
+from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
@@ -21,6 +24,11 @@ def left_behind(row: Errand) -> None:
     """Leave the lease of a worker that died an hour ago."""
     before = timezone.now() - timedelta(hours=1)
     Errand.objects.filter(pk=row.pk).update(leased_until=before, attempts=1)
+
+
+def shows_the_death(row: Errand) -> bool:
+    """Tell whether the row shows the next worker that another one had it, and is free."""
+    return Errand.objects.get(pk=row.pk).leased_until == Lease(60).taken_away
 
 
 @pytest.mark.parametrize("size", [1, 10])
@@ -51,15 +59,17 @@ def test_a_row_that_was_put_back_is_not_taken_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "counts"),
+    ("error", "counts", "is_settled"),
     [
-        (Discard("it was uploaded"), {"discarded": 1}),
-        (Snooze(), {"snoozed": 1}),
-        (ValueError("no answer"), {"failed": 1}),
+        (Discard("it was uploaded"), {"discarded": 1}, True),
+        (Snooze(), {"snoozed": 1}, False),
+        (ValueError("no answer"), {"failed": 1}, True),
     ],
     ids=["discard", "snooze", "failure"],
 )
-def test_what_it_raises_is_the_outcome_of_the_row(error: Exception, counts: Any) -> None:
+def test_what_it_raises_is_the_outcome_of_the_row(
+    error: Exception, counts: Any, is_settled: bool
+) -> None:
     rows = the.errands(1)
     left_behind(rows[0])
     calls: list[Any] = []
@@ -73,7 +83,147 @@ def test_what_it_raises_is_the_outcome_of_the_row(error: Exception, counts: Any)
     run = the.at_least_once(handle, taken_over=look, failed={"dead": True})
     assert_run(run(), **counts)
     assert calls == []
-    assert not the.state(rows[0])["leased_until"]
+    said = the.state(rows[0])
+    assert (said["dead"], said["leased_until"]) == (is_settled, not is_settled)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_a_row_whose_lease_lapses_during_it_is_not_handled(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was suspended: another worker may have the row by now."""
+    taken, other = the.errands(2)
+    left_behind(taken)
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+    calls: list[Any] = []
+
+    def look(row: Errand) -> None:
+        calls.append(("taken over", row.place))
+        clock.passed = HOUR
+
+    async def handle_async(row: Errand) -> None:
+        calls.append(row.place)
+
+    handler = handle_async if is_async else lambda row: calls.append(row.place)
+    run = the.at_least_once(handler, taken_over=look)
+    assert_run(run(filter=the.only(taken)), lease_lost=1)
+    assert calls == [("taken over", taken.place)]
+    assert shows_the_death(taken)
+    clock.passed = 0
+    assert_run(run(filter=the.only(other)), processed=1)
+
+
+NOT_NOW = [
+    (Snooze(), {"retry": the.retry()}, {"snoozed": 1}, 1),
+    (Snooze(), {}, {"snoozed": 1}, 1),
+    (Snooze(delay=60), {}, {"failed": 1}, 1),
+    (ValueError(), {"retry": the.retry()}, {"failed": 1, "retried": 1}, 2),
+    (ValueError(), {}, {"failed": 1}, 1),
+    (ValueError(), {"get_failed": lambda row, error: {}}, {"failed": 1}, 1),
+    (Discard("no"), {}, {"failed": 1}, 1),
+    (Discard("no"), {"retry": the.retry()}, {"failed": 1}, 2),
+]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+@pytest.mark.parametrize("make", [the.at_least_once, marking], ids=["lease", "mark"])
+@pytest.mark.parametrize(("error", "options", "counts", "attempts"), NOT_NOW)
+def test_it_is_called_again_if_the_row_stays_pending_by_what_it_raises(
+    make: the.Make,
+    error: Exception,
+    options: dict[str, Any],
+    counts: Any,
+    attempts: int,
+    is_async: bool,
+) -> None:
+    """Nothing was found out about the worker that died."""
+    [row] = the.errands(1)
+    left_behind(row)
+    calls: list[str] = []
+
+    def look(row: Errand) -> None:
+        calls.append("taken over")
+        if calls == ["taken over"]:
+            raise error
+
+    def handle(row: Errand) -> None:
+        calls.append("handled")
+
+    async def handle_async(row: Errand) -> None:
+        handle(row)
+
+    options = {"retry": None, "taken_over": look, **options}
+    run = make(handle_async if is_async else handle, **options)
+    assert_run(run(), **counts)
+    assert calls == ["taken over"]
+    assert shows_the_death(row)
+    said = the.state(row)
+    assert (said["attempts"], said["claimed"], said["claimed_at"]) == (attempts, False, False)
+    assert_run(run(), processed=1)
+    assert calls == ["taken over", "taken over", "handled"]
+    assert not the.state(row)["leased_until"]
+
+
+def test_a_row_that_it_snoozes_waits_until_then() -> None:
+    [row] = the.errands(1)
+    left_behind(row)
+
+    def look(row: Errand) -> None:
+        raise Snooze(delay=60)
+
+    run = the.at_least_once(the.ignore, taken_over=look, retry=the.retry())
+    assert_run(run(), snoozed=1)
+    assert_run(run())
+    assert shows_the_death(row)
+    Errand.objects.update(next_attempt_at=timezone.now())
+    assert_run(run(), snoozed=1)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_the_handler_raises_after_it_removes_what_showed_the_death(size: int) -> None:
+    """The handler was called, so that this worker's attempt is the last one."""
+    rows = the.errands(2)
+    for row in rows:
+        left_behind(row)
+
+    def handle(row: Errand) -> None:
+        raise Snooze if row.place else ValueError
+
+    run = the.at_least_once(handle, taken_over=the.ignore, retry=the.retry(), batch_size=size)
+    assert_run(run(), failed=1, retried=1, snoozed=1)
+    assert not any(the.state(row)["leased_until"] for row in rows)
+
+
+def test_a_row_whose_last_attempt_ends_in_it_is_given_up_on_for_good() -> None:
+    [row] = the.errands(1)
+    left_behind(row)
+    calls: list[int] = []
+
+    def look(row: Errand) -> None:
+        calls.append(row.pk)
+        raise ValueError
+
+    options = {"retry": the.retry(max_attempts=2), "get_failed": lambda row, error: {}}
+    run = the.at_least_once(the.ignore, taken_over=look, **options)
+    assert_run(run(), failed=1)
+    assert not the.state(row)["leased_until"]
+    assert_run(run())
+    assert len(calls) == 1
+
+
+def test_what_another_function_than_a_plain_one_returns_fails_the_row() -> None:
+    [row] = the.errands(1)
+    left_behind(row)
+
+    def look(row: Errand) -> Any:
+        return look_async(row)
+
+    run = the.at_least_once(the.ignore, taken_over=look)
+    report = run()
+    assert_run(report, failed=1)
+    assert "got a coroutine that is never run" in str(report.failures[0].error)
+    assert shows_the_death(row)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -109,13 +109,13 @@ def test_a_lost_lease_among_them_is_reported_and_not_overwritten() -> None:
         if row.place == 2:
             mine = Errand.objects.filter(pk=row.pk)
             later = F("leased_until") + timedelta(hours=1)
-            await mine.aupdate(leased_until=later, result="somebody else's")
+            await mine.aupdate(leased_until=later, result="another's")
 
     report, _ = run(the.at_least_once, lose)
     assert_run(report, processed=4, lease_lost=1)
     said = [the.state(row) for row in rows]
     assert [each["done"] for each in said] == [True, True, False, True, True]
-    assert said[2]["result"] == "somebody else's"
+    assert said[2]["result"] == "another's"
     assert said[2]["leased_until"]
 
 

@@ -165,11 +165,11 @@ def test_a_replaced_transaction_gets_no_flip(
             replace()
 
     report = run(handle, done=done, batch_size=batch_size)
-    # What a handler flipped by itself and another one committed is stale when it is redone.
+    # What a handler flipped in its code and another one committed is stale when it is redone.
     assert report.processed + report.stale == 2
     assert_run(report, processed=report.processed, failed=1, stale=report.stale)
     assert isinstance(report.failures[0].error, TransactionLost)
-    assert calls.count(1) <= 2  # with others in its batch, once more by itself
+    assert calls.count(1) <= 2  # with others in its batch, once more alone
     if done is not None:
         left = Parcel.objects.filter(sent=False).values_list("priority", flat=True)
         assert list(left) == [1]
@@ -260,7 +260,7 @@ def test_what_ended_the_transaction_is_said() -> None:
 
 
 def test_a_statement_after_the_end_does_not_hide_it() -> None:
-    """The statement opens a new transaction by itself."""
+    """The statement also opens a new transaction."""
     Parcel.objects.create()
 
     def handle(row: Parcel) -> None:

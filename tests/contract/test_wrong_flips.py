@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db.models import F
+from django.db.models import F, QuerySet
 
-from dcl_processor import Report
+from dcl_processor import BatchProcessor, Report
+from dcl_processor.candidates import scan
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.runner.streak import MOST_FROM_THE_START
 from tests.contract.support import errands as the
@@ -150,24 +151,23 @@ def test_two_rows_at_the_head_whose_flips_are_wrong_keep_no_others_waiting_for_e
     assert sorted(left.values_list("place", flat=True)) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (the.transactional, {"batch_size": 30}),
-        (the.at_least_once, {"batch_size": 30}),
-        (the.at_most_once, {"batch_size": 30}),
-    ],
-    ids=["transactional", "lease", "claim"],
-)
-@pytest.mark.parametrize("concurrency", [1, 4])
+MAKERS = {"transactional": the.transactional, "lease": the.at_least_once, "claim": the.at_most_once}
+# Without row locks a transaction keeps the others from starting.
+TOGETHER = [
+    pytest.param(make, concurrency, id=f"{name}-{concurrency}")
+    for name, make in MAKERS.items()
+    for concurrency in (1, 4)
+    if HAS_ROW_LOCKS or make is not the.transactional or concurrency == 1
+]
+
+
+@pytest.mark.parametrize(("make", "concurrency"), TOGETHER)
 def test_however_many_rows_come_together_a_wrong_flip_is_called_for_twice(
-    make: Any, options: Any, concurrency: int
+    make: Any, concurrency: int
 ) -> None:
-    if concurrency > 1 and make is the.transactional and not HAS_ROW_LOCKS:
-        return  # one row at a time in any case
     the.errands(60)
     calls: list[int] = []
-    process = make(lambda row: calls.append(row.place), done=of_result(raises), **options)
+    process = make(lambda row: calls.append(row.place), done=of_result(raises), batch_size=30)
     report = process(concurrency=concurrency)
     assert_run(report, failed=2, stopped="failures")
     # A TRANSACTIONAL row's error may be found at the end of its batch, which is redone.
@@ -258,3 +258,35 @@ def test_rows_that_always_fail_at_the_head_keep_no_others_waiting_for_ever(
         if Errand.objects.filter(done=True).count() == poison:
             break
     assert Errand.objects.filter(done=True, place__gte=poison).count() == poison
+
+
+def test_a_row_that_failed_at_a_random_place_is_not_read_again_among_other_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is tried before its window, and stays pending when all other rows are finished."""
+    monkeypatch.setattr(scan, "WINDOW", 4)
+    monkeypatch.setattr(scan, "WIDE_WINDOW", 50)
+    rows = the.errands(20)
+    monkeypatch.setattr(scan, "anywhere", lambda *_: [rows[8].pk, rows[9].pk])
+    calls: list[int] = []
+    reads: list[Any] = []
+
+    class Reading(BatchProcessor[Errand]):
+        done = {"done": True}
+        max_consecutive_failures = 4
+
+        def pending(self) -> QuerySet[Errand]:
+            reads.append(None)
+            return the.PENDING
+
+        def process(self, row: Errand, /) -> None:
+            calls.append(row.place)
+            if row.place == 4:  # as another worker does
+                Errand.objects.filter(pk=rows[5].pk).update(done=True)
+            if row.place in {0, 1, 8}:
+                fails()
+
+    assert_run(Reading()(), processed=16, failed=3, stale=1)
+    assert calls[:5] == [0, 1, 8, 9, 2]
+    assert len(calls) == len(set(calls))
+    assert len(reads) < 15

@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from dcl_processor import Delivery, Lease, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.crash import trace
 from tests.crash.audit import effect
 from tests.models import Depot, Errand, Express, Parcel
@@ -68,9 +69,9 @@ def act(row: Errand | Express) -> None:
         wait_at_gate()
     if place == HANGS:
         time.sleep(HANGS_FOR)
-        raise TimeoutError("nobody killed it")
+        raise TimeoutError("it was not killed")
     if place == FAILS:
-        raise ValueError("nobody at home")
+        raise ValueError("not at home")
 
 
 def act_here_too(row: Errand | Express) -> None:
@@ -107,6 +108,12 @@ marking: dict[str, Any] = {
 }
 
 
+#: All errands have one key, unless a test gives them others.
+keyed: dict[str, Any] = {"group_by": "result"}
+in_order: dict[str, Any] = {**keyed, "in_order": True}
+two_at_once: dict[str, Any] = {**keyed, "max_per_group": 2}
+
+
 @batch_processor(**plain)
 def transactional(row: Errand) -> None:
     act_here_too(row)
@@ -117,8 +124,18 @@ def transactional_spanning(row: Errand) -> None:
     act_here_too(row)
 
 
-@batch_processor(**plain, group_by="result", in_order=True)
+@batch_processor(**plain, **keyed)
+def transactional_by_key(row: Errand) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**plain, **in_order)
 def transactional_in_order(row: Errand) -> None:
+    act_here_too(row)
+
+
+@batch_processor(**plain, **two_at_once)
+def transactional_two_at_once(row: Errand) -> None:
     act_here_too(row)
 
 
@@ -182,6 +199,11 @@ def lease_batch(row: Errand) -> None:
     act(row)
 
 
+@batch_processor(**{**leased, "lease": Lease(6)})
+def beating_lease(row: Errand) -> None:
+    act(row)
+
+
 @batch_processor(**{**leased, "lease": Lease(1)})
 def short_lease(row: Errand) -> None:
     act(row)
@@ -204,6 +226,21 @@ def claim_two_tables(row: Express) -> None:
 
 @batch_processor(**{**claimed, **again, "pending": two_tables})
 def claim_two_tables_retry(row: Express) -> None:
+    act(row)
+
+
+@batch_processor(**plain, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(300))
+def lease_for_ever(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**plain, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(300), batch_size=2)
+def lease_for_ever_batch(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**plain, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(300))
+async def lease_for_ever_async(row: Errand) -> None:
     act(row)
 
 
@@ -246,3 +283,54 @@ def claim_locking(row: Errand) -> None:
     with transaction.atomic(using=row._state.db):
         [_] = Errand.objects.using(row._state.db).filter(pk=row.pk).select_for_update()
         act(row)
+
+
+@batch_processor(**claimed, **keyed)
+def claim_by_key(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**claimed, **in_order)
+def claim_in_order(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**claimed, **two_at_once)
+def claim_two_at_once(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**marking, **keyed)
+def lease_marked_by_key(row: Errand) -> None:
+    act(row)
+
+
+class Bulk(BatchProcessor[Errand]):
+    """Handles two rows in one call, and settles them together."""
+
+    def process_batch(self, rows: Sequence[Errand], /, *_: Any) -> None:
+        for row in rows:
+            act(row)
+
+
+at_most_once_process_batch = Bulk(
+    **plain_at_most_once, batch_size=2, name="crash.at_most_once_process_batch"
+)
+claim_process_batch = Bulk(**claimed, batch_size=2, name="crash.claim_process_batch")
+lease_process_batch = Bulk(**leased, batch_size=2, name="crash.lease_process_batch")
+lease_marked_process_batch = Bulk(**marking, batch_size=2, name="crash.lease_marked_process_batch")
+
+
+@batch_processor(**leased, **keyed)
+def lease_by_key(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**leased, **in_order)
+def lease_in_order(row: Errand) -> None:
+    act(row)
+
+
+@batch_processor(**leased, **two_at_once)
+def lease_two_at_once(row: Errand) -> None:
+    act(row)

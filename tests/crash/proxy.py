@@ -14,6 +14,8 @@ from typing import Any
 
 from django.db import connections
 
+from tests.contract.support.sessions import until_gone
+
 PATIENCE = 30.0  # seconds for a server to notice that its client has hung up
 
 
@@ -21,11 +23,14 @@ PATIENCE = 30.0  # seconds for a server to notice that its client has hung up
 class Cut:
     """The first message with these words, once it is armed, is the last one.
 
-    ``forwarded``: the server gets it, and its answer is lost; else it is lost itself.
+    ``forwarded``: the server gets it, and its answer is lost; else it is lost itself. ``silent``:
+    it is lost, and until the end neither side learns of it, as if a machine had lost its network.
     """
 
     words: bytes
     forwarded: bool
+    silent: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
     armed: threading.Event = field(default_factory=threading.Event)
     made: threading.Event = field(default_factory=threading.Event)
 
@@ -41,9 +46,11 @@ class Cut:
 
 
 @contextmanager
-def cut(words: bytes, *, forwarded: bool, armed: bool = True) -> Iterator[Cut]:
+def cut(
+    words: bytes, *, forwarded: bool = False, silent: bool = False, armed: bool = True
+) -> Iterator[Cut]:
     """Put the alias "other" behind a wire that is cut where the words pass."""
-    plan = Cut(words, forwarded)
+    plan = Cut(words, forwarded, silent)
     if armed:
         plan.armed.set()
     with (
@@ -58,8 +65,11 @@ def cut(words: bytes, *, forwarded: bool, armed: bool = True) -> Iterator[Cut]:
         listener.listen()
         serving = threading.Thread(target=_serve, args=(listener, server, plan), daemon=True)
         serving.start()
-        with _led(changes):
-            yield plan
+        try:
+            with _led(changes):
+                yield plan
+        finally:
+            plan.over.set()
         # Wakes up the thread that waits for the next client.
         listener.shutdown(socket.SHUT_RDWR)
         serving.join()
@@ -109,6 +119,8 @@ class _Wire:
         self._plan = plan
         self._answer_is_lost = False
         self._server_has_gone = threading.Event()
+        #: The number of MariaDB's session.
+        self._session: int | None = None
         if isinstance(server, Path):
             self._server = socket.socket(socket.AF_UNIX)
             self._server.connect(str(server))
@@ -133,11 +145,16 @@ class _Wire:
     def _ask(self) -> bool:
         message = self._client.recv(65536)
         if message and self._plan.is_here(message):
+            if self._plan.silent:
+                self._plan.over.wait()
+                return False
             if not self._plan.forwarded:
                 # The session has ended, and let go of its locks, before the client hears of it:
                 # who comes first otherwise is a matter of luck.
                 self._server.shutdown(socket.SHUT_WR)
                 assert self._server_has_gone.wait(PATIENCE)
+                if self._session is not None:
+                    until_gone(self._session)
                 return False
             self._answer_is_lost = True
         self._server.sendall(message)
@@ -147,6 +164,10 @@ class _Wire:
         message = self._server.recv(65536)
         if not message:
             self._server_has_gone.set()
+        elif self._session is None and connections["other"].vendor == "mysql":
+            # The first message: its length and number, the protocol, the version, the session.
+            end = message.index(b"\0", 5) + 1
+            self._session = int.from_bytes(message[end : end + 4], "little")
         if self._answer_is_lost:
             return False
         self._client.sendall(message)

@@ -18,6 +18,7 @@ from tests.models import Depot, Errand, Express, Parcel
 
 # Numbers that nothing else in a statement has.
 FIRST, SECOND, THIRD = ROWS = (7_000_001, 7_000_002, 7_000_003)
+FOURTH = 7_000_004
 
 
 @transaction.atomic

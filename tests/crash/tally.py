@@ -1,4 +1,4 @@
-"""How often something was killed, for whoever wants to know how much was tried."""
+"""How often something was killed, to show how much was tried."""
 
 from __future__ import annotations
 

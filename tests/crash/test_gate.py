@@ -1,7 +1,7 @@
 """I9: a process killed while its claim has its snapshot and not yet its lock.
 
 The server notices only when it answers. A claim inside a transaction is rolled back then; one that
-is a statement by itself is committed by that time, and nobody knows of it but the row.
+is a single statement is committed by that time, and only the row shows it.
 """
 
 from __future__ import annotations

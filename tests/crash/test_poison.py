@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,14 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor
+from dcl_processor.execution import in_flight
 from tests.contract.support.reports import assert_run
 from tests.crash import processors, victims
 from tests.crash.audit import effects
 from tests.crash.processors import EXITS, FAILS, HANGS, KILLS, PLAIN, QUIT, QUITS
 from tests.crash.rows import (
     FIRST,
+    FOURTH,
     ROWS,
     SECOND,
     THIRD,
@@ -199,6 +203,39 @@ def test_a_row_that_is_pending_again_forgets_the_failures_of_its_last_life(
         table_of(processor).update(done=False)
 
 
+FOR_EVER = ["lease_for_ever", "lease_for_ever_batch", "lease_for_ever_async"]
+
+
+@pytest.mark.parametrize("name", FOR_EVER)
+def test_at_least_once_without_retry_it_kills_every_run_after_the_others_are_done(
+    audit: str, name: str
+) -> None:
+    """Nothing counts its attempts. Each run begins when the lease of the one before has lapsed."""
+    four = (*ROWS, FOURTH)
+    fresh(*four)
+    set_place(FIRST, KILLS)
+    # A batch is leased as a whole, and its other row comes when its lease has lapsed.
+    for done in (set(), {*four} - {FIRST}, {*four} - {FIRST}):
+        code, *_ = victims.run(name, audit)
+        assert code == KILLED
+        assert those(lambda row: row.done) == done
+        assert state(rows()[FIRST]) == "leased"
+        time_passes()
+    assert effects() == Counter({FIRST: 3, SECOND: 1, THIRD: 1, FOURTH: 1})
+
+    [note] = Path(tempfile.gettempdir()).glob("dcl_processor-*/*")
+    death = in_flight._died(note)
+    assert death is not None
+    assert (death.keys, death.number) == ((str(FIRST),), 3)
+
+    set_place(FIRST, PLAIN)
+    code, _, report = victims.run(name, audit)
+    assert code == 0
+    assert report is not None
+    assert_run(report, processed=1)
+    assert those(lambda row: row.done) == set(four)
+
+
 def test_at_most_once_it_kills_one_run_and_is_in_doubt(audit: str) -> None:
     set_place(SECOND, KILLS)
     codes = [victims.run("claim", audit)[0] for _ in range(3)]
@@ -211,12 +248,12 @@ def test_at_most_once_it_kills_one_run_and_is_in_doubt(audit: str) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_i9_at_least_once_a_kill_while_a_lease_is_renewed(audit: str, when: str) -> None:
     set_place(FIRST, HANGS)
-    assert victims.run_until_renewal("short_lease", audit, when) == KILLED
+    assert victims.run_until_renewal("beating_lease", audit, when) == KILLED
     assert those(lambda row: row.leased_until) == {FIRST}
     assert those(lambda row: row.attempts) == {FIRST}
     set_place(FIRST, PLAIN)
     time_passes()
-    assert_run(processors.short_lease(), processed=3)
+    assert_run(processors.beating_lease(), processed=3)
     assert those(lambda row: row.done and row.leased_until is None) == set(ROWS)
     assert rows()[FIRST].attempts == 0  # a success clears them
     assert effects() == Counter([*ROWS, FIRST])

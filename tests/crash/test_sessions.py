@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connections
 
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.candidates import scan
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import end_session
 from tests.crash import processors
 from tests.crash.audit import effects
-from tests.crash.ending import end_session_of
 from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, fresh, rows, those, work
 from tests.models import Errand
 
@@ -53,7 +54,7 @@ def ending(
         act(row)
         if row.pk == FIRST and not ended:
             ended.append(row.pk)
-            end_session_of("other")
+            end_session(connections["other"])
             then(row)
 
     return errand
@@ -139,7 +140,7 @@ def test_at_least_once_a_handler_that_fails_with_its_session_is_tried_again() ->
 
 
 def test_at_most_once_without_claim_the_rows_behind_a_lost_session_are_not_lost() -> None:
-    """They are flipped already: one that was not handled would count as done for ever."""
+    """They are flipped already: one that was not handled would always count as done."""
     errand = ending({**processors.plain_at_most_once, "batch_size": 3}, asks)
     assert_run(errand(using="other"), processed=2, failed=1)
     assert effects() == Counter(ROWS)
@@ -160,7 +161,7 @@ def test_a_session_that_ends_between_two_looks_costs_the_run_nothing(
         nonlocal looks
         looks += 1
         if looks == look:
-            end_session_of("other")
+            end_session(connections["other"])
         return Errand.objects.filter(done=False)
 
     errand = batch_processor(**{**processors.plain, **options, "pending": pending})(returns)

@@ -16,12 +16,13 @@ import pytest
 from django.db import connections
 
 from dcl_processor import Report
+from tests.contract.support.sessions import end_session
 from tests.crash import processors, tally, trace
 from tests.crash.audit import effects
-from tests.crash.ending import end_session_of
 from tests.crash.left import KEPT, Left, rows_of
 from tests.crash.rows import fresh, those, work
 from tests.crash.trace import Boundary, Trace
+from tests.shares import has_point
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -35,7 +36,9 @@ def run(name: str, audit: str, at: tuple[int, str] | None = None) -> tuple[Trace
     fresh(*rows_of(name), of=getattr(processors, name))
     Path(audit).write_text("")
     connections["other"].close()
-    trace.current = Trace(rows_of(name), at, end=lambda: end_session_of("other"), using="other")
+    trace.current = Trace(
+        rows_of(name), at, end=lambda: end_session(connections["other"]), using="other"
+    )
     try:
         with trace.current.watching():
             report = getattr(processors, name)(using="other")
@@ -72,6 +75,8 @@ def endings(name: str, audit: str) -> Iterator[Ended]:
     for number, boundary in enumerate(boundaries):
         if number == 0 or (boundary.name.startswith("before") and boundary.name not in KEPT):
             continue
+        if not has_point(number, f"session ended, {name}", of=3):
+            continue
         _, report = run(name, audit, (number, boundary.name))
         tally.sessions_ended += 1
         try:
@@ -83,7 +88,14 @@ def endings(name: str, audit: str) -> Iterator[Ended]:
 
 TRANSACTIONAL = [
     *("transactional", "transactional_spanning", "transactional_batch"),
-    "transactional_two_tables",
+    *("transactional_two_tables", "transactional_in_order"),
+]
+OUTSIDE = [
+    *("at_most_once", "at_most_once_batch", "claim", "claim_spanning", "claim_batch"),
+    *("lease", "lease_spanning", "lease_batch"),
+    *("at_most_once_process_batch", "claim_process_batch", "lease_process_batch"),
+    *("claim_two_tables", "lease_two_tables", "lease_saving"),
+    *("claim_in_order", "lease_in_order", "lease_marked_by_key"),
 ]
 
 
@@ -97,13 +109,6 @@ def test_i9_transactional_only_what_was_not_committed_is_done_again(audit: str, 
         assert work() == Counter(left.rows)
         lost = left.effects - Counter(left.settled) + ended.at_hand
         assert effects() == Counter(left.rows) + lost
-
-
-OUTSIDE = [
-    *("at_most_once", "at_most_once_batch", "claim", "claim_spanning", "claim_batch"),
-    *("lease", "lease_spanning", "lease_batch"),
-    *("claim_two_tables", "lease_two_tables", "lease_saving"),
-]
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

@@ -89,7 +89,7 @@ class Trace:
 
     def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
         if sql == "COMMIT":
-            # One that waited for the next claim, which the server executes by itself all the same.
+            # One that waited for the next claim, which the server executes in its own turn.
             results: list[Any] = []
             self._ends(lambda: results.append(execute(sql, params, *rest)), "COMMIT")()
             return results[0]

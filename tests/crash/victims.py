@@ -12,10 +12,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from dcl_processor import Report
+from dcl_processor import BatchProcessor
 from tests.contract.support import gate
 from tests.crash import processors, trace
 from tests.crash.trace import Boundary, Trace
@@ -40,25 +41,45 @@ def run(
     audit: str,
     rows: frozenset[int] = frozenset(),
     kill_at: tuple[int, str] | None = None,
-) -> tuple[int | None, list[Boundary], Report | None]:
-    """Run the named processor in a process of its own.
+    act: Callable[[BatchProcessor[Any]], Any] = BatchProcessor.run,
+) -> tuple[int | None, list[Boundary], Any]:
+    """Run the named processor, or do with it what ``act`` does, in a process of its own.
 
-    Returns the process's exit code and, if it came to its end, what it passed and reported.
+    Returns the process's exit code and, if it came to its end, what it passed, and the report or
+    what ``act`` has returned.
     """
     ours, theirs = _fork.Pipe(duplex=False)
-    process = _fork.Process(target=_victim, args=(theirs, name, audit, rows, kill_at))
+    process = _fork.Process(target=_victim, args=(theirs, name, audit, rows, kill_at, act))
     process.start()
     theirs.close()
     try:
-        boundaries, report = ours.recv() if ours.poll(PATIENCE) else ([], None)
+        boundaries, result = ours.recv() if ours.poll(PATIENCE) else ([], None)
     except EOFError:
-        boundaries, report = [], None
+        boundaries, result = [], None
     process.join(PATIENCE)
     if process.is_alive():
         process.kill()
     code = process.exitcode
     process.close()
-    return code, boundaries, report
+    return code, boundaries, result
+
+
+def sessions() -> set[int]:
+    """Return the numbers of the sessions of the test database.
+
+    A server takes a session off its list when it has released the session's locks. MariaDB's list
+    of transactions would not do: it is a copy that may be 0.1 s old.
+    """
+    asked = {
+        "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+        "AND backend_type = 'client backend'",
+        "mysql": "SELECT id FROM information_schema.processlist WHERE db = database()",
+    }
+    if connection.vendor not in asked:
+        return set()  # SQLite: the system releases the locks of a file with its process
+    with connection.cursor() as cursor:
+        cursor.execute(asked[connection.vendor])
+        return {number for (number,) in cursor.fetchall()}
 
 
 def run_until_renewal(name: str, audit: str, when: str) -> int | None:
@@ -111,9 +132,10 @@ def _victim(
     audit: str,
     rows: frozenset[int],
     kill_at: tuple[int, str] | None,
+    act: Callable[[BatchProcessor[Any]], Any],
 ) -> None:
     os.environ["AUDIT"] = audit
     trace.current = Trace(rows, kill_at)
     with trace.current.watching():
-        report = getattr(processors, name)()
-    pipe.send((trace.current.boundaries, report))
+        result = act(getattr(processors, name))
+    pipe.send((trace.current.boundaries, result))

@@ -19,6 +19,8 @@ SPELLED_OUT = {
     "QuerySet[M, M]": "QuerySet[M]",
     "AbstractContextManager[Any] | AbstractAsyncContextManager[Any]": "context manager",
     "Stopped": "str",
+    "Subject": "BatchProcessor[Any] | str",
+    "Throttle": "Callable[[], float | timedelta | bool | None]",
     "Iterator[None]": "context manager",  # as contextlib.contextmanager makes of it
     "Iterator[Stop]": "context manager that gives a threading.Event",
 }

@@ -114,7 +114,7 @@ def test_only_durations_line_breaks_and_how_copies_met_may_differ(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_is_executed_or_says_that_it_is_not_python(page: Path) -> None:
     """No language that a reader would take for a checked example goes unchecked."""
-    not_executed = {"sh", "text", "ini", "include", "toctree", "figure", "glossary"}
+    not_executed = {"sh", "text", "ini", "yaml", "include", "toctree", "figure", "glossary"}
     languages = set(FENCE.findall(page.read_text(encoding="utf-8")))
     assert languages <= {"python", "pycon", "console"} | not_executed
 

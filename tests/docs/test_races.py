@@ -21,6 +21,10 @@ RACES = [
     "poison row",
     "worker over the cap",
     "second try",
+    "two orders",
+    "two probes",
+    "over the rate",
+    "late answer",
     "endless run",
 ]
 PAGE = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -24,13 +24,19 @@ from dcl_processor import (
     checks,
     columns,
     exceptions,
+    insights,
+    ledger,
     signals,
     testing,
     worker_name,
 )
-from dcl_processor.contrib import celery
+from dcl_processor.contrib import celery, otel, prometheus
+from dcl_processor.contrib.prometheus import exposition, gauges
 from dcl_processor.decorator import Options
-from dcl_processor.management.commands.processors import Command
+from dcl_processor.ledger.acted import RecordedAction
+from dcl_processor.ledger.records import Recorded
+from dcl_processor.ledger.standing import Pause, State
+from dcl_processor.management.commands.processors import MODULES, Command
 from dcl_processor.report import DryRun, Failure
 from dcl_processor.testing.racing import Race
 from tests.docs.signatures import shown, type_of, value_of
@@ -43,12 +49,19 @@ def public(of: object) -> dict[str, Any]:
 
 
 METHODS = {name: each for name, each in public(BatchProcessor).items() if callable(each)}
-VALUES = {name: getattr(dcl_processor, name) for name in ("Retry", "Lease", "Snooze", "Discard")}
+VALUES = {
+    name: getattr(dcl_processor, name)
+    for name in ("Retry", "Lease", "Breaker", "Snooze", "Discard")
+}
 DATACLASSES: dict[str, tuple[str, Any]] = {
     "Report": ("report.md", Report),
     "Failure": ("report.md", Failure),
     "DryRun": ("report.md", DryRun),
     "Race": ("testing.md", Race),
+    "State": ("ledger.md", State),
+    "Pause": ("ledger.md", Pause),
+    "Recorded": ("ledger.md", Recorded),
+    "RecordedAction": ("ledger.md", RecordedAction),
 }
 # What there is no signature of: a value that runs give, a base class, an enumeration.
 OTHERS = {"BatchProcessor", "Delivery", "Report", "Reservation"}
@@ -71,7 +84,16 @@ CALLABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "celery.run": ("celery.md", celery.run.run),
     "every": ("celery.md", celery.every),
     "worker_name": ("processors.md", worker_name),
+    **{
+        name: ("ledger.md", getattr(ledger, name))
+        for name in ledger.__all__
+        if inspect.isfunction(getattr(ledger, name))
+    },
     "polite_stop": ("celery.md", celery.polite_stop),
+    "register": ("metrics.md", prometheus.register),
+    "gauges_view": ("metrics.md", prometheus.gauges_view),
+    "instrument": ("metrics.md", otel.instrument),
+    "uninstrument": ("metrics.md", otel.uninstrument),
 }
 
 
@@ -196,7 +218,8 @@ def test_the_pages_have_no_name_that_the_code_has_not() -> None:
     known = {*CALLABLES, *DATACLASSES, *OTHERS, "run"}
     known |= {f"{kind}.{name}" for kind, (_, of) in DATACLASSES.items() for name in public(of)}
     assert set(dcl_processor.__all__) <= known
-    for page in ("processors.md", "report.md", "testing.md", "celery.md"):
+    pages = ("processors", "report", "testing", "celery", "metrics", "ledger")
+    for page in (f"{name}.md" for name in pages):
         text = (REFERENCE / page).read_text(encoding="utf-8")
         assert set(re.findall(r"^#+ `(.+)`$", text, re.MULTILINE)) <= known, page
 
@@ -244,7 +267,23 @@ def test_every_signal_is_listed() -> None:
     assert [line[0] for line in rows("report.md", "Signals")] == known
 
 
-@pytest.mark.parametrize("action", ["run", "list"])
+def test_every_metric_is_listed_with_its_type_and_its_labels() -> None:
+    of_runs = [(sample_name(each), each.type, labels(each)) for each in exposition.families({})]
+    assert [tuple(line[:3]) for line in rows("metrics.md", "Metrics of runs")] == of_runs
+    assert [tuple(line[:3]) for line in rows("metrics.md", "Metrics of the database")] == [
+        (each.name, each.type, labels(each)) for each in gauges.gauges([])
+    ]
+
+
+def sample_name(metric: Any) -> str:
+    return f"{metric.name}_total" if metric.type == "counter" else str(metric.name)
+
+
+def labels(metric: Any) -> str:
+    return plain(", ".join(f"`{name}`" for name in metric._labelnames))
+
+
+@pytest.mark.parametrize("action", ["run", *MODULES])
 def test_every_option_of_the_command_is_on_its_page(action: str) -> None:
     page = (REFERENCE / "command.md").read_text(encoding="utf-8")
     section = page.split(f"## processors {action}\n", 1)[1].split("\n## ", 1)[0]
@@ -257,14 +296,24 @@ def test_every_option_of_the_command_is_on_its_page(action: str) -> None:
         if option.startswith("--") and option != "--help"
     }
     assert shown <= taken, "the page shows options that there are not"
-    assert taken - shown <= ({"--traceback", "--verbosity"} if action == "list" else set())
+    assert taken - shown <= (set() if action == "run" else {"--traceback", "--verbosity"})
+
+
+def test_every_check_of_the_doctor_is_on_its_page() -> None:
+    source = "".join(
+        module.read_text(encoding="utf-8") for module in Path(insights.__path__[0]).glob("*.py")
+    )
+    names = re.findall(
+        r'(?:Level\.[A-Z_]+,|\bok\(|Finding\(level,|_unknown\()\s*"([a-z-]+)"', source
+    )
+    assert {line[0] for line in rows("command.md", "What it finds")} == {*names}
 
 
 def test_every_check_has_a_line_on_its_page() -> None:
     source = "".join(
         module.read_text(encoding="utf-8") for module in Path(checks.__path__[0]).glob("*.py")
     )
-    ids = re.findall(r'id="(dcl_processor\.[EW]\d+)"', source)
+    ids = re.findall(r'"(dcl_processor\.[EW]\d+)"', source)
     assert len(ids) == len(set(ids)) > 0
     assert [line[0] for line in rows("checks.md", "System checks")] == sorted(ids)
 

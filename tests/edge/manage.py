@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -75,8 +77,30 @@ def processors(*arguments: str, **variables: str) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=3 * PATIENCE,
     )
+
+
+def shown_on_a_terminal(argv: Sequence[str], **variables: str) -> tuple[int, str]:
+    """Run a program on a terminal of its own; return the exit code and what it showed."""
+    ours, theirs = pty.openpty()
+    env = environment(TERM="xterm-256color", **variables)
+    with subprocess.Popen(
+        argv, env=env, cwd=CHECKOUT, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # EIO: the other side has gone
+            while piece := os.read(ours, 65536):
+                shown += piece
+        os.close(ours)
+    return process.returncode, shown.decode()
+
+
+def besides_lifecycle(err: str) -> str:
+    """Return what is on stderr besides what the command says of its beginning and its end."""
+    own = r"^(SIG\w+: finishing row |watching |stopped by SIG|ended after ).*\n"
+    return re.sub(own, "", err, flags=re.MULTILINE)
 
 
 @contextmanager
@@ -99,11 +123,11 @@ def started(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]
             process.kill()
 
 
-def wait_for(happened: Callable[[], bool], what: str) -> None:
+def wait_for(happened: Callable[[], bool], what: str, *, seconds: float = PATIENCE) -> None:
     """Wait, within bounds, for what another process is to do."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + seconds
     while not happened():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited without a result for {what}"
         time.sleep(0.01)
 
 

@@ -323,7 +323,7 @@ def test_a_flag_across_a_foreign_key_is_a_warning(pending: Pending, shared: str)
         # The key itself is a column of the row.
         (lambda: Parcel.objects.filter(depot_id=3), None),
         (lambda: Parcel.objects.filter(depot=None), None),
-        # Nobody shares these.
+        # No other row shares these.
         (lambda: Parcel.objects.filter(receipt__printed=False), None),
         (lambda: Parcel.objects.filter(scans__ok=False), None),
         (lambda: Trailer.objects.filter(inspected=False), None),
@@ -383,7 +383,7 @@ def test_todays_date_is_a_warning() -> None:
     ],
 )
 def test_a_time_that_is_meant_is_passed(moment: Any) -> None:
-    """A function, the database's clock, or a moment that somebody wrote down."""
+    """A function, the database's clock, or a moment that was written down."""
     assert ids(processor(done={"sent_at": moment})) == []
 
 
@@ -448,6 +448,13 @@ def test_an_alias_that_does_not_exist_is_an_error(option: str) -> None:
     assert ids(processor(done={"sent": True}, **{option: "other"})) == []
 
 
+@pytest.mark.parametrize(
+    "options", [{"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}, {"group_by": "depot"}]
+)
+def test_no_other_check_asks_an_alias_that_does_not_exist(options: dict[str, Any]) -> None:
+    assert ids(processor(done={"sent": True}, using="nowhere", **options)) == ["E006"]
+
+
 def test_a_database_that_never_commits_is_an_error() -> None:
     with alias("manual", AUTOCOMMIT=False):
         assert ids(processor(done={"sent": True}, using="manual")) == ["E007"]
@@ -493,6 +500,10 @@ def test_no_skip_locked_is_a_warning_when_the_database_may_be_asked(
     monkeypatch.setattr(features, "has_select_for_update_skip_locked", False)
     assert ids(mine) == []
     assert ids(mine, ask="default") == ["W005"]
+    related: dict[str, Any] = {"group_by": "depot", "lock_related": True, **LEASE}
+    keyed = processor(done={"sent": True}, **related)
+    assert "E016" not in ids(keyed)
+    assert sorted(ids(keyed, ask="default")) == ["E016", "W005"]
 
 
 # --- the command
@@ -707,11 +718,13 @@ CAN_GIVE_UP: dict[str, Any] = {"retry": Retry(), "failed": {"dead": True}}
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        (CAN_GIVE_UP, []),
-        ({"in_order": False}, []),
-        ({}, ["W006"]),
-        ({"retry": Retry()}, ["W006"]),
-        ({"failed": {"dead": True}}, ["W006"]),
+        (CAN_GIVE_UP, ["W007"]),
+        ({"in_order": False}, ["W007"]),
+        ({}, ["W006", "W007"]),
+        ({"retry": Retry()}, ["W006", "W007"]),
+        ({"failed": {"dead": True}}, ["W006", "W007"]),
+        ({**CAN_GIVE_UP, "group_by": "code"}, []),
+        ({"in_order": False, "lock_related": True, **LEASE}, ["E015"]),
         ({**CAN_GIVE_UP, "group_by": "nothing"}, ["E015"]),
         ({**CAN_GIVE_UP, "group_by": "claimed_at"}, ["E015"]),
     ],
@@ -720,8 +733,9 @@ def test_keys_and_what_may_stop_them(options: dict[str, Any], found: list[str]) 
     has_key_locks = connection.vendor == "postgresql" or not (
         connection.features.has_select_for_update
     )
-    refused = [] if has_key_locks else ["E016"]
-    assert sorted(ids(errands_in_order(**options))) == sorted(found + refused)
+    if not has_key_locks:
+        found = [each for each in found if each != "W007"] + ["E016"]
+    assert sorted(ids(errands_in_order(**options))) == sorted(found)
 
 
 @pytest.mark.parametrize("order", ["?", "depot", "depot__name", F("weight").asc()])
@@ -731,3 +745,203 @@ def test_an_order_that_is_not_by_own_columns(order: Any) -> None:
     assert "E017" in ids(ordered)
     named = processor(unsent().order_by("-depot_id"), {"sent": True}, group_by="depot")
     assert "E017" not in ids(named)
+
+
+# --- W007: no index begins with the key
+
+
+def proposed(**options: Any) -> list[models.Index]:
+    """Return the indexes that the hint of W007 proposes, as the code that it is."""
+    found = messages(grouped_errands(**options))
+    [hint] = [str(each.hint) for each in found if each.id == "dcl_processor.W007"]
+    head, _, code = hint.partition(":\n")
+    does, *imports = head.split(", with ")
+    assert does == "Add to the indexes in its Meta"
+    names: dict[str, Any] = {"models": models}
+    exec("\n".join(imports), names)  # noqa: S102  # our hint
+    indexes: list[models.Index] = eval(f"[{code}]", names)  # noqa: S307  # as above
+    return indexes
+
+
+def grouped_errands(pending: Any = None, **options: Any) -> BatchProcessor[Any]:
+    pending = Errand.objects.filter(done=False) if pending is None else pending
+    return processor(pending, {"done": True}, **{"group_by": "place", **options})
+
+
+CLAIMED: dict[str, Any] = {
+    "delivery": Delivery.AT_MOST_ONCE,
+    "claim": {"claimed": True},
+    "claimed_at": "claimed_at",
+    "pending": Errand.objects.filter(
+        Q(done=False), ~Q(dead=True), claimed=False, code__isnull=True
+    ),
+}
+EITHER = Errand.objects.filter(Q(done=False, place__lt=5) | Q(place__in=[1, 2]), result="it's")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [(["place", "id"], Q(done=False))]),
+        (
+            {"pending": Errand.objects.filter(done=False).order_by("-code", "id", "attempts")},
+            [(["place", "-code", "id", "attempts"], Q(done=False))],
+        ),
+        (
+            LEASE,
+            [(["place", "id"], Q(done=False)), (["place"], Q(leased_until__isnull=False))],
+        ),
+        (
+            CLAIMED,
+            [
+                (
+                    ["place", "id"],
+                    Q(done=False) & ~Q(dead=True) & Q(claimed=False) & Q(code__isnull=True),
+                ),
+                (["place"], Q(claimed_at__isnull=False)),
+            ],
+        ),
+        (
+            {"pending": EITHER},
+            [
+                (
+                    ["place", "id"],
+                    (Q(done=False, place__lt=5) | Q(place__in=[1, 2])) & Q(result="it's"),
+                )
+            ],
+        ),
+        (
+            {"pending": Errand.objects.filter(~Q(done=True, place__lt=5))},
+            [(["place", "id"], ~Q(done=True, place__lt=5))],
+        ),
+        ({"pending": Errand.objects.filter(claimed_at__lt=Now())}, [(["place", "id"], None)]),
+        ({"pending": Errand.objects.order_by(F("place"), "id")}, [(["place", "id"], None)]),
+    ],
+)
+@pytest.mark.django_db
+def test_the_hint_has_the_indexes_that_the_questions_need(
+    options: dict[str, Any], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexes = proposed(**options)
+    assert [(each.fields, each.condition) for each in indexes] == expected
+    monkeypatch.setattr(Errand._meta, "indexes", indexes)
+    assert "W007" not in ids(grouped_errands(**options))
+    with connection.schema_editor() as editor:
+        for index in indexes:
+            editor.add_index(Errand, index)
+            editor.remove_index(Errand, index)
+
+
+def index(*fields: str, **options: Any) -> models.Index:
+    return models.Index(fields=fields, name="an_index", **options)
+
+
+IN_FLIGHT = index("place", condition=Q(leased_until__isnull=False))
+
+
+@pytest.mark.parametrize(
+    ("indexes", "found"),
+    [
+        ([index("place")], []),
+        ([index("done"), index("-place", "id")], []),
+        ([models.Index(F("place").desc(), name="an_index")], []),
+        ([models.Index(F("place"), name="an_index")], []),
+        ([index("place", condition=Q(done=False))], []),
+        ([index("place", condition=~Q(done=True))], []),
+        ([index("place", condition=Q(done=False) & Q(leased_until=None))], ["W007"]),
+        ([index("place", condition=Q(done=True))], ["W007"]),
+        ([index("place", condition=Q(place__gt=100))], ["W007"]),
+        ([index("place", condition=Q(nothing=1))], ["W007"]),
+        ([index("done", "place")], ["W007"]),
+        ([models.Index(Value(1), F("place"), name="an_index")], ["W007"]),
+        ([index("place", condition=Q(leased_until__isnull=False))], ["W007"]),
+    ],
+)
+def test_an_index_that_begins_with_the_key_is_enough(
+    indexes: list[models.Index], found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Errand._meta, "indexes", indexes)
+    assert ids(grouped_errands()) == found
+    # The rows in flight have an index of their own.
+    monkeypatch.setattr(Errand._meta, "indexes", [*indexes, IN_FLIGHT])
+    assert ids(grouped_errands(**LEASE)) == found
+
+
+@pytest.mark.parametrize(
+    ("options", "indexes", "found"),
+    [
+        (LEASE, [], ["W007"]),
+        (LEASE, [index("place", condition=Q(done=False))], ["W007"]),
+        (LEASE, [index("place", condition=Q(claimed_at__isnull=False))], ["W007"]),
+        (LEASE, [index("leased_until", "place")], ["W007"]),
+        (LEASE, [index("place", condition=Q(leased_until__isnull=False))], []),
+        (LEASE, [index("place", "id", condition=Q(leased_until__isnull=False))], []),
+        (LEASE, [index("place", "leased_until")], []),
+        (CLAIMED, [], ["W007"]),
+        (CLAIMED, [index("place", condition=Q(claimed_at__isnull=False))], []),
+        (CLAIMED, [index("place", condition=Q(claimed=True))], []),
+        (CLAIMED, [index("place", condition=Q(leased_until__isnull=False))], ["W007"]),
+        ({}, [], []),
+    ],
+)
+def test_the_rows_in_flight_need_an_index_beside_the_one_of_the_key(
+    options: dict[str, Any],
+    indexes: list[models.Index],
+    found: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An index of the key alone, as a foreign key has, also has the rows that are done."""
+    monkeypatch.setattr(Errand._meta, "indexes", [index("place"), *indexes])
+    keyed = grouped_errands(**options)
+    assert ids(keyed) == found
+    if found:
+        [message] = messages(keyed)
+        assert "without an index of the rows in flight" in str(message.msg)
+        (added,) = proposed(**options)
+        monkeypatch.setattr(Errand._meta, "indexes", [index("place"), added])
+        assert ids(keyed) == []
+
+
+def test_a_foreign_key_has_no_index_of_the_rows_in_flight() -> None:
+    assert ids(processor(unsent(), {"sent": True}, group_by="depot", **LEASE)) == ["W007"]
+    assert ids(grouped_errands(group_by="code", **LEASE)) == []  # a key of one row
+
+
+def test_a_database_without_partial_indexes_needs_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django makes none of those with a condition there."""
+    features: BaseDatabaseFeatures = connection.features
+    monkeypatch.setattr(features, "supports_partial_indexes", False)
+    assert [(each.fields, each.condition) for each in proposed(**LEASE)] == [
+        (["place", "id"], None),
+        (["place", "leased_until"], None),
+    ]
+    monkeypatch.setattr(Errand._meta, "indexes", [index("place", condition=Q(done=False))])
+    assert ids(grouped_errands()) == ["W007"]
+
+
+def test_keys_that_have_an_index_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for column in ("id", "code"):
+        assert ids(grouped_errands(group_by=column)) == []
+    by_depot = processor(unsent(), {"sent": True}, group_by="depot")
+    assert ids(by_depot) == []
+    unique = models.UniqueConstraint(fields=["place", "code"], name="a_constraint")
+    monkeypatch.setattr(Errand._meta, "constraints", [unique])
+    assert ids(grouped_errands()) == []
+    monkeypatch.setattr(Errand._meta, "constraints", [])
+    monkeypatch.setattr(Errand._meta, "unique_together", [("place", "code")])
+    assert ids(grouped_errands()) == []
+
+
+def test_a_key_in_the_table_of_a_parent_has_its_index_there() -> None:
+    trailers = Trailer.objects.filter(inspected=False)
+    keyed = processor(trailers, {"inspected": True}, group_by="plate")
+    found = [str(each.msg) for each in messages(keyed) if each.id == "dcl_processor.W007"]
+    assert len(found) == 1
+    assert "tests.Vehicle" in found[0]
+
+
+def test_the_check_of_indexes_asks_no_database(
+    django_db_blocker: DjangoDbBlocker, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    with django_db_blocker.unblock(), django_assert_num_queries(0):
+        assert ids(grouped_errands()) == ["W007"]

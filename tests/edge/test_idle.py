@@ -15,6 +15,7 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
 from dcl_processor.watch.connection_age import Recycler
 from dcl_processor.watch.watch import Plan, Watch
+from tests.cleaner import NAME as CLEANER
 from tests.edge.manage import database_url
 from tests.edge.watchers import parcels, watching
 from tests.warehouse.processors import deliver, weigh
@@ -133,11 +134,13 @@ def used_by(process: psutil.Process) -> float:
 
 
 def sessions() -> tuple[str, ...]:
-    """Return the states of the other sessions."""
+    """Return the states of the other sessions, without the one that empties the tables."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT state FROM pg_stat_activity WHERE datname = current_database() "
-            "AND pid <> pg_backend_pid()"
+            "AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
+            "AND application_name <> %s",
+            [CLEANER],
         )
         return tuple(state for (state,) in cursor.fetchall())
 

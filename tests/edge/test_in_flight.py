@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from django.db import connection
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor.candidates import groups, scan
 from dcl_processor.execution import in_flight
 from dcl_processor.runner import suspects
 from tests.contract.support.reports import assert_run
@@ -170,6 +173,56 @@ def test_suspects_come_last_and_the_one_of_most_deaths_at_the_very_last(folder: 
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there")
+def test_suspects_of_several_keys_come_after_the_other_keys(folder: Path) -> None:
+    rows = parcels(*[""] * 6)
+    for place, row in enumerate(rows):
+        Parcel.objects.filter(pk=row).update(priority=place // 2)
+    calls: list[int] = []
+    processor = deliver(lambda row: calls.append(row.pk), group_by="priority", in_order=True)
+    left_by_the_dead(rows[0], number=2, processor=processor)
+    left_by_the_dead(rows[2], processor=processor)
+    assert_run(processor(timeout=20), processed=6)
+    # A run begins with any of the keys.
+    assert calls == [*rows[4:], *rows[2:4], *rows[:2]]
+
+
+@pytest.mark.skipif(connection.vendor == "mysql", reason="keys are refused there")
+def test_a_suspect_among_the_later_rows_of_one_read_of_a_key_comes_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failure as many rows more are read, which wait behind the next ones."""
+    monkeypatch.setattr(groups, "ROWS", 2)
+    rows = parcels(*[""] * 6)
+    Parcel.objects.exclude(pk=rows[5]).update(weight=1)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        if row.pk == rows[0]:
+            raise ValueError
+
+    processor = deliver(handle, group_by="weight")
+    left_by_the_dead(rows[4], processor=processor)
+    assert_run(processor(), processed=5, failed=1)
+    # Rows without a key come after the keys.
+    assert calls == [*rows[:4], rows[5], rows[4]]
+
+
+def test_suspects_are_left_out_of_the_windows_that_follow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each window begins at the head, and so do they."""
+    monkeypatch.setattr(scan, "WINDOW", 2)
+    rows = parcels(*[""] * 10)
+    calls: list[int] = []
+    ordered = Parcel.objects.filter(sent=False).order_by("pk")
+    processor = deliver(lambda row: calls.append(row.pk), pending=ordered, strict_order=True)
+    left_by_the_dead(rows[0], processor=processor)
+    assert_run(processor(), processed=10)
+    assert calls == [*rows[1:], rows[0]]
+
+
 def test_a_note_stays_until_a_run_has_come_to_its_row(folder: Path) -> None:
     rows = parcels("", "")
     processor = deliver()
@@ -273,6 +326,108 @@ def test_rows_of_a_call_that_killed_its_process_come_last_and_alone(folder: Path
     assert list(folder.iterdir()) == []
 
 
+def leased(handle: object, **options: object) -> BatchProcessor[Parcel]:
+    return deliver(handle, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60), **options)
+
+
+COLUMNS: dict[str, Any] = {"attempts": "tries", "next_attempt_at": None, "last_error": None}
+BOUNDED = Retry(3, **COLUMNS)
+#: With these, a row whose handler kills its process is tried again without end.
+UNBOUNDED = [None, Retry(None, **COLUMNS), Retry(lambda row: 3, **{**COLUMNS, "attempts": None})]
+
+
+@pytest.mark.parametrize("retry", UNBOUNDED)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_leased_row_is_noted_where_nothing_bounds_its_attempts(
+    folder: Path, kind: str, retry: Retry | None
+) -> None:
+    """Also the second row of a batch: until it is settled, and no row of those before it."""
+    noted: list[tuple[str, ...]] = []
+
+    def handle(row: Parcel) -> None:
+        noted.extend(noted_in(folder))
+
+    async def handle_soon(row: Parcel) -> None:
+        handle(row)
+
+    rows = parcels(*[""] * 3)
+    processor = leased(handle if kind == "def" else handle_soon, batch_size=2, retry=retry)
+    assert_run(processor(), processed=3)
+    assert noted == [(str(pk),) for pk in rows]
+    assert list(folder.iterdir()) == []
+
+
+def test_all_leased_rows_of_the_handlers_on_an_event_loop_are_noted(folder: Path) -> None:
+    """Those that have ended are in the note no more, because they were not in flight."""
+    rows = parcels(*[""] * 3)
+    keys = [str(pk) for pk in rows]
+    at_work: list[int] = []
+
+    async def handle(row: Parcel) -> None:
+        at_work.append(row.pk)
+        expected = tuple(keys[:2]) if row.pk == rows[0] else (keys[1], keys[2])
+        if row.pk == rows[1]:
+            return await until(lambda: len(at_work) == 4)
+        await until(lambda: len(at_work) >= 2 and noted_in(folder) == [expected])
+        if row.pk == rows[2]:
+            at_work.append(0)
+        return None
+
+    assert_run(leased(handle)(concurrency=2), processed=3)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_leased_row_is_not_noted_where_retry_gives_up_on_it(folder: Path, kind: str) -> None:
+    def handle(row: Parcel) -> None:
+        assert not folder.exists()
+
+    async def handle_soon(row: Parcel) -> None:
+        handle(row)
+
+    parcels("", "")
+    processor = leased(handle if kind == "def" else handle_soon, retry=BOUNDED)
+    assert_run(processor(), processed=2)
+    assert not folder.exists()
+
+
+def test_rows_that_are_handed_out_are_not_noted(folder: Path) -> None:
+    """They are handled elsewhere; and the note of a run stays, which a hand-out did not see."""
+    rows = parcels("", "")
+    processor = leased(lambda row: None)
+    note = left_by_the_dead(rows[0], processor=processor)
+    for reservation in processor.reserve(limit=5):
+        reservation.settle()
+    assert unsent() == []
+    assert list(folder.iterdir()) == [note]
+
+
+def test_a_note_stays_if_its_lease_lapses_after_the_run_has_looked_for_rows(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run has not come to that row, although no lease keeps others from it at the end."""
+    rows = parcels("", "")
+    dead = Parcel.objects.filter(pk=rows[0])
+    dead.update(leased_until=timezone.now() + timedelta(days=1))
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.pk)
+        if row.pk == rows[1]:
+            dead.update(leased_until=timezone.now() - timedelta(days=1))
+
+    processor = leased(handle)
+    left_by_the_dead(rows[0], processor=processor)
+    assert_run(processor(), processed=1)
+    assert len(list(folder.iterdir())) == 1
+    another = parcels("")
+    assert_run(processor(), processed=2)
+    assert calls == [rows[1], *another, rows[0]]
+    assert list(folder.iterdir()) == []
+    [said] = [record for record in caplog.records if record.name == suspects.logger.name]
+    assert f"died while it handled row {rows[0]} (since" in said.getMessage()
+
+
 def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> None:
     """Also of a batch whose keys have no room in a note."""
     rows = parcels(*[""] * 3_000)
@@ -285,6 +440,16 @@ def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> Non
 
     assert_run(deliver(handle, batch_size=3_000)(), processed=3_000)
     assert noted == [str(pk) for pk in rows]
+
+
+def noted_in(folder: Path) -> list[tuple[str, ...]]:
+    return [each.keys for path in folder.iterdir() for each in copied(path)]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.01)
 
 
 def copied(path: Path) -> list[in_flight.Death]:
@@ -314,6 +479,40 @@ def test_where_the_folder_is_not_ours_alone_a_run_does_without(
     parcels("", "")
     assert_run(deliver()(), processed=2)
     assert list(elsewhere.iterdir()) == []
+
+
+def write_a_part(file: int, content: bytes) -> int:
+    return os.pwrite(file, content[:4_096], 0)
+
+
+def refuse(*_: object) -> int:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "instead"),
+    [(os, "write", write_a_part), (os, "write", refuse), (in_flight.fcntl, "flock", refuse)],
+)
+def test_where_a_note_cannot_be_made_a_run_does_without(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    function: str,
+    instead: Callable[..., int],
+) -> None:
+    """Nor does it keep a file: neither open nor in the folder."""
+    seen: list[Path] = []
+    processor = deliver(lambda row: seen.extend(folder.iterdir()))
+    parcels("")
+    assert_run(processor(), processed=1)
+    assert len(seen) == 1
+    monkeypatch.setattr(module, function, instead)
+    before = len(list(Path("/dev/fd").iterdir()))
+    for _ in range(3):
+        parcels("", "")
+        assert_run(processor(), processed=2)
+    assert len(seen) == 1
+    assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
 ALL, NONE, TENTH = (in_flight._at.pack(place) for place in (-2, -1, 9))

@@ -19,6 +19,7 @@ from dcl_processor.signals import run_finished
 from dcl_processor.watch import notify
 from dcl_processor.watch.listener import Listener
 from dcl_processor.watch.watch import Plan, Watch
+from tests.contract.support.sessions import end_session
 from tests.edge.manage import processors, wait_for
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
 from tests.models import Parcel
@@ -27,9 +28,23 @@ from tests.warehouse.processors import deliver, weigh
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LISTENING = ("warehouse.deliver", "--watch", SELDOM, "--listen")
-# Seconds: it is a tenth of this on a machine of its own, and CI shares one.
+# Seconds: it is a tenth of this on a machine of its own, and CI shares one with others.
 MEDIAN = 0.1
-ROUNDS = 5
+ROUNDS = 10
+
+
+def test_a_channel_that_another_client_of_a_pooler_has_asked_for_is_passed_over(
+    installed: None,
+) -> None:
+    with closing(Listener("default", {"dcl_ours": "deliver"})) as listener:
+        listener.poll()
+        assert listener._wrapper is not None
+        with listener._wrapper.cursor() as cursor:
+            cursor.execute("LISTEN dcl_theirs")
+        with connection.cursor() as cursor:
+            cursor.execute("NOTIFY dcl_theirs")
+            cursor.execute("NOTIFY dcl_ours")
+        wait_for(lambda: listener.poll() == {"deliver"}, "the notification")
 
 
 @pytest.fixture
@@ -72,7 +87,7 @@ def listeners() -> list[int]:
 def test_wake_starts_the_handler_within_milliseconds(watcher: Watcher, stamps: Path) -> None:
     medians: list[float] = []
     # Again, where the machine had something else to do.
-    while len(medians) < ROUNDS and min(medians, default=1) > MEDIAN:
+    while not medians or (len(medians) < ROUNDS and min(medians) > MEDIAN):
         found: list[float] = []
         for _ in range(25):
             time.sleep(random.uniform(0.02, 0.2))  # noqa: S311  # no secret
@@ -85,7 +100,7 @@ def test_wake_starts_the_handler_within_milliseconds(watcher: Watcher, stamps: P
 def test_what_a_burst_leaves_out_is_found_after_it(
     installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look that a wake() was for is over, and the next row's wake() notifies nobody."""
+    """The look that a wake() was for is over, and the next row's wake() notifies no listener."""
     monkeypatch.setattr(notify, "BURST", 1.0)
     notify._notified.clear()
     stop, looked = Stop(), threading.Semaphore(0)
@@ -104,12 +119,14 @@ def test_what_a_burst_leaves_out_is_found_after_it(
     try:
         # A new listener looks at once, and again after a burst that it may have met.
         assert all(looked.acquire(timeout=30) for _ in range(2))
+        began = time.monotonic()
         deliver.wake()
         assert looked.acquire(timeout=30)
         with CaptureQueriesContext(connection) as queries:
             parcels("")
             deliver.wake()
-        assert not any("pg_notify" in query["sql"] for query in queries)
+        if time.monotonic() - began < notify.BURST:
+            assert not any("pg_notify" in query["sql"] for query in queries)
         wait_until_sent()
     finally:
         stop.set()
@@ -123,8 +140,11 @@ def test_a_burst_makes_one_run(installed: None) -> None:
         assert listener.poll() == {"deliver"}  # a new one knows nothing of what was before
         assert listener.poll() == set()
         with connection.cursor() as cursor:
-            for _ in range(50):
-                cursor.execute("SELECT pg_notify(%s, '')", [notify.channel(deliver.name)])
+            # Of one transaction, so that they arrive together. A server sends equal ones once.
+            cursor.execute(
+                "SELECT pg_notify(%s, burst::text) FROM generate_series(1, 50) AS burst",
+                [notify.channel(deliver.name)],
+            )
         wait_for(lambda: listener.poll() == {"deliver"}, "the notifications")
         assert listener.poll() == set()
 
@@ -140,13 +160,12 @@ def test_only_who_is_meant_is_woken(installed: None) -> None:
 
 def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher, stamps: Path) -> None:
     (before,) = listeners()
-    parcels("")  # nobody is woken: it is found because the connection goes
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [before])
+    parcels("")  # no listener is woken: it is found because the connection goes
+    end_session(before)
     wait_until_sent()
     wait_for(lambda: listeners() not in ([], [before]), "another one that listens")
     notify._notified.clear()
-    latency(stamps)  # it is woken at all: by itself it looks in ten minutes
+    latency(stamps)  # it is woken at all: its own next look is in ten minutes
     code, _, err = watcher.end()
     assert (code, err) == (0, "")
     # One line, whatever is configured: who waits for wake() waits for nothing meanwhile.

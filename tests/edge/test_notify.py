@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
@@ -13,6 +13,7 @@ from django.db import connection, connections, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.watch import notify
+from tests.contract.support.sessions import end_session
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -158,11 +159,7 @@ def test_each_thread_that_commits_may_wake(heard: Heard) -> None:
 def test_a_notify_that_fails_is_logged_and_fails_nobody(
     heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection.ensure_connection()
-    assert isinstance(connection.connection, psycopg.Connection)
-    pid = connection.connection.info.backend_pid
-    with closing(connection.copy()) as another, another.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+    end_session()
     with caplog.at_level(logging.WARNING, "dcl_processor"):
         send.wake()
     assert "the watchers on 'dcl_processor.depot.send' were not notified: " in caplog.text

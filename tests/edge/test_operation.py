@@ -23,6 +23,7 @@ from tests.edge.manage import (
     Install,
     Manage,
     at_gate,
+    besides_lifecycle,
     command,
     environment,
     processors,
@@ -239,7 +240,7 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(
         at_gate(gate, "stopping", int(copies))
         (gate / "open").touch()
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, besides_lifecycle(err)) == (0, "")
     assert "stopped by signal" in out
     # Of the last row a copy may have made something before it came to the gate.
     assert int(out.split()[1]) in {int(copies), int(copies) + 1}
@@ -248,8 +249,11 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(
 
 @pytest.mark.parametrize("watch", [[], ["--watch", "1"]], ids=" ".join)
 def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(watch: list[str]) -> None:
+    """Of three tries the fastest counts, measured by how fast this machine starts a process."""
     parcels(*[""] * 50)
+    starts, ends = list[float](), list[float]()
     for wait in (0.0, 0.1, 0.3):
+        began = time.monotonic()
         with started("run", DELIVER, "--copies", "4", *watch) as process:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
             deadline = time.monotonic() + 30
@@ -257,21 +261,23 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(watch: li
             while len(children.read_text().split()) < 2 and process.poll() is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
+            starts.append(time.monotonic() - began)
             time.sleep(wait)
             process.terminate()
             time.sleep(0.1)
             process.terminate()
             began = time.monotonic()
             _, err = process.communicate(timeout=30)
-            took = time.monotonic() - began
+            ends.append(time.monotonic() - began)
         # Those that had come to their rows may have been ready with all of them.
         if process.returncode != 0:
             assert process.returncode == 128 + signal.SIGTERM
-            assert err.splitlines() == [
+            assert besides_lifecycle(err).splitlines() == [
                 "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back."
             ]
         assert "Traceback" not in err
-        assert took < 4
+    # A command that waits for the copies that it has started takes seconds more.
+    assert min(ends) < 1 + min(starts), (starts, ends)
 
 
 UNGUARDED = """

@@ -68,6 +68,16 @@ def test_idle_waits_grow_to_three_intervals_and_part_of_each_is_random() -> None
     assert after(idle) <= 5
 
 
+@pytest.mark.parametrize("count", ["held", "skipped"])
+def test_a_run_that_found_only_busy_keys_or_locked_rows_is_not_idle(count: str) -> None:
+    waiting = pace()
+    counts: dict[str, Any] = {count: 3}
+    waits = [after(waiting, **counts) for _ in range(12)]
+    assert all(3.75 <= wait <= 5 for wait in waits)
+    # A look that finds no row makes the wait as long as the first one of an idle processor.
+    assert after(waiting) <= 5
+
+
 @pytest.mark.parametrize(
     ("counts", "at_once"),
     [

@@ -15,7 +15,8 @@ import pytest
 
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.supervisor import LIVED_LONG, Died, Supervisor
+from dcl_processor.processes.news import Died
+from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.watch.polling import BACKOFF
 from tests.edge.manage import at_gate, wait_for
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
@@ -46,7 +47,7 @@ def handlers(audit: Path) -> set[int]:
 def test_a_copy_that_dies_is_named_and_another_takes_its_place(
     audit: Path, note: str, how: str
 ) -> None:
-    """The row that kills whoever takes it does so again, later each time."""
+    """The row that kills each worker that takes it does so again, later each time."""
     (deadly,) = parcels(note)
     with watching(DELIVER, "--watch", "0.2", "--copies", "2", AUDIT=str(audit)) as watcher:
         deaths = [watcher.says(f"{DELIVER}, copy ", err=True) for _ in range(3)]
@@ -143,7 +144,7 @@ def test_it_ends_though_a_copy_waits_to_be_started_again() -> None:
 
 
 def test_rows_that_a_dead_copy_tried_count(audit: Path) -> None:
-    """Three each: whoever takes the place of one that tried some tries the rest."""
+    """Three each: the successor of a copy that tried some rows tries the rest."""
     parcels("", "")
     arguments = (DELIVER, "--watch", "0.2", "--copies", "2", "--max-rows", "6")
     with watching(*arguments, AUDIT=str(audit)) as watcher:

@@ -1,4 +1,4 @@
-"""``processors run --watch``: run after run, until it is told to end."""
+"""``processors run --watch``: run after run, until an order to end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from tests.edge.manage import Manage, at_gate, processors
+from tests.edge.manage import Manage, at_gate, besides_lifecycle, processors
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
 
@@ -75,7 +75,7 @@ def test_after_a_run_that_drained_it_looks_at_once(gate: Path) -> None:
 
 @pytest.mark.parametrize("names", [[WEIGH, DELIVER], ["--all"]])
 def test_several_take_turns(names: list[str]) -> None:
-    """One whose runs stop at their limit keeps nobody from theirs."""
+    """One whose runs stop at their limit does not keep others from theirs."""
     parcels(*[""] * 20)
     with watching(*names, "--watch", "0.2", "--limit", "1") as watcher:
         said = [watcher.says("warehouse.").partition(":")[0] for _ in range(8)]
@@ -177,11 +177,11 @@ def test_call_command_refuses_a_watch_without_a_copy(installed: None, more: dict
 
 @pytest.mark.parametrize("copies", ["1", "2"])
 def test_what_can_never_run_is_not_waited_for(copies: str) -> None:
-    """No row and no restart of a server mends an option."""
+    """No row and no restart of a server fixes an option."""
     name = "faulty.slice_off"
     done = processors("run", name, "--watch", "--copies", copies, DJANGO_SETTINGS_MODULE=FAULTY)
     assert (done.returncode, done.stdout) == (1, "")
-    sentence, end = done.stderr.splitlines()
+    sentence, end = besides_lifecycle(done.stderr).splitlines()
     assert sentence.startswith(f"{name}: expected pending to be a queryset")
     assert end == f"CommandError: no processor is left to watch: {name} cannot run."
 

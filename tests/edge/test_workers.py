@@ -22,6 +22,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import OutputWrapper
 from django.db import transaction
+from django.db.models import Q
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,10 +31,19 @@ from dcl_processor.diagnosis import ErrorInCopy, Trouble
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.management.output import Output
 from dcl_processor.processes import pool
-from dcl_processor.processes.child import portable
 from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
+from dcl_processor.processes.news import Died
+from dcl_processor.processes.results import portable
+from dcl_processor.processes.run_outcomes import Outcomes
 from dcl_processor.report import Failure
-from tests.edge.manage import alias, at_gate, processors, started, wait_for
+from tests.edge.manage import (
+    alias,
+    at_gate,
+    besides_lifecycle,
+    processors,
+    started,
+    wait_for,
+)
 from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -87,7 +97,7 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
     reports = [copy for copy in copies if isinstance(copy, Report)]
     assert sorted(shares.values()) == sorted(copy.processed for copy in reports if copy.processed)
     assert os.getpid() not in shares
-    # The parent was told of each, as it was finished.
+    # The parent received each when it was finished.
     assert Counter(told) == {"processed": 199, "failed": sum(copy.failed for copy in reports)}
 
 
@@ -115,6 +125,23 @@ def test_copies_count_their_failures_together(installed: None, audit: Path) -> N
     # Each of the two may have had one more row in flight at the sixth failure.
     assert 6 <= report.failed <= 7
     assert len(copies) == 2
+
+
+def test_no_more_copies_start_than_there_are_rows_of_the_filter(installed: None) -> None:
+    from tests.warehouse.processors import deliver
+
+    rows = Parcel.objects.bulk_create(Parcel() for _ in range(5))
+    report, copies = pool.run(deliver, copies=4, stop=Stop(), filter=Q(pk=rows[1].pk))
+    assert (report.processed, len(copies)) == (1, 1)
+    assert Parcel.objects.filter(sent=False).count() == 4
+
+
+def test_a_run_whose_time_is_over_before_its_workers_start_has_ended_by_it(installed: None) -> None:
+    from tests.warehouse.processors import deliver
+
+    Parcel.objects.bulk_create(Parcel() for _ in range(2))
+    report, copies = pool.run(deliver, copies=2, stop=Stop(), timeout=0.0)
+    assert (report.processed, report.stopped, copies) == (0, "timeout", [])
 
 
 def test_no_more_copies_start_than_max_workers(installed: None, audit: Path) -> None:
@@ -218,6 +245,7 @@ def test_a_copy_that_is_killed_costs_the_others_nothing(
     # The other one took over its row too, which the database had let go.
     document = json.loads(out)
     assert (document["processed"], document["ok"]) == (2, False)
+    assert document["stopped"] == "failures"
     assert {"ok": False, "error": sentence} in document["copies"]
     assert unsent() == 0
     assert killed not in {pid for _, pid in handled(audit)}
@@ -274,7 +302,7 @@ def test_a_share_that_is_not_known_is_a_question_mark() -> None:
     written, out, _ = output()
     copies: list[Report | Trouble] = [report(processed=5), Trouble("killed by SIGKILL")]
     written.report(pool.merge("p", copies, None), copies)
-    assert out.getvalue() == "p: 5 processed in 0.00 s (2 copies: 5, ?)\n"
+    assert out.getvalue() == "p: 5 processed in 0.00 s; stopped by failures (2 copies: 5, ?)\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -289,7 +317,7 @@ def test_one_signal_lets_every_copy_finish_its_row(
         at_gate(gate, "stopping", handlers=2)
         (gate / "open").touch()
         out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, "")
+    assert (process.returncode, besides_lifecycle(err)) == (0, "")
     report = json.loads(out)
     assert (report["processed"], report["stopped"]) == (2, "signal")
     assert len(handled(audit)) == 2
@@ -308,7 +336,7 @@ def test_a_second_signal_stops_every_copy_at_once(gate: Path, audit: Path) -> No
         os.killpg(process.pid, signum)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (128 + signum, "")
-    assert err == (
+    assert besides_lifecycle(err) == (
         f"CommandError: stopped at once by {signum.name}; uncommitted work is rolled back.\n"
     )
     assert not any(is_running(pid) for pid in copies)
@@ -332,7 +360,7 @@ def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
 
 
 def is_running(pid: int) -> bool:
-    # One that nobody has waited for is a zombie, and has ended.
+    # One whose parent has not waited for it is a zombie, and has ended.
     state = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)],  # noqa: S607  # wherever it is
         capture_output=True,
@@ -392,9 +420,19 @@ def test_reports_are_added_up() -> None:
         Trouble("killed by SIGKILL"),
     ]
     assert pool.merge("p", copies, None) == report(
-        processed=7, skipped=1, stale=6, passes=2, duration=2.5
+        processed=7, stale=6, passes=2, duration=2.5, stopped="failures"
     )
-    assert pool.merge("p", [Trouble("killed")], None) == report()
+    assert pool.merge("p", [Trouble("killed")], None) == report(stopped="failures")
+
+
+def test_a_row_that_was_locked_until_the_end_is_counted_once() -> None:
+    """Each worker has met it, and one that another worker had, until that one settled it."""
+    copies = [
+        report(skipped=2, duration=10.1),
+        report(skipped=2, duration=10.2),
+        report(processed=1, skipped=1, duration=30.0),
+    ]
+    assert pool.merge("p", copies, None).skipped == 1
 
 
 def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
@@ -428,6 +466,33 @@ def test_the_strongest_reason_ends_the_run(
 ) -> None:
     copies = [report(processed=1, stopped=reason) for reason in reasons]
     assert pool.merge("p", copies, limit).stopped == stopped
+
+
+@pytest.mark.parametrize(
+    ("others", "limit", "stopped"),
+    [
+        (["drained"], None, "failures"),
+        (["busy"], None, "failures"),
+        (["limit"], 9, "failures"),
+        (["limit"], 1, "limit"),
+        (["signal"], None, "signal"),
+        (["timeout"], None, "timeout"),
+    ],
+)
+def test_a_run_that_has_lost_a_worker_has_not_drained_the_rows(
+    others: list[Any], limit: int | None, stopped: str
+) -> None:
+    """What it would have found is not known."""
+    copies = [report(processed=1, stopped=reason) for reason in others]
+    assert pool.merge("p", [Trouble("killed"), *copies], limit).stopped == stopped
+
+
+def test_a_worker_whose_successor_has_ended_regularly_is_not_lost() -> None:
+    outcomes = Outcomes("p", [None], None, lambda *_: None)
+    outcomes.tell(1, None, Died(Trouble("killed"), 0.0))
+    assert pool.merge("p", outcomes.in_order(), None).stopped == "failures"
+    outcomes.tell(1, "p", report(processed=1))
+    assert pool.merge("p", outcomes.in_order(), None).stopped == "drained"
 
 
 def test_a_limit_is_reached_by_every_row_that_was_tried() -> None:

@@ -15,7 +15,7 @@ from typing import IO
 from tests.edge.manage import PATIENCE, started, wait_for
 from tests.models import Parcel
 
-#: Seconds: a watcher that has this interval does nothing by itself while a test runs.
+#: Seconds: a watcher that has this interval does not look again while a test runs.
 SELDOM = "600"
 
 
@@ -26,17 +26,19 @@ class Watcher:
         self.process = process
         #: What is in no report, and comes from any copy at any time.
         self.operations: list[str] = []
+        #: What a watch says of itself: that it begins, finishes rows, and ends.
+        self.about_itself: list[str] = []
         #: The processes that were the spare, each since it was ready; only with --verbosity 2.
         self.spares: queue.Queue[int] = queue.Queue()
-        self.out = _follow(process.stdout, [], self.spares)
-        self.err = _follow(process.stderr, self.operations, self.spares)
+        self.out = _follow(process.stdout, [], [], self.spares)
+        self.err = _follow(process.stderr, self.operations, self.about_itself, self.spares)
 
     def says(self, start: str, *, err: bool = False) -> str:
         """Wait for the next line, which is to begin like this, and return it."""
         try:
             line = (self.err if err else self.out).get(timeout=PATIENCE)
         except queue.Empty:
-            raise AssertionError(f"waited in vain for {start!r}") from None
+            raise AssertionError(f"waited without a result for {start!r}") from None
         assert line.startswith(start), line
         return line
 
@@ -66,7 +68,12 @@ def watching(*arguments: str, **variables: str) -> Iterator[Watcher]:
         yield Watcher(process)
 
 
-def _follow(stream: IO[str] | None, operations: list[str], spares: queue.Queue[int]) -> Lines:
+def _follow(
+    stream: IO[str] | None,
+    operations: list[str],
+    about_itself: list[str],
+    spares: queue.Queue[int],
+) -> Lines:
     lines: Lines = queue.Queue()
     assert stream is not None
     pipe = stream
@@ -74,8 +81,13 @@ def _follow(stream: IO[str] | None, operations: list[str], spares: queue.Queue[i
     def follow() -> None:
         with suppress(ValueError):  # closed, by a test that has ended before it was read
             for line in pipe:
-                if re.search(r"process \d+ died while it handled row|LISTEN failed", line):
+                if re.search(
+                    r"process \d+ died while it handled row|LISTEN failed|its handler_timeout of",
+                    line,
+                ):
                     operations.append(line.rstrip("\n"))
+                elif re.match(r"watching |stopped by SIG|ended after |SIG\w+: ", line):
+                    about_itself.append(line.rstrip("\n"))
                 elif ready := re.fullmatch(r"spare: process (\d+) is ready\n", line):
                     spares.put(int(ready[1]))
                 else:

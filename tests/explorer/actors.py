@@ -1,4 +1,4 @@
-"""Actors: threads with connections of their own that move when they are told to.
+"""Actors: threads with connections of their own that move on command.
 
 An actor comes to a point before each of its steps, says what the step is, and waits. So one
 moves at a time, and what the others see of it is decided by the order of the moves alone.
@@ -99,6 +99,11 @@ class Actor:
         else:
             self._go.put(answer)
 
+    def let_go(self) -> None:
+        """Let it run to the end of its job, past all steps: an error has ended the schedule."""
+        self.watched = False
+        self.move()
+
     def close(self) -> None:
         self._jobs.put(None)
         self._thread.join()
@@ -170,11 +175,11 @@ class Actor:
         if step.gate is not None and self.may_wait:
             step = replace(step, gate=replace(step.gate, may_wait=True))
         self.point(step if self.gates else step.whole())
-        if step.gate is not None and inside:
-            self._locked |= lockable(sql, step.rows)
-        if step.name == KEY_LOCK.name:
+        if KEY_LOCK.name in {step.name, step.gate and step.gate.name}:
             # What ends the transaction lets go of the key.
             self._locked |= {(KEY_LOCK.name, row) for row in step.rows}
+        elif step.gate is not None and inside:
+            self._locked |= lockable(sql, step.rows)
         if step.gate is not None and self.gates and self.watched:
             self._next = step.gate
             sql = with_gate(sql)
@@ -230,5 +235,8 @@ def cast_of(
             actors.append(Actor(len(actors), f"heart of {names[of]}", control, came, of))
         yield actors, came
     finally:
+        # All of them first, because one may wait for a lock of another.
+        for actor in actors:
+            actor.let_go()
         for actor in actors:
             actor.close()

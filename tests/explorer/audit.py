@@ -4,6 +4,9 @@ As many handlers as rows, since nothing dies here and no lease lapses but where 
 a second handler is allowed for each lease that was lost, and one settlement all the same. A handler
 that ends its transaction has its row fail, and another one is allowed for that; and so it is for a
 row that is made pending again.
+
+Of rows in keys, no more than there may be are in flight after any step, and in order no row is
+handled before one that its copy could see before it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dcl_processor import Report
 from .actors import STAGE, Actor
 from .control import Control
 from .schedule import Violation
-from .steps import Step
+from .steps import COMMIT, KEY_LOCK, ROLLBACK, Step
 from .subjects import Subject
 
 
@@ -33,6 +36,10 @@ class Audit:
         self._time_has_passed = False
         #: How often rows were made pending again, which allows one more handler, too.
         self._edited: Counter[int] = Counter()
+        #: The rows that were done when each copy last asked for the lock of a key.
+        self._done_at_lock: dict[Actor, set[int]] = {}
+        #: The row that each copy has in a transaction.
+        self._at_work: dict[Actor, int] = {}
 
     def after(self, actor: Actor, step: Step) -> None:
         """Look at each handler and each commit, as soon as it was there."""
@@ -43,20 +50,47 @@ class Audit:
             # handler, has no way to know.
             if row in self._done and not self._lapsed[row]:
                 raise Violation(f"row {row % 10} was handled after its flip was committed")
-            self._look_at_order(row)
+            self._look_at_order(actor, row)
+            self._at_work[actor] = row
+        if step.name == KEY_LOCK.name:
+            self._done_at_lock[actor] = self._done
+        if step.name in {COMMIT.name, ROLLBACK.name} and "lock" in step.writes:
+            self._at_work.pop(actor, None)
         if "time" in step.writes:
             self._time_has_passed = True
             leased = self._control.ask(self._subject.ask_leased)
-            self._lapsed.update(row for [row] in leased)
+            # Who gets a row handed out does not see that its claim took as long as a lease, which
+            # is not committed yet. A worker looks.
+            lapsed = self._rows if self._subject.hands_out else {row for [row] in leased}
+            self._lapsed.update(lapsed)
         if "data" in step.writes:
             self._look(actor, step)
+        if step.writes & {"data", "handler"} and self._subject.most:
+            self._look_at_keys(actor, step)
 
-    def _look_at_order(self, row: int) -> None:
-        """See that all rows before it in its key are done, and so none of them is in flight."""
+    def _look_at_order(self, actor: Actor, row: int) -> None:
+        """See that all rows before it in its key are done, and so none of them is in flight.
+
+        But for one that was made pending again when its copy had asked which row comes first.
+        """
+        if not self._subject.in_order:
+            return
         keys = self._subject.keys
-        before = {each for each in self._rows if keys and each % keys == row % keys and each < row}
-        if before - self._done:
-            raise Violation(f"row {row % 10} was handled before {before - self._done} of its key")
+        before = {each for each in self._rows if each % keys == row % keys and each < row}
+        if passed := before - self._done - self._done_at_lock.get(actor, set()):
+            raise Violation(f"row {row % 10} was handled before {passed} of its key")
+
+    def _look_at_keys(self, actor: Actor, step: Step) -> None:
+        """See that no key has more rows in flight than it may have."""
+        keys = [row % self._subject.keys for row in self._at_work.values()]
+        if self._subject.ask_in_flight:
+            keys = [key for [key] in self._control.ask(self._subject.ask_in_flight)]
+        for key, number in Counter(keys).items():
+            if number > self._subject.most:
+                raise Violation(
+                    f"{number} rows of key {key} are in flight, of {self._subject.most}, "
+                    f"when {actor.name} came to: {step}"
+                )
 
     def _look(self, actor: Actor, step: Step) -> None:
         done = {row for [row] in self._control.ask(self._subject.ask_done)}
@@ -92,7 +126,7 @@ class Audit:
             raise Violation(f"{processed} rows were reported as processed, of {self._done} done")
         if self.handled.total() > processed + lost + failed.total():
             raise Violation(f"{self.handled.total()} handlers, {processed} processed, {lost} lost")
-        # Whoever leaves a row behind says so.
+        # A run that leaves a row behind reports it.
         comes_later = self._edited or self._subject.stages > 1
         told = any(report.skipped or report.held for report in reports)
         is_known = lost or failed or comes_later or told

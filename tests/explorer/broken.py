@@ -1,18 +1,20 @@
-"""Variants of the core that are wrong, each in one way that somebody has shipped.
+"""Variants of the core that are wrong, each in one way that has been shipped.
 
 The explorer is worth something only if it finds each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
+from django.db import connections
 from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import Question
+from dcl_processor.definition.groups import Key
 from dcl_processor.definition.kinds import Delivery
 from dcl_processor.delivery import (
     deliveries,
@@ -20,13 +22,16 @@ from dcl_processor.delivery import (
 )
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.delivery.heartbeat import Heartbeat
-from dcl_processor.locking import claiming
+from dcl_processor.locking import claiming, key_lock
 from dcl_processor.locking.claiming import Claimed
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.transaction_guard import TransactionGuard
 from dcl_processor.locking.waiting import settlement_transaction
 from dcl_processor.locking.wanted import Wanted
 from tests import seams
+
+from .actors import here
+from .steps import KEY_LOCKS, KEY_NUMBERS
 
 
 @contextmanager
@@ -41,7 +46,7 @@ def no_second_check() -> Any:
     """Lock the row, and hand it out without asking again."""
 
     def claim(question: Question[Any], wanted: Wanted, _: Any = None) -> Claimed[Any]:
-        pks = wanted.pks[: wanted.most]
+        pks = wanted.pks[: wanted.limit]
         locked = claiming.lock_free(question, pks)
         table: QuerySet[Any] = QuerySet(question.model, using=question.using)
         rows = table.in_bulk(locked)
@@ -59,7 +64,7 @@ def one_statement_for_all() -> Any:
     """Claim in one statement whatever the question is, and take its flips for granted."""
     return _patched(
         (seams.SUITS_ONE_STATEMENT, lambda question: True),
-        (seams.DOUBTS, lambda self, option: False),
+        (seams.NEEDS_CHECK, lambda self, option: False),
     )
 
 
@@ -68,7 +73,7 @@ def flip_outside_the_transaction() -> Any:
 
     def transactional(batch: Batch[Any]) -> None:
         question = batch.question
-        with RowTransaction(question.using):
+        with ReadCommitted(question.using):
             batch.take(claiming.claim(question, batch.wanted))
             with TransactionGuard(question.using) as guard:
                 in_transaction.handle(batch, guard)
@@ -81,7 +86,7 @@ def flip_outside_the_transaction() -> Any:
 
 
 def lock_without_skip() -> Any:
-    """Wait for whoever has the lock."""
+    """Wait for the session that has the lock."""
 
     def locking(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
         return queryset.select_for_update(of=("self",), no_key=True)
@@ -90,7 +95,7 @@ def lock_without_skip() -> Any:
 
 
 def settle_without_comparing() -> Any:
-    """Settle a row by its key, whoever has its lease by now."""
+    """Settle a row by its key, even if another worker has its lease by now."""
 
     def write(question: Question[Any], pk: Any, expected: Any, values: Mapping[str, Any]) -> int:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
@@ -146,3 +151,53 @@ def any_transaction() -> Any:
     """Flip in whatever transaction is open by then."""
     nothing = property(lambda self: None, lambda self, number: None)
     return _patched((seams.TRANSACTION_ID, nothing))
+
+
+def no_key_lock() -> Any:
+    """Look at the siblings of a row, and claim it, without the lock of their key."""
+    return _patched((seams.KEY_LOCK, lambda question, key: True))
+
+
+def siblings_in_the_lock_statement() -> Any:
+    """Count the rows in flight by the statement that locks their key."""
+    counted: dict[int, int] = {}
+
+    def lock(question: Question[Any], key: Key) -> bool:
+        rows = key_lock._marked(question, key).values("pk")
+        marked, params = rows.query.sql_with_params()
+        statement = (
+            f"SELECT number, (SELECT count(*) FROM ({marked}) AS marked) "  # noqa: S608  # the ORM's
+            f"FROM {KEY_NUMBERS} AS numbers (number) WHERE {KEY_LOCKS}(number)"
+        )
+        with connections[question.using].cursor() as cursor:
+            cursor.execute(statement, [*params, [key_lock.lock_number(key)]])
+            found = cursor.fetchone()
+        counted[here().number] = found[1] if found else 0
+        return found is not None
+
+    def in_flight(question: Question[Any], key: Key, pks: Sequence[Any]) -> int:
+        return counted[here().number]
+
+    return _patched((seams.KEY_LOCK, lock), (seams.IN_FLIGHT, in_flight))
+
+
+def lapsed_leases_are_left() -> Any:
+    """Take it that a lease which has lapsed will not be renewed."""
+    return _patched((seams.REAP, lambda question, key, pks: 0))
+
+
+def no_head() -> Any:
+    """Claim in order what was first when the candidates were read."""
+    return _patched((seams.HEAD, _Wanted()))
+
+
+class _Wanted:
+    """Equal to any key."""
+
+    def __call__(self, question: Question[Any], key: Key) -> Any:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]  # not for sets

@@ -77,7 +77,7 @@ class Control:
             self._closed_up_to = last
 
     def open_gate(self, visit: int) -> None:
-        """Let through whoever waits there."""
+        """Let through the session that waits there."""
         self.ask(f"SELECT pg_advisory_unlock({KEY}, {visit})")
         self.close_gates(visit)
 

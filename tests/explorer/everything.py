@@ -12,18 +12,30 @@ from typing import Any
 
 import pytest
 
+from .search import Priorities
 from .stage import Count, Stage, staged
-from .subjects import BEATING, CHOOSING, EDITED, IN_ORDER, LAPSING, MORE, SUBJECTS
+from .subjects import (
+    ALL_KEYED,
+    BEATING,
+    CHOOSING,
+    EDITED,
+    KEYED,
+    LAPSING,
+    MORE,
+    ONE_KEY,
+    SUBJECTS,
+    WAITING,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(0)]
 
 WRITTEN = os.environ.get("EXPLORE", "")
 SECONDS = float(os.environ.get("SECONDS") or 300)
-EVERY = {**SUBJECTS, **MORE, **CHOOSING, **IN_ORDER}
+EVERY = {**SUBJECTS, **MORE, **CHOOSING, **WAITING, **ALL_KEYED}
 ALL = [] if WRITTEN else [*SUBJECTS, *MORE]
-TWO_ROWS = [(name, 2) for name in ([] if WRITTEN else CHOOSING)]
-#: Two keys, one of them with two rows.
-TWO_ROWS += [(name, 3) for name in ([] if WRITTEN else IN_ORDER)]
+TWO_ROWS = [(name, 2) for name in ([] if WRITTEN else [*CHOOSING, *WAITING])]
+#: Two keys, one of them with two rows; or one key with two.
+TWO_ROWS += [(name, 2 if name in ONE_KEY else 3) for name in ([] if WRITTEN else ALL_KEYED)]
 
 
 @pytest.fixture
@@ -44,6 +56,13 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *((name, LAPSE) for name in LAPSING),
     *((name, {**ONE, **HEART, "beats": 2}) for name in BEATING),
     *((each.name, {**how, "edited": True}) for how in (ONE, {}) for each in EDITED),
+    *((name, {"rows": 2, "edited": True}) for name in ONE_KEY),
+    *(
+        (name, {"rows": 2, **how})
+        for how in (LAPSE, {**LAPSE, **HEART})
+        for name in ONE_KEY
+        if name.startswith("lease")
+    ),
 ]
 
 
@@ -72,6 +91,13 @@ def test_every_schedule_of_leases_and_edits(
 def test_random_schedules(name: str, copies: int, rows: int, show: Callable[[str], None]) -> None:
     with staged(EVERY[name], copies=copies, rows=rows, every_statement=True) as stage:
         show(f"{copies} copies, {rows} rows, random: {stage.sample(10**9, seconds=SECONDS / 10)}")
+
+
+@pytest.mark.parametrize("name", [] if WRITTEN else KEYED)
+def test_random_schedules_of_keys(name: str, show: Callable[[str], None]) -> None:
+    with staged(EVERY[name], copies=3, rows=5, every_statement=True) as stage:
+        count = stage.sample(10**9, seconds=SECONDS / 10, by=Priorities)
+        show(f"3 copies, 5 rows, random: {count}")
 
 
 @pytest.mark.skipif(not WRITTEN, reason="EXPLORE names no schedule")

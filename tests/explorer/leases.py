@@ -61,7 +61,7 @@ def in_the_hands_of(
 ) -> Iterator[None]:
     """Let the keepers of the copies beat by these actors, or not at all, and go by the clock.
 
-    ``join_in`` is told of an actor that begins in the middle of a schedule.
+    ``join_in`` is called with an actor that begins in the middle of a schedule.
     """
 
     class HeartThread:
@@ -111,5 +111,5 @@ def _pausing(step: Step, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_keeper(step: Step) -> Step:
-    """Add what the keeper has in memory: shared by a copy and its own heart, and nobody else."""
+    """Add what the keeper has in memory: only a copy and its own heart share it."""
     return replace(step, writes=step.writes | {here().memory})

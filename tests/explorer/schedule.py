@@ -83,7 +83,7 @@ class Schedule:
         return self.told
 
     def join_in(self, actor: Actor) -> None:
-        """Be told by an actor that it lets another one begin."""
+        """Add an actor that another one lets begin."""
         self._moving.add(actor)
 
     def _ready(self) -> dict[int, Step]:
@@ -145,7 +145,7 @@ class Schedule:
         return " and ".join(sorted(actor.name for actor in self._moving))
 
     def _let_run_out(self) -> None:
-        """Let the actors run on by themselves, so that the next schedule begins afresh."""
+        """Let the actors run on without the schedule, so that the next schedule begins afresh."""
         for actor in self._actors:
             actor.watched = False
         end = time.monotonic() + PATIENCE

@@ -14,7 +14,6 @@ import pytest
 
 from dcl_processor import Report
 from dcl_processor.candidates import scan
-from dcl_processor.delivery import heartbeat
 from dcl_processor.locking import waiting
 from dcl_processor.runner.rescan import RescanPolicy
 
@@ -23,7 +22,7 @@ from .audit import Audit
 from .control import CLOCK_SET_BACK, Control
 from .leases import Clock, in_the_hands_of
 from .schedule import Schedule, Told, Violation
-from .search import Chooser, Dice, Pruned, Search, Written
+from .search import After, Chooser, Dice, Parts, Pruned, Search, Written
 from .subjects import EDITOR, FIRST, Subject, edit
 
 TIME = "time"
@@ -82,24 +81,34 @@ class Stage:
             self._set_back()
 
     def explore(
-        self, *, reduced: bool = True, seconds: float = math.inf, most: float = math.inf
+        self,
+        *,
+        reduced: bool = True,
+        seconds: float = math.inf,
+        most: float = math.inf,
+        after: Parts = (),
     ) -> Count:
-        """Run every schedule, unless the time or so many are over before; ``whole`` says which."""
+        """Run every schedule, unless the time or so many are over before; ``whole`` says which.
+
+        ``after``: how they all begin.
+        """
         search, end = Search(reduced=reduced), time.monotonic() + seconds
         while time.monotonic() < end and self.count.schedules + self.count.pruned < most:
-            self._run(search)
+            self._run(After(after, search))
             if not search.go_on():
                 self.count.whole = True
                 break
         return self.count
 
-    def sample(self, times: int, *, seconds: float = math.inf) -> Count:
+    def sample(
+        self, times: int, *, seconds: float = math.inf, by: Callable[[int], Chooser] = Dice
+    ) -> Count:
         """Run random schedules, each by a seed of its own."""
         end = time.monotonic() + seconds
         for seed in range(times):
             if time.monotonic() > end:
                 break
-            self._run(Dice(seed))
+            self._run(by(seed))
         return self.count
 
     def replay(self, digits: str) -> Told | None:
@@ -129,7 +138,7 @@ class Stage:
         return told
 
     def join_in(self, actor: Actor) -> None:
-        """Be told by an actor that it lets another one begin."""
+        """Add an actor that another one lets begin."""
         assert self._schedule is not None
         self._schedule.join_in(actor)
 
@@ -226,17 +235,16 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
             patch.setattr(RescanPolicy, "should_choose", lambda self, *, own_table: True)
         patch.setattr(scan, "secrets", SimpleNamespace(randbelow=_randbelow))
         # A claim waits for no lock; what has to be written does.
-        for module in (waiting, heartbeat):
-            patch.setattr(module, "lock_rows", _waiting(waiting.lock_rows))
+        patch.setattr(waiting, "lock_rows", _waiting(waiting.lock_rows))
         yield
 
 
 def _waiting(lock: Callable[..., None]) -> Callable[..., None]:
-    def locked(*args: Any) -> None:
+    def locked(*args: Any, nowait: bool = False) -> None:
         actor = here()
-        actor.may_wait = True
+        actor.may_wait = not nowait
         try:
-            lock(*args)
+            lock(*args, nowait=nowait)
         finally:
             actor.may_wait = False
 

@@ -87,6 +87,9 @@ HANDLER = Step("handler", reads=kinds("data"), writes=kinds("handler"))
 LOCAL = Step("local", is_shared=False)
 #: Taken as if every key were one; another one gets it, or not, and never waits.
 KEY_LOCK = Step("key lock", writes=kinds("lock"))
+#: The function that takes it, and where its numbers come from.
+KEY_LOCKS, KEY_NUMBERS = "pg_try_advisory_xact_lock", "unnest(%s::bigint[])"
+GATED_NUMBERS = "(SELECT * FROM unnest(%s::bigint[]) WHERE explorer_gate() OFFSET 0)"
 
 
 def describe(
@@ -102,14 +105,15 @@ def describe(
 
     Not shared, so that no other actor could tell when it happens, are savepoints and questions
     about the session, and whatever asks or writes only rows whose lock this transaction has: a
-    row lock keeps others from changing what is read, and nobody sees a write before its COMMIT.
+    row lock keeps others from changing what is read, and no session sees a write before its COMMIT.
     """
     named = rows & set(_integers(params)) or rows
     # A flip that waits for its COMMIT is in a statement that counts what it writes.
     sql = re.sub(r"^WITH dcl_flipped AS \((.*) RETURNING 1\) SELECT .*$", r"\1", sql)
     words = sql.lstrip()
-    if "pg_try_advisory_xact_lock" in sql:
-        return replace(KEY_LOCK, rows=rows)
+    if KEY_LOCKS in sql:
+        # Rows that it looked at would be as old as its snapshot.
+        return _at(SNAPSHOT, rows, KEY_LOCK) if _tables(sql) else replace(KEY_LOCK, rows=rows)
     if LOCKS in sql:
         return _at(SNAPSHOT, named, LOCK if transaction else TAKE)
     if words.startswith(_BOOKKEEPING):
@@ -118,7 +122,7 @@ def describe(
     if savepoint or (transaction and touched <= locked and sql.count("SELECT") < 2):
         return replace(LOCAL, name=words.split()[0], rows=named)
     if words.startswith("UPDATE"):
-        # A settlement waits for whoever is just looking whether the row is still pending.
+        # A settlement waits for a session that is looking whether the row is still pending.
         return _at(SNAPSHOT, named, replace(LOCK if transaction else TAKE, may_wait=True))
     return replace(READ, rows=named)
 
@@ -140,7 +144,13 @@ def _tables(sql: str) -> set[str]:
 
 
 def with_gate(sql: str) -> str:
-    """Put the gate into a statement that locks rows: the last condition to be looked at."""
+    """Put the gate into a statement that locks rows: the last condition to be looked at.
+
+    Where it locks a key, the gate comes before the lock, and behind the snapshot.
+    """
+    if KEY_LOCKS in sql:
+        assert KEY_NUMBERS in sql, sql
+        return sql.replace(KEY_NUMBERS, GATED_NUMBERS)
     if LOCKS in sql:
         predicate, lock, way = sql.rpartition(LOCKS)
         predicate, order, by = predicate.partition(" ORDER BY")

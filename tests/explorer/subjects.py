@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor
-from dcl_processor.exceptions import TransactionLost
+from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
+from dcl_processor.exceptions import ReservationLost, TransactionLost
+from dcl_processor.runner.hand_out import _rehearsed
 from dcl_processor.runner.run import Run
 from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.models import Errand, Express, Parcel, Receipt
@@ -33,7 +35,7 @@ class Subject:
     """A processor, and how its rows are made, set back and looked at from outside.
 
     ``rehearsed``: its runs take the flips for granted, as they do after their first row, but for
-    the ``doubtful`` ones, whose rows are asked about one by one. ``chooses``: its claims may choose
+    the ``unproven`` ones, whose rows are asked about one by one. ``chooses``: its claims may choose
     from the first on, as they do once another copy was met; that takes more rows than one.
     """
 
@@ -46,18 +48,29 @@ class Subject:
     #: How often each row was made pending again.
     ask_edited: str = "SELECT id, place FROM tests_errand WHERE place > 0"
     rehearsed: bool = False
-    doubtful: frozenset[str] = frozenset()
+    unproven: frozenset[str] = frozenset()
     chooses: bool = False
     #: Whether a COMMIT waits for the next claim from the first row on, and not after a success.
     waits: bool = False
     #: What a handler's row may fail by.
     fails_by: tuple[type[Exception], ...] = ()
 
-    #: In how many keys the rows are, one after another in each; by the remainder of their number.
+    #: In how many keys the rows are; by the remainder of their number.
     keys: int = 0
+    #: How many rows of a key may be in flight at once, and whether they are handled in order.
+    most: int = 0
+    in_order: bool = False
+    #: The key of each row in flight; without it, a row is in flight until its copy's transaction
+    #: ends.
+    ask_in_flight: str = ""
 
     #: What comes after it, in all copies but the first, which is at work on the first stage alone.
     second: BatchProcessor[Any] | None = None
+
+    #: What the time until a run that is not watched changes.
+    later: str = ""
+    #: Whether the first copy hands out its row, and settles it by the token.
+    hands_out: bool = False
 
     @property
     def stages(self) -> int:
@@ -65,12 +78,33 @@ class Subject:
 
     def run(self) -> Report:
         """Run as one copy does that does not come back for what others have locked."""
+        if self.later and not here().watched:
+            with connection.cursor() as cursor:
+                cursor.execute(self.later)
+        if self.hands_out and here().watched and here().number == 0:
+            return self._hand_out()
         report = self._run(self.processor)
         if self.second is None or (here().watched and here().number == 0):
             return report
         second = self._run(self.second)
         both = {name: getattr(report, name) + getattr(second, name) for name in COUNTS}
         return replace(second, failures=[*report.failures, *second.failures], **both)
+
+    def _hand_out(self) -> Report:
+        """Hand out a row, have it handled elsewhere, and settle it by its token."""
+        name = self.processor.name
+        # Calls share a rehearsal for a minute, and the next schedule is to have the same steps.
+        _rehearsed.pop(self.processor, None)
+        handed = self.processor.reserve()
+        if not handed:
+            return Report(name=name, skipped=1)
+        [token] = [each.token for each in handed]
+        here().handle(handed[0].row.pk)
+        try:
+            self.processor.reservation(token).settle()
+        except ReservationLost:
+            return Report(name=name, lease_lost=1)
+        return Report(name=name, processed=1)
 
     def _run(self, processor: BatchProcessor[Any]) -> Report:
         run = Run(
@@ -86,7 +120,7 @@ class Subject:
             stop=None,
         )
         if self.rehearsed:
-            run.context.rehearsal = Rehearsal(set(self.doubtful), {})
+            run.context.rehearsal = Rehearsal(set(self.unproven), {})
         if self.waits:
             vars(run.dispatcher)["_may_wait"] = lambda: True
         return run.execute()
@@ -111,6 +145,13 @@ def joined() -> QuerySet[Parcel]:
 
 def handle(row: Errand) -> None:
     here().handle(row.pk)
+
+
+def fail_first(row: Errand) -> None:
+    """Fail while the run is watched, if the row is the first one of its key."""
+    here().handle(row.pk)
+    if row.pk == FIRST and here().watched:
+        raise ValueError("not yet")
 
 
 def handle_again(row: Errand) -> None:
@@ -196,9 +237,9 @@ def make_errands(pks: list[int]) -> None:
     Errand.objects.bulk_create(Errand(pk=pk) for pk in pks)
 
 
-def make_in_two_keys(pks: list[int]) -> None:
+def make_in_keys(keys: int, pks: list[int]) -> None:
     Errand.objects.all().delete()
-    Errand.objects.bulk_create(Errand(pk=pk, attempts=pk % 2) for pk in pks)
+    Errand.objects.bulk_create(Errand(pk=pk, attempts=pk % keys) for pk in pks)
 
 
 def make_express(pks: list[int]) -> None:
@@ -213,23 +254,28 @@ def make_receipts(pks: list[int]) -> None:
     Receipt.objects.bulk_create(Receipt(pk=pk, parcel_id=pk) for pk in pks)
 
 
+SET_BACK = (
+    "UPDATE tests_errand SET done = false, claimed = false, claimed_at = NULL,"
+    " leased_until = NULL, dead = false, attempts = 0, place = 0, result = ''"
+)
+
+
 def errands(
     name: str,
     handler: Callable[[Errand], None] = handle,
     *,
     rehearsed: bool = False,
-    doubtful: Collection[str] = (),
+    unproven: Collection[str] = (),
     **options: Any,
 ) -> Subject:
     return Subject(
         name,
         batch_processor(name=f"explorer.{name}", **options)(handler),
         make_errands,
-        "UPDATE tests_errand SET done = false, claimed = false, claimed_at = NULL,"
-        " leased_until = NULL, dead = false, attempts = 0, place = 0, result = ''",
+        SET_BACK,
         "SELECT id FROM tests_errand WHERE done",
         rehearsed=rehearsed,
-        doubtful=frozenset(doubtful),
+        unproven=frozenset(unproven),
     )
 
 
@@ -255,7 +301,6 @@ CLAIM: dict[str, Any] = {
     "claimed_at": "claimed_at",
     "done": {"done": True, "claimed": False},
 }
-KEYS: dict[str, Any] = {"group_by": "attempts", "in_order": True}
 LEASE: dict[str, Any] = {**DONE, "delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(300)}
 MARK: dict[str, Any] = {
     **LEASE,
@@ -284,7 +329,7 @@ AT_MOST_ONCE = [
         "claim_spanning_rehearsed",
         pending=spanning,
         rehearsed=True,
-        doubtful={"claim", "done"},
+        unproven={"claim", "done"},
         **CLAIM,
     ),
 ]
@@ -293,7 +338,7 @@ AT_LEAST_ONCE = [
     errands("lease_spanning", pending=spanning, **LEASE),
     errands("lease_rehearsed", pending=own, rehearsed=True, **LEASE),
     errands(
-        "lease_spanning_rehearsed", pending=spanning, rehearsed=True, doubtful={"done"}, **LEASE
+        "lease_spanning_rehearsed", pending=spanning, rehearsed=True, unproven={"done"}, **LEASE
     ),
 ]
 #: Multi-table inheritance.
@@ -339,15 +384,17 @@ MARKED = [
     errands("lease_marked", pending=marked, **MARK),
     errands("lease_marked_rehearsed", pending=marked, rehearsed=True, **MARK),
     errands(
-        "lease_marked_doubtful",
+        "lease_marked_unproven",
         pending=marked,
         rehearsed=True,
-        doubtful={"claim", "done"},
+        unproven={"claim", "done"},
         **MARK,
     ),
 ]
+#: A row that is handed out, and settled by its token while a worker may take it over.
+HANDED_OUT = replace(errands("lease_handed_out", pending=own, **LEASE), hands_out=True)
 #: Two processors of one model that share their lease; by ``actors.STAGE`` the rows of the second
-#: are told from those of the first.
+#: differ from those of the first.
 PIPELINE = replace(
     errands("lease_pipeline", pending=own, **LEASE),
     second=batch_processor(
@@ -359,23 +406,102 @@ PIPELINE = replace(
     ask_leased="SELECT id + CASE WHEN done THEN 100 ELSE 0 END FROM tests_errand"
     " WHERE leased_until IS NOT NULL",
 )
-#: Rows in two keys, each in order. Their column is one that nothing else here looks at.
-IN_ORDER = {
-    each.name: replace(
-        each,
-        keys=2,
-        make=make_in_two_keys,
-        set_back="UPDATE tests_errand SET done = false, claimed = false, claimed_at = NULL,"
-        " leased_until = NULL, dead = false, place = 0, result = '', attempts = id % 2",
-    )
-    for each in (
-        errands("transactional_in_order", pending=own, **DONE, **KEYS),
-        errands("claim_in_order", pending=own, **CLAIM, **KEYS),
-        errands("lease_in_order", pending=own, **LEASE, **KEYS),
-    )
+#: How the rows of a key are handled: what is added to a processor, and how many may be in flight.
+MODES: dict[str, tuple[dict[str, Any], int]] = {
+    "by_key": ({}, 1),
+    "in_order": ({"in_order": True}, 1),
+    "two_at_once": ({"max_per_group": 2}, 2),
 }
+#: What is in flight according to the rows, by the clock of the actors.
+CLAIMED_KEYS = "SELECT attempts FROM tests_errand WHERE claimed AND claimed_at IS NOT NULL"
+LEASED_KEYS = (
+    "SELECT attempts FROM tests_errand, explorer.clock"
+    " WHERE leased_until > statement_timestamp() + make_interval(secs => passed)"
+)
+BY_KEY: list[tuple[str, dict[str, Any], str]] = [
+    ("transactional", DONE, ""),
+    ("claim", CLAIM, CLAIMED_KEYS),
+    ("lease", LEASE, LEASED_KEYS),
+]
+
+
+def keyed(
+    delivery: str,
+    mode: str,
+    handler: Callable[[Errand], None] = handle,
+    *,
+    keys: int = 2,
+    more: str = "",
+    **options: Any,
+) -> Subject:
+    """Have rows in keys. Their column is one that nothing else here looks at."""
+    [(common, ask_in_flight)] = [(o, ask) for name, o, ask in BY_KEY if name == delivery]
+    of_mode, most = MODES[mode]
+    return replace(
+        errands(
+            f"{delivery}_{mode}{more}",
+            handler,
+            pending=own,
+            group_by="attempts",
+            **{**common, **of_mode, **options},
+        ),
+        keys=keys,
+        most=most,
+        in_order="in_order" in of_mode,
+        ask_in_flight=ask_in_flight,
+        make=partial(make_in_keys, keys),
+        set_back=SET_BACK.replace("attempts = 0", f"attempts = id % {keys}"),
+    )
+
+
+def _named(subjects: Iterable[Subject]) -> dict[str, Subject]:
+    return {each.name: each for each in subjects}
+
+
+#: Rows in two keys, of which one has more than one row.
+KEYED = _named(keyed(delivery, mode) for delivery, *_ in BY_KEY for mode in MODES)
+#: Two rows of one key: fewer schedules, and each copy wants what the other one has.
+ONE_KEY = _named(
+    keyed(delivery, mode, keys=1, more="_one_key") for delivery, *_ in BY_KEY for mode in MODES
+)
+#: Rows that are claimed together, and whose number in flight the look at the siblings cuts.
+KEYED_BATCHES = _named(
+    keyed(delivery, "two_at_once", more="_batch", batch_size=2) for delivery, *_ in BY_KEY
+)
+#: A COMMIT that waits for the next claim has the key's lock until then.
+KEYED_WAITING = {
+    f"{name}_waiting": replace(KEYED[name], name=f"{name}_waiting", rehearsed=True, waits=True)
+    for name in ("transactional_by_key", "transactional_in_order")
+}
+#: A head that waits for its next attempt; the key's own column is no counter here.
+WAITS = Retry(None, attempts=None, last_error=None, backoff=3600, jitter=0)
+
+
+def headed(delivery: str, more: str, **options: Any) -> Subject:
+    """Have a key whose first row fails."""
+    subject = keyed(delivery, "in_order", fail_first, keys=1, more=more, **options)
+    return replace(
+        subject,
+        fails_by=(ValueError,),
+        set_back=subject.set_back.replace("dead = false", "dead = false, next_attempt_at = NULL"),
+        later="UPDATE tests_errand SET next_attempt_at = NULL WHERE next_attempt_at IS NOT NULL",
+    )
+
+
+#: Rows behind a head that fails, or that waits after its failure. A claim without a retry would
+#: leave the head in doubt.
+HEADS = _named(
+    [
+        headed("transactional", "_failing_head"),
+        headed("lease", "_failing_head"),
+        headed("transactional", "_waiting_head", retry=WAITS),
+        headed("claim", "_waiting_head", retry=WAITS, reset={"claimed": False}),
+        headed("lease", "_waiting_head", retry=WAITS),
+    ]
+)
+ALL_KEYED = {**KEYED, **ONE_KEY, **KEYED_BATCHES, **KEYED_WAITING, **HEADS}
 SUBJECTS = {each.name: each for each in [*TRANSACTIONAL, *AT_MOST_ONCE, *AT_LEAST_ONCE]}
-MORE = {each.name: each for each in [*TWO_TABLES, *WILFUL, *EDITED, *MARKED, PIPELINE]}
+MORE = {each.name: each for each in [*TWO_TABLES, *WILFUL, *EDITED, *MARKED, PIPELINE, HANDED_OUT]}
 CHOOSING = {
     f"{name}_choosing": replace(SUBJECTS[name], name=f"{name}_choosing", chooses=True)
     for name in (
@@ -393,10 +519,10 @@ WAITING = {
     for name in ("transactional", "transactional_spanning", "claim_rehearsed", "lease_rehearsed")
 }
 #: Those of them whose leases may lapse. Not that of the handler which writes back an old lease and
-#: an old flag, whoever has the row by now: no settlement can help that.
+#: an old flag, even if another worker has the row: no settlement can help that.
 LAPSING = [
     *("lease_two_tables", "lease_saving", "lease_locking", "lease_edited", "lease_pipeline"),
-    *("lease_marked", "lease_marked_rehearsed"),
+    *("lease_marked", "lease_marked_rehearsed", "lease_handed_out"),
 ]
 #: Those whose leases are renewed twice.
 BEATING = ["lease_two_tables", "lease_saving", "lease_saving_another", "lease_locking"]

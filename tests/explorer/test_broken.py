@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from . import broken
 from .schedule import Violation
+from .search import Priorities
 from .stage import staged
-from .subjects import CHOOSING, MORE, SUBJECTS
+from .subjects import ALL_KEYED, CHOOSING, MORE, SUBJECTS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,9 +25,44 @@ LOST = r"a copy failed: .* 1 lease_lost"
 WAITS = r"waits for another one's lock at: lock"
 DOUBLE = r"two handlers of row|was handled after its flip was committed"
 
-ALL = {**SUBJECTS, **MORE, **CHOOSING}
+TWO_OF_A_KEY = r"rows of key 0 are in flight, of 1"
+OVERTAKEN = r"row 2 was handled before \{7000001\} of its key"
+EITHER = rf"{TWO_OF_A_KEY}|{OVERTAKEN}"
+
+ALL = {**SUBJECTS, **MORE, **CHOOSING, **ALL_KEYED}
 NO_SETTING: dict[str, Any] = {}
 EDITED: dict[str, Any] = {"copies": 1, "edited": True}
+
+#: Two rows of a key, and how the schedules begin that are searched: copy A is 0, copy B is 1, the
+#: editor or the time is 2, and the heart of copy A comes last.
+ROWS_OF_KEY: dict[str, Any] = {"rows": 2}
+BOTH_CLAIM: dict[str, Any] = {
+    **ROWS_OF_KEY,
+    "after": [(0, "COMMIT"), (1, "COMMIT"), (1, "COMMIT"), (0, "handler"), (1, "handler")],
+}
+PUT_BACK: dict[str, Any] = {
+    **ROWS_OF_KEY,
+    "edited": True,
+    "after": [
+        *((1, "handler"), (1, "snapshot"), (1, "snapshot"), (1, "key lock")),
+        *((2, ""), (0, "handler"), (1, "handler")),
+    ],
+}
+PUT_BACK_FIRST: dict[str, Any] = {
+    **PUT_BACK,
+    "after": [(1, "handler"), (1, "key lock"), (2, ""), (1, "handler")],
+}
+PUT_BACK_MEANWHILE: dict[str, Any] = {
+    **PUT_BACK,
+    "after": [(1, "handler"), (1, "COMMIT"), (1, "handler"), (2, ""), (0, "handler")],
+}
+LATE: dict[str, Any] = {
+    **ROWS_OF_KEY,
+    "lapse": True,
+    "hearts": 1,
+    "after": [(0, "handler"), (1, "key lock"), (2, ""), (1, "is it ours?"), (3, "")],
+}
+
 CAUGHT = [
     (broken.no_second_check, "transactional", NO_SETTING, DOUBLE),
     (broken.no_second_check, "claim", NO_SETTING, DOUBLE),
@@ -63,7 +100,18 @@ CAUGHT = [
     (broken.settle_without_comparing, "lease_pipeline", {"lapse": True}, SETTLED_THRICE),
     (broken.flip_outside_the_transaction, "transactional_edited", EDITED, LOST_EDIT),
     (broken.any_transaction, "transactional_ending", NO_SETTING, BOTH_PROCESSED),
+    (broken.no_key_lock, "claim_by_key_one_key", BOTH_CLAIM, TWO_OF_A_KEY),
+    (broken.no_key_lock, "lease_by_key_one_key", BOTH_CLAIM, TWO_OF_A_KEY),
+    (broken.no_key_lock, "transactional_in_order_one_key", PUT_BACK_MEANWHILE, EITHER),
+    (broken.siblings_in_the_lock_statement, "claim_by_key_one_key", PUT_BACK, TWO_OF_A_KEY),
+    (broken.siblings_in_the_lock_statement, "lease_by_key_one_key", PUT_BACK, TWO_OF_A_KEY),
+    (broken.lapsed_leases_are_left, "lease_by_key_one_key", LATE, TWO_OF_A_KEY),
+    (broken.no_head, "claim_in_order_one_key", PUT_BACK_FIRST, OVERTAKEN),
 ]
+
+
+#: Schedules that are searched behind a beginning.
+MOST = 200
 
 
 @pytest.mark.parametrize(
@@ -77,12 +125,14 @@ def test_a_broken_variant_is_found(
     setting: dict[str, Any],
     words: str,
 ) -> None:
+    setting, after = {**setting}, setting.get("after", ())
+    setting.pop("after", None)
     with (
         variant(),
         staged(ALL[name], **setting) as stage,
         pytest.raises(Violation, match=words) as error,
     ):
-        stage.explore()
+        stage.explore(after=after, most=MOST if after else math.inf)
     [note] = error.value.__notes__
     assert "copy A" in note
     assert f"EXPLORE={name}:" in note
@@ -97,6 +147,29 @@ def test_a_broken_variant_is_found(
         stage.replay(digits)
 
 
+def test_random_schedules_of_few_switches_find_two_rows_of_a_key() -> None:
+    with (
+        broken.no_key_lock(),
+        staged(ALL["transactional_by_key_one_key"], **ROWS_OF_KEY) as stage,
+        pytest.raises(Violation, match=TWO_OF_A_KEY),
+    ):
+        stage.sample(MOST, by=Priorities)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [(name, setting) for _, name, setting, _ in CAUGHT if "after" in setting],
+)
+def test_i2_schedules_that_begin_as_those_of_broken_variants_go_right(
+    name: str, setting: dict[str, Any]
+) -> None:
+    setting = {**setting}
+    after = setting.pop("after")
+    with staged(ALL[name], **setting) as stage:
+        count = stage.explore(after=after, most=10)
+    assert count.schedules
+
+
 DECISIVE = ["transactional_spanning", "transactional_joined", "claim_spanning"]
 
 
@@ -107,8 +180,8 @@ def test_schedules_of_whole_statements_do_not_reach_the_decisive_race(name: str)
         broken.check_in_the_lock_statement(),
         staged(SUBJECTS[name], gates=False) as stage,
     ):
-        count = stage.explore(reduced=False)
-    assert count.schedules >= 20
+        count = stage.explore()
+    assert count.whole
     with (
         broken.check_in_the_lock_statement(),
         staged(SUBJECTS[name]) as stage,

@@ -10,15 +10,34 @@ import pytest
 from django.db import connection
 
 from dcl_processor import Report
+from tests.shares import is_whole
 
 from .actors import here
 from .schedule import LOOK
+from .search import Priorities
 from .stage import staged
-from .subjects import BEATING, CHOOSING, IN_ORDER, LAPSING, MORE, SUBJECTS, WAITING, Subject
+from .subjects import (
+    BEATING,
+    BY_KEY,
+    CHOOSING,
+    HEADS,
+    KEYED,
+    KEYED_BATCHES,
+    KEYED_WAITING,
+    LAPSING,
+    MODES,
+    MORE,
+    ONE_KEY,
+    SUBJECTS,
+    WAITING,
+    Subject,
+)
 
 #: Schedules of a search that is not run whole here, but by ``make explore``: a number, and no
 #: time, so that a busy machine looks at no fewer.
-MOST = 100
+MOST = 100 if is_whole() else 40
+#: The same, for rows of keys, whose schedules are longer.
+MOST_KEYED = 25
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,7 +52,7 @@ def test_i2_in_every_schedule_of_two_copies_and_one_row(name: str) -> None:
 
 
 def test_schedules_that_are_left_out_would_have_told_nothing_new() -> None:
-    """All of them, without any reduction but that of steps which nobody else can tell."""
+    """All of them, without any reduction but that of steps which no other actor sees."""
     with staged(SUBJECTS["transactional"]) as stage:
         reduced = stage.explore()
     with staged(SUBJECTS["transactional"]) as stage:
@@ -44,7 +63,7 @@ def test_schedules_that_are_left_out_would_have_told_nothing_new() -> None:
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_i2_in_random_schedules_of_two_copies_and_two_rows(name: str) -> None:
-    """With every statement as a step of its own, those included that nobody else can tell."""
+    """With every statement as a step of its own, those included that no other actor sees."""
     with staged(SUBJECTS[name], rows=2, every_statement=True) as stage:
         assert stage.sample(20).schedules == 20
 
@@ -60,18 +79,52 @@ def test_i2_in_schedules_of_copies_that_choose_and_of_commits_that_wait(name: st
         assert stage.sample(20).schedules == 20
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
-def test_i2_in_schedules_of_keys_whose_rows_are_handled_in_order(name: str) -> None:
+@pytest.mark.parametrize("name", [*KEYED, *KEYED_BATCHES, *KEYED_WAITING])
+def test_i2_in_schedules_of_two_copies_and_two_keys(name: str) -> None:
     """Three rows in two keys; the whole of it is ``make explore``'s."""
-    with staged(IN_ORDER[name], rows=3) as stage:
-        count = stage.explore(most=MOST // 2)
+    subject = {**KEYED, **KEYED_BATCHES, **KEYED_WAITING}[name]
+    with staged(subject, rows=3) as stage:
+        count = stage.explore(most=MOST_KEYED)
     assert count.whole or count.schedules >= 5
-    with staged(IN_ORDER[name], rows=3, every_statement=True) as stage:
+    with staged(subject, rows=3, every_statement=True) as stage:
         assert stage.sample(10).schedules == 10
 
 
-def test_i2_a_lease_that_lapses_lets_no_row_pass_another_of_its_key() -> None:
-    with staged(IN_ORDER["lease_in_order"], rows=3, lapse=True) as stage:
+@pytest.mark.parametrize("name", ONE_KEY)
+def test_i2_in_schedules_of_two_rows_of_one_key(name: str) -> None:
+    with staged(ONE_KEY[name], rows=2) as stage:
+        count = stage.explore(most=MOST_KEYED)
+    assert count.whole or count.schedules >= 5
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_i2_no_row_is_handled_before_a_head_that_failed_or_waits(name: str) -> None:
+    with staged(HEADS[name], rows=2) as stage:
+        count = stage.explore(most=MOST)
+    assert count.whole or count.schedules >= 5
+    with staged(HEADS[name], rows=3, every_statement=True) as stage:
+        assert stage.sample(10).schedules == 10
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("delivery", [name for name, *_ in BY_KEY])
+def test_i2_an_earlier_row_may_be_put_back_while_another_of_its_key_is_in_flight(
+    delivery: str, mode: str
+) -> None:
+    with staged(ONE_KEY[f"{delivery}_{mode}_one_key"], rows=2, edited=True) as stage:
+        assert stage.sample(20, by=Priorities).schedules == 20
+
+
+def test_i2_three_copies_have_as_many_rows_of_a_key_in_flight_as_may_be() -> None:
+    with staged(KEYED["transactional_two_at_once"], copies=3, rows=5) as stage:
+        assert stage.sample(20, by=Priorities).schedules == 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_i2_a_lease_that_lapses_lets_no_row_of_its_key_come_beside_it(mode: str) -> None:
+    """Its heartbeat may be late."""
+    subject = ONE_KEY[f"lease_{mode}_one_key"]
+    with staged(subject, rows=2, lapse=True, hearts=1) as stage:
         count = stage.sample(50)
     assert any(report[3] for outcome in count.outcomes for report in outcome[:2])
 

@@ -30,6 +30,8 @@ class Call:
 
     pk: Any
     act: Act
+    #: Its lease, if that is to lapse: another copy may have one of the same row since.
+    lease: Any = None
     #: Whether its lease lapsed, and another copy came.
     lost: bool = False
 
@@ -76,6 +78,9 @@ class Actor:
         """Do what is planned for this call."""
         call, lapses = self._log.begin(self._case, row.pk)
         at = self._trouble.lapse if lapses else None
+        if at is not None:
+            own = self._case.rows(row._state.db).filter(pk=row.pk)
+            call.lease = own.values_list(CLOCK, flat=True).get()
         self._lapse(call, at, BEFORE)
         touch(self._case, self._trouble.touch, row)
         if call.lost:
@@ -172,9 +177,9 @@ def touch(case: Case, how: Touch, row: Any) -> None:
 
 
 def lapse(case: Case, call: Call) -> None:
-    """End the lease of the call's row, unless it is locked or there is none any more."""
+    """End the lease of the call's row, unless it is locked or has another one, or none."""
     with transaction.atomic(), writing("default"):
-        leased = case.rows().filter(pk=call.pk, **{f"{CLOCK}__isnull": False}).order_by()
+        leased = case.rows().filter(pk=call.pk, **{CLOCK: call.lease}).order_by()
         if HAS_ROW_LOCKS:
             leased = leased.select_for_update(skip_locked=True)
         if list(leased.values_list("pk")):

@@ -13,6 +13,7 @@ from dcl_processor.candidates.question import RowFilter, is_own_table
 from dcl_processor.settlement import flip
 from tests import seams
 from tests.contract.support.gate import HAS_GATE
+from tests.contract.support.messages import SENDS_SEVERAL
 
 
 def no_second_check(patch: pytest.MonkeyPatch) -> None:
@@ -63,7 +64,7 @@ def forgotten_filter(patch: pytest.MonkeyPatch) -> None:
 
 def one_row_for_all(patch: pytest.MonkeyPatch) -> None:
     """Take it that what the flip does to one row, it does to all."""
-    seams.replace(patch, seams.DOUBTS, lambda context, option: False)
+    seams.replace(patch, seams.NEEDS_CHECK, lambda context, option: False)
 
 
 def unmarked_instance(patch: pytest.MonkeyPatch) -> None:
@@ -86,6 +87,16 @@ def lease_that_is_saved(patch: pytest.MonkeyPatch) -> None:
     seams.replace(patch, seams.RENEWED_COLUMNS, lambda self: [])
 
 
+def no_key_lock(patch: pytest.MonkeyPatch) -> None:
+    """Look at the siblings of a row, and claim it, without the lock of their key."""
+    seams.replace(patch, seams.KEY_LOCK, lambda question, key: True)
+
+
+def unread_answer(patch: pytest.MonkeyPatch) -> None:
+    """Take it that a settlement which was sent with the next claim has written its row."""
+    seams.replace(patch, seams.ANSWERED, lambda self, cursor: setattr(self, "is_written", True))
+
+
 ALL = tuple(Delivery)
 OUTSIDE = (Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE)
 
@@ -104,6 +115,16 @@ if HAS_GATE:
     # Few questions have such rows, so that it takes long, and no database makes a difference.
     BROKEN[one_row_for_all] = (Delivery.AT_MOST_ONCE,)
     BROKEN[unlocked_settlement] = (Delivery.AT_LEAST_ONCE,)
+    # Elsewhere keys are refused, or locked with the whole database.
+    BROKEN[no_key_lock] = (Delivery.TRANSACTIONAL,)
+if SENDS_SEVERAL:
+    BROKEN[unread_answer] = (Delivery.AT_LEAST_ONCE,)
 
 #: Found where handlers do more than succeed, or where a lease comes with an attempt that it counts.
 IN_TROUBLE = {attempts_that_stay, unlocked_settlement, lease_that_is_saved, unmarked_instance}
+
+#: Found where a flip waits for the next claim.
+OF_STEADY_RUNS = {unread_answer}
+
+#: Found where rows have keys.
+OF_KEYS = {no_key_lock}

@@ -18,7 +18,7 @@ from tests.fuzz.oracle import Columns
 def stale_facts(case: Case, row: Any, before: Columns | None) -> list[str]:
     """Return what of a row is not so, or was not asked for when it was locked.
 
-    ``before``: what the row said before anybody came to it.
+    ``before``: the columns of the row before the first session came to it.
     """
     using = row._state.db
     if case.mark() is None:

@@ -79,7 +79,7 @@ def flipped(case: Case, pk: Any, before: Columns) -> Flipped:
     left_as, marked = before, True
     try:
         with transaction.atomic():
-            if case.claim is not None:
+            if case.claim is not None and case.delivery == Delivery.AT_MOST_ONCE:
                 _write(case, pk, case.mark() or {})
                 left_as, marked = everything(case)[pk], pk not in pending(case)
             _write(case, pk, case.done())

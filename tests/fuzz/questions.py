@@ -1,4 +1,4 @@
-"""Strategies for pending querysets: the text of each, as somebody would write it."""
+"""Strategies for pending querysets: the text of each, as a user would write it."""
 
 from __future__ import annotations
 

@@ -8,12 +8,14 @@ import pytest
 from hypothesis.errors import FlakyFailure
 
 from dcl_processor import Delivery
-from tests.fuzz.broken import BROKEN, IN_TROUBLE
-from tests.fuzz.cases import plain_cases, working_cases
+from tests.fuzz.broken import BROKEN, IN_TROUBLE, OF_KEYS, OF_STEADY_RUNS
+from tests.fuzz.cases import keyed_cases, plain_cases, steady_cases, working_cases
 from tests.fuzz.test_fuzz import search
-from tests.fuzz.verdict import narrow_windows
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.timeout(600),  # up to three searches
+]
 
 
 @pytest.mark.parametrize(
@@ -28,9 +30,12 @@ def test_a_broken_variant_is_found(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("CRITICAL", "dcl_processor")
-    narrow_windows(monkeypatch)
     break_it(monkeypatch)
     made = working_cases(delivery) if break_it in IN_TROUBLE else plain_cases(delivery)
+    if break_it in OF_KEYS:
+        made = keyed_cases(delivery)
+    elif break_it in OF_STEADY_RUNS:
+        made = steady_cases(delivery, lapses=True)
 
     def is_found() -> bool:
         # A race that goes wrong need not do so when it is played again.

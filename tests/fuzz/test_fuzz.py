@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -11,8 +13,12 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from dcl_processor import Delivery
-from tests.fuzz.cases import STRANGER, Case, cases
-from tests.fuzz.verdict import ACCEPTED, REFUSED, TROUBLED, judge, narrow_windows
+from dcl_processor.locking import row_transactions
+from dcl_processor.locking.row_transactions import Send, Statement
+from tests import seams
+from tests.contract.support.messages import SENDS_SEVERAL
+from tests.fuzz.cases import STRANGER, Case, cases, steady_cases, working_cases
+from tests.fuzz.verdict import ACCEPTED, REFUSED, TROUBLED, judge
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -63,10 +69,51 @@ def test_a_generated_pair_is_refused_by_name_or_goes_right(
 ) -> None:
     """I1 to I6 and I11."""
     caplog.set_level("CRITICAL", "dcl_processor")  # a failed row says so, and many do
-    narrow_windows(monkeypatch)
     came_to = search(cases(delivery), EXAMPLES, derandomize=not FUZZ)
     pairs = sum(came_to.values()) - came_to[RACED]
     print(f"\n{connection.vendor}, {delivery}: {pairs} pairs: {dict(came_to)}")
     assert came_to[ACCEPTED] + came_to[TROUBLED] > EXAMPLES / 5
     assert came_to[TROUBLED]
     assert came_to[REFUSED]
+
+
+def count_waiting(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the flips that are sent with a statement that came later, by that one's first word."""
+    counts: Counter[str] = Counter()
+    real = row_transactions.send_all
+
+    def send_all(send: Send, cursor: Any, statements: Sequence[Statement]) -> Any:
+        counts[statements[-1].text.split(None, 1)[0]] += sum(
+            "UPDATE" in each.text for each in statements[:-1]
+        )
+        return real(send, cursor, statements)
+
+    seams.replace(patch, seams.SEND_ALL, send_all)
+    return counts
+
+
+@pytest.mark.timeout(max(300, 5 * FUZZ))
+@pytest.mark.parametrize("delivery", Delivery)
+def test_generated_rows_go_right_whose_flips_wait_for_the_next_claim(
+    delivery: Delivery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """I1 to I6: among failing and repeated rows and another copy; in long searches lapses, too."""
+    caplog.set_level("CRITICAL", "dcl_processor")
+    waited = count_waiting(monkeypatch)
+    came_to = search(steady_cases(delivery, lapses=bool(FUZZ)), EXAMPLES, derandomize=not FUZZ)
+    print(f"\n{connection.vendor}, {delivery}: {waited.total()} flips waited: {dict(came_to)}")
+    assert waited.total() > EXAMPLES / 5 or not SENDS_SEVERAL
+    assert came_to[TROUBLED] > EXAMPLES / 2
+
+
+@pytest.mark.timeout(max(300, 5 * FUZZ))
+def test_generated_rows_go_right_that_have_a_mark_beside_their_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """I1 to I6: whatever takes the lease off writes reset, and the row stays pending meanwhile."""
+    caplog.set_level("CRITICAL", "dcl_processor")
+    marked = working_cases(Delivery.AT_LEAST_ONCE).filter(lambda case: case.claim is not None)
+    examples = FUZZ or 10
+    came_to = search(marked, examples, derandomize=not FUZZ)
+    print(f"\n{connection.vendor}: {dict(came_to)}")
+    assert came_to[TROUBLED] > examples / 2

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -14,7 +15,7 @@ from dcl_processor import Delivery
 from dcl_processor.candidates import scan
 from dcl_processor.exceptions import ProcessorError, StillPending
 from dcl_processor.report import COUNTS
-from tests.fuzz import oracle, troubled
+from tests.fuzz import keyed, oracle, troubled
 from tests.fuzz.cases import CLOCK, RACE, STRANGER, Case
 from tests.fuzz.meeting import MARK, Met, change_what_is_beside, meet, processor
 from tests.fuzz.oracle import Flipped
@@ -28,6 +29,11 @@ ACCEPTED, TROUBLED = "accepted", "accepted in trouble"
 
 def judge(case: Case) -> str:
     """Play an example; raise AssertionError unless it is refused by name or goes right."""
+    with patch.multiple(scan, WINDOW=case.window, WIDE_WINDOW=case.window + 1):
+        return _judge(case)
+
+
+def _judge(case: Case) -> str:
     empty()
     case.make_rows()
     before = oracle.everything(case)
@@ -37,10 +43,11 @@ def judge(case: Case) -> str:
         return NO_QUESTION
     if not worlds.first and case.meeting != RACE:
         return NOTHING
-    if case.trouble is not None:
-        if troubled.fits(case, worlds.first):
-            return _judge_troubled(case, before, worlds)
-        case = replace(case, trouble=None)
+    if not troubled.fits(case, worlds.first):
+        # The rules of troubled handlers, and of keys, are those for flips that are right.
+        case = replace(case, trouble=None, options={} if case.key else case.options)
+    elif case.trouble is not None:
+        return _judge_troubled(case, before, worlds)
     met = meet(case, before)
     assert not met.wrong, met.wrong
     after = oracle.everything(case)
@@ -62,7 +69,8 @@ def _judge_troubled(case: Case, before: Mapping[Any, Any], worlds: Worlds) -> st
     if met.refusals:
         _check_refusal(met)
         return REFUSED
-    _check_empty(case)
+    if not keyed.kept_back(case, oracle.everything(case)):
+        _check_empty(case)
     return TROUBLED if worlds.first else NOTHING
 
 
@@ -178,9 +186,3 @@ def _check_empty(case: Case) -> None:
     # A question that cannot have an answer is not even sent.
     assert len(sent) <= 1, [query["sql"] for query in sent]
     assert all(query["sql"].lstrip("(").startswith("SELECT") for query in sent)
-
-
-def narrow_windows(patch: Any) -> None:
-    """Make the windows so small that a few rows are several."""
-    patch.setattr(scan, "WINDOW", 2)
-    patch.setattr(scan, "WIDE_WINDOW", 3)

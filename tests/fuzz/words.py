@@ -31,7 +31,7 @@ def lazily(text: str) -> Any:
 def mostly(usual: Text, *others: Text) -> Text:
     """Draw from the first three times out of four; ``one_of()`` would draw from all alike."""
     some = (usual,) * 3 * len(others) + others
-    # Not by themselves, or each would count once.
+    # Not the values, or each would count once.
     return st.sampled_from(range(len(some))).flatmap(lambda place: some[place])
 
 

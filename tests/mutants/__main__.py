@@ -28,6 +28,7 @@ from queue import SimpleQueue
 
 from tests.mutants.listed import CHECKOUT, Mutant, mutants
 from tests.servers.mariadb import mariadb
+from tests.shares import selected_by
 
 #: Seconds for the tests of one mutant, on a machine that is busy.
 PATIENCE = 120
@@ -62,6 +63,8 @@ def ends(mutant: Mutant, place: Place, *, patience: float) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-xqp", "no:cacheprovider"]
     # A file that is put back within a second would pass for the one that was compiled.
     quiet = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "CI": "false"}
+    # The point of a search that finds the fault is in one share.
+    quiet["WHOLE"] = "1"
     with subprocess.Popen(
         [*command, *shlex.split(mutant.tests)],
         cwd=folder,
@@ -110,17 +113,11 @@ def judged(
     return complaint
 
 
-def revision() -> str:
-    """Return the commit, so that a sample is the same however often CI runs it."""
-    git = ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"] if shutil.which("git") else ["true"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def main(arguments: Sequence[str]) -> int:
     """Return 1 unless each mutant that was tried was killed, and none of the list is stale."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--sample", type=int)
-    parser.add_argument("--seed", default=revision())
+    parser.add_argument("--seed", default=selected_by())
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--patience", type=float, default=PATIENCE)

@@ -6,9 +6,11 @@ once any more is an error, so that the list follows the code.
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -53,13 +55,27 @@ class Mutant:
             return f"expected Python, got {error}"
         if bool(self.tests) == bool(self.equivalent):
             return "expected tests, or the reason why there are none"
+        if gone := [each for each in self._named_tests() if not _is_there(each)]:
+            return f"expected tests that are there, got {', '.join(gone)}"
         return ""
+
+    def _named_tests(self) -> list[str]:
+        """Return the tests of the command line, without what selects among them."""
+        words = ["", *shlex.split(self.tests)]
+        return [each for before, each in pairwise(words) if "-k" not in (before, each)]
 
     def applied(self, folder: Path) -> str:
         """Write the fault into a copy of the tree; return the text that was there."""
         before = (folder / self.path).read_text()
         (folder / self.path).write_text(before.replace(self.find, self.put))
         return before
+
+
+def _is_there(test: str) -> bool:
+    """Return whether there is such a file and, if one is named, such a function."""
+    path, *names = test.partition("[")[0].split("::")
+    file = CHECKOUT / path
+    return file.exists() and (not names or f"def {names[-1]}(" in file.read_text(encoding="utf-8"))
 
 
 def mutants() -> Iterator[Mutant]:

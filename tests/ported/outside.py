@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -21,6 +22,17 @@ def perform(payload: str) -> None:
 def mutate(prices: Sequence[tuple[str, int]]) -> list[str | None]:
     """Change prices in the shop; return for each ``None``, or why it was refused."""
     raise ConnectionError
+
+
+def ask(payload: str) -> str:
+    """Return the answer of another system."""
+    raise ConnectionError
+
+
+@contextmanager
+def connect() -> Iterator[str]:
+    """Open a connection to another system."""
+    yield "connection"
 
 
 def worker() -> str:

@@ -12,6 +12,8 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor.insights.doctor import examine
+from dcl_processor.insights.findings import Level
 from dcl_processor.locking.slots import Slot
 from tests.contract.support.errands import elsewhere
 from tests.contract.support.reports import assert_run
@@ -201,5 +203,36 @@ def test_only_a_session_of_ones_own_hears_a_notify(mode: str) -> None:
         ears.execute("LISTEN shop")
         with connection.cursor() as cursor:
             cursor.execute("NOTIFY shop")
-        heard = [each.channel for each in ears.notifies(timeout=1, stop_after=1)]
+        patience = 30 if mode == "session" else 1
+        heard = [each.channel for each in ears.notifies(timeout=patience, stop_after=1)]
     assert heard == (["shop"] if mode == "session" else [])
+
+
+def test_doctor_notes_a_pool_in_transaction_mode(pooled: str) -> None:
+    """Other clients change nothing: the sessions of this process are enough for a proof."""
+    mode = "transaction" if in_transaction_mode(pooled) else "session"
+    processor = next(processors())
+    found = {each.check: each for each in examine([processor], [processor], using=pooled)}
+    assert ("pooler" in found) == (mode == "transaction")
+    if mode == "transaction":
+        note = found["pooler"]
+        assert note.level is Level.NOTE
+        assert note.about == f"database {pooled!r}"
+        assert "a pooler in transaction mode is in between" in note.what
+        assert "LISTEN" in note.why
+    direct = [each.check for each in examine([processor], [processor], using="default")]
+    assert "pooler" not in direct
+
+
+def in_transaction_mode(alias: str) -> bool:
+    """Return the mode as PgBouncer itself has it, in its console."""
+    settings = connections[alias].settings_dict
+    with psycopg.connect(
+        host=settings["HOST"],
+        port=settings["PORT"],
+        user=settings["USER"],
+        dbname="pgbouncer",
+        autocommit=True,
+    ) as console:
+        rows = console.execute("SHOW CONFIG").fetchall()
+    return any(row[:2] == ("pool_mode", "transaction") for row in rows)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 @pytest.fixture(autouse=True)
 def _others_wait_briefly() -> Iterator[None]:
-    """Whoever would have to wait for our lock fails instead, and the test with it."""
+    """Fail a session that would have to wait for our lock, and the test with it."""
     with connections["other"].cursor() as cursor:
         cursor.execute("SET lock_timeout = '500ms'")
     yield

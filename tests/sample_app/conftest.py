@@ -148,6 +148,8 @@ def start(empty_database: str, tmp_path: Path) -> Start:
         database = {
             "DJANGO_SETTINGS_MODULE": "sample_app.settings",
             "DATABASE_URL": empty_database,
+            # As for this process, see answer_within().
+            "WAREHOUSE_ANSWER_WITHIN": str(PATIENCE),
         }
         return subprocess.Popen(
             [sys.executable, str(MANAGE_PY), *map(str, arguments)],

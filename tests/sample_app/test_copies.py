@@ -1,4 +1,4 @@
-"""Copies that go wrong are told apart from copies that had nothing to do."""
+"""Copies that go wrong differ from copies that had nothing to do."""
 
 from __future__ import annotations
 

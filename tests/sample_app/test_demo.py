@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sample_app.shop.demo.hand_out_stage import PACKINGS
 from sample_app.shop.demo.invented_orders import FIRST_NUMBER
 from sample_app.shop.demo.invented_orders import ORDERS as INVENTED
 from tests.sample_app.conftest import ORDERS, PATIENCE, SHIPPED, LookAtOrders, Start, connect, ended
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
 SHARES = re.compile(r"^  copies +([0-9,+ ]+) rows in [0-9.]+ s$", re.MULTILINE)
 ALL_WELL = "All is well"
-STAGES = 5
+STAGES = 6
 
 
 def figures(output: str, ending: str) -> str:
@@ -58,13 +59,24 @@ def test_sends_every_mail_once_and_nothing_when_run_again(
     assert "0 due, 0 arrived" in output
     assert "2,000 due, 2,000 expired exactly once" in output
     assert "0 due, 0 printed exactly once" in output
+    # Other orders than in the first demo.
+    assert f"{PACKINGS} due, {PACKINGS} packed by robots, 0 settled twice" in output
     assert output.count(ALL_WELL) == STAGES
     assert look_at_orders() == orders
 
 
+def invented(run: int, look_at_orders: LookAtOrders) -> None:
+    """Check that each run has invented orders of its own, and that all mails are sent."""
+    orders = look_at_orders()
+    assert orders.keys() == set(range(FIRST_NUMBER, FIRST_NUMBER + run * INVENTED))
+    assert all(shipped == sent for shipped, sent in orders.values())
+    assert 0 < sum(sent for _, sent in orders.values()) < len(orders)
+
+
 def test_each_delivery_keeps_its_promise_though_a_copy_is_killed(
-    start: Start, empty_database: str
+    start: Start, empty_database: str, look_at_orders: LookAtOrders
 ) -> None:
+    """For orders that are invented, other ones in each demo."""
     code, output, errors = ended(start("demo"))
 
     assert (code, errors) == (0, "")
@@ -85,6 +97,10 @@ def test_each_delivery_keeps_its_promise_though_a_copy_is_killed(
     assert arrived[4] == charged
     assert arrived[3] > 0
     assert numbers(figures(output, "printed exactly once")) == [due, due]
+    assert numbers(figures(output, "settled twice")) == [PACKINGS, PACKINGS, 0]
+    assert len(re.findall(r"^  killed  robot-[12], while it packs$", output, re.MULTILINE)) == 2
+    assert "  paused  robot-3, while it packs" in output
+    assert "  late    robot-3 goes on" in output
     with connect(empty_database) as connection:
         in_the_table = connection.execute(
             "SELECT count(*) FILTER (WHERE state = 'captured'), count(DISTINCT charge_id)"
@@ -94,29 +110,22 @@ def test_each_delivery_keeps_its_promise_though_a_copy_is_killed(
         pages = connection.execute("SELECT count(*) FROM shop_printedpage").fetchone()
     assert in_the_table == (charged, charged, 0)
     assert pages == (due,)
+    invented(1, look_at_orders)
+
+    code, output, errors = ended(start("demo", "--copies", "2"))
+
+    assert (code, errors) == (0, "")
+    assert "0 duplicates, 0 missing" in output
+    invented(2, look_at_orders)
 
 
 def numbers(line: str) -> list[int]:
     return [int(number.replace(",", "")) for number in re.findall(r"[0-9][0-9,]*", line)]
 
 
-def test_invents_new_orders_on_every_run_when_given_none(
-    start: Start, look_at_orders: LookAtOrders
-) -> None:
-    for run in (1, 2):
-        code, output, errors = ended(start("demo", "--copies", "2"))
-
-        assert (code, errors) == (0, "")
-        assert "0 duplicates, 0 missing" in output
-        orders = look_at_orders()
-        assert orders.keys() == set(range(FIRST_NUMBER, FIRST_NUMBER + run * INVENTED))
-        assert all(shipped == sent for shipped, sent in orders.values())
-        assert 0 < sum(sent for _, sent in orders.values()) < len(orders)
-
-
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Let processes started here take SIGINT even where this one was told to ignore it."""
+    """Let processes started here take SIGINT even where this one ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -173,7 +173,7 @@ def test_no_answer_leaves_the_payment_in_doubt_until_the_gateway_was_asked(
         assert row.capturing_since is not None
         assert list(capture_payments.in_doubt(older_than=0)) == [row]
         assert not capture_payments.in_doubt(older_than=60).exists()
-        # Nobody charges it again as long as nobody knows.
+        # It is not charged again as long as its charge is not known.
         assert capture_payments().processed == 0
 
         [answer] = resolve(stub)
@@ -193,7 +193,7 @@ def test_a_copy_that_is_killed_leaves_one_payment_in_doubt_and_costs_no_other(
 ) -> None:
     load_orders(7, 8, 9)
     with gateway(holding=2) as stub:
-        settings = "sample_app.settings"
+        settings = "tests.sample_app.patient_settings"
         variables = environment(PAYMENTS_URL=stub.url, DJANGO_SETTINGS_MODULE=settings)
         command = [sys.executable, str(MANAGE_PY), "processors", "run", capture_payments.name]
         with subprocess.Popen(command, env=variables) as process:

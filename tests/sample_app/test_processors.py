@@ -107,7 +107,7 @@ def test_a_mail_that_fails_leaves_its_order_due_and_the_others_sent(
 
     assert (report.processed, report.failed) == (2, 1)
     assert [mail.order_number for mail in mailbox.mails] == [7, 9]
-    # Nobody knows what state the failure left the first in.
+    # It is not known what state the failure left the first in.
     assert mailbox.sessions == 2
     assert [order.number for order in send_shipped_emails.pending()] == [8]
 

@@ -1,7 +1,8 @@
 """What the private servers have in common: whose programs they are, where they live, how they end.
 
 A server lives in a temporary folder of its own, and listens on a socket there, so that no port can
-be taken. It never runs as root, and it ends with whoever started it, by ``kill -9`` or otherwise.
+be taken. It never runs as root, and it ends with the process that started it, by ``kill -9`` or
+otherwise.
 """
 
 from __future__ import annotations

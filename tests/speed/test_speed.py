@@ -6,9 +6,13 @@ server loses less to the others than one that computes.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -22,6 +26,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
 ROUNDS, ROWS, BATCH = 5, 3_000, 100
 ONE_BY_ONE = 200
+
+#: So often it is measured, because another program may run at the same time.
+TRIES = 3
 MANY = 10_000
 
 COLUMNS = ", ".join(str(field.column) for field in Parcel._meta.concrete_fields)
@@ -110,7 +117,36 @@ def test_a_batch_takes_a_few_times_the_bare_drivers_time_and_a_fraction_of_a_loo
     assert mine / loop >= 25, turns
 
 
-def test_rows_that_fail_cost_no_more_than_their_share() -> None:
+@pytest.fixture
+def one_log() -> Iterator[None]:
+    """Log to one handler, as a project does: those of pytest each keep every record."""
+    logger = logging.getLogger("dcl_processor")
+    with Path(os.devnull).open("w") as nowhere:
+        handler = logging.StreamHandler(nowhere)
+        logger.addHandler(handler)
+        logger.propagate = False
+        yield
+        logger.propagate = True
+        logger.removeHandler(handler)
+
+
+def share_left(rate: Callable[[int], float], enough: float) -> float:
+    """Return the part of the speed that three failures of a hundred leave.
+
+    The median of turns: a processor may be half as fast again for the length of one run.
+    """
+    turns: list[tuple[float, float]] = []
+    share = 0.0
+    for _ in range(TRIES):
+        turns += [(rate(3), rate(0)) for _ in range(8)]
+        share = median(some / none for some, none in turns)
+        print(f"{share:.2f} of the speed without failures: {turns}")
+        if share >= enough:
+            break
+    return share
+
+
+def test_rows_that_fail_cost_no_more_than_their_share(one_log: None) -> None:
     """Three of a hundred; each costs a traceback and a line in the log, and its batch nothing.
 
     Neither sends a statement more, so what is compared is this process's own time. A wrapper keeps
@@ -144,8 +180,4 @@ def test_rows_that_fail_cost_no_more_than_their_share() -> None:
         rate(bad)
     assert statements[1] == statements[2]
     counting = False
-    # The best of each, in turns: another tenant of the machine only ever makes a run slower.
-    turns = [(rate(3), rate(0)) for _ in range(8)]
-    share = max(some for some, _ in turns) / max(none for _, none in turns)
-    print(f"{share:.2f} of the speed without failures")
-    assert share >= 0.8, turns
+    assert share_left(rate, enough=0.8) >= 0.8

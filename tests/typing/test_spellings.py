@@ -105,6 +105,7 @@ async def send_later(row: Parcel) -> None:
     max_consecutive_failures=10,
     max_pending=1_000,
     concurrency=4,
+    pending_since="sent_at",
 )
 def send_at_most_once(row: Parcel) -> str:
     return str(row.pk)

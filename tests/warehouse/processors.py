@@ -78,7 +78,7 @@ def end(how: str) -> None:
 
 
 class Weigh(BatchProcessor[Parcel]):
-    """Weigh what nobody has weighed."""
+    """Weigh the parcels that have no weight."""
 
     name = "warehouse.weigh"
     done = {"weight": 7}
@@ -123,6 +123,7 @@ def try_twice(errand: Errand) -> None:
     done={"done": True},
     claim={"claimed": True},
     claimed_at="claimed_at",
+    reset={"claimed": False},
     delivery=Delivery.AT_MOST_ONCE,
 )
 def fetch(errand: Errand) -> None:
@@ -138,14 +139,14 @@ def told_to_stop() -> bool:
 
 def audit(parcel: Parcel) -> None:
     if path := os.environ.get("AUDIT"):
-        # One short line in append mode is written whole, whoever else writes.
+        # One short line in append mode is written whole, even if other processes write.
         with Path(path).open("a") as file:
             file.write(f"{parcel.pk} {os.getpid()}\n")
 
 
 def wait_at_gate(variable: str = "GATE") -> None:
     """Say that a handler is at work, and stay there until the gate is opened."""
-    gc.collect()  # what an earlier run of this process was told
+    gc.collect()  # what an earlier run of this process was given
     gate = Path(os.environ[variable])
     (gate / f"reached-{os.getpid()}").touch()
     deadline = time.monotonic() + PATIENCE
@@ -153,7 +154,7 @@ def wait_at_gate(variable: str = "GATE") -> None:
         if told_to_stop():
             (gate / f"stopping-{os.getpid()}").touch()
         if time.monotonic() > deadline:
-            raise TimeoutError("nobody opened the gate")
+            raise TimeoutError("the gate was not opened")
         time.sleep(0.01)
 
 

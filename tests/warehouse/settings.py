@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.settings import *  # noqa: F403
-from tests.settings import INSTALLED_APPS
+from tests.settings import FEW_APPS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.warehouse"]
+INSTALLED_APPS = [*FEW_APPS, "tests.warehouse"]

@@ -1,4 +1,4 @@
-"""``manage.py processors``: run processors, and list them."""
+"""``manage.py processors``: run processors, and show and change what waits or is stuck."""
 
 from __future__ import annotations
 
@@ -7,41 +7,109 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.management.color import no_style
 from django.db import close_old_connections, connections
+from django.db.models import Q
 
-from dcl_processor import backlog, diagnosis, registry
+from dcl_processor import diagnosis, registry
 from dcl_processor.diagnosis import Trouble
-from dcl_processor.exceptions import ProcessorError, UnknownProcessor
-from dcl_processor.management import watching
+from dcl_processor.management import (
+    acting,
+    controlling,
+    doctoring,
+    explaining,
+    listing,
+    liveness,
+    metering,
+    metrics,
+    showing,
+    status,
+    watching,
+)
+from dcl_processor.management.choosing import USAGE_ERROR, choose, keys
+from dcl_processor.management.command_line import OneSentenceParser
 from dcl_processor.management.output import Output
 from dcl_processor.processes import pool
 from dcl_processor.processes.child import refuse_import
 from dcl_processor.processes.console_log import quiet_unless_configured
-from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
+from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
+from dcl_processor.processes.health import Health
+from dcl_processor.processes.news import Finishing
+from dcl_processor.processes.visible import label, named_sessions
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
-USAGE_ERROR = 2
+#: The exit code of a question whose answer could not be written.
+NOT_FOUND_OUT = 3
+
+#: Actions with a module of their own, each of which has ``HELP``, ``add_arguments(parser)`` and
+#: ``handle(output, options)``; an ``Action`` writes to rows, and the others ask.
+MODULES: dict[str, Any] = {
+    "list": listing,
+    "status": status,
+    "show": showing,
+    "requeue": acting.REQUEUE,
+    "mark-done": acting.MARK_DONE,
+    "discard": acting.DISCARD,
+    "pause": controlling.PAUSE,
+    "resume": controlling.RESUME,
+    "stop": controlling.STOP,
+    "run-now": controlling.RUN_NOW,
+    "history": controlling.HISTORY,
+    "explain": explaining,
+    "doctor": doctoring,
+    "metrics": metrics,
+}
 
 
 class Command(BaseCommand):
-    help = "Run batch processors, or list them with the number of their pending rows."
+    help = "Run batch processors, show what waits and what is stuck, and put it right."
 
     # A run itself verifies what it needs. The checks of the whole project, and their warnings, are
     # not for a command that cron starts every minute and whose output cron mails.
     requires_system_checks = []
 
+    #: Whether this process is the command's own, and not that of a program that calls the command.
+    _owns_process = False
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run as ``manage.py`` does, which ends with the command."""
+        self._owns_process = True
+        super().run_from_argv(argv)
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Return Django's parser, with errors of one sentence."""
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        own = OneSentenceParser(
+            prog=parser.prog,
+            description=parser.description,
+            formatter_class=parser.formatter_class,
+            parents=[parser],
+            add_help=False,
+            called_from_command_line=parser.called_from_command_line,
+        )
+        own.actions = self._actions
+        return own
+
     def add_arguments(self, parser: CommandParser) -> None:
         common = _base_options()
-        actions = parser.add_subparsers(dest="action", required=True, metavar="run | list")
+        actions = parser.add_subparsers(
+            dest="action", required=True, metavar="ACTION", parser_class=OneSentenceParser
+        )
         run = actions.add_parser(
             "run", parents=[common], help="Handle the rows that are pending now."
         )
         run.add_argument("names", nargs="*", metavar="NAME", help="Processors to run, in order.")
+        run.add_argument(
+            "--pk",
+            nargs="+",
+            metavar="PK",
+            help="Primary keys: run for these of the pending rows; needs one NAME.",
+        )
         run.add_argument("--all", action="store_true", help="Run all processors.")
         run.add_argument(
             "--limit",
@@ -90,10 +158,17 @@ class Command(BaseCommand):
             "it, the command leaves the rows to them.",
         )
         watching.add_arguments(run)
-        listing = actions.add_parser(
-            "list", parents=[common], help="Show the number of pending rows of each processor."
-        )
-        for action in (run, listing):
+        metering.add_arguments(run)
+        liveness.add_arguments(run)
+        own = {
+            name: actions.add_parser(name, parents=[common], help=module.HELP)
+            for name, module in MODULES.items()
+        }
+        for name, module in MODULES.items():
+            module.add_arguments(own[name])
+        self._actions = {"run": run, **own}
+        for action in self._actions.values():
+            action.siblings = self._actions
             action.add_argument(
                 "--using",
                 choices=tuple(connections),
@@ -112,8 +187,12 @@ class Command(BaseCommand):
             color=self._has_color(options),
         )
         try:
-            if action == "list":
-                self.list_backlogs(output, options["using"])
+            if action in MODULES:
+                MODULES[action].handle(output, options)
+                if output.lost:
+                    writes = isinstance(MODULES[action], acting.Action)
+                    code = acting.LEFT if writes else NOT_FOUND_OUT
+                    raise CommandError("output could not be written.", returncode=code)
             else:
                 self.run_chosen(output, options)
         finally:
@@ -138,18 +217,40 @@ class Command(BaseCommand):
                 "see what its next run would do.",
                 returncode=USAGE_ERROR,
             )
-        chosen = _choose(options["names"], run_all=options["all"])
+        chosen = choose(options["names"], run_all=options["all"])
+        # One name for all of them, because the session stays open from one to the next.
+        work = label([processor.name for processor in chosen])
+        with named_sessions(work) if self._owns_process else nullcontext():
+            self._run_chosen(chosen, output, options)
+
+    def _run_chosen(
+        self, chosen: Sequence[BatchProcessor[Any]], output: Output, options: dict[str, Any]
+    ) -> None:
+        """Run them, or watch them, or show what a run would do."""
+        some = _rows_of(chosen, options)
         left_out = registry.broken() if options["all"] else []
         output.left_out(left_out)
         if options["dry_run"]:
-            self.dry_run_each(chosen, output, options, left_out)
+            self.dry_run_each(chosen, output, {**options, "filter": some}, left_out)
             return
         try:
-            with quiet_unless_configured(), polite_stop(output.stopping) as stop:
+            with (
+                quiet_unless_configured(),
+                metering.exported([each.name for each in chosen], options) as on_counts,
+                polite_stop(output.stopping) as stop,
+                liveness.shown(
+                    [processor.name for processor in chosen],
+                    stop,
+                    options["health_file"],
+                    owns_process=self._owns_process,
+                ) as health,
+            ):
+                options = {**options, "filter": some, "on_counts": on_counts}
                 if options["watch"] is None:
-                    self.run_each(chosen, output, stop, options, left_out)
+                    self.run_each(chosen, output, health, options, left_out)
                 else:
-                    watching.watch(chosen, output, stop, options)
+                    may_supervise = self._owns_process
+                    watching.watch(chosen, output, health, options, may_supervise=may_supervise)
                     if left_out:
                         raise CommandError(_summary(0, [each.app for each in left_out], lost=False))
         except StoppedAtOnce as stopped:
@@ -163,45 +264,79 @@ class Command(BaseCommand):
         self,
         chosen: Sequence[BatchProcessor[Any]],
         output: Output,
-        stop: Stop,
+        health: Health,
         options: dict[str, Any],
         left_out: Sequence[registry.Broken] = (),
     ) -> None:
         """Run one processor after the other; an error of one costs the others nothing."""
-        using, limit, timeout = options["using"], options["limit"], options["timeout"]
+        timeout = options["timeout"]
         end = None if timeout is None else time.monotonic() + timeout
         failed, broken = 0, [each.app for each in left_out]
         for processor in chosen:
-            if stop.is_set():
+            if health.stop.is_set():
                 break
             left = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                with output.watching(processor, stop, using=using, limit=limit) as on_row:
-                    report, copies = pool.run(
-                        processor,
-                        copies=options["copies"],
-                        using=using,
-                        limit=limit,
-                        max_failures=options["max_failures"],
-                        timeout=left,
-                        wait_for_slot=options["wait_for_slot"],
-                        concurrency=options["concurrency"],
-                        stop=stop,
-                        on_row=on_row,
-                    )
-            except Exception as error:  # noqa: BLE001  # the next processor is still to be run
-                trouble = Trouble.of(error, processor, using)
-                output.broke(processor.name, trouble)
-                close_old_connections()
+            outcome, copies = self.run_one(processor, output, health, {**options, "timeout": left})
+            if isinstance(outcome, Trouble):
+                output.broke(processor.name, outcome)
                 broken.append(processor.name)
-                failed += 0 if trouble.report is None else _failed(trouble.report)
+                failed += 0 if outcome.report is None else _failed(outcome.report)
                 continue
-            output.report(report, copies)
-            failed += _failed(report)
-            if report.error is not None or not all(isinstance(copy, Report) for copy in copies):
+            output.report(outcome, copies)
+            controlling.say_why(output, outcome)
+            failed += _failed(outcome)
+            if outcome.error is not None or not all(isinstance(copy, Report) for copy in copies):
                 broken.append(processor.name)
         if failed or broken or output.lost:
             raise CommandError(_summary(failed, broken, lost=bool(output.lost)))
+
+    def run_one(
+        self,
+        processor: BatchProcessor[Any],
+        output: Output,
+        health: Health,
+        options: dict[str, Any],
+    ) -> tuple[Report | Trouble, Sequence[Report | Trouble]]:
+        """Run a processor; return what became of the run, and of each of several workers."""
+        stop, using, limit, filter = (
+            health.stop,
+            options["using"],
+            options["limit"],
+            options["filter"],
+        )
+        several = options["copies"] > 1
+
+        def finishing(number: int, event: Finishing) -> None:
+            output.finishing(stop, event.call, number if several else None)
+
+        try:
+            with output.watching(
+                processor, stop, filter=filter, using=using, limit=limit
+            ) as on_row:
+                report, copies = pool.run(
+                    processor,
+                    copies=options["copies"],
+                    filter=filter,
+                    using=using,
+                    limit=limit,
+                    max_failures=options["max_failures"],
+                    timeout=options["timeout"],
+                    wait_for_slot=options["wait_for_slot"],
+                    concurrency=options["concurrency"],
+                    stop=stop,
+                    on_row=on_row,
+                    on_counts=options["on_counts"],
+                    health=health,
+                    may_supervise=self._owns_process,
+                    on_finishing=finishing,
+                )
+        except Exception as error:  # noqa: BLE001  # the next processor is still to be run
+            trouble = Trouble.of(error, processor, using)
+            close_old_connections()
+            return trouble, []
+        if copies and not several:  # its only worker was lost
+            return copies[0], []
+        return report, copies
 
     def dry_run_each(
         self,
@@ -214,7 +349,9 @@ class Command(BaseCommand):
         broken = [each.app for each in left_out]
         for processor in chosen:
             try:
-                found = processor.dry_run(using=options["using"], limit=options["limit"])
+                found = processor.dry_run(
+                    filter=options["filter"], using=options["using"], limit=options["limit"]
+                )
             except Exception as error:  # noqa: BLE001  # the others are still to be shown
                 output.broke(processor.name, Trouble.of(error, processor, options["using"]))
                 close_old_connections()
@@ -224,55 +361,19 @@ class Command(BaseCommand):
         if broken or output.lost:
             raise CommandError(_summary(0, broken, lost=bool(output.lost)))
 
-    def list_backlogs(self, output: Output, using: str | None) -> None:
-        """Show every processor with its pending rows, and its trouble, if any."""
-        found: list[tuple[BatchProcessor[Any], int | None]] = []
-        troubles: list[tuple[str, Trouble]] = []
-        for processor in _choose([], run_all=True):
-            try:
-                found.append((processor, backlog.count(processor, using=using)))
-            except Exception as error:  # noqa: BLE001  # the others can still be counted
-                found.append((processor, None))
-                troubles.append((processor.name, Trouble.of(error, processor, using)))
-                close_old_connections()
-        output.backlogs(found)
-        # A database that is down is a trouble of all its processors: write it once.
-        names: dict[str, list[str]] = {}
-        for name, trouble in troubles:
-            names.setdefault(trouble.sentence, []).append(name)
-        for sentence, trouble in {each.sentence: each for _, each in troubles}.items():
-            output.trouble(", ".join(names[sentence]), trouble)
-        left_out = registry.broken()
-        output.left_out(left_out)
-        if troubles:
-            number = f"{len(troubles)} of {len(found)}"
-            raise CommandError(f"the pending rows of {number} processors could not be counted.")
-        if left_out or output.lost:
-            raise CommandError(_summary(0, [each.app for each in left_out], lost=bool(output.lost)))
 
-
-def _choose(names: Sequence[str], *, run_all: bool) -> list[BatchProcessor[Any]]:
-    try:
-        if bool(names) == run_all:
-            got = "both" if names else "neither"
-            known = ", ".join(registry.processors()) or "none"
-            raise CommandError(
-                f"expected names of processors or --all, got {got}; the processors are {known}.",
-                returncode=USAGE_ERROR,
-            )
-        chosen = registry.get(names) if names else list(registry.processors().values())
-    except UnknownProcessor as error:
-        # It may be a processor of an app that is left out, and then the name is right.
-        code = 1 if registry.broken() else USAGE_ERROR
-        raise CommandError(str(error), returncode=code) from error
-    except ProcessorError as error:
-        raise CommandError(str(error)) from error
-    if not chosen and not registry.broken():
+def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> Q | None:
+    """Return the condition for the rows that ``--pk`` names; ``None``: all pending rows."""
+    if options["pk"] is None:
+        return None
+    if len(chosen) != 1 or options["watch"] is not None:
+        got = "--watch" if options["watch"] is not None else f"{len(chosen)} processors"
         raise CommandError(
-            "expected a processor in the processors.py of an app in INSTALLED_APPS, got none.",
+            f"expected --pk with one processor and a single run, got {got}; write the processor's "
+            "name before --pk.",
             returncode=USAGE_ERROR,
         )
-    return chosen
+    return Q(pk__in=keys(chosen[0], options["pk"], using=options["using"]))
 
 
 def _failed(report: Report) -> int:
@@ -287,12 +388,12 @@ def _summary(failed: int, broken: Sequence[str], *, lost: bool) -> str:
     return "; ".join(rows + runs + output) + "."
 
 
-def _base_options() -> CommandParser:
+def _base_options() -> OneSentenceParser:
     """Return Django's own options for the actions, which accept only the options they define.
 
     No option has a default, so that the same option before the action keeps its value.
     """
-    options = CommandParser(add_help=False, argument_default=argparse.SUPPRESS)
+    options = OneSentenceParser(add_help=False, argument_default=argparse.SUPPRESS)
     options.add_argument(
         "-v",
         "--verbosity",

@@ -53,7 +53,7 @@ def run_copies(
     copies: int,
     *,
     options: Sequence[str] = (),
-    watch: Watch = lambda pids: None,  # noqa: ARG005 - by default nobody looks
+    watch: Watch = lambda pids: None,  # noqa: ARG005 - by default there is no watcher
     environment: Mapping[str, str] | None = None,
 ) -> list[Share]:
     """Run the processor in ``copies`` processes until all have ended.

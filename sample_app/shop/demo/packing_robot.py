@@ -1,6 +1,8 @@
 """A robot that packs orders: it pulls a packing, keeps it while it packs, and reports the weight.
 
-python -m sample_app.shop.demo.packing_robot http://localhost:8000/packings robot-1 KEY
+python -m sample_app.shop.demo.packing_robot http://localhost:8000/packings robot-1 KEY [SECONDS]
+
+SECONDS: how long a packing takes, 0 by default.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -86,8 +89,13 @@ def weigh(order: int) -> int:
 
 def main() -> None:
     """Work for the shop at the URL of the command line."""
-    url, name, key = sys.argv[1:]
-    print(f"{name} has packed {Robot(url, name, key, weigh).work()} orders")
+    url, name, key, *takes = sys.argv[1:]
+
+    def pack(order: int) -> int:
+        time.sleep(float(takes[0]) if takes else 0.0)
+        return weigh(order)
+
+    print(f"{name} has packed {Robot(url, name, key, pack).work()} orders")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Everybody who drains rows here, each by what it needs to be told and nothing else."""
+"""The systems that drain rows here, each with the parameters that it needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Contender:
     needs: str = ""
     clock: Literal["drain", "handler"] = "drain"
     has_log: bool = True
-    #: One process of its own makes all the copies; ``drain`` is told how many.
+    #: One process of its own makes all the copies; ``drain`` gets their number.
     makes_copies: bool = False
 
     def prepare(self, rows: int) -> None:

@@ -16,13 +16,13 @@ from dcl_processor.delivery import deliveries, in_transaction
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.execution.handler import Handled
 from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import RowTransaction
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.transaction_guard import TransactionGuard
 
 
 def archive(batch: Batch[Any]) -> None:
     table = batch.question.table
-    with RowTransaction(table.db):
+    with ReadCommitted(table.db):
         claimed = claim(batch.question, batch.wanted)
         batch.take(claimed)
         if claimed.rows:

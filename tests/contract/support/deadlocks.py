@@ -12,7 +12,7 @@ from django.db import connection, connections, transaction
 from tests.models import Depot, Tag
 
 PATIENCE = 30.0  # seconds until a test gives up on a session
-POLL = 0.15  # seconds; InnoDB shows an old list to whoever asks more often than every 0.1
+POLL = 0.15  # seconds; InnoDB shows an old list if it is asked more often than every 0.1
 HEAVY = 500  # rows that the other session has written; InnoDB ends the one that wrote less
 
 WAITING = {
@@ -45,7 +45,7 @@ def deadlock() -> Iterator[Callable[[], None]]:
     def run_into_it() -> None:
         Depot.objects.filter(pk=ours.pk).update(name="default")
         go.set()
-        _wait_until_a_session_waits()
+        wait_until_a_session_waits()
         Depot.objects.filter(pk=theirs.pk).update(name="default")
 
     thread.start()
@@ -66,7 +66,7 @@ def _let_the_other_wait() -> None:
             cursor.execute("SET LOCAL deadlock_timeout = '60s'")
 
 
-def _wait_until_a_session_waits() -> None:
+def wait_until_a_session_waits() -> None:
     end = time.monotonic() + PATIENCE
     with connections["other"].cursor() as cursor:
         while True:

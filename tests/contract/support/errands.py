@@ -135,7 +135,7 @@ def untouched(row: Errand) -> bool:
 
 def our_threads() -> list[str]:
     """Return the names of threads that a run left behind."""
-    # One whose start was interrupted is listed for ever, and never lived.
+    # One whose start was interrupted stays in the list, and never lived.
     threads = [thread for thread in living_threads() if thread.is_alive()]
     return [thread.name for thread in threads if thread.name.startswith("tests.")]
 
@@ -146,6 +146,7 @@ def sessions(using: str = "default") -> int | None:
         return None
     question = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend'"
         if connection.vendor == "postgresql"
         else "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()"
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, current_thread
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from django.db import connection
 from django.db.backends.signals import connection_created
 
+from dcl_processor.delivery import heartbeat
 from tests.contract.support.errands import PATIENCE
 
 HAS_ROW_LOCKS = connection.features.has_select_for_update
@@ -27,6 +31,18 @@ class Beat:
 
     def await_it(self) -> None:
         assert self.came.wait(PATIENCE), f"expected a heartbeat, got {self.sent}"
+
+
+def beat_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let heartbeats come at once: a lease that is renewed may be long, and lapses in no test."""
+
+    class Soon(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return super().wait(None if timeout is None else 0.05)
+
+    monkeypatch.setattr(
+        heartbeat, "threading", SimpleNamespace(**{**vars(threading), "Event": Soon})
+    )
 
 
 def begins_to_write(sql: str) -> bool:
@@ -68,7 +84,7 @@ def held_beat(
 
 
 def until(true: Callable[[], Any]) -> None:
-    """Wait until it is true, looking often, and not for ever."""
+    """Wait until it is true, looking often, for a limited time."""
     end = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < end, "expected something to become true, and it never did"

@@ -124,7 +124,7 @@ class World:
                 self.rows[place] = replace(before[place], worked=self.rows[place].worked)
 
     def _meet(self, place: int, how: str, batch: list[int]) -> str:
-        """Let somebody else act while the handler is at work; return what its own end is then."""
+        """Let another session act while the handler is at work; return what its own end is then."""
         if how == "requeued":
             self.requeue([place])
             return "lost"

@@ -112,11 +112,13 @@ class Histories(RuleBasedStateMachine):
         self, place: int, how: str, size: int, beside: dict[int, str] | None = None
     ) -> None:
         if self.delivery == Delivery.TRANSACTIONAL:
-            how = "copy"  # anybody else would wait for the row's lock
+            how = "copy"  # any other session would wait for the row's lock
             if not connection.features.has_select_for_update:
                 return  # a copy would wait for the whole database
         if how == "late" and self.delivery == Delivery.AT_MOST_ONCE:
             how = "requeued"  # no time takes a claim away
+        if how == "requeued" and self.delivery == Delivery.AT_LEAST_ONCE:
+            how = "late"  # what a living lease holds is not put back
         self.model.beside = beside or {}
         self._play({place: how}, size)
 
@@ -134,7 +136,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(places=places)
     def somebody_requeues(self, places: set[int]) -> None:
-        there = places & self.model.rows.keys()
+        rows = self.model.rows
+        there = {place for place in places & rows.keys() if not rows[place].leased}
         assert self._processor({}, 1).requeue(Errand.objects.filter(place__in=places)) == len(there)
         self.model.requeue(there)
 

@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from dcl_processor.execution import failed_elsewhere
-from dcl_processor.execution.failed_elsewhere import FailedElsewhere, SharedFile
+from dcl_processor.execution.failed_elsewhere import (
+    KEYS,
+    ROWS,
+    Elsewhere,
+    FailedElsewhere,
+    SharedFile,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import sys
 from pathlib import Path
-from dcl_processor.execution.failed_elsewhere import SharedFile
+from dcl_processor.execution.failed_elsewhere import KEYS, ROWS, SharedFile
 for line in sys.stdin:
     path, kind, digest = line.split()
-    file = SharedFile(Path(path))
-    file.add(bytes.fromhex(digest)) if kind == "row" else file.count_failure()
+    file = SharedFile(Path(path), KEYS if kind == "key" else ROWS)
+    file.count_failure() if kind == "count" else file.add(bytes.fromhex(digest))
     file.close()
     print("done", flush=True)
 """
@@ -50,15 +56,21 @@ class OtherWorker:
         """Add a row that has failed there."""
         with self.file() as file:
             found = FailedElsewhere(file, self.label, "default", is_one_run=True)
-            self._tell("row", found._digest(pk).hex())
+            self._tell("row", found.digest(pk).hex())
+
+    def called(self, key: Any) -> None:
+        """Add a key for which ``process_batch()`` was called there."""
+        with self.file(KEYS) as file:
+            found = Elsewhere(file, self.label, "default", is_one_run=True)
+            self._tell("key", found.digest(key).hex())
 
     def counted_failure(self) -> None:
         """Count a failure there."""
         self._tell("count", "-")
 
     @contextmanager
-    def file(self) -> Iterator[SharedFile]:
-        file = SharedFile(self.path)
+    def file(self, part: int = ROWS) -> Iterator[SharedFile]:
+        file = SharedFile(self.path, part)
         try:
             yield file
         finally:

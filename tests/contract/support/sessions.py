@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from threading import Event
 from typing import Any
 
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model, QuerySet
 
+from tests.contract.support.errands import PATIENCE, meanwhile, wait
+from tests.contract.support.heartbeat import until
 from tests.contract.support.messages import separately
 
 
@@ -32,6 +37,68 @@ def before_statement(where: Callable[[str], bool], act: Callable[[], None]) -> I
     with separately(), connection.execute_wrapper(wrapper):
         yield sent
     assert acted, f"no statement was recognised among {sent}"
+
+
+@contextmanager
+def part_locked(model: type[Model], pk: Any) -> Iterator[None]:
+    """Have another session lock a row of one table, as an update of it does."""
+    here, go_on = Event(), Event()
+    rows = QuerySet[Any](model).filter(pk=pk).order_by()
+    locking = rows.select_for_update(no_key=connection.features.has_select_for_no_key_update)
+
+    def lock() -> None:
+        with transaction.atomic():
+            list(locking.values_list(*[field.attname for field in model._meta.pk_fields]))
+            here.set()
+            wait(go_on)
+
+    with meanwhile(lock) as results:
+        try:
+            wait(here)
+            yield
+        finally:
+            go_on.set()
+    assert results == [None]
+
+
+def end_session(session: Any = connection) -> None:
+    """End a session from another one, and wait until it has gone, locks and all.
+
+    ``session``: its number, or the connection that has it. On SQLite, close the connection.
+    """
+    if connection.vendor == "sqlite":
+        session.close()
+        return
+    if not isinstance(session, int):
+        session.ensure_connection()
+        driver = session.connection
+        # Not asked of the session itself: a question would open a transaction where none is open.
+        session = driver.thread_id() if connection.vendor == "mysql" else driver.info.backend_pid
+    with closing(connection.copy()) as other, other.cursor() as cursor:
+        if connection.vendor == "mysql":
+            cursor.execute("KILL %s", [session])
+            until_gone(session)
+        else:
+            cursor.execute("SELECT pg_terminate_backend(%s, 30000)", [session])
+            assert cursor.fetchone() == (True,)
+
+
+def until_gone(session: int) -> None:
+    """Wait until MariaDB has rolled a session back, which it does behind the end of its socket."""
+    listed = "SELECT count(*) FROM information_schema.processlist WHERE id = %s"
+    with closing(connection.copy()) as other, other.cursor() as cursor:
+        until(lambda: cursor.execute(listed, [session]) and cursor.fetchone() == (0,))
+
+
+def until_a_session_waits() -> None:
+    """Return when a session of this PostgreSQL waits for a lock."""
+    deadline = time.monotonic() + PATIENCE
+    with connection.cursor() as cursor:
+        while time.monotonic() < deadline:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            if cursor.fetchone()[0]:
+                return
+    raise AssertionError("expected a session to wait for a lock, and none did")
 
 
 @contextmanager

@@ -48,9 +48,13 @@ def measure_connections() -> None:
     """Count the sessions of one copy while its handler is at work."""
     from dcl_processor import Delivery, Lease, batch_processor
     from tests.models import Errand
+    from tests.ported.workers import renewed
 
     seen: list[int] = []
-    count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    count = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND backend_type = 'client backend'"
+    )
 
     def look() -> None:
         with connections["other"].cursor() as cursor:
@@ -61,13 +65,13 @@ def measure_connections() -> None:
         look()
         connections["other"].close()
 
-    def handler(_: Any) -> None:
-        time.sleep(1.5)
+    def handler(row: Any) -> None:
+        if row.leased_until is not None:
+            renewed(row)
         look()
 
-    async def handles(_: Any) -> None:
-        await Errand.objects.acount()
-        time.sleep(1.5)
+    async def handles(row: Any) -> None:
+        await sync_to_async(renewed)(row)
         await sync_to_async(look_and_leave)()
 
     leased: dict[str, Any] = {

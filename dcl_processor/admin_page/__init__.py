@@ -1,0 +1,1 @@
+"""An app for the Django admin: a page about all processors, and actions on their rows."""

@@ -1,0 +1,83 @@
+"""The page in the admin's site: no list of rows, but the views of ``views``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.db import transaction
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import URLPattern, path
+
+from . import permissions
+from .models import Processor
+
+if TYPE_CHECKING:
+    Base = admin.ModelAdmin[Processor]
+else:
+    Base = admin.ModelAdmin
+
+
+@admin.register(Processor)
+class ProcessorAdmin(Base):
+    """Registers the page; for a site of your own: ``site.register(Processor, ProcessorAdmin)``."""
+
+    actions = None
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the page's addresses, and none of those for rows of a table."""
+        return [
+            path("", self._view("index"), name="dcl_admin_processor_changelist"),
+            path(
+                "<path:object_id>/row/<path:key>/",
+                self._view("row"),
+                name="dcl_admin_processor_row",
+            ),
+            path("<path:object_id>/act/", self._view("act"), name="dcl_admin_processor_act"),
+            path(
+                "<path:object_id>/control/",
+                self._view("control"),
+                name="dcl_admin_processor_control",
+            ),
+            # The admin's log links to this name.
+            path(
+                "<path:object_id>/change/",
+                self._view("detail"),
+                name="dcl_admin_processor_change",
+            ),
+        ]
+
+    def _view(self, name: str) -> Callable[..., HttpResponseBase]:
+        def view(request: HttpRequest, **named: Any) -> HttpResponseBase:
+            # Workers load a project's admin as well, for its system checks, and need no views.
+            from . import views
+
+            response: HttpResponseBase = getattr(views, name)(self, request, **named)
+            return response
+
+        # It checks the user and the token of a POST. The time limits of the questions, and the
+        # commits of chunks, need transactions of their own.
+        checked: Any = self.admin_site.admin_view(view)
+        found: Callable[..., HttpResponseBase] = transaction.non_atomic_requests(checked)
+        return found
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may see processors."""
+        return permissions.may_view(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # Django's signature
+        """Return whether the user may see processors."""
+        return permissions.may_view(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002  # as above
+        """Return False: processors are code."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # as above
+        """Return False: processors are code."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # as above
+        """Return False: processors are code."""
+        return False

@@ -1,0 +1,233 @@
+"""An action in two steps: what it would do, with the number of rows; then what was confirmed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib import messages
+from django.core.exceptions import ValidationError
+from django.core.management.base import CommandError
+from django.http import HttpRequest
+
+from dcl_processor.diagnosis import explain
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.insights import rows
+from dcl_processor.insights.failures import LONGEST_KIND
+from dcl_processor.insights.keys import key_text
+from dcl_processor.management.acting import named
+from dcl_processor.management.typed_values import typed_values
+from dcl_processor.masking import shown
+from dcl_processor.processor import BatchProcessor
+
+from . import audit
+from .choosing import (
+    ACTIONS,
+    GIVEN_UP,
+    IN_DOUBT,
+    LABELS,
+    MOST,
+    ROWS,
+    Choosing,
+    Wanted,
+    anything,
+    choose,
+    offered,
+)
+from .plan import InvalidPlan, Plan
+from .row_keys import keys_of
+
+#: What the states are called.
+STATES = {GIVEN_UP: "given up", IN_DOUBT: "in doubt", ROWS: "selected"}
+
+#: Characters that a person may type for the row's last error, and for values.
+LONGEST_REASON, LONGEST_VALUES = 200, 10_000
+
+
+class RefusedError(Exception):
+    """An action that is not done; the message says why."""
+
+
+def answer(request: HttpRequest, processor: BatchProcessor[Any]) -> dict[str, Any] | None:
+    """Return the context of the next form; ``None``: all is done, and the messages say what."""
+    sent = request.POST.get("plan")
+    try:
+        needs = offered(processor)
+        if sent:
+            return _confirmed(request, processor, Plan.from_text(sent, processor, request.user))
+        action = request.POST.get("action", "")
+        if action not in needs:
+            raise RefusedError(f"expected an action that {processor.name} has")
+        state, kind = request.POST.get("state", ""), request.POST.get("kind")
+        kind = None if kind is None else kind[:LONGEST_KIND]
+        if state not in STATES:
+            raise RefusedError("expected rows that are given up, in doubt or selected")
+        picked = None
+        if state == ROWS:
+            picked = _picked(request, processor)
+        return to_confirm(request, processor, action, Wanted(state, kind), picked)
+    except InvalidPlan as error:
+        raise RefusedError(
+            "expected a confirmation that this page made for you in the last hour; choose the rows "
+            "again."
+        ) from error
+    except CommandError as error:
+        raise RefusedError(shown(str(error), 300)) from error
+    except InvalidOption as error:
+        raise RefusedError(explain(error, processor)) from error
+
+
+def to_confirm(
+    request: HttpRequest,
+    processor: BatchProcessor[Any],
+    action: str,
+    wanted: Wanted,
+    keys: list[Any] | None,
+) -> dict[str, Any]:
+    """Choose the rows, and return the context of the form that asks whether to go on."""
+    needs_values = offered(processor).get(action, False)
+    values = anything(rows.question_of(processor, None).model) if needs_values else None
+    try:
+        found = choose(processor, ACTIONS[action], wanted, keys, values=values)
+    except rows.NotRecordedError as error:
+        raise RefusedError(str(error)) from error
+    except Exception as error:
+        raise RefusedError(explain(error, processor)) from error
+    plan = Plan(processor.name, action, wanted, found.rows, len(found.rows), left=found.left)
+    return _form(request, processor, plan, found=found)
+
+
+def _picked(request: HttpRequest, processor: BatchProcessor[Any]) -> list[Any]:
+    """Return the keys that a person ticked; raises ``InvalidPlan`` for a text that is none."""
+    try:
+        return keys_of(processor, request.POST.getlist("pk")[:MOST])
+    except (ValidationError, ValueError, TypeError) as error:
+        raise InvalidPlan from error
+
+
+def _values(
+    request: HttpRequest, processor: BatchProcessor[Any], plan: Plan
+) -> dict[str, Any] | None:
+    """Return the values that were typed in, if any; raise ``RefusedError``."""
+    model = rows.question_of(processor, None).model
+    try:
+        values = typed_values(model, _lines(request.POST))
+    except CommandError as error:
+        raise RefusedError(shown(str(error), 300)) from error
+    if offered(processor).get(plan.action) and not values:
+        raise RefusedError("expected values, one COLUMN=VALUE a line.")
+    return values or None
+
+
+def _confirmed(
+    request: HttpRequest, processor: BatchProcessor[Any], plan: Plan
+) -> dict[str, Any] | None:
+    reason = _reason(request.POST)
+    try:
+        values = _values(request, processor, plan)
+    except RefusedError as error:
+        return _form(request, processor, plan, trouble=str(error))
+    written: list[Any] = []
+    trouble = ""
+    try:
+        plan.apply(processor, values=values, reason=reason, written=written)
+    except CommandError as error:
+        trouble = shown(str(error), 300)
+    except Exception as error:  # noqa: BLE001  # a sentence, and what was done before
+        trouble = explain(error, processor)
+    finally:
+        message = f"{LABELS[plan.action]} ({_said(plan.wanted)})."
+        if values:
+            message += f" Values: {shown(str(values), 300)}"
+        if reason:
+            message += f" Reason: {reason}"
+        audit.record_rows(request.user, processor, written, message, total=plan.total)
+    if plan.rows or trouble:
+        return _form(request, processor, plan, trouble=trouble)
+    messages.success(request, f"{processor.name}: {_rows(plan.done)} {plan.act.did}.")
+    for why, number in plan.left.items():
+        messages.warning(request, f"{processor.name}: {_rows(number)} left: {why}.")
+    return None
+
+
+def _form(
+    request: HttpRequest,
+    processor: BatchProcessor[Any],
+    plan: Plan,
+    *,
+    found: Choosing | None = None,
+    trouble: str = "",
+) -> dict[str, Any]:
+    """Return the context of the form; the number on its button is that of the rows it acts on."""
+    label = LABELS[plan.action]
+    return {
+        "title": f"{label}: {processor.name}",
+        "plan": plan,
+        "signed": plan.signed(request.user),
+        "button": f"{label} {_rows(len(plan.rows))}",
+        "what": _said(plan.wanted),
+        "some": named([key_text(pk) for pk in plan.rows]) if plan.rows else "",
+        "left": [(_rows(number), why) for why, number in plan.left.items()],
+        "has_more": found is not None and found.has_more,
+        "most": MOST,
+        "needs_values": offered(processor).get(plan.action, False),
+        "takes_values": plan.act.takes_values,
+        "takes_reason": plan.act.takes_reason,
+        "values": request.POST.get("values", "")[:LONGEST_VALUES],
+        "reason": request.POST.get("reason", "")[:LONGEST_REASON],
+        "trouble": trouble,
+        "command": command(processor, plan, request.POST),
+    }
+
+
+def command(processor: BatchProcessor[Any], plan: Plan, typed: Mapping[str, str]) -> str:
+    """Return the command that does the same, if there is one; ``typed``: values and a reason."""
+    line = f"manage.py processors {plan.action.replace('_', '-')} {shlex.quote(processor.name)}"
+    chosen = _chosen(processor, plan)
+    if not chosen:
+        return ""
+    options = [f"--set {shlex.quote(each)}" for each in _lines(typed)]
+    if not options and offered(processor).get(plan.action):
+        options = ["--set COLUMN=VALUE"]
+    if plan.act.takes_reason and (reason := _reason(typed)):
+        options.append(f"--reason {shlex.quote(reason)}")
+    return " ".join([line, chosen, *options])
+
+
+def _chosen(processor: BatchProcessor[Any], plan: Plan) -> str:
+    """Return the option that chooses the rows of the plan, if there is one."""
+    match plan.wanted.state:
+        case "given_up" if plan.wanted.kind is not None:
+            return f"--given-up --error={shlex.quote(plan.wanted.kind)}"
+        case "given_up":
+            return "--given-up"
+        case "in_doubt":
+            from dcl_processor.insights.status import default_age
+
+            return f"--in-doubt {default_age(processor):g}s"
+        case _ if len(plan.rows) <= 20:
+            return f"--pk {' '.join(shlex.quote(key_text(pk)) for pk in plan.rows)}"
+        case _:
+            return ""
+
+
+def _lines(typed: Mapping[str, str]) -> list[str]:
+    """Return the values that were typed, as ``COLUMN=VALUE``."""
+    text = typed.get("values", "")[:LONGEST_VALUES]
+    return [each for each in text.splitlines() if each.strip()]
+
+
+def _reason(typed: Mapping[str, str]) -> str:
+    return typed.get("reason", "").strip()[:LONGEST_REASON]
+
+
+def _said(wanted: Wanted) -> str:
+    state = STATES[wanted.state]
+    if wanted.kind is None:
+        return state
+    return f"{state}, {shown(wanted.kind or 'without an error', LONGEST_KIND)}"
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number:,} rows"

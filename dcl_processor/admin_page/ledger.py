@@ -1,0 +1,152 @@
+"""What the page takes from the run ledger, an app of its own that may not be installed.
+
+Without it the page has no buttons to pause, resume, stop and run a processor, and no history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+
+from dcl_processor.database.time_limit import reading
+from dcl_processor.diagnosis import explain
+from dcl_processor.masking import shown
+from dcl_processor.processor import BatchProcessor
+
+APP = "dcl_processor.ledger"
+
+#: What can be done with a processor, and what it is called on a button.
+CONTROLS: Mapping[str, str] = {
+    "pause": "Pause",
+    "resume": "Resume",
+    "stop": "Stop",
+    "run_now": "Run now",
+}
+
+#: Runs whose figures are in a chart, and characters of a state.
+MOST_RUNS, LONGEST = 100, 500
+
+#: The counts that are rows which a handler was called for.
+TRIED = ("processed", "failed", "discarded", "snoozed")
+
+#: Seconds that a statement may take which only reads.
+READ_WITHIN = 0.9
+
+#: Seconds: with less time nothing is asked.
+_SHORTEST = 0.02
+
+#: A time in seconds since 1970, and a figure.
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The state of a processor in words, and the controls that make sense now."""
+
+    state: str
+    offered: tuple[str, ...] = ()
+    is_paused: bool = False
+
+
+def is_installed() -> bool:
+    """Return whether the ledger's app is installed."""
+    return apps.is_installed(APP)
+
+
+def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
+    """Return the states of processors by name, by one look for all; empty without the ledger."""
+    if not is_installed() or not processors:
+        return {}
+    try:
+        with _in_time():
+            found = _ledger().states(processors)
+    except Exception as error:  # noqa: BLE001  # the page can show the rest
+        why = shown(explain(error, processors[0]), LONGEST)
+        return {each.name: Control(f"not known: {why}") for each in processors}
+    return {each.name: _control(each) for each in found}
+
+
+def _control(state: Any) -> Control:
+    if state.pause is not None:
+        return Control(shown(state.sentence, LONGEST), ("resume",), is_paused=True)
+    if state.sentence:
+        return Control(shown(state.sentence, LONGEST), ("pause", "resume", "run_now"))
+    return Control(state.phase, ("pause", "stop", "run_now"))
+
+
+def act(processor: BatchProcessor[Any], wanted: str, *, by: str, reason: str) -> bool:
+    """Do one of ``CONTROLS``, and return whether it changed something; ``reason``: of a pause."""
+    because = {"reason": reason} if wanted == "pause" else {}
+    # Only a pause and its end say so: of two at once the second changes nothing.
+    return getattr(_ledger(), wanted)(processor, by=by, **because) is not False
+
+
+def pace(
+    processor: BatchProcessor[Any], since: float, now: float, *, within: float
+) -> tuple[int | None, float | None]:
+    """Return the rows that runs have finished since a time, and the rows per second of those now.
+
+    ``since``, ``now``: seconds since 1970; ``within``: seconds for the question. Of a run that was
+    at work before, the rate that it had last is taken. The rows are ``None`` if nothing is known,
+    and the rate if no run is at work.
+    """
+    is_recorded = is_installed() and getattr(settings, "DCL_PROCESSOR_LEDGER", True)
+    if not is_recorded or within < _SHORTEST:
+        return None, None
+    try:
+        with _in_time(within):
+            runs = _ledger().history(processor, limit=MOST_RUNS)
+    except Exception:  # noqa: BLE001  # the panel has the reason
+        return None, None
+    live = [float(run.rate) for run in runs if run.state == "running"]
+    gone = round(sum(_gone(run, since, now) for run in runs))
+    return gone, sum(live) if live else None
+
+
+def _gone(run: Any, since: float, now: float) -> float:
+    """Return the rows of a run that are not pending any more, of those since a time."""
+    tried = sum(run.counts.get(name, 0) for name in TRIED)
+    gone = run.counts.get("processed", 0) + run.counts.get("discarded", 0)
+    begun = run.started_at.timestamp()
+    end = now if run.state == "running" else (run.finished_at or run.heartbeat_at).timestamp()
+    if not gone or end <= since:
+        return 0.0
+    part = gone if begun >= since else min(gone, run.rate * (end - since) * gone / tried)
+    return float(part)
+
+
+def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
+    """Return the rows per second, and the seconds per row, of the latest runs, the oldest first.
+
+    The seconds per row are those of handlers.
+    """
+    if not is_installed():
+        return [], []
+    try:
+        with _in_time():
+            runs = _ledger().history(processor, limit=MOST_RUNS)
+    except Exception:  # noqa: BLE001  # the panel has the reason
+        return [], []
+    rates, times = [], []
+    for run in runs:
+        end = run.finished_at or run.heartbeat_at
+        number = sum(run.counts.get(name, 0) for name in TRIED)
+        rates.append((end.timestamp(), float(run.rate)))
+        if number and run.handler_seconds:
+            times.append((end.timestamp(), run.handler_seconds / number))
+    # Runs that overlap end in another order than they start.
+    return sorted(rates), sorted(times)
+
+
+def _in_time(seconds: float = READ_WITHIN) -> AbstractContextManager[None]:
+    return reading(import_module(f"{APP}.tables").alias(), min(seconds, READ_WITHIN))
+
+
+def _ledger() -> Any:
+    return import_module(APP)

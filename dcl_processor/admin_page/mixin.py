@@ -1,0 +1,299 @@
+"""A mixin for a project's own ``ModelAdmin``: states, retry columns, and actions on its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from types import new_class
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.core.checks import CheckMessage
+from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
+from django.db.models import QuerySet
+from django.db.models.functions import Substr
+from django.forms import Media
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import reverse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+
+from dcl_processor.checks import lists
+from dcl_processor.definition.model_columns import written_columns
+from dcl_processor.masking import shown
+from dcl_processor.processor import BatchProcessor
+
+from . import permissions
+from .merging import RemembersTheRow, RowForm, merge
+
+if TYPE_CHECKING:
+    Base = admin.ModelAdmin[Any]
+else:
+    Base = object
+
+#: Characters of an error that are shown.
+LONGEST = 300
+
+
+class ProcessorAdminMixin(Base):
+    """Adds to a ``ModelAdmin`` what an operator needs, for each of ``processors``.
+
+    A filter by state; the columns of ``retry``, and a link that shows why a row is handled or not,
+    and who holds it; the columns of ``retry``, claims, flips and leases read-only in the form of an
+    existing row; the actions "process now", "put back", "mark as done" and "discard", for users
+    with the permission ``dcl_admin.operate_processors`` and the model's own ``change``. The columns
+    of errors are shown by their beginnings, masked, also where ``list_display`` names them.
+
+    ``processors``: processors of the model. Needs ``dcl_processor.admin_page`` in
+    ``INSTALLED_APPS``; on a site where its page is not registered there are no links and no
+    actions.
+    """
+
+    processors: ClassVar[Sequence[BatchProcessor[Any]]] = ()
+
+    #: The number of all rows is a slow question, and no one needs it.
+    show_full_result_count = False
+
+    def __init__(self, model: Any, admin_site: Any) -> None:
+        super().__init__(model, admin_site)
+        self.form = new_class(self.form.__name__, (RemembersTheRow, self.form))
+        if self.actions is not None:
+            self.actions = [*self.actions]
+            for at, processor in enumerate(self.processors):
+                # Django asks it before it offers an action of this processor.
+                setattr(self, f"has_operate_{at}_permission", partial(self._may_act, processor))
+                self.actions += _actions(processor, at)
+        self._displays = {column: f"dcl_{column}_shown" for column in self._error_columns()}
+        for column, name in self._displays.items():
+            setattr(self, name, _display(column))
+        if first := next(iter(self._displays), None):
+            self._displays[first] = "last_error_shown"
+        # A form would write back what is shown.
+        editable = [each for each in self.list_editable if each not in self._displays]
+        self.list_editable = editable  # type: ignore[misc]  # Django reads the instance's
+
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """Return what ``manage.py check`` reports of the list."""
+        return [*super().check(**kwargs), *lists.check(self, self.processors)]
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may act on the processors' rows, and change the model's."""
+        may_act = permissions.may_operate(request) and self.has_change_permission(request)
+        return may_act and self._has_page()
+
+    def _may_act(self, processor: BatchProcessor[Any], request: HttpRequest) -> bool:
+        # The list of a proxy asks for the permission on the proxy, and an action for the model's.
+        return self.has_operate_permission(request) and permissions.may_act(request, processor)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows without their errors, which may be long, but with their beginnings."""
+        found: QuerySet[Any] = super().get_queryset(request)
+        columns = [*self._displays]
+        beginnings: QuerySet[Any] = found.annotate(
+            **{_beginning(column): Substr(column, 1, LONGEST) for column in columns}
+        )
+        return beginnings.defer(*columns) if columns else found
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Return the list's columns, and those of the retry; errors by their beginnings."""
+        given = self._replaced(super().get_list_display(request))
+        added = [name for name in self._retry_columns() if name not in self._displays]
+        links = ["processor_links"] if self._has_links(request) else []
+        ours = (*added, *self._displays.values(), *links)
+        return [*given, *(each for each in ours if each not in given)]
+
+    def get_list_display_links(self, request: HttpRequest, list_display: Any) -> Any:
+        """Return the columns that link to a row's page."""
+        given = super().get_list_display_links(request, list_display)
+        return given and self._replaced(given)
+
+    def get_list_filter(self, request: HttpRequest) -> list[Any]:
+        """Return the list's filters, and one by state for each processor."""
+        from .states import state_filter  # Workers load the project's admin, and need no answers.
+
+        # A filter by an error would list the texts of all errors.
+        given = [each for each in super().get_list_filter(request) if not self._is_error(each)]
+        return [*given, *map(state_filter, self.processors)]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        """Return the fields that workers write, besides those that were read-only before."""
+        ours = self._retry_columns()
+        if obj is not None:
+            # A worker may settle the row while a person edits it, and the form
+            # would write back what it showed: the row would be pending again.
+            ours += self._marks()
+        ours = list(dict.fromkeys(self._replaced(ours)))
+        links = ["processor_links"] if self._has_links(request) else []
+        given = super().get_readonly_fields(request, obj)
+        given = [each for each in given if not self._is_error(each)]
+        return [*given, *(each for each in (*ours, *links) if each not in given)]
+
+    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """Return the form of a row in the list, which remembers the row."""
+        return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save what the person has edited, and leave what workers have written since.
+
+        The form has read the row without a lock. Saved as it is, it would write back the flag that
+        a worker has flipped meanwhile, and the row would be handled again.
+        """
+        with transaction.atomic(using=router.db_for_write(self.model, instance=obj)):
+            if change:
+                merge(obj, form, self._marks())
+            super().save_model(request, obj, form, change)
+
+    def get_exclude(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the fields that are left out: the whole texts of errors among them."""
+        given = super().get_exclude(request, obj)
+        if given is None:
+            # Django asks the form itself only if there is nothing here.
+            given = getattr(getattr(self.form, "_meta", None), "exclude", None)
+        return [*(given or ()), *self._displays] if self._displays else given
+
+    @property
+    def media(self) -> Media:
+        """Return the scripts and styles of the project's class, and a style for accessibility."""
+        return super().media + Media(css={"all": ["dcl_admin/list.css"]})
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the form's fields, with the beginnings of errors instead of their texts."""
+        return [
+            (title, {**options, "fields": self._replaced(options["fields"])})
+            for title, options in super().get_fieldsets(request, obj)
+        ]
+
+    @admin.display(description="last error")
+    def last_error_shown(self, row: Any) -> str:
+        """Return the beginning of the last error, masked, in one line."""
+        first = next(iter(self._displays), None)
+        return "" if first is None else _error(row, first)
+
+    @admin.display(description="why, and who holds it")
+    def processor_links(self, row: Any) -> SafeString | str:
+        """Return links to what is known of the row, one for each processor."""
+        if row is None or row.pk in {None, ""}:  # an address has no empty part
+            return ""
+        return format_html_join(
+            " ",
+            '<a href="{}">{}</a>',
+            (
+                (_address(self.admin_site.name, each, row), each.name.rpartition(".")[2])
+                for each in self.processors
+            ),
+        )
+
+    def _error_columns(self) -> list[str]:
+        found = [each.retry.last_error for each in self.processors if each.retry]
+        return self._known(found)
+
+    def _is_error(self, name: Any) -> bool:
+        if isinstance(name, list | tuple):
+            name = next(iter(name), None)  # a field, and the class of its filter
+        return isinstance(name, str) and name in self._displays
+
+    def _replaced(self, names: Any) -> list[Any]:
+        """Return the names, and those of lists of names, with displays instead of errors."""
+        return [
+            self._replaced(each)
+            if isinstance(each, (list, tuple))
+            else self._displays[each]
+            if self._is_error(each)
+            else each
+            for each in names
+        ]
+
+    def _has_page(self) -> bool:
+        from .models import Processor
+
+        return bool(self.admin_site.is_registered(Processor))
+
+    def _has_links(self, request: HttpRequest) -> bool:
+        """Return whether the rows of this list are those that the page shows."""
+        from .choosing import elsewhere  # as above
+
+        if not (permissions.may_view(request) and self._has_page()):
+            return False
+        listed = self.get_queryset(request)
+        with suppress(Exception):  # the page has the reason
+            return not any(elsewhere(each, listed) for each in self.processors)
+        return True
+
+    def _marks(self) -> list[str]:
+        """Return the fields that workers write, as far as they are known."""
+        return [name for each in self.processors for name in written_columns(each, self.model)]
+
+    def _retry_columns(self) -> list[str]:
+        columns = [name for each in self.processors if each.retry for name in each.retry.columns]
+        return self._known(columns)
+
+    def _known(self, names: Iterable[str | None]) -> list[str]:
+        """Return the names of columns, each once; ``manage.py check`` reports the other names."""
+        fields = {field.name for field in self.model._meta.concrete_fields}
+        return [name for name in dict.fromkeys(filter(None, names)) if name in fields]
+
+
+def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
+    """Yield the actions that the processor's options allow, as Django calls them."""
+    labels = {"process": "Process now"}
+    if processor.reset is not None:
+        labels["requeue"] = "Put back"
+    if processor.claim is not None:
+        labels["mark_done"] = "Mark as done"
+    labels["discard"] = "Discard"
+    for name, label in labels.items():
+        # Django formats a label.
+        described = f"{label}: {processor.name}".replace("%", "%%")
+        offered = admin.action(permissions=[f"operate_{at}"], description=described)
+        act = offered(_act(processor, name))
+        act.__name__ = f"dcl_{name}_{at}"
+        yield act
+
+
+def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpResponseBase | None]:
+    def act(model_admin: Any, request: HttpRequest, chosen: Any) -> HttpResponseBase | None:
+        from . import handing_over  # as above
+
+        if not model_admin.has_operate_permission(request):
+            raise PermissionDenied
+        permissions.require_act(request, processor)
+        if name != "process":
+            site = model_admin.admin_site
+            return handing_over.confirm(processor, name, site, request, chosen)
+        handing_over.process_now(processor, request, chosen)
+        return None
+
+    return act
+
+
+def _beginning(column: str) -> str:
+    """Return the annotation with the beginning of an error, which is not loaded for a list."""
+    return f"dcl_{column}_beginning"
+
+
+def _error(row: Any, column: str) -> str:
+    name = _beginning(column)
+    # NULL is an answer as well: another look would load the column of each row.
+    text = getattr(row, name) if hasattr(row, name) else getattr(row, column, "")
+    return shown(text or "", LONGEST)
+
+
+def _display(column: str) -> Callable[[Any], str]:
+    @admin.display(description=column.replace("_", " "))
+    def display(row: Any) -> str:
+        return _error(row, column)
+
+    return display
+
+
+def _address(site: str, processor: BatchProcessor[Any], row: Any) -> str:
+    from dcl_processor.insights.keys import key_text  # as above
+
+    return reverse(
+        "admin:dcl_admin_processor_row",
+        args=[quote(processor.name), quote(key_text(row.pk))],
+        current_app=site,
+    )

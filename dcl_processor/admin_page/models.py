@@ -1,0 +1,43 @@
+"""The model that the permissions belong to; it has no table and no rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+
+class NoRows(models.Manager["Processor"]):
+    """Finds no row, and asks no table: ``dumpdata`` asks every model."""
+
+    def get_queryset(self) -> models.QuerySet[Processor]:
+        """Return no row."""
+        return super().get_queryset().none()
+
+
+class Processor(models.Model):
+    """A processor, as the admin and its log name it."""
+
+    name = models.CharField(max_length=255, primary_key=True)
+
+    objects = NoRows()
+
+    class Meta:
+        managed = False
+        base_manager_name = "objects"
+        default_permissions = ()
+        permissions = [
+            ("view_processors", "Can see the batch processors"),
+            ("operate_processors", "Can operate the batch processors"),
+        ]
+        verbose_name = "processor"
+        verbose_name_plural = "processors"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def save(self, *_: Any, **__: Any) -> None:
+        """Refuse it: there is no table."""
+        raise TypeError(
+            "expected the processors of processors.py, got a row to be saved; define a processor."
+        )

@@ -1,0 +1,265 @@
+"""The views: they check the permission, ask, and show; ``act`` and ``control`` take POST alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import messages
+from django.contrib.admin.utils import quote, unquote
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+
+from dcl_processor import registry
+from dcl_processor.diagnosis import explain
+from dcl_processor.errors import printable
+from dcl_processor.exceptions import ProcessorError
+from dcl_processor.insights.keys import parse_pk
+from dcl_processor.insights.row import show
+from dcl_processor.management.wording import holder
+from dcl_processor.masking import shown
+from dcl_processor.processor import BatchProcessor
+
+from . import audit, charts, confirming, ledger, pace, panels, permissions
+from .choosing import LABELS, offered
+
+if TYPE_CHECKING:
+    from .admin import ProcessorAdmin
+
+#: Entries of the admin's log that a page shows.
+RECENT = 10
+
+#: Processors of one page that are asked about.
+MOST = 200
+
+
+def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
+    """Show all processors."""
+    permissions.require_view(request)
+    found, trouble = _processors()
+    names = [*found][:MOST]
+    before = pace.parse(request.GET.get("seen", ""), names)
+    budget, down, now = panels.Budget(panels.PAGE), dict[str, str](), time.time()
+    shown_ = [
+        panels.panel(f"p{at}", each, before.get(names[at], ()), now=now, budget=budget, down=down)
+        for at, each in enumerate(map(found.__getitem__, names))
+    ]
+    if len(found) > MOST:
+        trouble.append(f"Only the first {MOST} of {len(found)} processors are on this page.")
+    context = {
+        "title": "Processors",
+        "panels": _linked(admin, shown_),
+        "trouble": trouble,
+        "refresh": _refresh(shown_, pace.FEW),
+        "summary": _summary(shown_),
+    }
+    return _page(admin, request, "index", context)
+
+
+def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Show one processor with its rows that need a person."""
+    permissions.require_view(request)
+    processor = _processor(object_id)
+    name = processor.name
+    before = pace.parse(request.GET.get("seen", ""), [name]).get(name, ())
+    budget, down = panels.Budget(panels.PAGE), dict[str, str]()
+    panel = panels.panel("p0", processor, before, now=time.time(), budget=budget, down=down)
+    context = {
+        "title": processor.name,
+        "each": _linked(admin, [panel])[0],
+        "details": panels.details(processor, budget, down),
+        "charts": _charts(panel),
+        "recent": audit.recent(processor.name, RECENT),
+        "refresh": _refresh([panel], pace.MANY),
+        "summary": _summary([panel]),
+        **_actions(admin, request, processor),
+    }
+    return _page(admin, request, "detail", context)
+
+
+def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
+    """Show why one row is handled, or not, and who holds it."""
+    permissions.require_view(request)
+    processor = _processor(object_id)
+    text = unquote(key)
+    try:
+        found = show(processor, parse_pk(processor, text), seconds=panels.PANEL)
+    except Exception as error:
+        raise Http404(explain(error, processor)) from error
+    locked = found.locked
+    context = {
+        "title": f"Row {text} of {processor.name}",
+        "row": found,
+        "key": text,
+        "reason": shown(found.reason, panels.LONGEST),
+        "parts": [(name.replace("_", " "), part) for name, part in found.parts.items()],
+        "columns": [
+            (name, shown(str(value), panels.LONGEST) if value is not None else "")
+            for name, value in found.columns.items()
+        ],
+        "holders": [shown(holder(each), panels.LONGEST) for each in locked.value.holders]
+        if locked is not None and locked.value is not None
+        else [],
+        **_actions(admin, request, processor),
+    }
+    return _page(admin, request, "row", context)
+
+
+def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Show what an action would do, or do what was confirmed."""
+    permissions.require_operate(request)
+    if request.method != "POST":
+        return HttpResponseNotAllowed(["POST"])
+    processor = _processor(object_id)
+    permissions.require_act(request, processor)
+    try:
+        context = confirming.answer(request, processor)
+    except confirming.RefusedError as refused:
+        messages.error(request, str(refused))
+        return redirect(_address(admin, "change", processor.name))
+    if context is None:
+        return redirect(_address(admin, "change", processor.name))
+    return confirmation(admin, request, processor, context)
+
+
+def confirmation(
+    admin: ProcessorAdmin,
+    request: HttpRequest,
+    processor: BatchProcessor[Any],
+    context: dict[str, Any],
+) -> HttpResponse:
+    """Show the form that asks whether to go on."""
+    return _page(admin, request, "confirm", {**context, **_actions(admin, request, processor)})
+
+
+def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+    """Pause, resume or run a processor now, if the ledger is installed."""
+    permissions.require_operate(request)
+    if request.method != "POST":
+        return HttpResponseNotAllowed(["POST"])
+    processor = _processor(object_id)
+    wanted = request.POST.get("control", "")
+    if not ledger.is_installed() or wanted not in ledger.CONTROLS:
+        raise Http404("expected a control of an installed ledger")
+    reason = printable(request.POST.get("reason", ""))[:200]
+    try:
+        has_changed = ledger.act(
+            processor, wanted, by=f"{request.user} in the admin", reason=reason
+        )
+    except Exception as error:  # noqa: BLE001  # a sentence for the person who asked
+        messages.error(request, shown(f"{processor.name}: {explain(error, processor)}", 500))
+    else:
+        if has_changed:
+            words = f"{ledger.CONTROLS[wanted]}." + (f" Reason: {reason}" if reason else "")
+            audit.record(request.user, processor.name, words)
+        found = ledger.controls([processor])[processor.name]
+        if has_changed:
+            messages.success(request, f"{processor.name}: {found.state}")
+        else:
+            messages.warning(request, f"{processor.name}: nothing to change. {found.state}")
+    return redirect(_address(admin, "change", processor.name))
+
+
+def _processors() -> tuple[dict[str, BatchProcessor[Any]], list[str]]:
+    try:
+        found = registry.processors()
+    except ProcessorError as error:
+        return {}, [str(error)]
+    return found, [shown(str(each), panels.LONGEST) for each in registry.broken()]
+
+
+def _processor(object_id: str) -> BatchProcessor[Any]:
+    found = _processors()[0].get(unquote(object_id))
+    if found is None:
+        raise Http404("expected the name of a processor")
+    return found
+
+
+def _linked(admin: ProcessorAdmin, shown_: Sequence[panels.Panel]) -> list[dict[str, Any]]:
+    """Return what the templates need of each panel."""
+    controls = ledger.controls([each.processor for each in shown_])
+    return [
+        {
+            "panel": each,
+            "url": _address(admin, "change", each.name),
+            "control": controls.get(each.name),
+        }
+        for each in shown_
+    ]
+
+
+def _actions(
+    admin: ProcessorAdmin, request: HttpRequest, processor: BatchProcessor[Any]
+) -> dict[str, Any]:
+    """Return what the templates need to show the actions that this user has."""
+    may_act = permissions.may_act(request, processor)
+    return {
+        # Not the processor: a template calls what can be called, which would be a run.
+        "name": processor.name,
+        "may_operate": permissions.may_operate(request),
+        "offered": [(name, LABELS[name]) for name in offered(processor)] if may_act else [],
+        "act_url": _address(admin, "act", processor.name),
+        "control_url": _address(admin, "control", processor.name),
+        "detail_url": _address(admin, "change", processor.name),
+        "controls": ledger.CONTROLS,
+    }
+
+
+def _charts(panel: panels.Panel) -> list[charts.Chart]:
+    points = panel.pace.points
+    recorded, times = ledger.history(panel.processor)
+    has_estimates = any(isinstance(number, pace.Estimate) for _, number in points)
+    waiting = (
+        "Pending rows, also as the planner estimates them" if has_estimates else "Pending rows"
+    )
+    drawn = [
+        charts.chart("waiting", waiting, "rows", points),
+        charts.chart("pace", "Throughput", "rows per second", recorded or pace.rates(points)),
+        charts.chart("times", "Handler time per row", "seconds", times),
+    ]
+    return [each for each in drawn if each is not None]
+
+
+def _refresh(shown_: Sequence[panels.Panel], most: int) -> str:
+    """Return the query of the link that shows the page again, with the counts so far."""
+    return f"?seen={pace.text_of({each.name: each.pace.points for each in shown_}, most)}"
+
+
+def _summary(shown_: Sequence[panels.Panel]) -> str:
+    """Return what a screen reader reads out when it changes: not the numbers of each second."""
+    alarms = [
+        f"{panel.name}: {each.label.lower()} {each.text}"
+        for panel in shown_
+        for each in panel.alarms
+    ]
+    if unknown := [panel.name for panel in shown_ if any(n.is_unknown for n in panel.numbers)]:
+        alarms.append(f"not known of {', '.join(unknown)}")
+    return "; ".join(alarms) or "No rows are in doubt, and none was given up."
+
+
+def _address(admin: ProcessorAdmin, view: str, *arguments: str) -> str:
+    return reverse(
+        f"admin:dcl_admin_processor_{view}",
+        args=[quote(each) for each in arguments],
+        current_app=admin.admin_site.name,
+    )
+
+
+def _page(
+    admin: ProcessorAdmin, request: HttpRequest, template: str, context: dict[str, Any]
+) -> HttpResponse:
+    request.current_app = admin.admin_site.name  # as the admin does
+    asked = time.time()
+    known = {
+        **admin.admin_site.each_context(request),
+        "opts": admin.opts,
+        "asked_at": asked,
+        "asked": datetime.fromtimestamp(asked, UTC),
+        "index_url": _address(admin, "changelist"),
+        **context,
+    }
+    return TemplateResponse(request, f"dcl_admin/{template}.html", known)

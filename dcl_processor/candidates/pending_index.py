@@ -1,0 +1,369 @@
+"""The index that serves the lock-free read of a question.
+
+A partial index of the pending rows alone is as small as the backlog. Its condition has to follow
+from the question whenever that is asked, so only comparisons with constants are a part of it. A
+column that is compared with the time, which changes from read to read, is indexed instead. The
+conditions of ``due``, which compare with the database's clock as well, filter what the index
+returns; with a column of theirs in the index, every attempt and every renewal would write to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import reduce
+from typing import Any
+from uuid import UUID
+
+from django.db import connections
+from django.db.models import F, Index, Model, Q, Value, lookups
+from django.db.models.expressions import Col
+from django.db.models.fields import related_lookups
+from django.db.models.functions import Now
+from django.db.models.sql import Query
+from django.db.models.sql.where import AND, OR, WhereNode
+
+from dcl_processor.clock import DatabaseNow
+
+from .question import Question, order_of
+
+# A lookup that a user registered may compile to any SQL, so Django's own are listed.
+_PLAIN_LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__})
+
+#: Lookups that compare a column's value with others.
+_COMPARISONS = frozenset({"exact", "in", "gt", "gte", "lt", "lte", "range"})
+
+#: Lookups after which an index still has the rows in the order of its next column.
+_EQUALITIES = frozenset({"exact", "isnull"})
+
+#: The types of the constants that can be written into a model's ``Meta``.
+_CONSTANTS = (type(None), bool, int, float, Decimal, str, bytes, UUID, timedelta)
+
+#: Characters: the longest name that every database accepts, and the part that depends on the index.
+_LONGEST_NAME, _DIGEST = 30, 6
+
+_LISTS = (list, tuple, set, frozenset)
+
+
+class _NotConstantError(Exception):
+    """A condition cannot be a part of an index's condition."""
+
+
+def pending_index(
+    question: Question[Any],
+    *,
+    group: Any = None,
+    strict_order: bool = False,
+    since: str | None = None,
+) -> Index | None:
+    """Return the index of the model's table that serves the lock-free read of the question.
+
+    ``group``: the field of ``group_by``. A run reads the keys, then the rows of each key in the
+    queryset's order, so the index begins with this field. It is an index of the table that has the
+    field.
+    ``strict_order``: the read is in the queryset's own order, and not in that of the primary key.
+    ``since``: a column whose smallest value in the pending rows the index is to show instead.
+    The index is partial where the database has partial indexes. ``None``: no condition of the
+    question compares a column of this table with a constant or with the time; ``not_indexed()``
+    names these conditions. Sends no query.
+    """
+    if group is not None:
+        return _index_of_keys(question, group)
+    parts = _split(question)
+    order = _order(question, question.model) if strict_order else [since] if since else []
+    if connections[question.using].features.supports_partial_indexes:
+        first = (order if parts.constant else []) or parts.moving
+        condition = reduce(operator.and_, parts.constant) if parts.constant else None
+    else:
+        first = [*parts.equal, *((order if parts.equal else []) or [*parts.ranged, *parts.moving])]
+        condition = None
+    if condition is None and not first:
+        return None
+    return _index(question.model, first, condition)
+
+
+def _index_of_keys(question: Question[Any], group: Any) -> Index:
+    """Return the index for the keys of the rows, and for the rows of a key in their order."""
+    is_own = group.model is question.model
+    is_partial = is_own and connections[question.using].features.supports_partial_indexes
+    constant = _split(question).constant if is_partial else []
+    condition = reduce(operator.and_, constant) if constant else None
+    return _index(group.model, [group.name, *_order(question, group.model)], condition)
+
+
+def _index(model: type[Model], first: Sequence[str], condition: Q | None) -> Index:
+    """Return the index of these columns and the primary key, each once."""
+    columns = {name.lstrip("-"): name for name in reversed(first)}
+    key = [each.name for each in model._meta.pk_fields if each.name not in columns]
+    fields = [*dict.fromkeys(columns[name.lstrip("-")] for name in first), *key]
+    return Index(fields=fields, condition=condition, name=_name(model, fields, condition))
+
+
+def not_indexed(question: Question[Any]) -> list[str]:
+    """Return the columns, as "app.Model.field", of conditions that no index of the table can hold.
+
+    A condition without a column is named by its kind.
+    """
+    return list(dict.fromkeys(name for node in _split(question).rest for name in _named(node)))
+
+
+def is_declared(index: Index, model: type[Model]) -> bool:
+    """Return whether the model's ``Meta`` has such an index, whatever its name."""
+    return _shape(index) in map(_shape, model._meta.indexes)
+
+
+def source(index: Index) -> str:
+    """Return the index as Python code for a model's ``Meta.indexes``."""
+    lines = [f"fields={_literal(list(index.fields))}"]
+    if index.condition is not None:
+        lines.append(f"condition={_code(index.condition)}")
+    lines.append(f"name={_literal(index.name)}")
+    return "models.Index(\n" + "".join(f"    {line},\n" for line in lines) + ")"
+
+
+def imports(index: Index) -> list[str]:
+    """Return the import statements that the code of ``source()`` needs."""
+    needed = {"from django.db import models"}
+    for value in [] if index.condition is None else _values(index.condition):
+        needed.add("from django.db.models import Q")
+        if isinstance(value, F):
+            needed.add("from django.db.models import F")
+        else:
+            needed |= _serialized(value)[1]
+    return sorted(needed)
+
+
+def demanded(where: WhereNode) -> Iterator[Any]:
+    """Yield the conditions that hold for every row."""
+    if where.negated or where.connector != AND:
+        yield where
+        return
+    for child in where.children:
+        if isinstance(child, WhereNode):
+            yield from demanded(child)
+        else:
+            yield child
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The conditions of a question by what an index can do with them.
+
+    ``constant``: those of a partial index, whose columns are ``equal`` to a constant, or
+    ``ranged``; ``moving``: columns that are compared with the time; ``rest``: other conditions.
+    """
+
+    constant: list[Q] = field(default_factory=list)
+    equal: list[str] = field(default_factory=list)
+    ranged: list[str] = field(default_factory=list)
+    moving: list[str] = field(default_factory=list)
+    rest: list[Any] = field(default_factory=list)
+
+    def sort(self, columns: _Columns, node: Any) -> None:
+        """Add one condition."""
+        name, lookup = columns.of(getattr(node, "lhs", None)), getattr(node, "lookup_name", "")
+        try:
+            self.constant.append(columns.condition(node))
+        except _NotConstantError:
+            if name is not None and columns.is_moving(node):
+                self.moving.append(name)
+            else:
+                self.rest.append(node)
+            return
+        if name is not None and lookup in _EQUALITIES:
+            self.equal.append(name)
+        elif name is not None and lookup in _COMPARISONS:
+            self.ranged.append(name)
+
+
+def _split(question: Question[Any]) -> _Parts:
+    query, parts = question.unfiltered.query, _Parts()
+    columns = _Columns(query.base_table, connections[question.using].vendor)
+    for node in demanded(query.where):
+        parts.sort(columns, node)
+    return parts
+
+
+class _Columns:
+    """Turns conditions on the columns of one table back into ``Q`` objects."""
+
+    def __init__(self, table: str | None, vendor: str) -> None:
+        self._table = table
+        # SQLite compares the condition of a partial index with a statement's parameters one by one,
+        # and does not recognise a list of them. It has no statistics of a column's values, and
+        # reads the whole table in the order of its key, rather than a range that it has to sort.
+        self._is_simple = vendor == "sqlite"
+
+    def of(self, expression: Any) -> str | None:
+        """Return the name of the field, if the expression is a column of the table."""
+        is_own = type(expression) is Col and expression.alias == self._table
+        return str(expression.target.name) if is_own else None
+
+    def condition(self, node: Any) -> Q:
+        """Return the condition; raises ``_NotConstantError`` unless all of it is constant."""
+        if isinstance(node, WhereNode):
+            return self._several(node)
+        name = self.of(getattr(node, "lhs", None))
+        if name is None or type(node).__module__ not in _PLAIN_LOOKUPS:
+            raise _NotConstantError
+        lookup = "" if node.lookup_name == "exact" else f"__{node.lookup_name}"
+        if not isinstance(node.rhs, _LISTS):
+            return Q(**{f"{name}{lookup}": self._value(node.rhs)})
+        if self._is_simple and node.lookup_name == "in":
+            raise _NotConstantError
+        values = [self._value(each) for each in node.rhs]
+        # A set has another order in each process, and the name of the index depends on the order.
+        is_set = isinstance(node.rhs, (set, frozenset))
+        return Q(**{f"{name}{lookup}": sorted(values, key=repr) if is_set else values})
+
+    def is_moving(self, node: Any) -> bool:
+        """Return whether a lookup compares its column with values that are read from no table."""
+        values = node.rhs if isinstance(node.rhs, _LISTS) else [node.rhs]
+        known = {"in"} if self._is_simple else _COMPARISONS
+        return node.lookup_name in known and not any(map(_reads_a_table, values))
+
+    def _several(self, node: WhereNode) -> Q:
+        if node.connector not in (AND, OR) or not node.children:
+            raise _NotConstantError
+        children = list(node.children)
+        if node.negated and node.connector == AND:
+            children = self._without_null_checks(children)
+        together = operator.or_ if node.connector == OR else operator.and_
+        condition = reduce(together, map(self.condition, children))
+        return ~condition if node.negated else condition
+
+    def _without_null_checks(self, children: Sequence[Any]) -> list[Any]:
+        """Drop the checks for NULL that Django adds to a negated comparison, here and there."""
+        compared = {
+            self.of(getattr(child, "lhs", None))
+            for child in children
+            if getattr(child, "lookup_name", "isnull") != "isnull"
+        }
+        return [child for child in children if not self._is_added(child, compared)]
+
+    def _is_added(self, child: Any, compared: set[str | None]) -> bool:
+        is_check = getattr(child, "lookup_name", None) == "isnull" and child.rhs is False
+        return is_check and self.of(child.lhs) in compared - {None}
+
+    def _value(self, value: Any) -> Any:
+        if name := self.of(value):
+            return F(name)
+        if type(value) is Value:
+            value = value.value
+        if isinstance(value, Enum):
+            value = value.value
+        if isinstance(value, str):
+            value = str.__str__(value)  # also of a class of the user's
+        if type(value) not in _CONSTANTS:
+            raise _NotConstantError
+        return value
+
+
+def _reads_a_table(value: Any) -> bool:
+    if type(value) in (Value, Now, DatabaseNow) or isinstance(value, (date, time, *_CONSTANTS)):
+        return False
+    if isinstance(value, (Col, Query)) or hasattr(value, "query"):
+        return True
+    sources = getattr(value, "get_source_expressions", None)
+    return sources is None or any(map(_reads_a_table, sources()))
+
+
+def _order(question: Question[Any], model: type[Model]) -> list[str]:
+    """Return the columns of a table that the order begins with, as an index names them."""
+    meta = model._meta
+    columns = {name: f.name for f in meta.local_concrete_fields for name in (f.name, f.attname)}
+    columns["pk"] = meta.pk_fields[0].name
+    found: list[str] = []
+    for each in order_of(question.queryset):
+        name = each.lstrip("-+") if isinstance(each, str) else ""
+        if name not in columns:
+            break
+        found.append(f"-{columns[name]}" if each.startswith("-") else columns[name])
+    return found
+
+
+def _name(model: type[Model], fields: Sequence[str], condition: Q | None) -> str:
+    """Return a name that is the same for the same index, and another one for another index."""
+    digest = hashlib.sha256(repr((fields, condition)).encode()).hexdigest()[:_DIGEST]
+    ending = f"_pending_{digest}"
+    # A name must not begin with an underscore.
+    return str(model._meta.model_name).strip("_")[: _LONGEST_NAME - len(ending)] + ending
+
+
+def _named(node: Any) -> list[str]:
+    return list(_labels(node)) or [f"a condition of the kind {type(node).__name__}"]
+
+
+def _labels(node: Any) -> Iterator[str]:
+    if isinstance(node, Col):
+        target: Any = node.target
+        yield f"{target.model._meta.label}.{target.name}"
+        return
+    children: Iterable[Any] = getattr(node, "children", None) or ()
+    if not children and hasattr(node, "get_source_expressions"):
+        children = node.get_source_expressions()
+    for child in children:
+        yield from _labels(child)
+
+
+def _shape(index: Index) -> Any:
+    condition = index.condition
+    return (type(index), tuple(index.fields), None if condition is None else _tree(condition))
+
+
+def _tree(node: Any) -> Any:
+    """Return what two conditions have in common whose parts are in another order."""
+    if not isinstance(node, Q):
+        return repr(node)
+    connector = node.connector if len(node.children) > 1 else ""
+    return connector, node.negated, frozenset(map(_tree, node.children))
+
+
+def _values(condition: Q) -> Iterator[Any]:
+    for child in condition.children:
+        if isinstance(child, Q):
+            yield from _values(child)
+        elif isinstance(child, tuple):
+            yield from child[1] if isinstance(child[1], list) else [child[1]]
+
+
+def _code(condition: Q) -> str:
+    """Return a condition as Python code."""
+    leaves = [child for child in condition.children if isinstance(child, tuple)]
+    if condition.connector == Q.AND and len(dict(leaves)) == len(condition.children):
+        text = f"Q({', '.join(f'{name}={_literal(value)}' for name, value in leaves)})"
+        return f"~{text}" if condition.negated else text
+    text = f" {'|' if condition.connector == Q.OR else '&'} ".join(map(_part, condition.children))
+    return f"~({text})" if condition.negated else text
+
+
+def _part(child: Any) -> str:
+    if isinstance(child, tuple):
+        return f"Q({child[0]}={_literal(child[1])})"
+    text = _code(child)
+    return f"({text})" if child.connector == Q.OR and not child.negated else text
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, F):
+        column: Any = value  # whose name its stubs leave out
+        return f'F("{column.name}")'
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return _serialized(value)[0]
+
+
+def _serialized(value: Any) -> tuple[str, set[str]]:
+    """Return a constant as Python code, and the import statements that the code needs."""
+    from django.db.migrations.writer import MigrationWriter  # not for the start of each process
+
+    code, needed = MigrationWriter.serialize(value)
+    return code, {*needed}

@@ -1,0 +1,327 @@
+"""Traces and metrics for OpenTelemetry; the extra ``otel`` has its API, the project the SDK.
+
+Spans are made where the handler runs, so that the spans of its SQL and HTTP calls are their
+children. Each worker (copy) is a process of its own, and exports for itself: call ``instrument()``
+in the ``ready()`` of an app, which is called in each of them.
+
+Names follow the conventions for messaging, version 1.44, which are still in development; what these
+do not have begins with ``dcl_processor.``. A row's span is the root of a trace, and links to the
+span of its run, because a run of a million rows is not one trace. A run without a row has none.
+
+A failure is the status of its span, and no event of it: such events are deprecated. The log record
+of the failure has the traceback, and the same ``run_id`` and ``pk``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from opentelemetry import context as contexts
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+
+from dcl_processor import masking, observers
+from dcl_processor.errors import describe, printable
+from dcl_processor.log_fields import Running
+from dcl_processor.metrics.collector import Collector
+from dcl_processor.metrics.tally import AGES, DURATIONS, OUTCOMES
+from dcl_processor.observers import Handling, Observer
+from dcl_processor.outcomes import Discard, Snooze
+from dcl_processor.report import Report
+from dcl_processor.worker import copy_number
+
+SYSTEM, OPERATION = "dcl_processor", "process"
+
+#: Characters of an error's text that a span has.
+LONGEST = 200
+
+logger = logging.getLogger("dcl_processor.operations")
+
+#: Milliseconds that the exporters have to send what they keep, when a worker ends.
+FLUSH_WITHIN = 5_000
+
+#: What may identify a person: addresses, credentials in a URL, and long numbers.
+_SENSITIVE = re.compile(r"[^\s@<>,;]+@[^\s@<>,;]+|\d{5,}")
+
+_instrumented: Telemetry | None = None
+
+
+def instrument(
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    row_ids: bool = True,
+) -> None:
+    """Make spans and metrics of the runs in this process; a further call does nothing.
+
+    The providers are those of the project by default. ``row_ids``: spans have the primary key of
+    their row; metrics never have it.
+    """
+    global _instrumented  # noqa: PLW0603  # one per process, as the providers are
+    if _instrumented is None:
+        _instrumented = Telemetry(tracer_provider, meter_provider, row_ids=row_ids)
+        observers.add(_instrumented)
+
+
+def uninstrument() -> None:
+    """Make no more spans and metrics in this process."""
+    global _instrumented  # noqa: PLW0603  # as above
+    if _instrumented is not None:
+        observers.remove(_instrumented)
+        _instrumented = None
+
+
+class Telemetry(Observer):
+    """Makes spans, and records metrics, with the providers of the project."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None,
+        meter_provider: MeterProvider | None,
+        *,
+        row_ids: bool,
+    ) -> None:
+        self._providers = (tracer_provider, meter_provider)
+        self._row_ids = row_ids
+        self._tracer = trace.get_tracer(SYSTEM, _version(), tracer_provider)
+        meter = metrics.get_meter(SYSTEM, _version(), meter_provider)
+        self._duration = meter.create_histogram(
+            "messaging.process.duration",
+            unit="s",
+            description="Seconds that each call of a handler took.",
+            explicit_bucket_boundaries_advisory=DURATIONS,
+        )
+        self._lock_duration = meter.create_histogram(
+            "dcl_processor.row.lock.duration",
+            unit="s",
+            description="Seconds for which a transaction held the locks of its rows.",
+            explicit_bucket_boundaries_advisory=DURATIONS,
+        )
+        self._age = meter.create_histogram(
+            "dcl_processor.row.age",
+            unit="s",
+            description="Seconds for which a row was pending at its claim.",
+            explicit_bucket_boundaries_advisory=AGES,
+        )
+        # Read when they are exported, because a record costs many times as much as a count.
+        self._counts = Collector()
+        meter.create_observable_counter(
+            "dcl_processor.rows",
+            [self._rows],
+            unit="{row}",
+            description="Rows that have an outcome.",
+        )
+        meter.create_observable_counter(
+            "dcl_processor.row.retries",
+            [lambda _: self._numbers("retries")],
+            unit="{row}",
+            description="Failed rows that are to be tried again.",
+        )
+        meter.create_observable_counter(
+            "dcl_processor.row.lost_leases",
+            [lambda _: self._numbers("lost_leases")],
+            unit="{row}",
+            description="Rows that another worker had taken over at their settlement.",
+        )
+        self._lock = threading.Lock()
+        #: By the ids of runs: the context in which a run began, and its span once it has a row.
+        self._runs: dict[str, tuple[Context, Span | None]] = {}
+
+    # --- spans
+
+    def run_started(self, running: Running) -> None:
+        with self._lock:
+            self._runs[running.id] = (contexts.get_current(), None)
+
+    def handler_started(self, handling: Handling) -> None:
+        running, call = handling.running, handling.call
+        links = [] if running is None else self._links(running)
+        attributes: dict[str, Any] = {
+            **_of(call.label),
+            "messaging.operation.name": OPERATION,
+            "messaging.operation.type": OPERATION,
+            "dcl_processor.copy": copy_number(),
+        }
+        if running is not None:
+            attributes["dcl_processor.delivery"] = running.delivery
+            attributes["dcl_processor.run.id"] = running.id
+        if len(call.keys) == 1 and self._row_ids:
+            attributes["messaging.message.id"] = str(call.keys[0])
+        elif len(call.keys) != 1:
+            attributes["messaging.batch.message_count"] = len(call.keys)
+        if call.attempt is not None:
+            attributes["dcl_processor.attempt"] = call.attempt
+        span = self._tracer.start_span(
+            f"{OPERATION} {call.label}",
+            context=Context(),  # the root of a trace
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links,
+        )
+        # The handler may be interrupted at each step, also before the token is kept.
+        handling.notes[self] = span, partial(contexts.attach, contexts.get_current())
+        token = contexts.attach(trace.set_span_in_context(span))
+        handling.notes[self] = span, partial(contexts.detach, token)
+
+    def handler_ended(self, handling: Handling, error: BaseException | None) -> None:
+        call, outcome = handling.call, _outcome(error)
+        made = handling.notes.pop(self, None)
+        if made is not None:
+            span, put_back = made
+            put_back()
+            if len(call.keys) == 1 or error is not None:
+                span.set_attribute("dcl_processor.outcome", outcome)
+            if error is not None and outcome == "failed":
+                _fail(span, error)
+            span.end()
+        if call.duration is not None:
+            attributes = {**_of(call.label), "messaging.operation.name": OPERATION}
+            if error is not None and outcome == "failed":
+                attributes["error.type"] = type(error).__qualname__
+            self._duration.record(call.duration, attributes)
+
+    def _links(self, running: Running) -> list[Link]:
+        span = self._span_of(running)
+        return [] if span is None else [Link(span.get_span_context())]
+
+    def _span_of(self, running: Running) -> Span | None:
+        """Return the span of a run, which is made with its first row."""
+        with self._lock:
+            known = self._runs.get(running.id)
+            if known is None:
+                return None  # this observer was added in the middle of the run
+            context, span = known
+            if span is None:
+                span = self._tracer.start_span(
+                    f"run {running.name}",
+                    context=context,
+                    kind=SpanKind.INTERNAL,
+                    start_time=running.began_at,
+                    attributes={
+                        "messaging.system": SYSTEM,
+                        "messaging.destination.name": running.name,
+                        "dcl_processor.delivery": running.delivery,
+                        "dcl_processor.run.id": running.id,
+                        "dcl_processor.copy": copy_number(),
+                    },
+                )
+                self._runs[running.id] = (context, span)
+            return span
+
+    def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
+        with self._lock:
+            context, span = self._runs.pop(running.id, (None, None))
+        if context is not None:
+            # Ctrl-C may come before the span of a row has ended, which would stay the current one.
+            contexts.attach(context)
+        if span is None:
+            return
+        span.set_attribute("dcl_processor.stopped", report.stopped)
+        for outcome in OUTCOMES:
+            span.set_attribute(f"dcl_processor.rows.{outcome}", getattr(report, outcome))
+        if error is not None:
+            _fail(span, error)
+        span.end()
+
+    # --- metrics
+
+    def claimed(self, name: str, ages: Sequence[float]) -> None:
+        attributes = _of(name)
+        for each in ages:
+            self._age.record(each, attributes)
+
+    def unlocked(self, name: str, seconds: float) -> None:
+        self._lock_duration.record(seconds, _of(name))
+
+    def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
+        self._counts.row_ended(name, outcome, is_retried=is_retried)
+
+    def _rows(self, _: CallbackOptions) -> Iterator[Observation]:
+        for name, tally in self._counts.snapshot().items():
+            for outcome, number in tally.rows.items():
+                yield Observation(number, {**_of(name), "dcl_processor.outcome": outcome})
+
+    def _numbers(self, field: str) -> Iterator[Observation]:
+        for name, tally in self._counts.snapshot().items():
+            yield Observation(getattr(tally, field), _of(name))
+
+    def flush(self) -> None:
+        own = self._providers
+        providers: list[Any] = [
+            own[0] or trace.get_tracer_provider(),
+            own[1] or metrics.get_meter_provider(),
+        ]
+        # Those of the SDK, and not of the API. In threads, because a BatchSpanProcessor ignores the
+        # time limit, and an exporter tries again for a minute while its collector is away.
+        threads = [_Flush(each) for each in providers if hasattr(each, "force_flush")]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + FLUSH_WITHIN / 1_000
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                logger.warning(
+                    "%s did not send what it keeps within %g s, and the rest may be lost",
+                    type(thread.provider).__name__,
+                    FLUSH_WITHIN / 1_000,
+                )
+        for thread in threads:
+            if thread.error is not None:
+                raise thread.error
+
+
+class _Flush(threading.Thread):
+    """Has a provider send what it keeps; ``error``: what that has raised."""
+
+    def __init__(self, provider: Any) -> None:
+        super().__init__(name="dcl_processor.otel", daemon=True)
+        self.provider = provider
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.provider.force_flush(FLUSH_WITHIN)
+        except Exception as error:  # noqa: BLE001  # raised again where it is reported
+            self.error = error
+
+
+def _of(name: str) -> dict[str, str]:
+    return {"messaging.system": SYSTEM, "messaging.destination.name": name}
+
+
+def _outcome(error: BaseException | None) -> str:
+    """Return the outcome that the handler has given its row; its settlement may still fail."""
+    match error:
+        case None:
+            return "processed"
+        case Snooze():
+            return "snoozed"
+        case Discard():
+            return "discarded"
+    return "failed"
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    span.set_attribute("error.type", type(error).__qualname__)
+    span.set_status(Status(StatusCode.ERROR, masked(error)))
+
+
+def masked(error: BaseException) -> str:
+    """Return an error's text in one short line, without secrets, addresses and long numbers."""
+    return _SENSITIVE.sub("…", printable(masking.masked(describe(error))))[:LONGEST]
+
+
+def _version() -> str:
+    try:
+        return version("dcl-processor")
+    except PackageNotFoundError:  # run from a checkout
+        return ""

@@ -1,0 +1,197 @@
+"""The calls of handlers, and of the user's other functions, that are under way in this process.
+
+Another thread reads them: the one that tells of a row that takes long, and the one that ends a call
+whose time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dcl_processor import observers
+from dcl_processor.log_fields import running
+from dcl_processor.signals import row_started
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+    from .time_limit import TimeLimit
+
+T = TypeVar("T")
+
+#: Seconds that an interrupted handler has to end in.
+GRACE = 10.0
+
+
+class CallLimits(Protocol):
+    """What limits the calls of one run; ``seconds``: of each, if there is a limit."""
+
+    @property
+    def seconds(self) -> float | None:
+        raise NotImplementedError
+
+    def is_held_up(self, call: Call) -> bool:
+        """Return whether another call blocks the interruption of this call."""
+        raise NotImplementedError
+
+
+class Call:
+    """A call of a handler; ``keys``: of its rows; ``limits``: what limits it, if anything does.
+
+    ``what``: what is called instead of the handler, in words; it has no limit, and may have no row.
+    ``since``: its beginning, by the monotonic clock; ``duration``: its seconds, when it has ended.
+    ``attempt``: the number of the row's attempt, if a ``retry`` counts it and there is one row.
+    """
+
+    __slots__ = ("attempt", "duration", "keys", "label", "limits", "since", "what")
+
+    def __init__(
+        self,
+        label: str,
+        keys: Sequence[Any],
+        limits: CallLimits | None,
+        attempt: int | None = None,
+        *,
+        what: str = "",
+    ) -> None:
+        self.what = what
+        self.label = label
+        self.keys = keys
+        self.limits = limits
+        self.attempt = attempt
+        self.duration: float | None = None
+        self.since = time.monotonic()
+
+    @property
+    def limit(self) -> float | None:
+        """The seconds that it may take."""
+        return None if self.limits is None else self.limits.seconds
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether another call keeps this one from being ended at its limit."""
+        return self.limits is not None and self.limits.is_held_up(self)
+
+    def is_late(self, now: float) -> bool:
+        """Return whether the call has gone on for longer than its limit."""
+        return self.limit is not None and now - self.since > self.limit
+
+
+#: A set because adding to it, and taking from it, need no lock.
+_under_way: set[Call] = set()
+
+
+def under_way() -> list[Call]:
+    """Return the calls that have not returned, the oldest first."""
+    return sorted(_under_way.copy(), key=lambda call: call.since)
+
+
+def begin(call: Call) -> None:
+    """Note a call; ``end()`` has to follow."""
+    _under_way.add(call)
+
+
+def end(call: Call) -> None:
+    """Forget a call; it may be forgotten already."""
+    call.duration = time.monotonic() - call.since
+    _under_way.discard(call)
+
+
+def abandoned(limits: CallLimits) -> set[Any]:
+    """Return the keys of rows whose handlers go on although they were interrupted long ago.
+
+    ``limits``: of one run, because another one may have taken such a row over since.
+    """
+    now, seconds = time.monotonic(), limits.seconds
+    if seconds is None:
+        return set()
+    return {
+        key
+        for call in _under_way.copy()
+        if call.limits is limits and now - call.since > seconds + GRACE
+        for key in call.keys
+    }
+
+
+def noted(call: Call, limit: TimeLimit | None, function: Callable[..., T], *arguments: Any) -> T:
+    """Make the call of a plain function, note that it is under way, and interrupt it at its limit.
+
+    Raises what the function raises, and ``HandlerTimeout`` when the limit was reached.
+    """
+    try:
+        _under_way.add(call)
+        if limit is None:
+            return function(*arguments)
+        return limit.keep(call, function, *arguments)
+    finally:
+        call.duration = time.monotonic() - call.since
+        _under_way.discard(call)
+
+
+#: Monitors that look at the calls of this process. Without one, only handlers are noted.
+watchers = 0
+
+
+def beside(
+    label: str, what: str, keys: Sequence[Any], function: Callable[..., T], *arguments: Any
+) -> T:
+    """Call a function of the user that is no handler; while a monitor looks, the call is noted.
+
+    ``label``: the processor's name; ``what``: the function, in words. It has no limit, because the
+    database or the row may be between two states when it is called.
+    """
+    if not watchers:
+        return function(*arguments)
+    return noted(Call(label, keys, None, what=what), None, function, *arguments)
+
+
+def each_beside(label: str, what: str, found: Iterable[T]) -> Iterator[T]:
+    """Yield what an iterable gives; each step of it is called as by ``beside()``."""
+    steps = iter(found)
+
+    def step() -> list[T]:
+        return [*islice(steps, 1)]
+
+    while got := beside(label, what, (), step):
+        yield got[0]
+
+
+def announced(
+    processor: Definition[Any],
+    call: Call,
+    limit: TimeLimit | None,
+    function: Callable[..., T],
+    *arguments: Any,
+) -> T:
+    """Make the call of a handler as ``noted()`` does; the receivers and the observers learn of it.
+
+    That is not counted as the handler's time, but is noted and limited in the same way.
+    """
+    handling = observers.Handling(call, running.get())
+    try:
+        try:
+            noted(call, limit, _announce, processor, handling)
+        finally:
+            call.duration = None
+        call.since = time.monotonic()
+        result = noted(call, limit, function, *arguments)
+    except BaseException as error:
+        handling.ended(error)
+        raise
+    handling.ended()
+    return result
+
+
+def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
+    for sent in starts(processor, handling.call):
+        row_started.send_robust(**sent)
+    handling.started()
+
+
+def starts(processor: Definition[Any], call: Call) -> list[dict[str, Any]]:
+    """Return what ``row_started`` is sent with, for each row of a call."""
+    common = {"sender": type(processor), "processor": processor, "attempt": call.attempt}
+    return [{**common, "pk": pk} for pk in call.keys] if row_started.receivers else []

@@ -1,0 +1,129 @@
+"""The connections that the handlers of one event loop share, and what is left open on them.
+
+Asynchronous handlers use the database in one thread, which has a connection for each alias. A
+transaction that one of them begins there and does not end contains the work of the others, too,
+and all of it is rolled back when the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection
+from contextvars import ContextVar
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db.backends.signals import connection_created
+
+from dcl_processor.exceptions import TransactionLeftOpen
+
+from .handler import Failed, Handled, Outcome, Prepared, Together, not_prepared
+from .leftover import Leftover
+
+#: Seconds between two looks at a transaction which another handler may still end.
+PAUSE = 0.01
+
+#: Seconds that the handlers' thread has to become free in. A handler that hangs there has it.
+WITHIN = 10.0
+
+#: The sessions of the event loop that the code belongs to, also in the thread for the database.
+_now: ContextVar[SharedSessions | None] = ContextVar("_now", default=None)
+
+
+class SharedSessions:
+    """Watches the connections that handlers open, and ends the transactions left open on them.
+
+    Without a connection it costs nothing, and with one a look at what the driver knows.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, Leftover]] = []
+        #: Calls that have ended while a transaction is open, and those that lose their work by it.
+        self._waiting: set[Any] = set()
+        self._lost: set[Any] = set()
+        self._is_ending = False
+
+    def watch(self) -> None:
+        """Begin to notice new connections, in the context of the caller."""
+        _now.set(self)
+        connection_created.connect(_note)
+
+    def note(self, connection: Any) -> None:
+        """Watch a new connection, in whose thread this is called."""
+        leftover = Leftover(connection.alias)
+        leftover.__enter__()
+        others = [(thread, each) for thread, each in self._found if each.connection != connection]
+        self._found = [*others, (threading.get_ident(), leftover)]
+
+    async def were_left_open(self, pk: Any, under_way: Collection[Any]) -> bool:
+        """Return whether the work of a call that has ended is lost in an open transaction.
+
+        ``pk``: names the call, which is one of those that are ``under_way``. While another of them
+        may still end the transaction, this waits.
+        """
+        self._waiting.add(pk)
+        try:
+            while pk not in self._lost and (self._is_ending or self._may_be_left()):
+                if self._is_ending or len(under_way) > len(self._waiting):
+                    await asyncio.sleep(PAUSE)
+                elif not await self._end_for(under_way):
+                    break
+            return pk in self._lost
+        finally:
+            self._waiting.discard(pk)
+            self._lost.discard(pk)
+
+    def _may_be_left(self) -> bool:
+        return any(leftover.may_be_left() for _, leftover in self._found)
+
+    async def _end_for(self, under_way: Collection[Any]) -> bool:
+        """End what is open, and note the calls that lose their work by it."""
+        self._is_ending = True
+        try:
+            if not await self._end():
+                return False
+            # Race: flip without work. It is not known which of these calls has begun the
+            # transaction, nor which of them worked in it. Until they are noted, the others wait:
+            # they would find no transaction any more.
+            self._lost.update(under_way)
+            return True
+        finally:
+            self._is_ending = False
+
+    async def _end(self) -> bool:
+        """End what is open, in the handlers' thread, between what it does for others."""
+        try:
+            async with asyncio.timeout(WITHIN):
+                return await sync_to_async(self._end_here)()
+        except TimeoutError:
+            return False
+
+    def _end_here(self) -> bool:
+        # A connection of another thread is used by a handler that has asked for such a thread.
+        here = threading.get_ident()
+        self._found = [(thread, leftover) for thread, leftover in self._found if thread == here]
+        ended = [leftover.end() for _, leftover in self._found]  # each of them
+        return any(ended)
+
+
+def without_work(outcome: Together | Prepared) -> Together | Prepared:
+    """Return the outcome of a call whose work was rolled back with a transaction left open."""
+    if isinstance(outcome, dict):
+        return {pk: _without_work(each) for pk, each in outcome.items()}
+    if isinstance(outcome, Prepared):
+        return not_prepared(TransactionLeftOpen(shared=True))
+    return _without_work(outcome)
+
+
+def _without_work(outcome: Outcome) -> Outcome:
+    if not isinstance(outcome, Handled):
+        return outcome
+    error = TransactionLeftOpen(shared=True)
+    return Failed(error, handled=True, duration=outcome.duration)
+
+
+def _note(connection: Any, **_: Any) -> None:
+    sessions = _now.get()
+    if sessions is not None:
+        sessions.note(connection)

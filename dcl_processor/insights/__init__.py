@@ -1,0 +1,1 @@
+"""Answers about the rows of a processor, for the command and for other interfaces: read-only."""

@@ -1,0 +1,148 @@
+"""An answer, and how it was found: a number that could not be found out is not 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from django.db import connections
+from django.utils import timezone
+
+from dcl_processor.database.connection import is_connected
+from dcl_processor.database.contention import is_database_error, is_statement_timeout
+from dcl_processor.database.time_limit import reading
+from dcl_processor.diagnosis import explain
+from dcl_processor.processor import BatchProcessor
+
+T = TypeVar("T")
+
+
+class How(StrEnum):
+    """How an answer was found.
+
+    ``EXACT``: read, or true by definition. ``MORE_THAN``: counting stopped at the value.
+    ``ESTIMATED``: the database's planner expects the value, which may be wrong by any factor.
+    ``UNKNOWN``: it could not be found out. ``NOT_RECORDED``: nothing in the database shows it.
+    """
+
+    EXACT = "exact"
+    MORE_THAN = "more than"
+    ESTIMATED = "estimated"
+    UNKNOWN = "unknown"
+    NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """A value, and how it was found; ``why``: the reason if there is none, or only an estimate."""
+
+    value: T | None
+    how: How = How.EXACT
+    why: str = ""
+
+    @classmethod
+    def unknown(cls, why: str) -> Answer[T]:
+        return cls(None, How.UNKNOWN, why)
+
+    @classmethod
+    def not_recorded(cls, why: str) -> Answer[T]:
+        return cls(None, How.NOT_RECORDED, why)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer for JSON."""
+        document: dict[str, Any] = {"value": document_of(self.value), "how": str(self.how)}
+        if isinstance(self.value, Moment):
+            document["seconds"] = self.value.seconds
+        return {**document, "why": self.why} if self.why else document
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time in UTC; ``seconds``: how long ago, by the database's clock; below 0: still to come."""
+
+    at: datetime
+    seconds: float
+
+    @classmethod
+    def of(cls, at: datetime, now: datetime) -> Moment:
+        """Return the moment of a column's value; ``now``: read with it, from the same database."""
+        return cls(as_utc(at), round((as_utc(now) - as_utc(at)).total_seconds(), 3))
+
+
+def as_utc(at: datetime) -> datetime:
+    """Return the time in UTC; without a zone it is local time of the settings' ``TIME_ZONE``."""
+    aware = timezone.make_aware(at, timezone.get_default_timezone()) if at.tzinfo is None else at
+    return aware.astimezone(UTC)
+
+
+def document_of(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    match value:
+        case Moment():
+            return value.at.isoformat()
+        case datetime():
+            return as_utc(value).isoformat()
+        case tuple() | list():
+            return [document_of(each) for each in value]
+        case None | bool() | int() | float() | str():
+            return value
+        case _ if hasattr(value, "as_dict"):
+            return value.as_dict()
+        case _:
+            return str(value)
+
+
+class Asker:
+    """Asks about one processor: each question in a transaction, and with a time limit, of its own.
+
+    ``seconds``: the limit. A database that cannot be reached is not tried again; ``down``: such
+    databases, with the reasons, which the askers of one command may share.
+    """
+
+    def __init__(
+        self,
+        processor: BatchProcessor[Any],
+        seconds: float,
+        down: dict[str, str] | None = None,
+    ) -> None:
+        self._processor = processor
+        self._seconds = seconds
+        self._down = {} if down is None else down
+
+    def ask(
+        self,
+        using: str,
+        read: Callable[[], Answer[T]],
+        estimate: Callable[[], Answer[T]] | None = None,
+    ) -> Answer[T]:
+        """Return the answer; no error is raised, whatever the database or the user's code does.
+
+        ``estimate``: asked in the same way if the answer takes too long; without a value, the
+        answer is unknown.
+        """
+        if using in self._down:
+            return Answer.unknown(self._down[using])
+        try:
+            is_connected(using)
+            connections[using].ensure_connection()
+        except Exception as error:  # noqa: BLE001  # the reason is the answer
+            self._down[using] = explain(error, self._processor, using)
+            return Answer.unknown(self._down[using])
+        try:
+            with reading(using, self._seconds):
+                return read()
+        except Exception as error:  # noqa: BLE001  # the other questions can still be answered
+            why = self._reason(error, using)
+            is_late = is_database_error(error) and is_statement_timeout(error)
+        expected = self.ask(using, estimate) if is_late and estimate is not None else None
+        if expected is None or expected.value is None:
+            return Answer.unknown(why)
+        return replace(expected, why=why)
+
+    def _reason(self, error: Exception, using: str) -> str:
+        if is_database_error(error) and is_statement_timeout(error):
+            return f"not within {self._seconds:g} s"
+        return explain(error, self._processor, using)

@@ -1,0 +1,186 @@
+"""What PostgreSQL's catalogs and statistics say about a table, a session and the server.
+
+Each function sends one query, which no special role is needed for. Where PostgreSQL hides a value
+from a role, the value is ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+from django.db.models import Model
+
+_INDEXES = """
+SELECT c.relname, i.indisunique, i.indpred IS NOT NULL, s.idx_scan,
+    ARRAY(SELECT a.attname::text FROM pg_attribute a
+        WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)) AS columns
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+LEFT JOIN pg_stat_user_indexes s ON s.indexrelid = i.indexrelid
+WHERE i.indrelid = ANY(%s::text[]::regclass[]) AND i.indisvalid ORDER BY c.relname
+"""
+
+# No row for a table that is not partitioned.
+_PARTITIONS = "SELECT relid::regclass::text FROM pg_partition_tree(%s::regclass)"
+
+_TABLE = """
+SELECT c.reltuples, c.reloptions, s.n_dead_tup, s.n_mod_since_analyze, s.n_tup_upd,
+    s.n_tup_hot_upd, greatest(s.last_analyze, s.last_autoanalyze),
+    greatest(s.last_vacuum, s.last_autovacuum)
+FROM pg_class c LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.oid = %s::regclass
+"""
+
+# pg_partition_tree() has no row for a table that is not partitioned.
+_ANALYZED = """
+SELECT max(greatest(last_analyze, last_autoanalyze)) FROM pg_stat_all_tables
+WHERE relid = %s::regclass OR relid IN (SELECT relid FROM pg_partition_tree(%s::regclass))
+"""
+
+# A snapshot keeps dead rows of its database from being removed, and so does a transaction that has
+# an id, such as that of a locked row. The snapshot of a standby, which comes through a slot or its
+# walsender, does so in all databases; a slot's catalog_xmin concerns the catalogs alone.
+_SNAPSHOTS = """
+SELECT CASE backend_type WHEN 'walsender' THEN 'walsender' ELSE 'session' END, pid::text,
+    application_name, greatest(age(backend_xmin), age(backend_xid)),
+    extract(epoch FROM clock_timestamp() - xact_start), usename
+FROM pg_stat_activity
+WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND pid <> pg_backend_pid()
+    AND (datid = 0 OR datid IS NULL OR datname = current_database())
+    AND usesysid IS NOT NULL -- an autovacuum worker has no role, and not every role sees its type
+UNION ALL
+SELECT 'replication slot', slot_name, '', age(xmin), NULL, NULL
+FROM pg_replication_slots WHERE xmin IS NOT NULL
+UNION ALL
+SELECT 'prepared transaction', gid, '', age(transaction),
+    extract(epoch FROM clock_timestamp() - prepared), owner
+FROM pg_prepared_xacts WHERE database = current_database()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableIndex:
+    """An index. ``columns``: of the table; ``scans``: how often it was used, if that is counted."""
+
+    name: str
+    is_unique: bool
+    is_partial: bool
+    scans: int | None
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table's figures. ``rows``: the estimate that the planner uses, ``None`` if it has none.
+
+    ``options``: the table's storage parameters. ``dead``, ``changed``, ``updates`` and ``hot`` are
+    numbers of rows: those not yet vacuumed, those changed since the last ANALYZE, and the updates,
+    of which ``hot`` left the indexes as they were.
+    """
+
+    rows: float | None
+    options: Mapping[str, str]
+    dead: int
+    changed: int
+    updates: int
+    hot: int
+    analyzed: datetime | None
+    vacuumed: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What keeps dead rows from being removed.
+
+    ``kind``: "session", "walsender", which has the snapshot of a standby, "replication slot" or
+    "prepared transaction"; ``name``: its process id or its name. ``transactions``: how many began
+    since; ``seconds``: how long ago it began, ``None`` if this role may not see that, or there is
+    no such time; ``role``: whose it is.
+    """
+
+    kind: str
+    name: str
+    application_name: str
+    transactions: int
+    seconds: float | None
+    role: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as this session has it, in the setting's own unit."""
+
+    value: str
+    source: str
+
+    @property
+    def number(self) -> float:
+        return float(self.value)
+
+
+def rows(using: str, sql: str, params: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    """Return the answer of a query."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        answer: list[tuple[Any, ...]] = cursor.fetchall()
+    return answer
+
+
+def partitions(using: str, model: type[Model]) -> list[str]:
+    """Return the names of the partitions of the model's table, as SQL has them."""
+    return [name for (name,) in rows(using, _PARTITIONS, [_named(using, model)])]
+
+
+def indexes(using: str, model: type[Model], *, of: Sequence[str] = ()) -> list[TableIndex]:
+    """Return the indexes of the model's table, and of the tables ``of``, that queries may use."""
+    found = rows(using, _INDEXES, [[_named(using, model), *of]])
+    return [
+        TableIndex(name, unique, partial, scans, tuple(columns))
+        for name, unique, partial, scans, columns in found
+    ]
+
+
+def table(using: str, model: type[Model]) -> Table:
+    """Return the figures of the model's table."""
+    ((number, options, *figures),) = rows(using, _TABLE, [_named(using, model)])
+    dead, changed, updates, hot, analyzed, vacuumed = figures
+    return Table(
+        rows=None if number < 0 else number,
+        options=dict(option.split("=", 1) for option in options or ()),
+        # A table that was never used has no statistics.
+        dead=dead or 0,
+        changed=changed or 0,
+        updates=updates or 0,
+        hot=hot or 0,
+        analyzed=analyzed,
+        vacuumed=vacuumed,
+    )
+
+
+def analyzed(using: str, model: type[Model]) -> datetime | None:
+    """Return when the statistics of the model's table, or of a part of it, were made last."""
+    name = _named(using, model)
+    ((at,),) = rows(using, _ANALYZED, [name, name])
+    found: datetime | None = at
+    return found
+
+
+def snapshots(using: str) -> list[Snapshot]:
+    """Return what keeps dead rows of this database, the oldest first; this session excluded."""
+    found = [
+        Snapshot(kind, name, application or "", age, None if s is None else float(s), role)
+        for kind, name, application, age, s, role in rows(using, _SNAPSHOTS)
+    ]
+    return sorted(found, key=lambda each: each.transactions, reverse=True)
+
+
+def settings(using: str, *names: str) -> dict[str, Setting]:
+    """Return these settings; those that the server does not have are left out."""
+    sql = "SELECT name, setting, source FROM pg_settings WHERE name = ANY(%s)"
+    return {name: Setting(value, source) for name, value, source in rows(using, sql, [[*names]])}
+
+
+def _named(using: str, model: type[Model]) -> str:
+    return str(connections[using].ops.quote_name(model._meta.db_table))

@@ -1,0 +1,183 @@
+"""Explains one processor's questions to the database: their SQL, their plan, and their index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+from django.db.models import Index, Model
+
+from dcl_processor.candidates import pending_index
+from dcl_processor.database.time_limit import reading
+from dcl_processor.processor import BatchProcessor
+
+from .plan import Plan, plan_of
+from .statements import Asked, Statement
+from .status import TIMEOUT
+
+#: Rows: a database reads a smaller table as a whole, which is as fast as an index.
+SMALL = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a run would ask, and how the database would answer.
+
+    ``read``: the lock-free read, ``None`` if it is not sent because no row can be pending;
+    ``claim``: the statements that lock rows and check them again, in their order. ``plan``: of the
+    read. ``verdict``: whether an index serves the read, in one sentence. ``index``: the one that
+    would, ``None`` if an index serves it already, or none can; ``index_model``: the model whose
+    ``Meta`` is to have it; ``is_declared``: it has such an index. ``in_flight_index``: the one that
+    ``group_by`` needs besides, ``None`` if that ``Meta`` has it. ``age_index``: the one from which
+    the age of the oldest pending row can be read, ``None`` if the ``Meta`` has it, or no age is
+    asked for. ``remarks``: sentences.
+    """
+
+    name: str
+    delivery: str
+    model: type[Model]
+    using: str
+    read_using: str
+    read: str | None
+    claim: tuple[str, ...]
+    plan: Plan | None
+    verdict: str
+    index: Index | None
+    index_model: type[Model]
+    is_declared: bool
+    in_flight_index: Index | None
+    age_index: Index | None
+    remarks: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the explanation for JSON."""
+        plan = self.plan
+        return {
+            "name": self.name,
+            "delivery": self.delivery,
+            "database": self.using,
+            "read_database": self.read_using,
+            "read": self.read,
+            "claim": list(self.claim),
+            "plan": None if plan is None else list(plan.lines),
+            "rows": None if plan is None else plan.rows,
+            "index": None if plan is None else plan.index,
+            "verdict": self.verdict,
+            "suggested_index": _source(self.index),
+            "suggested_index_is_declared": self.is_declared,
+            "suggested_index_of_rows_in_flight": _source(self.in_flight_index),
+            "suggested_index_of_ages": _source(self.age_index),
+            "remarks": list(self.remarks),
+        }
+
+
+def explanation(
+    processor: BatchProcessor[Any], using: str | None = None, *, seconds: float = TIMEOUT
+) -> Explanation:
+    """Explain what a run would ask; executes none of it, and locks nothing.
+
+    ``seconds``: the time limit of each question to the database, which may have to wait for a
+    migration. Raises the errors of the processor's options and of the database.
+    """
+    asked = Asked.of(processor, using)
+    question, read = asked.question, asked.read()
+    plan = None if read is None else _plan(read, question.model, seconds)
+    indexes = asked.indexes()
+    needs_index = read is not None and (plan is None or plan.index is None)
+    index = indexes.read if needs_index else None
+    in_flight = indexes.in_flight if read is not None else None
+    return Explanation(
+        name=processor.name,
+        delivery=str(processor.delivery),
+        model=question.model,
+        using=question.using,
+        read_using=question.read_using,
+        read=None if read is None else read.text,
+        claim=_claim(asked, seconds) if read is not None else (),
+        plan=plan,
+        verdict=_verdict(read, plan, question.read_using),
+        index=index,
+        index_model=indexes.model,
+        is_declared=index is not None and pending_index.is_declared(index, indexes.model),
+        in_flight_index=_undeclared(in_flight, indexes.model),
+        age_index=_undeclared(asked.age_index(), question.model) if read is not None else None,
+        remarks=tuple(_remarks(asked, plan)) if read is not None else (),
+    )
+
+
+def _plan(read: Statement, model: type[Model], seconds: float) -> Plan | None:
+    with reading(read.using, seconds):
+        return plan_of(read, model)
+
+
+def _claim(asked: Asked, seconds: float) -> tuple[str, ...]:
+    with reading(asked.question.using, seconds):
+        return tuple(each.text for each in asked.claim(asked.keys()))
+
+
+def _source(index: Index | None) -> str | None:
+    return None if index is None else pending_index.source(index)
+
+
+def _undeclared(index: Index | None, model: type[Model]) -> Index | None:
+    return None if index is None or pending_index.is_declared(index, model) else index
+
+
+def _verdict(read: Statement | None, plan: Plan | None, using: str) -> str:
+    database: str = connections[using].display_name
+    if read is None:
+        return "No row can be pending, so nothing is sent."
+    if plan is None:
+        return f"Plans of {database} are not read here."
+    if plan.index is not None:
+        return f"The index {plan.index} serves this read."
+    if plan.walks is not None:
+        return (
+            f"No index serves this read: {database} goes through all entries of {plan.walks}, "
+            "until it has found enough pending rows."
+        )
+    return f"No index serves this read: {database} reads the whole table."
+
+
+def _remarks(asked: Asked, plan: Plan | None) -> Iterator[str]:
+    question, processor = asked.question, asked.processor
+    database: str = connections[question.read_using].display_name
+    if plan is not None and plan.index is None:
+        yield from _size(plan, database)
+    columns = pending_index.not_indexed(question)
+    if columns and (plan is None or plan.index is None):
+        yield (
+            f"No index of {question.model._meta.label} can hold the conditions on "
+            f"{' and '.join(columns)}: they depend on other rows, or are not comparisons with "
+            "constants."
+        )
+    if processor.group_by is not None:
+        yield (
+            "With group_by the read asks for keys. Then each key is locked, and its rows in flight "
+            "and its first rows are asked for, before the claim."
+        )
+    if processor._due(question.model) is not None:
+        yield (
+            "The conditions of retry and lease compare with the clock, and cannot be in the "
+            "condition of an index: they filter the rows that the index returns."
+        )
+    if connections[question.read_using].settings_dict["OPTIONS"].get("server_side_binding"):
+        yield (
+            "With server_side_binding the server gets the values apart from the statement: once it "
+            "prepares a generic plan (prepare_threshold), that plan uses no partial index."
+        )
+
+
+def _size(plan: Plan, database: str) -> Iterator[str]:
+    if plan.rows is None:
+        yield (
+            f"{database} does not know how many rows the table has, so this may not be its plan "
+            "for a large table; run ANALYZE."
+        )
+    elif plan.rows < SMALL:
+        yield (
+            f"With about {plan.rows:.0f} rows the table is small, and to read all of it is right; "
+            "an index counts when the table has grown."
+        )

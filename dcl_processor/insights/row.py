@@ -1,0 +1,319 @@
+"""Why one row is handled, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import BooleanField, Case, Model, Q, Value, When
+
+from dcl_processor.candidates.groups import head, in_flight
+from dcl_processor.candidates.question import Question, these
+from dcl_processor.clock import DatabaseNow
+from dcl_processor.definition.groups import Key, groups_of
+from dcl_processor.durations import span
+from dcl_processor.masking import masked, shown
+from dcl_processor.operator_actions import claimed
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.values import constants_of
+
+from . import rows
+from .answer import Answer, Asker, How, Moment, as_utc, document_of
+from .keys import key_text
+from .locks import Locked, locked, locked_places
+from .probe import Probed, probe
+from .status import TIMEOUT
+
+#: Rows that hold a key, which are named, and characters of the key of each.
+_MOST_NAMED, _LONGEST_KEY = 3, 80
+
+_IN_USE = "its group is in use"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is known of one row.
+
+    ``reason``: why a run would handle it now, or not. ``parts``: the parts of that question, with
+    their answers: ``exists``, ``pending``, ``due`` (no retry time is in the way),
+    ``attempts_left``, ``lease_free``, ``unclaimed``, ``key_free`` (no other row of its group is in
+    the way) and ``given_up``; those that the processor does not have are left out. ``columns``:
+    those of its retry, its lease, its claim and its group, and ``pending_since``. ``held_by``: the
+    first rows that hold the key of its group, if it is not free and they are known.
+    """
+
+    name: str
+    pk: Any
+    using: str
+    reason: str
+    parts: Mapping[str, Answer[bool]]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    held_by: Sequence[Any] = ()
+    locked: Answer[Locked] | None = None
+    probed: Answer[Probed] | None = None
+
+    @property
+    def exists(self) -> bool:
+        return self.parts["exists"].value is not False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each part of the question has an answer."""
+        return all(part.how is not How.UNKNOWN for part in self.parts.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return {
+            "name": self.name,
+            "pk": key_text(self.pk),
+            "database": self.using,
+            "reason": self.reason,
+            "parts": {name: part.as_dict() for name, part in self.parts.items()},
+            "columns": {name: document_of(value) for name, value in self.columns.items()},
+            "held_by": [key_text(each) for each in self.held_by],
+            "locked": self.locked and self.locked.as_dict(),
+            "probed": self.probed and self.probed.as_dict(),
+        }
+
+
+def show(
+    processor: BatchProcessor[Any],
+    pk: Any,
+    *,
+    using: str | None = None,
+    seconds: float = TIMEOUT,
+    with_probe: bool = False,
+    with_holders: bool = True,
+) -> Row:
+    """Return what is known of the row with this primary key.
+
+    ``with_probe``: wait for its lock for a moment, which finds locks that cannot be read.
+    ``with_holders``: name the rows that hold the key of its group. Raises the errors of the
+    processor's ``pending``; an error of the database is in the answers.
+    """
+    question = rows.question_of(processor, using)
+    asker = Asker(processor, seconds)
+    using = question.using
+    read = asker.ask(using, lambda: _columns(processor, question, pk))
+    if read.value is None:
+        exists: Answer[bool] = Answer(
+            None if read.how is How.UNKNOWN else False, read.how, read.why
+        )
+        reason = _unknown(read.why) if read.how is How.UNKNOWN else "there is no row with this key"
+        return Row(processor.name, pk, using, reason, {"exists": exists})
+    columns = read.value
+    of_group, hold = _of_group(asker, processor, question, pk, columns)
+    parts = {
+        "exists": Answer(True),
+        "pending": asker.ask(using, lambda: _is_pending(question, pk)),
+        **{
+            name: Answer(bool(columns.pop(f"dcl_{name}")))
+            for name in _conditions(processor, question.model)
+        },
+        **of_group,
+        "given_up": asker.ask(using, lambda: _is_given_up(processor, question, pk)),
+    }
+    now = columns.pop("dcl_now")
+    _mask_error(processor, columns)
+    holders = asker.ask(using, lambda: locked(question, [pk]))
+    probed = asker.ask(using, lambda: probe(question, pk)) if with_probe else None
+    reason = _reason(processor, parts, columns, now) or _lock_reason(holders, probed)
+    if reason == _IN_USE and hold is not None and with_holders:
+        reason += _why_in_use(processor, using, seconds, hold)
+    held_by = () if hold is None else hold.pks
+    return Row(processor.name, pk, using, reason, parts, columns, held_by, holders, probed)
+
+
+def _conditions(processor: BatchProcessor[Any], model: type[Model]) -> dict[str, Q]:
+    """Return the conditions, besides ``pending``, that the processor's options add."""
+    conditions: dict[str, Q] = {}
+    if processor.retry is not None:
+        of_retry = {
+            "due": processor.retry.due(),
+            "attempts_left": processor.retry.has_attempts_left(model),
+        }
+        conditions = {name: each for name, each in of_retry.items() if each is not None}
+    if processor.lease is not None:
+        conditions["lease_free"] = processor.lease.free()
+    elif processor.claimed_at is not None:
+        since = {f"{processor.claimed_at}__isnull": False}
+        # A row that was settled by hand may still contain one of the two.
+        conditions["unclaimed"] = ~Q(**constants_of(processor.claim or {}), **since)
+    elif constants_of(processor.claim or {}):
+        conditions["unclaimed"] = ~claimed(processor)
+    return conditions
+
+
+def _columns(
+    processor: BatchProcessor[Any], question: Question[Any], pk: Any
+) -> Answer[dict[str, Any]]:
+    """Read the row's columns, its conditions and the clock by one statement."""
+    names = [
+        *(processor.retry.columns if processor.retry else ()),
+        *([processor.lease.field] if processor.lease else []),
+        *([processor.claimed_at] if processor.claimed_at else []),
+        *([groups_of(processor, question.model).column] if processor.group_by else []),
+        *([processor.pending_since] if isinstance(processor.pending_since, str) else []),
+    ]
+    added: dict[str, Any] = {
+        f"dcl_{name}": Case(
+            When(condition, then=Value(True)), default=Value(False), output_field=BooleanField()
+        )
+        for name, condition in _conditions(processor, question.model).items()
+    }
+    rows_ = question.table.filter(these([pk])).annotate(**added, dcl_now=DatabaseNow())
+    found = list(rows_.order_by().values(*dict.fromkeys(names), "dcl_now", *added)[:1])
+    if not found:
+        return Answer(None)
+    since = processor.pending_since
+    if since is not None and not isinstance(since, str):
+        pending = question.unfiltered.filter(these([pk])).annotate(dcl_since=since)
+        values = pending.order_by().values_list("dcl_since", flat=True)[:1]
+        found[0]["pending_since"] = next(iter(values), None)
+    return Answer(found[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """What holds a key: the first rows in flight, or the row that comes first; none: a lock."""
+
+    pks: Sequence[Any] = ()
+    comes_first: bool = False
+
+
+def _of_group(
+    asker: Asker,
+    processor: BatchProcessor[Any],
+    question: Question[Any],
+    pk: Any,
+    columns: Mapping[str, Any],
+) -> tuple[dict[str, Answer[bool]], _Hold | None]:
+    """Return whether the other rows of its group leave a place for the row, and what does not."""
+    if processor.group_by is None:
+        return {}, None
+    groups = groups_of(processor, question.model)
+    value = columns[groups.column]
+    if value is None:
+        return {}, None  # a row of its own
+    found = asker.ask(question.using, lambda: _hold(question, Key(groups, value), pk))
+    if found.how is How.UNKNOWN:
+        return {"key_free": Answer.unknown(found.why)}, None
+    return {"key_free": Answer(found.value is None)}, found.value
+
+
+def _hold(question: Question[Any], key: Key, pk: Any) -> Answer[_Hold]:
+    """Return what holds the key, apart from the row itself; ``None``: the row has a place."""
+    most = key.groups.most or 1
+    if key.groups.in_flight is None and locked_places(question.using, key, most) >= most:
+        return Answer(_Hold())
+    others = in_flight(question, key).exclude(these([pk])).order_by("pk")
+    at_work = list(others.values_list("pk", flat=True)[: max(most, _MOST_NAMED)])
+    if len(at_work) >= most:
+        return Answer(_Hold(at_work[:_MOST_NAMED]))
+    first = head(question, key) if key.groups.in_order else None
+    return Answer(None if first in {pk, None} else _Hold([first], comes_first=True))
+
+
+def _why_in_use(processor: BatchProcessor[Any], using: str, seconds: float, hold: _Hold) -> str:
+    """Return which rows hold the key, and why the first of them does."""
+    if not hold.pks:
+        return ": a session has locked its key"
+    named = ", ".join(shown(key_text(each), _LONGEST_KEY) for each in hold.pks)
+    first = show(processor, hold.pks[0], using=using, seconds=seconds, with_holders=False)
+    several = "s" if len(hold.pks) > 1 else ""
+    comes_first = ", which comes first" if hold.comes_first else ""
+    return f" by row{several} {named}{comes_first}: {first.reason}"
+
+
+def _is_pending(question: Question[Any], pk: Any) -> Answer[bool]:
+    return Answer(question.still_pending([pk]).exists())
+
+
+def _is_given_up(processor: BatchProcessor[Any], question: Question[Any], pk: Any) -> Answer[bool]:
+    try:
+        found = rows.given_up(processor, question)
+    except rows.NotRecordedError as error:
+        return Answer.not_recorded(str(error))
+    return Answer(found is not None and found.filter(these([pk])).exists())
+
+
+def _reason(
+    processor: BatchProcessor[Any],
+    parts: Mapping[str, Answer[bool]],
+    columns: Mapping[str, Any],
+    now: Any,
+) -> str:
+    """Return why no run handles the row now; empty: the row's columns do not prevent it."""
+    if held := _held(processor, parts, columns, now):
+        return held
+    retry = processor.retry
+    if parts["given_up"].value:
+        error = shown(columns.get(retry.last_error or "") or "", 200) if retry else ""
+        return "it was given up on" + (f": {error}" if error else "")
+    if _no(parts, "pending"):
+        return "it is not in pending: it is done, or does not wait yet"
+    if retry is not None and _no(parts, "due"):
+        return f"its next attempt is at {_time(columns[retry.next_attempt_at or ''])}"
+    if _no(parts, "key_free"):
+        return _IN_USE
+    if unknown := [part.why for part in parts.values() if part.how is How.UNKNOWN]:
+        return _unknown(unknown[0])
+    # Otherwise the row would be given up on.
+    return "" if not _no(parts, "attempts_left") else "the next run writes failed to it"
+
+
+def _held(
+    processor: BatchProcessor[Any],
+    parts: Mapping[str, Answer[bool]],
+    columns: Mapping[str, Any],
+    now: Any,
+) -> str:
+    """Return which mark of a worker the row has."""
+    if processor.lease is not None and _no(parts, "lease_free"):
+        until = _time(columns[processor.lease.field])
+        return f"a worker has it, and its lease ends at {until}"
+    if processor.claimed_at is not None and _no(parts, "unclaimed"):
+        seconds = Moment.of(columns[processor.claimed_at], now).seconds
+        return (
+            f"it was claimed {span(seconds)} ago and is not settled: its handler is at work, or "
+            "its process died, and then the row is in doubt"
+        )
+    if processor.claimed_at is None and _no(parts, "unclaimed"):
+        settled = "" if processor._has_fixed_flip else ", or it is done"
+        return (
+            f"it has the values of claim, and no column has the time: its handler is at work, or "
+            f"its process died, and then the row is in doubt{settled}; set claimed_at=…"
+        )
+    return ""
+
+
+def _mask_error(processor: BatchProcessor[Any], columns: dict[str, Any]) -> None:
+    name = processor.retry.last_error if processor.retry else None
+    if name is not None and columns.get(name):
+        columns[name] = masked(columns[name])
+
+
+def _no(parts: Mapping[str, Answer[bool]], name: str) -> bool:
+    return name in parts and parts[name].value is False
+
+
+def _time(value: Any) -> str:
+    return f"{as_utc(value):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _lock_reason(holders: Answer[Locked], probed: Answer[Probed] | None) -> str:
+    """Return what the row's lock says, if nothing else keeps it from being handled."""
+    if probed is not None and probed.value is not None:
+        is_locked = probed.value.is_locked
+    elif holders.value is None:
+        return "a run would handle it now, unless a session has locked it"
+    elif holders.value.rows and all(each.mode is None for each in holders.value.holders):
+        return "a session has locked it, or has only inserted a row that refers to it"
+    else:
+        is_locked = holders.value.rows > 0
+    return "a session has locked it" if is_locked else "a run would handle it now"
+
+
+def _unknown(why: str) -> str:
+    return f"could not be found out: {why}"

@@ -1,0 +1,54 @@
+"""The ledger: pauses, orders and limits that all machines keep together, and what runs have done.
+
+An app of its own: add ``"dcl_processor.ledger"`` to ``INSTALLED_APPS``, and migrate. Without it no
+processor sends a query for any of this. The functions here are for code; ``manage.py processors``
+has the same as actions.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .acted import RecordedAction, actions
+    from .orders import ALL, pause, resume, run_now, stop
+    from .records import history, prune
+    from .standing import State, state, states
+
+# Imported when they are used, because Django imports this module before there are models.
+_MODULES = {
+    "ALL": "orders",
+    "RecordedAction": "acted",
+    "State": "standing",
+    "actions": "acted",
+    "history": "records",
+    "pause": "orders",
+    "prune": "records",
+    "resume": "orders",
+    "run_now": "orders",
+    "state": "standing",
+    "states": "standing",
+    "stop": "orders",
+}
+
+__all__ = [
+    "ALL",
+    "RecordedAction",
+    "State",
+    "actions",
+    "history",
+    "pause",
+    "prune",
+    "resume",
+    "run_now",
+    "state",
+    "states",
+    "stop",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,351 @@
+"""The ledger of a process: its runs and commands, and the thread that reads and writes for them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from dcl_processor.database.contention import may_pass
+from dcl_processor.oversight import Counts, Overseer, Progress
+from dcl_processor.report import Report
+
+from . import reading
+from .desk import POLL, Desk, UnreachableError, is_inline
+from .orders import name_of
+from .overseer import RunOverseer
+from .reading import Orders
+from .recording import Work, looked
+from .records import prune
+from .tables import alias, ensure
+from .texts import kept, kept_text
+from .tokens import Share
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+#: Seconds between two notes of a process that it has looked for rows of a processor.
+LOOK_EVERY = 5.0
+
+#: Seconds between two deletions of old records by one process.
+PRUNE_EVERY = 600.0
+
+#: Seconds for which a run tries to write the end of its record, and seconds between two tries.
+AT_ONCE_FOR, AGAIN_AFTER = 5.0, 0.1
+
+#: Then, seconds for which the thread of the ledger tries, if the process lives, and the most
+#: records that it remembers.
+TRIED_FOR, MOST_UNWRITTEN = 600.0, 100
+
+
+class Record:
+    """The record of one start: a work for each of its processors."""
+
+    def __init__(self, ledger: Ledger, works: dict[str, Work]) -> None:
+        self.works = works
+        self._ledger = ledger
+
+    def begin_copy(self, copy: int) -> Mapping[str, int | None]:
+        """Take note that a worker is started; return the orders to stop that it is to ignore."""
+        for name, work in self.works.items():
+            orders = self._ledger.orders.get(name)
+            work.begin_copy(copy, 0 if orders is None else orders.seen)
+        return {name: work.stops for name, work in self.works.items()}
+
+    def progress(self, copy: int, name: str, progress: Progress) -> None:
+        """Take note of what a worker of the command has done."""
+        self.works[name].progress(copy, progress)
+
+    def copy_died(self, copy: int, why: str) -> None:
+        """Take note that a worker has died; ``why``: a sentence for people."""
+        for work in self.works.values():
+            work.copy_died(copy, kept_text(why))
+
+    def ended(self, name: str, report: Report) -> None:
+        """Take note of the report of all workers of the command."""
+        work = self.works[name]
+        work.stopped = report.stopped
+        work.error = _error(report, None) or work.error
+
+    def take_orders(self) -> tuple[Collection[str], Collection[str]]:
+        """Return the processors that are to look for rows now, and those whose watch is to end."""
+        wake, end = [], []
+        for name, work in self.works.items():
+            if (orders := self._ledger.orders.get(name)) is None:
+                continue
+            if (work.run_nows is not None and orders.run_nows > work.run_nows) or (
+                work.was_paused and not orders.is_paused
+            ):
+                wake.append(name)
+            work.run_nows, work.was_paused = orders.run_nows, orders.is_paused
+            if self._ledger.is_stopped(work):
+                end.append(name)
+        return wake, end
+
+
+class Ledger:
+    """What ``dcl_processor.oversight`` asks; one for a process, whose threads share it."""
+
+    def __init__(self) -> None:
+        #: Recognises this process among all workers.
+        self.id = uuid4()
+        self.desk = Desk(self._tick)
+        #: What was read last, by the processors' names.
+        self.orders: dict[str, Orders] = {}
+        self._lock = threading.Lock()
+        self._records: list[Record] = []
+        self._overseers: list[RunOverseer] = []
+        #: Records that have ended, and whose end is still to be written.
+        self._unwritten: list[Work] = []
+        self._shares: dict[str, Share] = {}
+        self._looked: dict[str, float] = {}
+        self._pruned = 0.0
+        self._own = threading.local()
+
+    # --- what runs and commands call
+
+    def of_run(self, processor: Definition[Any], counts: Counts, *, hands_out: bool) -> Overseer:
+        """Return the overseer of a run that begins; a hand-out is not recorded."""
+        name = name_of(processor.name)
+        command: Record | None = getattr(self._own, "command", None)
+        is_own = command is None or name not in command.works
+        if is_own or command is None:
+            command = self._begin("code", [name])
+        elif (orders := self.orders.get(name)) is None or orders.age > 2 * POLL:
+            self._read([name])
+        if processor.rate is not None or processor.breaker is not None:
+            with suppress(UnreachableError):
+                self.desk.call(lambda: ensure(name))
+        work = command.works[name]
+        overseer = RunOverseer(
+            self, processor, counts, work, command if is_own else None, hands_out=hands_out
+        )
+        if not hands_out:
+            work.begin(counts)
+        with self._lock:
+            self._overseers.append(overseer)
+        return overseer
+
+    def command(self, kind: str, names: Collection[str]) -> Record:
+        """Begin to record a command, whose runs this thread makes."""
+        record = self._begin(kind, names)
+        self._own.command = record
+        return record
+
+    def copy(
+        self,
+        names: Collection[str],
+        send: Callable[[str, Progress], None],
+        stops: Mapping[str, int | None],
+    ) -> Record:
+        """Begin to send what this process does to its parent; ``stops``: by ``begin_copy()``."""
+        record = self.command("copy", names)
+        for name, known in stops.items():
+            if known is not None:
+                record.works[name].stops = known
+        for work in record.works.values():
+            work.send = send
+            work.flush()  # from now on the parent knows what this worker has not seen yet
+        return record
+
+    def end_command(self, command: Any, error: BaseException | None) -> None:
+        """Write the last state of a command, and end the thread of the ledger."""
+        self._own.command = None
+        for work in command.works.values():
+            work.error = work.error if error is None else kept(error)
+        self.end_record(command)
+        if not self._records:
+            self.desk.close()
+
+    def connections(self, using: str) -> int:
+        """Return the connections of the alias that a run needs beside its own."""
+        return int(alias() == using)
+
+    # --- what overseers call
+
+    def share_of(self, name: str) -> Share:
+        """Return the share of a processor's rate that this process had last."""
+        with self._lock:
+            return self._shares.setdefault(name, Share())
+
+    def end_run(self, overseer: RunOverseer, report: Report, error: BaseException | None) -> None:
+        """Take note of the end of a run."""
+        with self._lock:
+            self._overseers.remove(overseer)
+        work = overseer.work
+        work.stopped = report.stopped
+        work.error = _error(report, error) or work.error
+        if report.stopped != "paused":
+            self._note_look(work.processor)
+        if overseer.record is not None:
+            self.end_record(overseer.record)
+        elif work.send is not None:
+            work.flush()  # before the report, so that the parent has all when it gets that
+
+    def end_record(self, record: Record) -> None:
+        """Write a record for the last time."""
+        with self._lock:
+            if record in self._records:
+                self._records.remove(record)
+
+        works = [*record.works.values()]
+        for work in works:
+            if work.send is not None:
+                work.flush(is_last=True)  # to the parent, which writes the row
+        works = [work for work in works if work.send is None]
+        if any(work.totals() or work.has_row or work.error for work in works):
+            self._write_ends(works)
+
+    def _write_ends(self, works: list[Work]) -> None:
+        for work in works:
+            work.finished = time.monotonic()
+        with self._lock:
+            is_alone = not self._unwritten
+            self._unwritten = [*self._unwritten, *works][-MOST_UNWRITTEN:]
+        until = time.monotonic() + AT_ONCE_FOR
+        # If earlier ends are unwritten, a run has waited for them, and the thread still tries.
+        within = AT_ONCE_FOR if is_alone else None
+        while True:
+            try:
+                self.desk.call(self._write_what_has_ended, within=within)
+            except UnreachableError as error:
+                if within is None or is_inline() or not may_pass(error.__cause__):
+                    return
+            else:
+                return
+            # The connection may have been cut, or the server restart.
+            time.sleep(AGAIN_AFTER)
+            within = until - time.monotonic()
+            if within <= 0:
+                return
+
+    def _write_what_has_ended(self) -> None:
+        """Write the ends of records; the thread of the ledger tries again what was not written."""
+        with self._lock:
+            unwritten = [*self._unwritten]
+        now, errors = time.monotonic(), list[Exception]()
+        for work in unwritten:
+            if work.finished is None or now - work.finished < TRIED_FOR:
+                try:
+                    work.flush(is_last=True)
+                except Exception as error:  # noqa: BLE001  # raised below: the others come first
+                    errors.append(error)
+                    continue
+            with self._lock, suppress(ValueError):
+                self._unwritten.remove(work)
+        if errors:
+            raise errors[0]
+        self._prune_now_and_then()
+
+    def is_stopped(self, work: Work) -> bool:
+        """Return whether an operator has ordered it to end since its start."""
+        orders = self.orders.get(work.processor)
+        if orders is None:
+            return False
+        # A lower number means that the table was emptied: count from this number.
+        if work.stops is None or orders.stops < work.stops:
+            work.stops = orders.stops
+        return orders.stops > work.stops
+
+    def read_again(self, name: str) -> None:
+        """Read the orders of a processor now; without an answer the last ones stay."""
+        self._read([name])
+
+    # --- inside
+
+    def _begin(self, kind: str, names: Collection[str]) -> Record:
+        self._read(names)
+        works = {}
+        for name in names:
+            orders = self.orders.get(name)
+            works[name] = Work(
+                name,
+                kind,
+                stops=None if orders is None else orders.stops,
+                run_nows=None if orders is None else orders.run_nows,
+                was_paused=orders is not None and orders.is_paused,
+                seen=0 if orders is None else orders.seen,
+            )
+        record = Record(self, works)
+        with self._lock:
+            self._records.append(record)
+        return record
+
+    def _read(self, names: Collection[str]) -> None:
+        # Without an answer, the last known state holds: paused, or not.
+        with suppress(UnreachableError):
+            self._note(self.desk.call(lambda: reading.read(names)))
+
+    def _note(self, found: Mapping[str, Orders]) -> None:
+        """Take note of the orders that were read."""
+        with self._lock:
+            for name, orders in found.items():
+                last = self.orders.get(name)
+                # Race: late answer. Another thread may have asked later, and read newer orders.
+                if last is None or orders.asked_at >= last.asked_at:
+                    self.orders[name] = orders
+
+    def _tick(self) -> bool:
+        """Read the orders, and write what has changed; return whether there is anything to do."""
+        with self._lock:
+            records, overseers = [*self._records], [*self._overseers]
+        names = {name for record in records for name in record.works}
+        if names:
+            self._note(reading.read(names))
+        for overseer in overseers:
+            overseer.tick()
+        for record in records:
+            for work in record.works.values():
+                if orders := self.orders.get(work.processor):
+                    work.note_seen(orders.seen)
+                self.is_stopped(work)  # so that workers which start later are given a valid number
+                work.flush()
+        if names or self._unwritten:
+            self._write_what_has_ended()
+        return bool(names or self._unwritten)
+
+    def _note_look(self, name: str) -> None:
+        now = time.monotonic()
+        if now - self._looked.get(name, -LOOK_EVERY) < LOOK_EVERY:
+            return
+        self._looked[name] = now
+        with suppress(UnreachableError):
+            self.desk.call(lambda: looked(name))
+
+    def _prune_now_and_then(self) -> None:
+        now = time.monotonic()
+        if self._pruned and now - self._pruned < PRUNE_EVERY:
+            return
+        self._pruned = now
+        prune()
+
+
+def _error(report: Report, error: BaseException | None) -> str:
+    first = report.failures[0].error if report.failures else None
+    return kept(error or report.error or first)
+
+
+_ledger: Ledger | None = None
+_making = threading.Lock()
+
+
+def _forget() -> None:
+    global _ledger  # noqa: PLW0603  # a forked process has none of its parent's threads
+    _ledger = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def ledger() -> Ledger:
+    """Return the ledger of this process."""
+    global _ledger  # noqa: PLW0603  # a process has one
+    with _making:
+        if _ledger is None:
+            _ledger = Ledger()
+        return _ledger

@@ -1,0 +1,148 @@
+"""The tables. No row of the user's work is in them: they may be emptied at any time.
+
+Times are by the database's clock. No column that is written every second has an index, so that
+PostgreSQL writes such a row again on its own page (a heap-only tuple), and no index grows.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+
+#: Characters: of a processor's name, a host's name, a person, and a text.
+NAME, HOST, PERSON, TEXT = 255, 64, 150, 500
+
+
+class Control(models.Model):
+    """What operators want of a processor, and the limits that its workers keep together.
+
+    The row whose ``processor`` is empty is for all processors: it has orders only.
+    """
+
+    processor = models.CharField(max_length=NAME, primary_key=True)
+    #: Counts the changes of the pause, so that a worker can show which of them it has seen.
+    revision = models.BigIntegerField(default=0)
+    paused_at = models.DateTimeField(null=True)
+    paused_until = models.DateTimeField(null=True)
+    paused_by = models.CharField(max_length=PERSON, default="")
+    reason = models.CharField(max_length=TEXT, default="")
+    #: Orders to stop, and to look for rows now, so far.
+    stops = models.BigIntegerField(default=0)
+    run_nows = models.BigIntegerField(default=0)
+    #: The last order, for people.
+    ordered_by = models.CharField(max_length=PERSON, default="")
+    ordered_at = models.DateTimeField(null=True)
+    #: The breaker: failures in a row; the last success, and whose it was; when a row may be tried.
+    failures = models.BigIntegerField(default=0)
+    succeeded_at = models.DateTimeField(null=True)
+    succeeded_by = models.UUIDField(null=True)
+    opened_at = models.DateTimeField(null=True)
+    open_until = models.DateTimeField(null=True)
+    #: The worker that tries one row, and until when it is trusted to be alive.
+    probe = models.UUIDField(null=True)
+    probe_until = models.DateTimeField(null=True)
+    #: The rate: a window of time, and the rows that were allowed to start in it.
+    window = models.BigIntegerField(default=0)
+    used = models.BigIntegerField(default=0)
+
+    class Meta:
+        verbose_name = "control"
+
+    def __str__(self) -> str:
+        return self.processor or "all processors"
+
+
+class RecordedRun(models.Model):
+    """One start of a command, or one call of ``run()``, that tried rows of a processor.
+
+    A run that finds no row is not recorded.
+    """
+
+    #: Made at each start; a host's name and a process ID come again.
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    processor = models.CharField(max_length=NAME)
+    #: "run" or "watch", of the command; "code".
+    kind = models.CharField(max_length=10)
+    host = models.CharField(max_length=HOST)
+    pid = models.BigIntegerField()
+    started_at = models.DateTimeField()
+    heartbeat_at = models.DateTimeField()
+    finished_at = models.DateTimeField(null=True)
+    processed = models.BigIntegerField(default=0)
+    failed = models.BigIntegerField(default=0)
+    retried = models.BigIntegerField(default=0)
+    discarded = models.BigIntegerField(default=0)
+    snoozed = models.BigIntegerField(default=0)
+    skipped = models.BigIntegerField(default=0)
+    stale = models.BigIntegerField(default=0)
+    lease_lost = models.BigIntegerField(default=0)
+    held = models.BigIntegerField(default=0)
+    #: Seconds that handlers have taken, one call after another, and those of the slowest call.
+    handler_seconds = models.FloatField(default=0)
+    slowest = models.FloatField(default=0)
+    #: Rows tried per second: of the last seconds, and at the end of the whole.
+    rate = models.FloatField(default=0)
+    #: Why it ended, as in a report; empty while it goes on.
+    stopped = models.CharField(max_length=20, default="")
+    #: The last error that ended it, or that a row failed with.
+    error = models.CharField(max_length=TEXT, default="")
+    #: An object for each worker of the command, if there were several.
+    copies = models.JSONField(default=list)
+    #: The sum of the revisions of the pauses that all its workers have seen.
+    seen = models.BigIntegerField(default=0)
+    at_work = models.BooleanField(default=True)
+
+    class Meta:
+        verbose_name = "recorded run"
+        indexes = [
+            models.Index(fields=["processor", "started_at"], name="dcl_ledger_processor"),
+            models.Index(fields=["started_at"], name="dcl_ledger_started"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.processor} on {self.host}"
+
+
+class OperatorAction(models.Model):
+    """What an operator has done to rows of a processor with the command."""
+
+    processor = models.CharField(max_length=NAME)
+    #: "requeue", "mark-done" or "discard".
+    action = models.CharField(max_length=20)
+    by = models.CharField(max_length=PERSON)
+    at = models.DateTimeField()
+    #: How many rows were written to, and the first of their keys.
+    rows = models.BigIntegerField()
+    keys = models.CharField(max_length=TEXT, default="")
+    values = models.CharField(max_length=TEXT, default="")
+    reason = models.CharField(max_length=TEXT, default="")
+    #: What ended it before all rows were written to, if anything did.
+    error = models.CharField(max_length=TEXT, default="")
+
+    class Meta:
+        verbose_name = "operator action"
+        indexes = [
+            models.Index(fields=["processor", "at"], name="dcl_ledger_action"),
+            models.Index(fields=["at"], name="dcl_ledger_action_at"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.action} of {self.processor} by {self.by}"
+
+
+class Look(models.Model):
+    """When a host has last looked for rows of a processor."""
+
+    processor = models.CharField(max_length=NAME)
+    host = models.CharField(max_length=HOST)
+    looked_at = models.DateTimeField()
+
+    class Meta:
+        verbose_name = "look"
+        constraints = [
+            models.UniqueConstraint(fields=["processor", "host"], name="dcl_ledger_look"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.processor} on {self.host}"

@@ -1,0 +1,169 @@
+"""What an operator orders: pause, resume, stop, run now; each is one statement for a processor.
+
+Two operators may order at the same time. The database lets one of two pauses, or of two resumes,
+change the row, and the other one learns that there was nothing to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db.models import F, Q
+from django.utils.timezone import get_default_timezone, is_naive, make_aware, make_naive
+
+from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.errors import printable
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.person import this_user
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
+from dcl_processor.watch import notify
+
+from .breaking import CLOSED
+from .models import NAME, PERSON, TEXT, Control
+from .tables import alias, ensure, row_of, waiting_for
+
+#: All processors, in the place of one.
+ALL = ""
+
+Subject = BatchProcessor[Any] | str
+
+
+def pause(
+    processor: Subject,
+    *,
+    reason: str = "",
+    until: datetime | timedelta | float | None = None,
+    by: str = "",
+) -> bool:
+    """Let no worker start a row of the processor; return whether it was not paused before.
+
+    ``processor``: a processor, its name, or ``ALL``, for all processors at once, which is a pause
+    of its own. ``reason``: for people. ``until``: the end of the pause: a ``datetime``, or seconds
+    (or a ``timedelta``) from now; ``None``: ``resume()`` ends it. ``by``: who pauses it, default
+    the user of this process and the host. Rows that are being handled are finished. A pause that is
+    over, by its ``until``, is replaced; one that is not stays as it is.
+
+    Raises ``LedgerLocked`` if another session keeps the row locked, as each order does, and
+    ``InvalidOption`` for a name that is too long, and for a value that is no time, or a time
+    that is over.
+    """
+    name = name_of(processor)
+    # Race: two orders. The row's lock lets one of two pauses find that there is none yet.
+    free = Q(paused_at=None) | Q(paused_until__lte=DatabaseNow())
+    values = {
+        "paused_at": DatabaseNow(),
+        "paused_until": _end(until),
+        "paused_by": person(by),
+        "reason": printable(reason)[:TEXT],
+        "revision": F("revision") + 1,
+    }
+    ensure(name)
+    return _change(name, values, free) > 0
+
+
+def resume(processor: Subject, *, by: str = "") -> bool:
+    """End the pause of the processor; return whether it was paused, or its breaker open.
+
+    ``processor``: as for ``pause()``. After a pause of ``ALL``, those that were paused by
+    themselves stay paused. A breaker that is open is closed, with ``ALL`` that of each processor:
+    all workers continue at once.
+    """
+    name = name_of(processor)
+    is_paused = Q(paused_at__isnull=False) & (
+        Q(paused_until=None) | Q(paused_until__gt=DatabaseNow())
+    )
+    is_open = Q(open_until__isnull=False)
+    closed = {**CLOSED, **_ordered(by)}
+    values = {"paused_at": None, "paused_until": None, "paused_by": "", "reason": ""}
+    ensure(name)
+    changed = _change(
+        name, {**values, "revision": F("revision") + 1, **closed}, is_paused | is_open
+    )
+    if name == ALL:
+        changed += sum(_change(each, closed, is_open) for each in _breakers(name))
+    return changed > 0
+
+
+def stop(processor: Subject, *, by: str = "") -> None:
+    """End the commands that are at work on the processor, and calls of ``run()``, after their row.
+
+    Those that begin later are not ended: ``pause()`` keeps rows from being started. ``processor``:
+    as for ``pause()``.
+    """
+    name = name_of(processor)
+    ensure(name)
+    _change(name, {"stops": F("stops") + 1, **_ordered(by)})
+
+
+def run_now(processor: Subject, *, by: str = "") -> None:
+    """Let the watches of the processor look for rows at once, and not at their next look.
+
+    ``processor``: as for ``pause()``. If a breaker is open, with ``ALL`` that of any processor, a
+    worker tries one row at once. A paused processor stays paused.
+    """
+    name = name_of(processor)
+    # First, or a watch that is woken in between would find the breaker open.
+    for each in _breakers(name):
+        _change(each, {"open_until": DatabaseNow()}, Q(open_until__gt=DatabaseNow()))
+    ensure(name)
+    _change(name, {"run_nows": F("run_nows") + 1, **_ordered(by)})
+    if isinstance(processor, BatchProcessor):
+        notify.wake(processor)
+
+
+def _ordered(by: str) -> dict[str, Any]:
+    return {"ordered_by": person(by), "ordered_at": DatabaseNow()}
+
+
+def _breakers(name: str) -> list[str]:
+    """Return whose breaker an order is for; for all processors, each one whose breaker is open."""
+    if name != ALL:
+        return [name]
+    # One by one: two orders that lock several rows, each in its own order, would wait in a ring.
+    is_open = Control.objects.using(alias()).filter(open_until__isnull=False)
+    with waiting_for(name):
+        return list(is_open.values_list("processor", flat=True))
+
+
+def _change(name: str, values: Mapping[str, Any], condition: Q | None = None) -> int:
+    """Change the row of a processor by one statement; return how many were changed: 1 or 0."""
+    with waiting_for(name):
+        return row_of(name).filter(condition or Q()).update(**values)
+
+
+def name_of(processor: Subject) -> str:
+    """Return the name; ``""``: all processors."""
+    name = processor.name if isinstance(processor, BatchProcessor) else processor
+    expect_type("expected a processor", name, str, "a processor, its name, or ALL")
+    if len(name) > NAME:
+        raise InvalidOption(
+            f"expected a processor's name of at most {NAME} characters for the ledger, got "
+            f"{len(name)}; set a shorter name=…."
+        )
+    return name
+
+
+def person(by: str) -> str:
+    """Return who gives an order: the given name, or the user of this process and the host."""
+    return printable(by or this_user())[:PERSON]
+
+
+def _end(until: datetime | timedelta | float | None) -> Any:
+    if until is None:
+        return None
+    if isinstance(until, datetime):
+        # As the columns store times, with or without USE_TZ.
+        zone = None if settings.USE_TZ else get_default_timezone()
+        end = make_aware(until, zone) if is_naive(until) else until
+        if end <= datetime.now(UTC):
+            raise InvalidOption(
+                f"expected until to be a time to come, got {until}, which is over; give a later "
+                "time, or seconds from now."
+            )
+        return end if zone is None else make_naive(end, zone)
+    length = expect_seconds("expected until", until, most=TEN_YEARS, above_zero=True)
+    return Later(timedelta(seconds=length))

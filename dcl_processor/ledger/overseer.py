@@ -1,0 +1,227 @@
+"""Oversees one run: its pause, its breaker, and its tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from uuid import uuid4
+
+from dcl_processor.oversight import Counts, Hold
+from dcl_processor.report import Report
+
+from . import breaking, tokens
+from .desk import POLL, UnreachableError, is_inline
+from .reading import Orders
+from .recording import Work
+from .tokens import Grant, Tokens
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+    from .ledger import Ledger, Record
+
+T = TypeVar("T")
+
+#: Seconds between two looks whether the one row that is tried has ended.
+LOOK = 0.05
+
+
+class RunOverseer:
+    """What a run asks before it starts rows; all but ``must_stop()`` by the run's own thread.
+
+    ``record``: that of the run, if it is not a part of a command.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        processor: Definition[Any],
+        counts: Counts,
+        work: Work,
+        record: Record | None,
+        *,
+        hands_out: bool,
+    ) -> None:
+        self.work = work
+        self.record = record
+        #: Recognises this run, in the breaker's columns.
+        self.id = uuid4()
+        self._ledger = ledger
+        self._name = processor.name
+        self._counts = counts
+        self._breaker = processor.breaker
+        self._hands_out = hands_out
+        # Between two batches, the transaction of the last one may still be open.
+        self._tokens: Tokens | None = None
+        if (rate := processor.rate) is not None:
+
+            def ask(rows: int, whole: bool) -> Grant:
+                return self._call(lambda: tokens.take(self._name, rate, rows, whole=whole))
+
+            self._tokens = Tokens(rate, ask, ledger.share_of(self._name))
+        #: Whether this run is the one that tries a row, and whether it has started the row.
+        self._probe: Literal["no", "free", "started"] = "no"
+        self._ask_probe_at = 0.0
+        #: By the monotonic clock: later, another worker may try a row. Written by two threads.
+        self._probe_until = 0.0
+        #: Batches that have begun, and have not ended.
+        self._batches = 0
+        self._has_succeeded = False
+
+    def _call(self, do: Callable[[], T]) -> T:
+        return self._ledger.desk.call(do)
+
+    def _read_again(self) -> None:
+        self._ledger.read_again(self._name)
+
+    @property
+    def _orders(self) -> Orders | None:
+        return self._ledger.orders.get(self._name)
+
+    def must_stop(self) -> bool:
+        """Return whether no row may start, also within a batch."""
+        orders = self._orders
+        if orders is None:
+            return False
+        if orders.is_paused or self._ledger.is_stopped(self.work):
+            return True
+        return self._breaker is not None and self._probe == "no" and orders.opens_in is not None
+
+    def hold(self) -> Hold | None:
+        """Return why no row may start now; called outside any transaction of the run."""
+        orders = self._orders
+        if orders is None:
+            return None
+        if orders.age > POLL and is_inline():
+            self._read_again()  # there is no thread that reads
+            orders = self._orders or orders
+        if orders.is_paused:
+            return Hold("paused")
+        if self._ledger.is_stopped(self.work):
+            return Hold("operator")
+        if self._breaker is not None and (hold := self._hold_of_breaker(orders)) is not None:
+            return hold
+        return None if self._tokens is None else self._tokens.hold()
+
+    def _hold_of_breaker(self, orders: Orders) -> Hold | None:
+        if self._has_probe():
+            return None
+        if self._probe == "started":
+            return Hold("breaker", LOOK)
+        if orders.opens_in is None:
+            return None
+        if self._batches:
+            # Race: two probes. The end of a row that started before is not that of the probe.
+            return Hold("breaker", LOOK)
+        if self._hands_out or orders.open_for > 0:
+            return Hold("breaker", max(orders.open_for, LOOK) if not self._hands_out else None)
+        now = time.monotonic()
+        if now >= self._ask_probe_at:
+            self._ask_probe_at = now + POLL
+            with suppress(UnreachableError):
+                take = self._call(lambda: breaking.take_probe(self._name, self.id))
+                self._probe = "free" if take else "no"
+                # From before the question: the table's time is later.
+                self._probe_until = now + breaking.PROBE_FOR
+                self._read_again()
+        if self._probe == "free" or (self._orders or orders).opens_in is None:
+            return None
+        # Another worker tries a row, which may take long.
+        return Hold("breaker")
+
+    def _has_probe(self) -> bool:
+        """Return whether this run may start the row that is tried."""
+        # Race: two probes. A run that could not renew its own in time may not start the row.
+        if self._probe == "free" and time.monotonic() >= self._probe_until:
+            self._probe = "no"
+        return self._probe == "free"
+
+    def take(self, rows: int, *, whole: bool = False) -> int:
+        """Return how many of so many rows may start."""
+        if self._probe == "started":
+            return 0
+        if self._has_probe():
+            rows = rows if whole else 1
+        elif self.must_stop():
+            return 0
+        if self._tokens is not None:
+            rows = self._tokens.take(rows, whole=whole)
+        if rows and self._probe == "free":
+            self._probe = "started"
+        self._batches += rows > 0
+        return rows
+
+    @property
+    def window(self) -> int:
+        """The window of the rows that were let start last."""
+        return 0 if self._tokens is None else self._tokens.window
+
+    def give_back(self, rows: int, window: int) -> None:
+        """Take note that a batch of a window has ended, of which so many rows did not start."""
+        self._batches -= 1
+        if self._tokens is not None:
+            self._tokens.give_back(rows, window)
+        if self._probe == "started":
+            self._probe = "free"
+
+    def note(self, outcome: str) -> None:
+        """Let a success or a failure change the breaker; the others show nothing."""
+        if self._breaker is None or self._hands_out:
+            return
+        if outcome == "processed":
+            self._succeeded()
+        elif outcome == "failed":
+            self._failed()
+
+    def _succeeded(self) -> None:
+        self._has_succeeded = True
+        orders = self._orders
+        if self._probe != "no":
+            self._probe = "no"
+            worker = self._ledger.id
+            self._change(lambda: breaking.probe_succeeded(self._name, self.id, worker))
+        elif orders is not None and orders.failures > 0:
+            self._change(lambda: breaking.succeeded(self._name, self._ledger.id))
+
+    def _failed(self) -> None:
+        breaker = self._breaker
+        assert breaker is not None
+        self._has_succeeded = False  # what is in a row begins now
+        if self._probe != "no":
+            self._probe = "no"
+            self._change(lambda: breaking.probe_failed(self._name, breaker, self.id))
+        else:
+            self._change(lambda: breaking.failed(self._name, breaker, self._ledger.id))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        # At once and not with the next poll: the next row depends on it.
+        with suppress(UnreachableError):
+            self._call(change)
+            self._read_again()
+
+    def tick(self) -> None:
+        """Do what a breaker needs once a second; the thread of the ledger calls it."""
+        if self._breaker is None:
+            return
+        if self._has_succeeded:
+            self._has_succeeded = False
+            breaking.succeeded(self._name, self._ledger.id)
+        if self._probe != "no":
+            now = time.monotonic()
+            if breaking.renew_probe(self._name, self.id):
+                self._probe_until = now + breaking.PROBE_FOR
+            elif self._probe == "free":
+                self._probe_until = now  # another worker has it, or an operator has ended the pause
+
+    def end(self, report: Report, error: BaseException | None) -> None:
+        """Take note of the end of the run."""
+        try:
+            if self._probe != "no":
+                self._probe = "no"
+                self._change(lambda: breaking.release_probe(self._name, self.id))
+        finally:
+            if not self._hands_out:
+                self.work.end(self._counts)
+            self._ledger.end_run(self, report, error)

@@ -1,0 +1,312 @@
+"""The record of a command, or of a call of ``run()``: added up in memory, and written now and then.
+
+The counts of a run are those that it counts anyway; another thread reads them once a second. So a
+row costs nothing here. A worker that a command has started sends its counts to the command's own
+process, which alone writes the row.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.db import IntegrityError
+from django.db.models import QuerySet
+
+from dcl_processor.clock import DatabaseNow, Later
+from dcl_processor.oversight import Counts, Progress
+from dcl_processor.report import COUNTS
+
+from .models import HOST, Look, RecordedRun
+from .tables import alias
+
+#: The counts that are kept, and those that are rows which a handler was called for.
+KEPT = (*COUNTS, "retried")
+TRIED = ("processed", "failed", "discarded", "snoozed")
+
+#: Seconds between two writes of a row of which nothing has changed.
+HEARTBEAT = 10.0
+
+#: Seconds over which the rate is that of now.
+MOVING = 10.0
+
+#: Seconds after which a run that has counted nothing yet is shown: its first handler takes long.
+SHOWN_AFTER = 1.0
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds that handlers have taken, and those of the slowest call."""
+
+    handler_seconds: float = 0.0
+    slowest: float = 0.0
+
+    def add(self, other: Counts | Progress | Times) -> None:
+        """Add the times of a run, or of a worker."""
+        self.handler_seconds += other.handler_seconds
+        self.slowest = max(self.slowest, other.slowest)
+
+
+@dataclass(slots=True)
+class Work:
+    """What one start has done for one processor."""
+
+    processor: str
+    kind: str
+    #: The order to stop that came last before the start; ``None``: it could not be read.
+    stops: int | None = None
+    run_nows: int | None = None
+    was_paused: bool = False
+    seen: int = 0
+    id: UUID = field(default_factory=uuid4)
+    started: float = field(default_factory=time.monotonic)
+    error: str = ""
+    #: Why it ended, if it has.
+    stopped: str = ""
+    #: Where progress is sent; ``None``: this process writes the row.
+    send: Callable[[str, Progress], None] | None = None
+    _ended: Counter[str] = field(default_factory=Counter)
+    #: The times of runs that have ended, and of workers that have a successor.
+    _times: Times = field(default_factory=Times)
+    _live: list[tuple[float, Counts]] = field(default_factory=list)
+    _copies: dict[int, Progress] = field(default_factory=dict)
+    _copies_before: dict[int, Counter[str]] = field(default_factory=dict)
+    #: Workers of which nothing was heard yet, with the order that this process had seen then.
+    _starting: dict[int, int] = field(default_factory=dict)
+    #: Workers that have died, and that have no successor yet.
+    _died: set[int] = field(default_factory=set)
+    #: Whether its row was inserted, or may have been.
+    has_row: bool = False
+    #: When it ended, by the monotonic clock; its end may be written later.
+    finished: float | None = None
+    _written: Any = None
+    _written_at: float = 0.0
+    _pace: deque[tuple[float, int]] = field(default_factory=deque)
+    _at_work: float = 0.0
+    #: The run's thread adds what the ledger's thread reads.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a run is under way."""
+        return bool(self._begun())
+
+    def _begun(self) -> list[float]:
+        """Return when the runs that are under way have begun."""
+        with self._lock:
+            own = [since for since, _ in self._live]
+            copies = [each.since for each in self._living().values() if each.since is not None]
+        return own + copies
+
+    def _living(self) -> dict[int, Progress]:
+        """Return the workers of the command that have not ended, and have said something."""
+        return {
+            number: each
+            for number, each in self._copies.items()
+            if not each.is_last and number not in self._died and number not in self._starting
+        }
+
+    def note_seen(self, seen: int) -> None:
+        """Take note of the newest order that this process has seen.
+
+        The workers of the command, while there are any, count instead of this process.
+        """
+        with self._lock:
+            living = [each.seen for each in self._living().values()]
+            self.seen = min([*self._starting.values(), *living], default=seen)
+
+    def begin(self, counts: Counts) -> None:
+        """Take note of a run that begins."""
+        self._live.append((time.monotonic(), counts))
+
+    def end(self, counts: Counts) -> None:
+        """Take note of a run that has ended."""
+        with self._lock:
+            for each in [each for each in self._live if each[1] is counts]:
+                self._live.remove(each)
+                self._at_work += time.monotonic() - each[0]
+            self._ended.update(_read(counts.counts))
+            self._times.add(counts)
+
+    def begin_copy(self, copy: int, seen: int) -> None:
+        """Take note that a worker of the command is started; it has seen at least this order."""
+        with self._lock:
+            self._starting[copy] = seen
+        self.note_seen(seen)
+
+    def copy_died(self, copy: int, why: str) -> None:
+        """Take note that a worker of the command has died, and has no row at work any more."""
+        with self._lock:
+            last = self._copies.get(copy)
+            if copy not in self._starting and last is not None and last.is_last:
+                return  # it has done all of its work
+            self._starting.pop(copy, None)
+            self._died.add(copy)
+        self.error = why
+        self.note_seen(self.seen)
+
+    def progress(self, copy: int, progress: Progress) -> None:
+        """Take note of what a worker of the command has done since its start."""
+        with self._lock:
+            self._starting.pop(copy, None)
+            self._died.discard(copy)
+            before = self._copies.get(copy)
+            if before is not None and before.pid != progress.pid:
+                self._copies_before.setdefault(copy, Counter()).update(before.counts)
+                self._times.add(before)
+            self._copies[copy] = progress
+        self.error = progress.error or self.error
+        self.note_seen(progress.seen)
+
+    def totals(self) -> Counter[str]:
+        """Return the counts of all runs and workers."""
+        with self._lock:
+            total = Counter(self._ended)
+            for _, counts in self._live:
+                total.update(_read(counts.counts))
+            for each in self._copies_before.values():
+                total.update(each)
+            for progress in self._copies.values():
+                total.update(progress.counts)
+        return total
+
+    def times(self) -> Times:
+        """Return the times of all runs and workers."""
+        with self._lock:
+            total = replace(self._times)
+            for _, counts in self._live:
+                total.add(counts)
+            for progress in self._copies.values():
+                total.add(progress)
+        return total
+
+    def flush(self, *, is_last: bool = False) -> None:
+        """Write what has changed; the thread of the ledger calls it, at most once a second."""
+        if self.send is not None:
+            with self._lock:
+                self._send(self.totals(), is_last=is_last)
+            return
+        totals, now = self.totals(), time.monotonic()
+        if is_last and self.finished is None:
+            self.finished = now
+        if not self.has_row and not self._is_worth_a_row(totals, now):
+            return
+        what = {**totals}, self.seen, self.at_work, self.error, is_last
+        if what == self._written and now - self._written_at < HEARTBEAT and self._pace_is_0():
+            return
+        values = self._values(totals, now, is_last=is_last)
+        table = RecordedRun.objects.using(alias())
+        own = table.filter(pk=self.id)
+        if not is_last:
+            # Race: late answer. Another thread may have written the end since the counts were read.
+            own = own.filter(finished_at=None)
+        if not self.has_row or not own.update(**values):
+            if not is_last and self.finished is not None:
+                return  # the end is there, or will be
+            # New, or emptied by a person, or by the retention.
+            self._insert(table, values, now)
+        self._written, self._written_at = what, now
+
+    def _insert(self, table: QuerySet[RecordedRun], values: dict[str, Any], now: float) -> None:
+        # Before the statement: if its answer is lost, the next write finds out whether it is there.
+        self.has_row = True
+        table.create(
+            pk=self.id,
+            processor=self.processor,
+            kind=self.kind,
+            host=host(),
+            pid=os.getpid(),
+            started_at=Later(timedelta(seconds=self.started - now)),
+            **values,
+        )
+
+    def _send(self, totals: Counter[str], *, is_last: bool) -> None:
+        # The thread of the ledger may come with what it has begun before the end.
+        if not is_last and isinstance(self._written, Progress) and self._written.is_last:
+            return
+        since = min(self._begun(), default=None)
+        times = asdict(self.times())
+        what = Progress(os.getpid(), dict(totals), since, self.seen, self.error, is_last, **times)
+        if what != self._written and self.send is not None:
+            self._written = what
+            self.send(self.processor, what)
+
+    def _is_worth_a_row(self, totals: Mapping[str, int], now: float) -> bool:
+        did_something = any(totals[name] for name in COUNTS if name != "stale")
+        is_long = any(now - since >= SHOWN_AFTER for since in self._begun())
+        return did_something or is_long or bool(self.error)
+
+    def _values(self, totals: Counter[str], now: float, *, is_last: bool) -> dict[str, Any]:
+        values: dict[str, Any] = {name: totals[name] for name in KEPT}
+        values |= {
+            **asdict(self.times()),
+            "heartbeat_at": DatabaseNow(),
+            "seen": self.seen,
+            "at_work": self.at_work and not is_last,
+            "error": self.error,
+            "copies": self._documents(),
+            "rate": self._rate(sum(totals[name] for name in TRIED), now, is_last=is_last),
+        }
+        if is_last and self.finished is not None:
+            finished = Later(timedelta(seconds=self.finished - now))
+            values |= {"finished_at": finished, "stopped": self._why_it_ended()}
+        return values
+
+    def _why_it_ended(self) -> str:
+        # What a dead worker would have found is not known.
+        is_known = self.stopped not in {"", "drained", "busy"} or not self._died
+        return (self.stopped or "drained") if is_known else "failures"
+
+    def _documents(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "copy": number,
+                "pid": each.pid,
+                **(Counter(each.counts) + self._copies_before.get(number, Counter())),
+            }
+            for number, each in sorted(self._copies.items())
+        ]
+
+    def _pace_is_0(self) -> bool:
+        return len(self._pace) < 2 or self._pace[0][1] == self._pace[-1][1]
+
+    def _rate(self, tried: int, now: float, *, is_last: bool) -> float:
+        if is_last:
+            whole = (self.finished or now) - self.started
+            seconds = self._at_work if self._at_work and not self._copies else whole
+            return tried / seconds if seconds > 0 else 0.0
+        self._pace.append((now, tried))
+        while len(self._pace) > 2 and now - self._pace[0][0] > MOVING:
+            self._pace.popleft()
+        since, before = self._pace[0]
+        return (tried - before) / (now - since) if now > since else 0.0
+
+
+def looked(processor: str) -> None:
+    """Take note that this host has looked for rows of a processor."""
+    table = Look.objects.using(alias())
+    own = table.filter(processor=processor, host=host())
+    if own.update(looked_at=DatabaseNow()):
+        return
+    try:
+        table.create(processor=processor, host=host(), looked_at=DatabaseNow())
+    except IntegrityError:  # another process of this host was first
+        own.update(looked_at=DatabaseNow())
+
+
+def host() -> str:
+    """Return the name of this host, as the ledger keeps it."""
+    return socket.gethostname()[:HOST]
+
+
+def _read(counts: Mapping[str, int]) -> dict[str, int]:
+    # By name, because the run may add a name meanwhile.
+    return {name: number for name in KEPT if (number := counts.get(name, 0))}

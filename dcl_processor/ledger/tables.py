@@ -1,0 +1,71 @@
+"""Where the ledger's tables are, and their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+from django.db import Error, IntegrityError, connections, router, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from dcl_processor.database.contention import is_lock_timeout
+from dcl_processor.exceptions import LedgerLocked
+from dcl_processor.locking.waiting import lock_timeout
+
+from .models import Control
+
+#: Seconds that a statement of an order waits for a lock of another session.
+LOCK_WAIT = 10.0
+
+
+def alias() -> str:
+    """Return the database that has the ledger's tables: that to which the router writes them."""
+    using: str = router.db_for_write(Control)
+    return using
+
+
+def row_of(name: str) -> QuerySet[Control]:
+    """Return the row of a processor, as a queryset."""
+    return Control.objects.using(alias()).filter(processor=name)
+
+
+@contextmanager
+def waiting_for(name: str) -> Iterator[None]:
+    """Open a transaction for one statement, which waits ``LOCK_WAIT`` seconds for a lock.
+
+    ``name``: whose row it is. Raises ``LedgerLocked``. A transaction of the caller keeps its own
+    limits, and SQLite that of its option ``timeout``. It is for one statement, because two orders
+    that lock several rows, each in its own order, would wait in a ring.
+    """
+    using = alias()
+    connection = connections[using]
+    if connection.in_atomic_block or not connection.features.has_select_for_update:
+        yield
+        return
+    try:
+        with transaction.atomic(using=using), lock_timeout(using, LOCK_WAIT):
+            yield
+    except Error as error:
+        if is_lock_timeout(error):
+            raise LedgerLocked(name, LOCK_WAIT) from error
+        raise
+
+
+def ensure(name: str) -> None:
+    """Make the row of a processor, if there is none."""
+    with waiting_for(name):
+        if row_of(name).exists():
+            return
+    # Another worker, or an operator, may make it at the same time.
+    with suppress(IntegrityError), waiting_for(name), transaction.atomic(using=alias()):
+        Control.objects.using(alias()).create(processor=name)
+
+
+def utc(at: datetime | None) -> datetime | None:
+    """Return a time of the ledger in UTC."""
+    if at is None:
+        return None
+    aware = timezone.make_aware(at, timezone.get_default_timezone()) if at.tzinfo is None else at
+    return aware.astimezone(UTC)

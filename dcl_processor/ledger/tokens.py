@@ -1,0 +1,224 @@
+"""The ``rate`` of a processor: how many rows may start in a second, on all machines together.
+
+Time is divided into windows, by the database's clock: one second long, or long enough for one row
+if the rate is below 1. Each window has so many tokens, one for a row. A worker takes as many as it
+is likely to need in the window, by one statement, and tokens that it does not use are lost with the
+window. So there is no statement for each row, and never more rows than the rate. Rows that are
+handled together may take more tokens than a window has: the next windows pay, whichever run comes
+then, because the debt is in the table, too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dcl_processor.clock import DatabaseNow
+from dcl_processor.oversight import Hold
+
+from .desk import UnreachableError
+from .tables import ensure, row_of, utc
+
+#: Seconds that a run would have to wait if it has never got a token: it ends.
+GIVE_UP = 60.0
+
+#: Tries to take tokens while other workers take some, too.
+TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """So many tokens, which are valid for ``seconds``; without any, it is the time to wait."""
+
+    tokens: int
+    seconds: float
+
+
+def take(name: str, rate: float, wanted: int, *, whole: bool = False) -> Grant:
+    """Take up to ``wanted`` tokens of the window that it is now.
+
+    ``whole``: all of them, if one is free; the next windows pay for the rest.
+    """
+    grant = Grant(0, 0.1)
+    for _ in range(TRIES):
+        found = _read(name)
+        if found is None:
+            ensure(name)
+            continue
+        now, window, used = found
+        windows = Windows(rate)
+        number = windows.at(now)
+        # Also those of the windows before, as far as they had no tokens for them.
+        spent = windows.left_of(used, since=window, before=number)
+        free = windows.tokens(number) - spent
+        if free <= 0:
+            return Grant(0, windows.wait(now, spent))
+        left = windows.wait(now, 0)
+        grant = Grant(wanted if whole else min(wanted, free), left)
+        # Race: over the rate. Another worker may have taken tokens since they were read: then this
+        # statement finds no row, and the tokens are read again.
+        taken = row_of(name).filter(window=window, used=used)
+        if taken.update(window=number, used=spent + grant.tokens):
+            return grant
+    return Grant(0, min(grant.seconds, 0.1))
+
+
+def _read(name: str) -> tuple[float, int, int] | None:
+    row = row_of(name).annotate(clock=DatabaseNow()).values_list("clock", "window", "used").first()
+    if row is None:  # emptied in this moment
+        return None
+    now = utc(row[0])
+    assert now is not None
+    return now.timestamp(), row[1], row[2]
+
+
+class Windows:
+    """The windows of a rate, numbered from 1970 on."""
+
+    def __init__(self, rate: float) -> None:
+        #: Seconds of a window.
+        self.length = max(1.0, 1 / rate)
+        self._each = max(1.0, rate)
+
+    def at(self, now: float) -> int:
+        """Return the number of the window at a time."""
+        return math.floor(now / self.length)
+
+    def tokens(self, number: int) -> int:
+        """Return how many tokens a window has.
+
+        If that is not a whole number, some windows have one more, and all together the rate.
+        """
+        return self._before(number + 1) - self._before(number)
+
+    def _before(self, number: int) -> int:
+        return math.floor(number * self._each)
+
+    def left_of(self, used: int, *, since: int, before: int) -> int:
+        """Return which of the tokens that were taken since a window later ones have to pay."""
+        if since > before:
+            return 0  # of another rate, whose windows were shorter, or by a clock that went back
+        return max(0, used - (self._before(before) - self._before(since)))
+
+    def wait(self, now: float, spent: int) -> float:
+        """Return the seconds until a window with a free token, from the next one on."""
+        first = self.at(now)
+        enough = math.ceil((self._before(first) + spent + 1) / self._each) - 1
+        number = max(first + 1, enough)
+        return number * self.length - now
+
+
+class Share:
+    """The tokens that a process was granted in its last window: its rate without the ledger.
+
+    The runs of a processor in one process have it together, also one after another.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        #: The end of the window, by the monotonic clock.
+        self._until = 0.0
+        self._lock = threading.Lock()
+
+    def note(self, grant: Grant, now: float) -> None:
+        """Take note of what the ledger has granted."""
+        if not grant.tokens:
+            return
+        with self._lock:
+            before = self._tokens if now < self._until else 0
+            self._tokens = before + grant.tokens
+            self._until = max(self._until, now + grant.seconds)
+
+    def take(self, wanted: int, now: float, length: float, *, whole: bool) -> Grant:
+        """Return the share once in each window; ``length``: the seconds of a window.
+
+        ``whole``: at least so many as are wanted, and the next windows pay.
+        """
+        with self._lock:
+            if not self._tokens:
+                return Grant(0, GIVE_UP)
+            if now < self._until:
+                return Grant(0, self._until - now)
+            tokens = max(self._tokens, wanted if whole else 0)
+            seconds = length * math.ceil(tokens / self._tokens)
+            self._until = now + seconds
+            return Grant(tokens, seconds)
+
+
+class Tokens:
+    """The tokens of one run; ``ask`` calls the function ``take()`` at the ledger.
+
+    ``share``: that of the process, for the time in which the ledger cannot be asked.
+    """
+
+    def __init__(self, rate: float, ask: Callable[[int, bool], Grant], share: Share) -> None:
+        self._rate = rate
+        self._ask = ask
+        self._share = share
+        #: The number of this window, among those of the run.
+        self.window = 0
+        self._tokens = 0
+        self._valid_until = 0.0
+        self._held_until = 0.0
+        #: Rows that used a token in this window, and in the last one.
+        self._used = 0
+        self._used_before = 0
+
+    def hold(self) -> Hold | None:
+        """Return until when no row may start; ``None``: it is worth asking."""
+        now = time.monotonic()
+        if now >= self._held_until or (self._tokens > 0 and now < self._valid_until):
+            return None
+        return Hold("throttled", self._held_until - now)
+
+    def take(self, wanted: int, *, whole: bool) -> int:
+        """Return how many of so many rows may start; ``whole``: all of them or none."""
+        if time.monotonic() >= self._valid_until:
+            self._begin_window()
+        if self._tokens < wanted:
+            self._get(wanted, whole=whole)
+        if whole and self._tokens < wanted:
+            self._tokens = 0  # too few for a call; they are lost with their window
+        taken = min(wanted, self._tokens)
+        self._tokens -= taken
+        self._used += taken
+        return taken
+
+    def give_back(self, rows: int, window: int) -> None:
+        """Take back the tokens of rows that were not started; ``window``: in which they were got.
+
+        Those of an earlier window are lost: a later one has no more tokens than it was granted.
+        """
+        if window == self.window:
+            self._tokens += rows
+            self._used -= rows
+
+    def _begin_window(self) -> None:
+        self.window += 1
+        self._tokens = 0
+        self._used_before, self._used = self._used, 0
+
+    def _get(self, wanted: int, *, whole: bool) -> None:
+        """Get tokens: as many as in the last window, and twice as many if these are used up."""
+        # From before the question: a late answer is not to make the window longer.
+        now = time.monotonic()
+        if now < self._held_until:
+            return
+        # What is granted whole may be more than is free, and is not to be more than is needed.
+        more = 0 if whole else max(self._used_before, self._used)
+        enough = max(wanted - self._tokens, more)
+        try:
+            grant = self._ask(enough, whole)
+        except UnreachableError:
+            length = Windows(self._rate).length
+            grant = self._share.take(enough, now, length, whole=whole)
+        else:
+            self._share.note(grant, now)
+        if grant.tokens or not self._tokens:
+            self._valid_until = now + grant.seconds
+        self._tokens += grant.tokens
+        if grant.tokens < enough:
+            self._held_until = now + grant.seconds

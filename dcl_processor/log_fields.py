@@ -1,0 +1,97 @@
+"""The fields of log records, and what they say of the run at hand.
+
+``processor``, ``pk``, ``outcome``, ``attempt``, ``duration`` (seconds), ``copy``, ``using``,
+``error_type``, ``run_id`` and ``row_count``: plain values, and only those that are known.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import escaped, printable
+from .masking import described
+from .worker import copy_number
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Running:
+    """A run: its processor's name and delivery, its database, its id, and when it began.
+
+    ``began_at``: nanoseconds since 1970, as traces count.
+    """
+
+    name: str
+    delivery: str
+    using: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    began_at: int = field(default_factory=time.time_ns)
+
+
+#: The run of this context; the threads and the event loop of a run have its context.
+running: ContextVar[Running | None] = ContextVar("dcl_processor_run", default=None)
+
+
+@contextmanager
+def known_as(run: Running) -> Iterator[None]:
+    """Let the records of this context name the run."""
+    token = running.set(run)
+    try:
+        yield
+    finally:
+        running.reset(token)
+
+
+def fields(processor: str, *, pk: Any = None, **known: Any) -> dict[str, Any]:
+    """Return the fields of a record about a processor, or about a row of it.
+
+    ``known``: further fields; those that are ``None`` are left out.
+    """
+    found: dict[str, Any] = {"processor": processor, "copy": copy_number()}
+    run = running.get()
+    if run is not None and run.name == processor:
+        found.update(using=run.using, run_id=run.id)
+    if pk is not None:
+        found["pk"] = printable(str(pk))
+    found.update((name, value) for name, value in known.items() if value is not None)
+    return found
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """Return the field that names the class of an error."""
+    return {"error_type": type(error).__qualname__}
+
+
+def log(
+    logger: logging.Logger,
+    level: int,
+    message: str,
+    *arguments: Any,
+    extra: dict[str, Any],
+    exc_info: BaseException | None = None,
+) -> None:
+    """Log a record with fields; of arguments that are text or errors, each is one line.
+
+    The text of an error is masked and capped; ``exc_info`` has the error itself.
+
+    A project whose own records have a field of the same name gets the record without ours.
+    """
+    if not logger.isEnabledFor(level):
+        return
+    shown = [_shown(each) for each in arguments]
+    try:
+        logger.log(level, message, *shown, extra=extra, exc_info=exc_info, stacklevel=2)
+    except KeyError:
+        logger.log(level, message, *shown, exc_info=exc_info, stacklevel=2)
+
+
+def _shown(argument: Any) -> Any:
+    if isinstance(argument, BaseException):
+        return described(argument)
+    return escaped(argument) if isinstance(argument, str) else argument

@@ -1,0 +1,120 @@
+"""The processors and rows that a command line names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.management.base import CommandError
+
+from dcl_processor import registry
+from dcl_processor.diagnosis import explain
+from dcl_processor.errors import printable
+from dcl_processor.exceptions import InvalidOption, ProcessorError, UnknownProcessor
+from dcl_processor.processor import BatchProcessor
+from dcl_processor.values import DAY, parse_duration
+
+USAGE_ERROR = 2
+
+#: Seconds: the least time limit that all databases have, and that of a question by default.
+SHORTEST, TIMEOUT = 0.001, 5.0
+
+
+def choose(names: Sequence[str], *, run_all: bool, left_out: int = 1) -> list[BatchProcessor[Any]]:
+    """Return the processors of these names, or all; raise ``CommandError`` for an unknown name.
+
+    ``left_out``: the exit code if the ``processors.py`` that may have the name cannot be imported.
+    """
+    try:
+        if bool(names) == run_all:
+            got = "both" if names else "neither"
+            known = ", ".join(registry.processors()) or "none"
+            raise CommandError(
+                f"expected names of processors or --all, got {got}; the processors are {known}.",
+                returncode=USAGE_ERROR,
+            )
+        chosen = registry.get(names) if names else list(registry.processors().values())
+    except UnknownProcessor as error:
+        # It may be a processor of an app that is left out, and then the name is right.
+        code = left_out if registry.broken() else USAGE_ERROR
+        raise CommandError(str(error), returncode=code) from error
+    except ProcessorError as error:
+        raise CommandError(str(error), returncode=left_out) from error
+    if not chosen and not registry.broken():
+        raise CommandError(
+            "expected a processor in the processors.py of an app in INSTALLED_APPS, got none.",
+            returncode=USAGE_ERROR,
+        )
+    return chosen
+
+
+def keys(
+    processor: BatchProcessor[Any],
+    texts: Sequence[str],
+    *,
+    using: str | None = None,
+    unknown: int = 1,
+) -> list[Any]:
+    """Return primary keys; raise ``CommandError`` for a text that is none.
+
+    ``unknown``: the exit code if ``pending``, which knows the model, raises an error.
+    """
+    from dcl_processor.insights import rows  # not for a run without keys
+    from dcl_processor.insights.keys import parse_pk
+
+    try:
+        # Apart from the parsing, because an error of the user's code may be a ValueError, too.
+        rows.question_of(processor, using)
+    except ProcessorError as error:
+        raise CommandError(explain(error, processor, using), returncode=USAGE_ERROR) from error
+    except Exception as error:
+        raise CommandError(explain(error, processor, using), returncode=unknown) from error
+    return [_key(parse_pk, processor, text, using) for text in texts]
+
+
+def _key(
+    parse: Callable[..., Any], processor: BatchProcessor[Any], text: str, using: str | None
+) -> Any:
+    try:
+        return parse(processor, text, using=using)
+    except (ValidationError, ValueError, TypeError) as error:
+        said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+        raise CommandError(
+            f"expected a primary key of the rows of {processor.name}, got {text!r}: "
+            f"{printable(said)}",
+            returncode=USAGE_ERROR,
+        ) from error
+
+
+def duration(text: str) -> float:
+    """Parse an option that is a duration; a number alone is seconds."""
+    try:
+        return parse_duration(text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def add_time_limit(
+    parser: argparse.ArgumentParser, *, default: float = TIMEOUT, besides: str = ""
+) -> None:
+    """Add ``--timeout`` for questions to the database; ``besides``: what else it limits."""
+    parser.add_argument(
+        "--timeout",
+        type=time_limit,
+        default=default,
+        metavar="SECONDS",
+        help=f"Seconds that each question to the database may take{besides} "
+        f"(default: {default:g}).",
+    )
+
+
+def time_limit(text: str) -> float:
+    """Parse an option that is the time limit of a question; 0 would be none on some databases."""
+    seconds = duration(text)
+    if not SHORTEST <= seconds <= DAY:
+        raise argparse.ArgumentTypeError(
+            f"expected a time limit from {SHORTEST:g} seconds to 1d, got {text!r}"
+        )
+    return seconds

@@ -1,0 +1,100 @@
+"""``manage.py processors explain``: the SQL of a processor, its plan, and the index for it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError
+from django.db import connections
+
+from dcl_processor.candidates import pending_index
+from dcl_processor.diagnosis import Trouble
+from dcl_processor.errors import escaped
+
+from .choosing import add_time_limit, choose
+from .output import Output
+
+if TYPE_CHECKING:
+    from dcl_processor.insights.explanation import Explanation
+
+HELP = "Show the SQL of a processor, the plan of its read, and the index that serves it."
+
+#: The exit code if something could not be found out, which is neither success nor a finding.
+UNKNOWN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="Processors to explain.")
+    add_time_limit(parser)
+
+
+def handle(output: Output, options: dict[str, Any]) -> None:
+    """Explain each processor; raise ``CommandError`` if one could not be explained."""
+    from dcl_processor.insights.explanation import explanation  # not for a run
+
+    failed = []
+    for processor in choose(options["names"], run_all=False, left_out=UNKNOWN):
+        try:
+            found = explanation(processor, options["using"], seconds=options["timeout"])
+        except Exception as error:  # noqa: BLE001  # the others can be explained
+            output.broke(processor.name, Trouble.of(error, processor, options["using"]))
+            failed.append(processor.name)
+        else:
+            output.answer(found.as_dict(), "\n".join(_lines(found)))
+    if failed:
+        raise CommandError(f"{' and '.join(failed)} could not be explained.", returncode=UNKNOWN)
+
+
+def _lines(found: Explanation) -> Iterator[str]:
+    yield f"{found.name}: {found.delivery}, {found.model._meta.label} on {found.using!r}"
+    if found.read is not None:
+        yield from _part(f"The lock-free read, on {found.read_using!r}:", found.read)
+    if found.claim:
+        yield from _part("The claim, which locks rows and checks them again:", *found.claim)
+    if found.plan is not None:
+        yield from _part("The plan of the lock-free read:", *found.plan.lines)
+    yield f"\n{escaped(found.verdict)}"
+    if found.index is not None:
+        yield from _suggestion(found)
+    if found.in_flight_index is not None:
+        yield "\nThe rows of a key that are in progress are found by this index, which is to be"
+        yield f"among the Meta.indexes of {found.index_model._meta.label}, too:"
+        yield "\n" + indent(f"{pending_index.source(found.in_flight_index)},", "    ")
+    if found.age_index is not None:
+        yield "\nThe age of the oldest pending row is read from all pending rows, unless this index"
+        yield f"is among the Meta.indexes of {found.model._meta.label}, too:"
+        yield "\n" + indent(f"{pending_index.source(found.age_index)},", "    ")
+    for remark in found.remarks:
+        yield f"\n{remark}"
+
+
+def _part(title: str, *texts: str) -> Iterator[str]:
+    yield f"\n{title}"
+    # A literal may be text from outside, and must not forge a line. Its blanks stay as they are.
+    yield from (indent(escaped(text), "    ") for text in texts)
+
+
+def _suggestion(found: Explanation) -> Iterator[str]:
+    index, label = found.index, found.index_model._meta.label
+    assert index is not None
+    connection = connections[found.using]
+    if found.is_declared:
+        yield (
+            f"\nThe Meta.indexes of {label} have one that would serve it. It is not migrated, the "
+            "table is too small for it, or the statistics are old (ANALYZE)."
+        )
+        return
+    yield f"\nThis index would serve it (not tried). Add it to the Meta.indexes of {label}:"
+    yield "\n" + indent("\n".join(pending_index.imports(index)), "    ")
+    yield "\n" + indent(f"{pending_index.source(index)},", "    ")
+    if not connection.features.supports_partial_indexes:
+        yield f"\n{connection.display_name} has no partial indexes, so it holds all rows."
+    if connection.vendor == "postgresql":
+        yield (
+            "\nIn the migration that makemigrations writes, set atomic = False, and replace\n"
+            "AddIndex by AddIndexConcurrently (django.contrib.postgres.operations), which\n"
+            "does not block writes."
+        )

@@ -1,0 +1,112 @@
+"""``processors list``: every processor in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from dcl_processor import registry
+from dcl_processor.diagnosis import Trouble
+from dcl_processor.processor import BatchProcessor
+
+from . import wording
+from .choosing import add_time_limit, choose
+from .output import Output
+
+if TYPE_CHECKING:
+    from dcl_processor.insights.answer import Answer
+    from dcl_processor.insights.status import Status
+
+HELP = "Show each processor with its pending rows, their age, and its state."
+
+#: Seconds that each question may take.
+TIMEOUT = 1.0
+
+#: The states of a processor that has rows in these conditions.
+STATES = {"in_doubt": "in doubt", "given_up": "given up", "in_progress": "in progress"}
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Add the action's own options."""
+    add_time_limit(parser, default=TIMEOUT)
+
+
+def handle(output: Output, options: dict[str, Any]) -> None:
+    """Show every processor, and why the rows of some could not be counted."""
+    from dcl_processor.insights.status import status  # not for other actions
+
+    found: list[tuple[BatchProcessor[Any], Status]] = []
+    down: dict[str, str] = {}
+    using, seconds = options["using"], options["timeout"]
+    wanted = ("pending", "oldest", "paused")  # the last without a query if there is no ledger
+    for processor in choose([], run_all=True):
+        number = status(processor, using=using, seconds=seconds, down=down, only=wanted)
+        # Whether there is one row is enough for a state.
+        some = status(processor, using=using, seconds=seconds, down=down, only=STATES, most=0)
+        answers = {**number.answers, **some.answers}
+        found.append((processor, replace(number, answers=answers)))
+    if output.as_json:
+        output.document([_document(each) for _, each in found])
+    else:
+        _print(output, found)
+    _conclude(output, [each for _, each in found])
+
+
+def states(found: Status) -> list[str]:
+    """Return the processor's states; "?" if one could not be found out."""
+    there = ["paused"] if found.answers["paused"].value else []
+    there += [
+        words
+        for name, words in STATES.items()
+        if (answer := found.answers[name]).value or answer.how == "more than"
+    ]
+    if any(each.how == "unknown" for each in found.answers.values()):
+        return [*there, "?"]
+    return there or ["waiting" if found.answers["pending"].value else "idle"]
+
+
+def _print(output: Output, found: Sequence[tuple[BatchProcessor[Any], Status]]) -> None:
+    width = max((len(processor.name) for processor, _ in found), default=0)
+    rows = [(processor, each, ", ".join(states(each))) for processor, each in found]
+    wide = max(len("state"), *(len(state) for *_, state in rows)) if rows else 0
+    output.line(f"pending  oldest  {'state':<{wide}}  processor")
+    for processor, each, state in rows:
+        pending = wording.short(each.answers["pending"])
+        age = wording.age(each.answers["oldest"])
+        about = (processor.__doc__ or "").strip().partition("\n")[0]
+        line = f"{pending:>7}  {age:>6}  {state:<{wide}}  {processor.name:<{width}}  {about}"
+        output.line(line.rstrip())
+
+
+def _document(found: Status) -> dict[str, Any]:
+    pending: Answer[int] = found.answers["pending"]
+    oldest = found.answers["oldest"].value
+    return {
+        "name": found.name,
+        "pending": pending.value,
+        "capped": pending.how == "more than",
+        "estimated": pending.how == "estimated",
+        "oldest": oldest and oldest.seconds,
+        "state": states(found),
+    }
+
+
+def _conclude(output: Output, found: Sequence[Status]) -> None:
+    """Write why rows could not be counted; a database that is down is written once."""
+    names: dict[str, list[str]] = {}
+    for each in found:
+        for why in {answer.why for answer in each.answers.values() if answer.how == "unknown"}:
+            names.setdefault(why, []).append(each.name)
+    for why, whose in names.items():
+        output.trouble(", ".join(whose), Trouble(why))
+    left_out = registry.broken()
+    output.left_out(left_out)
+    unknown = [each for each in found if each.answers["pending"].how == "unknown"]
+    if unknown:
+        number = f"{len(unknown)} of {len(found)}"
+        raise CommandError(f"the pending rows of {number} processors could not be counted.")
+    if names or left_out or output.lost:
+        raise CommandError("the list is not complete.")

@@ -1,0 +1,182 @@
+"""The metrics that ``processors run`` exposes: for a scrape, or in a file, or both."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from dcl_processor import observers
+from dcl_processor.masking import described
+
+if TYPE_CHECKING:
+    from dcl_processor.contrib.prometheus.textfile import TextFile
+    from dcl_processor.metrics.collector import Collector
+    from dcl_processor.metrics.tally import Tally
+    from dcl_processor.processes.pool import OnCounts
+
+logger = logging.getLogger("dcl_processor.operations")
+
+USAGE_ERROR = 2
+
+#: The address that is listened on unless another is given: metrics are for this machine.
+ADDRESS = "127.0.0.1"
+
+#: Seconds between two writes of the file.
+INTERVAL = 5.0
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--metrics-port",
+        type=address,
+        metavar="[ADDRESS:]PORT",
+        help="Serve metrics for Prometheus here while the command runs, those of its copies "
+        f"included (address: {ADDRESS}).",
+    )
+    parser.add_argument(
+        "--metrics-file",
+        type=Path,
+        metavar="FILE",
+        help="Add the metrics to this file, for node_exporter's textfile collector.",
+    )
+
+
+@contextmanager
+def exported(names: Sequence[str], options: dict[str, Any]) -> Iterator[OnCounts | None]:
+    """Expose the metrics of these processors; yield what takes those of other processes.
+
+    Raises ``CommandError`` if the port or the file cannot be had. Yields ``None`` without options.
+    """
+    port, path = options["metrics_port"], options["metrics_file"]
+    if port is None and path is None:
+        yield None
+        return
+    refuse_without_client("--metrics-port and --metrics-file")
+    from dcl_processor.metrics.collector import Collector  # not for others
+
+    with ExitStack() as stack:
+        collectors: list[Collector] = []
+        if port is not None:
+            collectors.append(collector := Collector(names))
+            stack.callback(_served(collector, *port))
+        if path is not None:
+            collectors.append(collector := Collector(names))
+            stack.enter_context(_written(collector, path))
+        for each in collectors:
+            observers.add(each)
+            stack.callback(observers.remove, each)
+
+        def add(name: str, tally: Tally) -> None:
+            for each in collectors:
+                each.add(name, tally)
+
+        yield add
+
+
+def refuse_without_client(option: str) -> None:
+    """Raise ``CommandError`` if the client of Prometheus is not installed."""
+    try:
+        import prometheus_client  # noqa: F401  # an extra
+    except ImportError as error:
+        raise CommandError(
+            f"expected the package prometheus-client for {option}, got none; install "
+            "dcl-processor[prometheus].",
+            returncode=USAGE_ERROR,
+        ) from error
+
+
+def _served(collector: Collector, host: str, port: int) -> Callable[[], None]:
+    from dcl_processor.contrib.prometheus.exposition import serve  # an extra
+
+    try:
+        return serve(collector.snapshot, host, port)
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        raise CommandError(
+            f"expected a free port for --metrics-port, got {host}:{port}: {described(error)}; "
+            "choose another.",
+            returncode=USAGE_ERROR,
+        ) from error
+
+
+@contextmanager
+def _written(collector: Collector, path: Path) -> Iterator[None]:
+    """Write the counts to the file from time to time, and at the end.
+
+    In a thread: another command may have the lock of the file, and may be stopped.
+    """
+    from dcl_processor.contrib.prometheus.textfile import TextFile  # an extra
+    from dcl_processor.metrics.sending import repeated  # not for others
+
+    file = _Written(collector, TextFile(path))
+    try:
+        file.write()
+    except TimeoutError as error:
+        file.warn(error)
+    except (OSError, ValueError) as error:  # the latter of a path without a name
+        raise CommandError(unwritable(path, error), returncode=USAGE_ERROR) from error
+    try:
+        with repeated(file.write_or_warn, INTERVAL):
+            yield
+    finally:
+        file.write_or_warn()
+
+
+class _Written:
+    """Moves what a collector has counted to a file."""
+
+    def __init__(self, collector: Collector, file: TextFile) -> None:
+        self._collector = collector
+        self._file = file
+        self._is_broken = False
+
+    def write_or_warn(self) -> None:
+        """Write; a file that cannot be written is reported once, and ends no run."""
+        try:
+            if self.write():
+                self._is_broken = False
+        except OSError as error:
+            self.warn(error)
+
+    def warn(self, error: OSError) -> None:
+        """Log that the file could not be written, unless that was so before."""
+        if not self._is_broken:
+            logger.warning("the metrics could not be written: %s", described(error))
+        self._is_broken = True
+
+    def write(self) -> bool:
+        """Write what was counted since the last time; return whether there was anything."""
+        taken = self._collector.take()
+        if not taken:
+            return False
+        try:
+            self._file.add(taken)
+        except OSError:
+            for name, tally in taken.items():
+                self._collector.add(name, tally)
+            raise
+        return True
+
+
+def unwritable(path: Path, error: Exception) -> str:
+    """Return the message for a file that cannot be written."""
+    return (
+        f"expected --metrics-file to name a file that can be written, got {path}: "
+        f"{described(error)}; create its folder, or choose another."
+    )
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return the address and the port; raise ``ArgumentTypeError`` for other text."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 1 <= int(port) <= 65_535:
+        raise argparse.ArgumentTypeError(
+            f"expected a port from 1 to 65535, perhaps after an address and a colon, got {text!r}"
+        )
+    return host.strip("[]") or ADDRESS, int(port)

@@ -1,0 +1,54 @@
+"""The one line that Nagios, and what speaks its protocol, reads: a state, a text, and figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.masking import shown
+
+from . import conditions
+
+if TYPE_CHECKING:
+    from dcl_processor.insights.answer import Answer
+    from dcl_processor.insights.status import Status
+
+#: Exit codes, which are not those of the command.
+OK, WARNING, CRITICAL, UNKNOWN = 0, 1, 2, 3
+
+NAMES = {OK: "OK", WARNING: "WARNING", CRITICAL: "CRITICAL", UNKNOWN: "UNKNOWN"}
+
+#: Characters of the text: plugins may write 4 kB, the figures included.
+LONGEST = 1_000
+
+
+def line(code: int, text: str, found: Sequence[Status] = ()) -> str:
+    """Return the line of a state; ``found``: the answers whose figures follow."""
+    # A bar begins the figures.
+    said = shown(text, LONGEST).replace("|", "/")
+    figures = " ".join(_figures(found))
+    return f"DCL {NAMES[code]} - {said}{f' | {figures}' if figures else ''}"
+
+
+def _figures(found: Sequence[Status]) -> Iterator[str]:
+    for each in found:
+        for name, answer in each.answers.items():
+            label = name if len(found) == 1 else f"{each.name}.{name}"
+            if (value := _value(name, answer)) is not None:
+                yield f"{_quoted(label)}={value}"
+
+
+def _value(name: str, answer: Answer[Any]) -> str | None:
+    if answer.how in ("unknown", "not recorded"):
+        return None
+    if name in conditions.AGES:
+        return f"{answer.value.seconds if answer.value else 0:.0f}s"
+    if name == "locked":
+        return str(answer.value and answer.value.rows)
+    # One more than was counted, at least.
+    return str(int(answer.value or 0) + (answer.how == "more than"))
+
+
+def _quoted(label: str) -> str:
+    return label if re.fullmatch(r"[\w.-]+", label) else "'{}'".format(label.replace("'", "''"))

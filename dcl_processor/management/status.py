@@ -1,0 +1,294 @@
+"""``processors status``: what waits, what is stuck, since when and why; conditions for monitors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from dcl_processor import registry
+from dcl_processor.diagnosis import describe
+from dcl_processor.errors import printable
+
+from . import conditions, nagios, wording
+from .choosing import USAGE_ERROR, add_time_limit, choose, duration
+from .output import Output
+
+if TYPE_CHECKING:
+    from dcl_processor.insights.status import Status
+
+HELP = "Show what waits, what is in progress, and what is stuck, since when and why."
+
+#: Exit codes for a monitor; a wrong command line ends with 2.
+MET, NOT_FOUND_OUT = 1, 3
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Add the action's own options."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
+    parser.add_argument(
+        "--fail-if",
+        action="append",
+        type=conditions.parse,
+        default=[],
+        metavar="CONDITION",
+        help="End with 1 if this holds for a processor, such as 'in_doubt>0' or 'oldest>15m'; ask "
+        "only for what the conditions need.",
+    )
+    parser.add_argument(
+        "--warn-if",
+        action="append",
+        type=conditions.parse,
+        default=[],
+        metavar="CONDITION",
+        help="As --fail-if; with --nagios it is a WARNING.",
+    )
+    parser.add_argument(
+        "--nagios",
+        action="store_true",
+        help="Print one line for Nagios; end with 1 for --warn-if, with 2 for --fail-if, and with "
+        "3 for what is not known, a wrong command line included.",
+    )
+    parser.add_argument(
+        "--in-doubt",
+        type=duration,
+        metavar="OLDER",
+        help="The age from which a claim counts as in doubt (default: 60 s for each row of "
+        "batch_size).",
+    )
+    add_time_limit(parser)
+
+
+def handle(output: Output, options: dict[str, Any]) -> None:
+    """Show the processors, or check the conditions."""
+    if options["nagios"]:
+        _answer_nagios(output, options)
+        return
+    wanted: list[conditions.Condition] = [*options["fail_if"], *options["warn_if"]]
+    found = _ask(options, wanted)
+    left_out = [] if options["names"] else registry.broken()
+    output.left_out(left_out)
+    _refuse_unrecorded(found, wanted)
+    if output.as_json:
+        output.document([each.as_dict() for each in found])
+    elif not wanted:
+        for each in found:
+            for line in lines(each):
+                output.line(line)
+    judged = _judge(found, options, [each.app for each in left_out])
+    if judged.said:
+        is_met = judged.critical or judged.warnings
+        raise CommandError(judged.sentence, returncode=MET if is_met else NOT_FOUND_OUT)
+
+
+def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
+    """Write one line, and end with the code of its state, whatever happens."""
+    code = nagios.UNKNOWN
+    found: list[Status] = []
+    wanted: list[conditions.Condition] = [*options["fail_if"], *options["warn_if"]]
+    try:
+        _refuse_beside_nagios(output, wanted)
+        found = _ask(options, wanted)
+        _refuse_unrecorded(found, wanted)
+        left_out = [] if options["names"] else registry.broken()
+        judged = _judge(found, options, [each.app for each in left_out])
+        code, said = judged.state, judged.sentence
+    except CommandError as error:
+        said = str(error)
+    except Exception as error:  # noqa: BLE001  # Python would end with 1, which is a WARNING
+        said = describe(error)
+    output.line(nagios.line(code, said, found))
+    if output.lost:
+        code = nagios.UNKNOWN
+    if code:
+        # Not a CommandError, whose sentence Django writes once more, to stderr.
+        raise SystemExit(code)
+
+
+def _ask(options: dict[str, Any], wanted: Sequence[conditions.Condition]) -> list[Status]:
+    from dcl_processor import backlog  # as below
+    from dcl_processor.insights import status as insights  # not for other actions
+
+    names = options["names"]
+    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
+    down: dict[str, str] = {}
+    numbers = (int(each.bound) for each in wanted if each.name in conditions.NUMBERS)
+    return [
+        insights.status(
+            processor,
+            using=options["using"],
+            seconds=options["timeout"],
+            doubt_after=options["in_doubt"],
+            # Counted far enough to compare.
+            most=max(backlog.MOST, *numbers, 0),
+            only=[each.name for each in wanted] or None,
+            down=down,
+        )
+        for processor in chosen
+    ]
+
+
+def _refuse_unrecorded(found: Sequence[Status], wanted: Sequence[conditions.Condition]) -> None:
+    """Raise for a condition that no answer can ever meet: its monitor would always be green."""
+    for each in found:
+        for condition in wanted:
+            answer = each.answers[condition.name]
+            if answer.how == "not recorded":
+                raise CommandError(
+                    f"expected a condition with an answer that {each.name} has, got "
+                    f"{condition.text!r}: {answer.why}; or name other processors.",
+                    returncode=USAGE_ERROR,
+                )
+
+
+#: Why an answer with a value may not decide a condition.
+_PARTS = {
+    "more than": "not all rows were looked at",
+    "estimated": "the planner's estimate decides nothing",
+}
+
+
+def _refuse_beside_nagios(output: Output, wanted: Sequence[conditions.Condition]) -> None:
+    """Raise without a condition, too: the answer would be OK whatever waits."""
+    if output.as_json or not wanted:
+        got = "--json as well" if output.as_json else "neither"
+        raise CommandError(f"expected --fail-if or --warn-if beside --nagios, got {got}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What the conditions say: those of ``--fail-if`` and ``--warn-if`` that are met, and others.
+
+    ``unknown``: what could not be found out.
+    """
+
+    critical: list[str]
+    warnings: list[str]
+    unknown: list[str]
+
+    @property
+    def said(self) -> list[str]:
+        # A reason may be a sentence with its own end.
+        all_of_them = self.critical + self.unknown + self.warnings
+        return [*dict.fromkeys(each.rstrip(".") for each in all_of_them)]
+
+    @property
+    def sentence(self) -> str:
+        return f"{'; '.join(self.said) or 'no condition is met'}."
+
+    @property
+    def state(self) -> int:
+        """Return the state for Nagios; what is not known may be worse than a warning."""
+        if self.critical:
+            return nagios.CRITICAL
+        if self.unknown:
+            return nagios.UNKNOWN
+        return nagios.WARNING if self.warnings else nagios.OK
+
+
+def _judge(found: Sequence[Status], options: dict[str, Any], left_out: Sequence[str]) -> Judged:
+    fail_if: list[conditions.Condition] = options["fail_if"]
+    warn_if: list[conditions.Condition] = options["warn_if"]
+    unknown = [
+        f"{each.name}: {name} could not be found out: {answer.why}"
+        for each in found
+        for name, answer in each.answers.items()
+        if answer.how == "unknown"
+    ]
+    unknown += [
+        f"{each.name}: {condition.text} could not be found out: "
+        f"{_PARTS[each.answers[condition.name].how]}, got {_got(each, condition.name)}"
+        for each in found
+        for condition in [*fail_if, *warn_if]
+        if each.answers[condition.name].how in _PARTS
+        and condition.holds(each.answers[condition.name]) is None
+    ]
+    unknown += [f"{app}: its processors cannot be imported" for app in left_out]
+    return Judged(_met(found, fail_if), _met(found, warn_if), unknown)
+
+
+def _met(found: Sequence[Status], wanted: Sequence[conditions.Condition]) -> list[str]:
+    return [
+        f"{each.name}: {condition.text}, got {_got(each, condition.name)}"
+        for each in found
+        for condition in wanted
+        if condition.holds(each.answers[condition.name])
+    ]
+
+
+def _got(found: Status, name: str) -> str:
+    answer = found.answers[name]
+    if name == "locked":
+        found_ = str(answer.value and answer.value.rows)
+        return f"at least {found_}" if answer.how == "more than" else found_
+    return wording.moment(answer) if name in conditions.AGES else wording.number(answer)
+
+
+def lines(found: Status) -> Iterator[str]:
+    """Yield the lines about one processor."""
+    yield f"{found.name} ({found.delivery}, database {found.using!r})"
+    answers = found.answers
+    yield from _paused(found)
+    yield from _line("pending", wording.number(answers["pending"]))
+    yield from _line("due now", wording.number(answers["due"]))
+    yield from _line("due later", _with_time(found, "later", "next_due", "the next at"))
+    oldest = wording.moment(answers["oldest"]) or "none"
+    yield from _line("oldest pending", oldest)
+    yield from _line(
+        "in progress", _with_time(found, "in_progress", "leased_until", "the first lease ends at")
+    )
+    yield from _line("in doubt", _with_time(found, "in_doubt", "in_doubt_since", "since"))
+    yield from _line("given up", wording.number(answers["given_up"]))
+    yield from _line("last errors", *_errors(found))
+    yield from _line("locked", *_locked(found))
+
+
+def _paused(found: Status) -> Iterator[str]:
+    """Yield what keeps rows from starting, if anything does; without the ledger nothing can."""
+    answer = found.answers.get("paused")
+    if answer is not None and answer.how == "unknown":
+        yield from _line("paused", wording.number(answer))
+    elif found.kept_back:
+        yield from _line("not running", printable(found.kept_back))
+    lost = found.answers.get("lost")
+    if lost is not None and lost.value:
+        yield from _line("lost runs", f"{lost.value:,}, see processors history")
+
+
+def _line(label: str, *texts: str) -> Iterator[str]:
+    for place, text in enumerate(texts):
+        yield f"  {label if place == 0 else '':<15} {text}"
+
+
+def _with_time(found: Status, number: str, time: str, words: str) -> str:
+    at = wording.moment(found.answers[time])
+    text = wording.number(found.answers[number])
+    is_some = found.answers[time].value is not None
+    return f"{text}, {words} {at}" if is_some else text
+
+
+def _errors(found: Status) -> list[str]:
+    from dcl_processor.insights.keys import key_text  # not for other actions
+
+    answer = found.answers["errors"]
+    if answer.value is None:
+        return [wording.number(answer)]
+    texts = [
+        f"{group.rows:,} × {printable(group.example)} (row {printable(key_text(group.pk))})"
+        for group in answer.value
+    ]
+    if answer.how == "more than":
+        texts.append("and others, which were not read")
+    return texts or ["none"]
+
+
+def _locked(found: Status) -> list[str]:
+    answer = found.answers["locked"]
+    if answer.value is None:
+        return [wording.number(answer)]
+    holders = [
+        f"{each.rows:,} by {wording.holder(each)}" for each in answer.value.holders if each.rows
+    ]
+    return holders or ["0"]

@@ -1,0 +1,100 @@
+"""How the command writes answers for people."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.durations import span
+from dcl_processor.errors import printable
+
+if TYPE_CHECKING:
+    from dcl_processor.insights.answer import Answer, Moment
+    from dcl_processor.insights.locks import Holder
+
+
+def number(answer: Answer[int]) -> str:
+    """Write a number of rows, or why it is not known."""
+    if answer.how == "more than":
+        return f"more than {answer.value:,}"
+    if answer.how == "estimated":
+        return f"~{_estimate(answer):,} (the planner's estimate: {answer.why})"
+    return _missing(answer) or f"{answer.value:,}"
+
+
+def short(answer: Answer[int]) -> str:
+    """Write a number of rows for a narrow column."""
+    if answer.value is None:
+        return "?"
+    if answer.how == "estimated":
+        return f"~{_estimate(answer)}"
+    return f"{answer.value}+" if answer.how == "more than" else str(answer.value)
+
+
+def age(answer: Answer[Moment]) -> str:
+    """Write an age for a narrow column."""
+    if answer.how == "unknown":
+        return "?"
+    return "-" if answer.value is None else span(answer.value.seconds)
+
+
+def moment(answer: Answer[Moment]) -> str:
+    """Write a time, and how far away it is; empty: there is none."""
+    if answer.value is None:
+        return _missing(answer)
+    seconds = answer.value.seconds
+    away = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+    return f"{time(answer.value.at)} ({away})"
+
+
+def rows(number: int, keys: str = "") -> str:
+    """Write a number of rows, and the first of their keys."""
+    said = "1 row" if number == 1 else f"{number:,} rows"
+    return f"{said} ({keys})" if keys else said
+
+
+def action(number: int, keys: str, values: str, reason: str, error: str) -> str:
+    """Write what an operator has done to rows; ``error``: what ended it, if anything did."""
+    details = {"values": values, "reason": reason, "ended by": error}
+    said = "".join(f"; {name}: {printable(text)}" for name, text in details.items() if text)
+    return f"{rows(number, printable(keys))}{said}"
+
+
+def time(at: datetime) -> str:
+    """Write a time that is in UTC."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def holder(holder: Holder) -> str:
+    """Write a session that holds a lock."""
+    if holder.prepared is not None:
+        return f"the prepared transaction {holder.prepared!r}"
+    if holder.pid is None:
+        return "a session that PostgreSQL does not name; show NAME PK --probe finds it"
+    known: list[Any] = [
+        holder.application_name,
+        holder.role and f"role {holder.role}",
+        holder.client,
+        holder.since and f"since {time(holder.since)}",
+        holder.state,
+        holder.query,
+    ]
+    words = ", ".join([f"pid {holder.pid}", *filter(None, known)])
+    if holder.hidden:
+        words += (
+            f" ({', '.join(holder.hidden)}: not visible to this role; GRANT pg_read_all_stats TO "
+            "it)"
+        )
+    return words if holder.blocks else f"{words} (a lock that keeps no worker from the row)"
+
+
+def _estimate(answer: Answer[int]) -> int:
+    from .headway import rounded  # imports what the other words do not need
+
+    return rounded(answer.value or 0)
+
+
+def _missing(answer: Answer[Any]) -> str:
+    if answer.how == "unknown":
+        return f"could not be found out: {answer.why}"
+    return f"not recorded: {answer.why}" if answer.how == "not recorded" else ""

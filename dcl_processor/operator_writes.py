@@ -1,0 +1,384 @@
+"""Writes to the rows that an operator chose, if they still are as they were when chosen."""
+
+from __future__ import annotations
+
+import math
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from django.db import DatabaseError, DataError, IntegrityError, connections, transaction
+from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
+from django.db.models.functions import Substr
+
+from .candidates.question import Question
+from .candidates.scan import WINDOW
+from .database.contention import is_contention
+from .exceptions import StillPending
+from .locking.claiming import lock_free
+from .locking.isolation import refuse_old_snapshot
+from .locking.waiting import lock_timeout, locked_rows, settlement_transaction, written_parts
+from .operator_choice import Chosen, Marks
+from .operator_marks import plain
+from .values import Values, constants_of, resolve
+
+if TYPE_CHECKING:
+    from .definition.definition import Definition
+
+#: Seconds between two tries to lock the rows that other sessions have locked.
+PAUSE = 0.1
+
+#: Seconds: the least time that a statement may wait for a lock.
+LEAST = 0.01
+
+#: The annotations that say whether a row is in ``pending``, and how its last error begins.
+_PENDING, _ERROR = "dcl_pending", "dcl_error"
+
+#: Characters of an error that are compared: as many as the admin shows.
+_SEEN = 300
+
+#: Bytes of the digest of a row's marks, which are 8 characters, and what follows if it was pending.
+_DIGEST, _WAS_PENDING = 6, "+"
+
+
+@dataclass(slots=True)
+class Written:
+    """The rows by what became of them: written, changed since they were chosen, or locked.
+
+    ``failed``: the errors by which the database refused the values for a row.
+    """
+
+    written: list[Any] = field(default_factory=list)
+    changed: list[Any] = field(default_factory=list)
+    locked: list[Any] = field(default_factory=list)
+    failed: dict[Any, Exception] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What tells whether an operator's values settle a row.
+
+    ``claim``: the constants of a claim that has no lease, which alone keeps its row out of
+    ``pending``; ``reset``: the values that undo it; ``settled``: the constants of ``done`` and of
+    ``failed``.
+    """
+
+    name: str
+    method: str
+    claim: Mapping[str, Any]
+    reset: Values | None
+    settled: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, processor: Definition[Any], method: str) -> Proof:
+        claim = {} if processor.lease else constants_of(processor.claim or {})
+        settled = tuple(settled_constants(processor))
+        return cls(processor.name, method, claim, processor.reset, settled)
+
+    def refuse(self, values: Values, pk: Any, state: str) -> StillPending:
+        """Return the error for a row that the values do not settle."""
+        return StillPending(
+            f"{self.name}: expected {self.method}()'s values to settle each row, got values for "
+            f"{', '.join(values)}, with which row {pk} {state}; name the columns that take a row "
+            "out of pending as well."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What an action writes, and to which rows.
+
+    ``rows``: those of the operator, in the database of ``question``; ``free``: that no worker holds
+    the row by a lease, and ``condition``: what it has to meet besides; ``columns``: those that each
+    claim and each settlement writes; ``error``: that of the last error, if they are not enough;
+    ``proof``: what a row has to be after values that nothing else has checked.
+    """
+
+    name: str
+    question: Question[Any]
+    rows: QuerySet[Any, Any]
+    free: Q
+    condition: Q
+    values: Values
+    columns: tuple[str, ...]
+    error: str | None = None
+    proof: Proof | None = None
+
+    @classmethod
+    def of(
+        cls,
+        processor: Definition[Any],
+        question: Question[Any],
+        rows: QuerySet[Any, Any],
+        condition: Q,
+        values: Values,
+        *,
+        proof: Proof | None = None,
+    ) -> Write:
+        written = {**_unclaimed(processor), **values}
+        columns = tuple(dict.fromkeys(_columns(processor)))
+        error = processor.retry.last_error if processor.retry else None
+        error = None if error in columns else error
+        # Race: lost lease that writes. A worker that is at work on the row would settle nothing,
+        # and another worker would handle the row at the same time.
+        free = processor.lease.free() if processor.lease else Q()
+        named = rows.using(question.using)
+        return cls(processor.name, question, named, free, condition, written, columns, error, proof)
+
+    def choose(self, *, among: Container[Any] | None = None) -> Chosen:
+        """Read which of the rows meet the condition, and their marks; locks nothing.
+
+        ``among``: keys; other rows are left out.
+        """
+        using, chosen = self.question.using, Chosen(WINDOW)
+        # The driver gets so many rows at a time from a cursor of the server. A pool may give the
+        # statements after its transaction to another session. SQLite has none, and might lock.
+        has_cursor = connections[using].features.has_select_for_update
+        with transaction.atomic(using, savepoint=False) if has_cursor else nullcontext():
+            rows = self._marks(self.rows.order_by("pk"))
+            last: Any = None
+            for pk, *marks in rows.iterator(chunk_size=WINDOW):
+                # A filter over a to-many relation gives a row once per match.
+                if pk != last and (among is None or pk in among):
+                    chosen.add(pk, self._plain(marks))
+                last = pk
+        return chosen
+
+    def digest(self, marks: Sequence[Any]) -> str:
+        """Return a short text for the marks, the same in each process while they are the same."""
+        # At the end is whether the row is pending.
+        known = repr([*marks[:-1]]).encode("utf-8", "surrogatepass")
+        short = urlsafe_b64encode(blake2b(known, digest_size=_DIGEST).digest()).decode()
+        return short + (_WAS_PENDING if marks[-1] else "")
+
+    def as_seen(self, chosen: Chosen, seen: Mapping[Any, str]) -> tuple[Chosen, list[Any]]:
+        """Return those of the rows that have the digests that were seen, and the others' keys."""
+        same, changed = Chosen(WINDOW), []
+        for chunk in chosen.chunks():
+            for pk, marks in chunk.items():
+                # Race: double claim. A worker may have settled the row, and another operator may
+                # have put it back, so that it is in the same state and is not what was seen.
+                if self.digest(marks) in _possible(seen.get(pk, "")):
+                    same.add(pk, marks)
+                else:
+                    changed.append(pk)
+        return same, changed
+
+    def to_all(self) -> int:
+        """Write to all of the rows in one transaction, wait for their locks, return how many."""
+        self._refuse_old_snapshot()
+        chosen, tables = self.choose(), written_parts(self.question.model, self.values)
+        with locked_rows(self.question, tables, lambda: map(list, chosen.chunks())):
+            return sum(len(self._compare_and_write(some, [*some])) for some in chosen.chunks())
+
+    def to_free(
+        self, chosen: Chosen, written: Written, *, seconds: float, stop_at: float = math.inf
+    ) -> None:
+        """Write to the chosen rows, and give up on rows that stay locked for so many seconds.
+
+        Each chunk of rows is a transaction, which does not wait for rows that other sessions have
+        locked. So the action itself holds no lock while it waits for one. Each row is tried once,
+        however long that takes, unless the database has one lock for all of them. ``written`` has
+        what is committed, also after an error. ``stop_at``: when ``time.monotonic()`` is there, no
+        other row is tried after the first try; ``written`` has none of the rows not tried.
+        """
+        self._refuse_old_snapshot()
+        end = min(time.monotonic() + seconds, stop_at)
+        has_row_locks = connections[self.question.using].features.has_select_for_update
+        waiting, size, were_tried = chosen, WINDOW, False
+        while waiting:
+            locked = Chosen(WINDOW)
+            for some in waiting.chunks(size):
+                left, again = end - time.monotonic(), [*some]
+                if left > 0 or not (were_tried or (locked and not has_row_locks)):
+                    again = self._try(some, again, written, max(LEAST, left), stop_at)
+                for pk in again:
+                    locked.add(pk, some[pk])
+                if not were_tried and time.monotonic() >= stop_at:
+                    break
+            if locked and time.monotonic() >= end:
+                written.locked += locked
+                return
+            if locked:
+                time.sleep(PAUSE)
+            # One by one, because one row that is locked may have held up all of its chunk.
+            waiting, size, were_tried = locked, 1 if has_row_locks else WINDOW, True
+
+    def _refuse_old_snapshot(self) -> None:
+        question = self.question
+        refuse_old_snapshot(question.using, self.name, own_table=question.own_table)
+
+    def _try(
+        self, chosen: Marks, some: Sequence[Any], written: Written, seconds: float, stop_at: float
+    ) -> list[Any]:
+        """Write to those of the rows that can be locked now, and return those that cannot."""
+        using = self.question.using
+        try:
+            with settlement_transaction(using), lock_timeout(using, seconds, waits_alone=True):
+                tables = written_parts(self.question.model, self.values)
+                free = lock_free(self.question, some, tables)
+                done = self._compare_and_write(chosen, free)
+        except (IntegrityError, DataError) as error:
+            if len(some) == 1:
+                written.failed[some[0]] = error
+                return []
+            # The values may suit the other rows of the chunk.
+            again = []
+            for pk in some:
+                again += self._try(chosen, [pk], written, seconds, stop_at)
+                if time.monotonic() >= stop_at:
+                    break
+            return again
+        except DatabaseError as error:
+            # A lock of the whole table, for instance, is not passed over.
+            if is_contention(error):
+                return [*some]
+            raise
+        # The transaction is committed.
+        written.written += done
+        written.changed += [pk for pk in free if pk not in done]
+        left = [pk for pk in some if pk not in free]
+        there = {*self.question.table.filter(pk__in=left).values_list("pk", flat=True)}
+        written.changed += [pk for pk in left if pk not in there]
+        return [pk for pk in left if pk in there]
+
+    def _compare_and_write(self, chosen: Marks, some: Sequence[Any]) -> list[Any]:
+        """Write to those of the locked rows that are as they were chosen, and return their keys."""
+        if not some:
+            return []
+        # Race: double claim. A worker may have claimed or settled a row since it was chosen.
+        found = self._read(self.rows.order_by().filter(pk__in=some))
+        same = [pk for pk in some if pk in found and _is_same(chosen[pk], found[pk])]
+        if same and self.proof is not None:
+            self._rehearse(self.proof, same)
+            self._update(same, self.values)
+            self._refuse_unsettled(self.proof, same)
+        elif same:
+            self._update(same, self.values)
+        return same
+
+    def _update(self, pks: Sequence[Any], values: Values) -> None:
+        rows = self.question.table
+        if not any(map(callable, values.values())):
+            rows.filter(pk__in=pks).update(**values)
+            return
+        for pk in pks:
+            rows.filter(pk=pk).update(**resolve(values))
+
+    def _rehearse(self, proof: Proof, pks: Sequence[Any]) -> None:
+        """Raise if only the claim would keep a row out of ``pending``, and undo the attempt."""
+        if not proof.claim or proof.reset is None:
+            return
+        using = self.question.using
+        with transaction.atomic(using=using):
+            self._update(pks, {**proof.reset, **self.values})
+            pending = self._first(self._pending_of(pks))
+            transaction.set_rollback(True, using=using)
+        for pk in pending:
+            raise proof.refuse(self.values, pk, "is out of pending by its claim alone")
+
+    def _refuse_unsettled(self, proof: Proof, pks: Sequence[Any]) -> None:
+        """Raise for a written row that is pending, or that is claimed and nothing besides."""
+        for pk in self._first(self._pending_of(pks)):
+            raise proof.refuse(self.values, pk, "is pending")
+        if not proof.claim or proof.reset is not None:
+            return
+        held = self.question.table.filter(pk__in=pks, **proof.claim)
+        for constants in proof.settled:
+            held = held.exclude(**constants)
+        for pk in self._first(held):
+            raise proof.refuse(self.values, pk, "is still claimed")
+
+    def _pending_of(self, pks: Sequence[Any]) -> QuerySet[Any, Any]:
+        return self.question.still_pending(pks).using(self.question.using)
+
+    def _first(self, rows: QuerySet[Any, Any]) -> list[Any]:
+        return [*rows.order_by().values_list("pk", flat=True)[:1]]
+
+    def _read(self, rows: QuerySet[Any, Any]) -> Marks:
+        """Return the marks of those of the rows that meet the condition."""
+        return {pk: self._plain(marks) for pk, *marks in self._marks(rows)}
+
+    def _plain(self, marks: Sequence[Any]) -> Sequence[Any]:
+        """Return the marks with the columns' values in plain types."""
+        model, using = self.question.model._meta, self.question.using
+        fields = map(model.get_field, self.columns)
+        columns = [plain(*each, using) for each in zip(fields, marks, strict=False)]
+        # After the columns come the error, and whether the row is pending.
+        return [*columns, *marks[len(columns) :]]
+
+    def _marks(self, rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
+        """Return the read of the keys and the marks, which is not executed."""
+        pending = is_pending(self.question)
+        read = rows.filter(self.free, self.condition).annotate(
+            **{
+                _PENDING: Case(
+                    When(pending, then=Value(True)),
+                    default=Value(False),
+                    output_field=BooleanField(),
+                )
+            }
+        )
+        seen = [] if self.error is None else [_ERROR]
+        if self.error is not None:
+            read = read.annotate(**{_ERROR: Substr(self.error, 1, _SEEN)})
+        marks: QuerySet[Any, Any] = read.values_list("pk", *self.columns, *seen, _PENDING)
+        return marks
+
+
+def is_pending(question: Question[Any]) -> Q:
+    """Recognise a row that is in ``pending``."""
+    rows = question.unfiltered.using(question.using).order_by()
+    # For each row by its key. For "pk IN (…)" beside another condition PostgreSQL reads all that
+    # are pending, and does so for each row where they are too many for its memory.
+    return Q(Exists(rows.filter(pk=OuterRef("pk"))))
+
+
+def _is_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    # A row that was pending has to be pending still: of a flip that is a function, no column is
+    # known. A row that was not may be so since, because its time has come.
+    return before[:-1] == now[:-1] and now[-1] >= before[-1]
+
+
+def _possible(seen: str) -> tuple[str, ...]:
+    """Return the digests of a row that is as it was seen, by the rule of ``_is_same()``."""
+    return (seen,) if seen.endswith(_WAS_PENDING) else (seen, seen + _WAS_PENDING)
+
+
+def is_timeless(processor: Definition[Any]) -> bool:
+    """Return whether a claimed row has neither the time of its claim nor a lease."""
+    return processor.claimed_at is None and processor.lease is None
+
+
+def settled_constants(processor: Definition[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the constants by which a handled row is known, and those of one given up on."""
+    done = processor.done if processor._has_fixed_flip else None
+    yield from filter(None, (constants_of(values or {}) for values in (done, processor.failed)))
+
+
+def _columns(processor: Definition[Any]) -> Iterator[str]:
+    """Yield the columns that show that a row was claimed or settled, which are kept for each row.
+
+    An error may be a long text. No worker writes it without counting the attempt, or setting the
+    time of the next one, if there is a column for it; its beginning is compared besides.
+    """
+    # Race: double claim. A row that was put back may have failed since, with as many attempts.
+    noted = processor.retry.on_failure if processor.retry else None
+    for values in (processor.claim, processor.done, processor.failed, noted):
+        yield from values or ()
+    if processor.claimed_at is not None:
+        yield processor.claimed_at
+    if processor.lease is not None:
+        yield processor.lease.field
+    if (retry := processor.retry) is not None:
+        counted = [*filter(None, (retry.attempts, retry.next_attempt_at))]
+        yield from counted or retry.columns
+
+
+def _unclaimed(processor: Definition[Any]) -> dict[str, Any]:
+    lease = {processor.lease.field: None} if processor.lease else {}
+    return {**({processor.claimed_at: None} if processor.claimed_at else {}), **lease}

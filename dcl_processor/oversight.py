@@ -1,0 +1,224 @@
+"""What an app may add to runs: whether rows may start now, and a record of what the runs do.
+
+Nothing is added unless such an app is installed: ``dcl_processor.ledger`` registers itself here
+when Django has loaded it. Without it a run makes no call, starts no thread and sends no query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from .definition.definition import Definition
+    from .report import Report, Stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why no row may start now.
+
+    ``stopped``: what ended a run that does not wait. ``wait``: seconds after which rows may start,
+    or the question is worth asking again; ``None``: it is not known when.
+    """
+
+    stopped: Stopped
+    wait: float | None = None
+
+
+class Counts(Protocol):
+    """The counts of a run that is at work; other threads may read them."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        raise NotImplementedError
+
+    @property
+    def handler_seconds(self) -> float:
+        """Seconds that handlers have taken so far."""
+        raise NotImplementedError
+
+    @property
+    def slowest(self) -> float:
+        """Seconds of the call of a handler that took longest."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a worker of a command has done since its start; it sends this to its parent."""
+
+    pid: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+    #: When the run that is under way has begun, by the monotonic clock, which processes share.
+    since: float | None = None
+    #: The newest order of an operator that the worker has seen.
+    seen: int = 0
+    error: str = ""
+    #: Whether the worker has ended its work, and sends no more.
+    is_last: bool = False
+    #: Seconds that its handlers have taken, and those of the slowest call.
+    handler_seconds: float = 0.0
+    slowest: float = 0.0
+
+
+class Overseer(Protocol):
+    """Oversees one run; the run's own thread calls it, except for ``must_stop()``."""
+
+    def must_stop(self) -> bool:
+        """Return whether no row may start, also within a batch; called by all threads."""
+        raise NotImplementedError
+
+    def hold(self) -> Hold | None:
+        """Return why no row may start now; called before each batch."""
+        raise NotImplementedError
+
+    def take(self, rows: int, *, whole: bool = False) -> int:
+        """Return how many of so many rows may start; ``whole``: all of them or none."""
+        raise NotImplementedError
+
+    @property
+    def window(self) -> int:
+        """The window of the rate to which the rows belong that were let start last."""
+        raise NotImplementedError
+
+    def give_back(self, rows: int, window: int) -> None:
+        """Take note that a batch of a window has ended, of which so many rows did not start."""
+        raise NotImplementedError
+
+    def note(self, outcome: str) -> None:
+        """Take note of what became of a row: "processed", "failed", "discarded" or "snoozed"."""
+        raise NotImplementedError
+
+    def end(self, report: Report, error: BaseException | None) -> None:
+        """Take note of the end of the run; ``error``: what ended it, if an error did."""
+        raise NotImplementedError
+
+
+class Command(Protocol):
+    """Records one command, in the process that was started for it."""
+
+    def begin_copy(self, copy: int) -> Mapping[str, int | None]:
+        """Take note that a worker is started; return the orders to stop that it is to ignore.
+
+        For each processor, how many there were when the command began; ``None``: it is not known.
+        """
+        raise NotImplementedError
+
+    def progress(self, copy: int, name: str, progress: Progress) -> None:
+        """Take note of what a worker of the command has done."""
+        raise NotImplementedError
+
+    def copy_died(self, copy: int, why: str) -> None:
+        """Take note that a worker has died; ``why``: a sentence for people."""
+        raise NotImplementedError
+
+    def ended(self, name: str, report: Report) -> None:
+        """Take note of the report of all workers of the command."""
+        raise NotImplementedError
+
+    def take_orders(self) -> tuple[Collection[str], Collection[str]]:
+        """Return the processors that are to look for rows now, and those whose watch is to end.
+
+        Each of them once, since the last call.
+        """
+        raise NotImplementedError
+
+
+class Oversight(Protocol):
+    """What the app does in a process."""
+
+    def of_run(self, processor: Definition[Any], counts: Counts, *, hands_out: bool) -> Overseer:
+        """Return the overseer of a run that begins."""
+        raise NotImplementedError
+
+    def command(self, kind: str, names: Collection[str]) -> Command:
+        """Begin to record a command."""
+        raise NotImplementedError
+
+    def end_command(self, command: Command, error: BaseException | None) -> None:
+        """End the record of a command."""
+        raise NotImplementedError
+
+    def copy(
+        self,
+        names: Collection[str],
+        send: Callable[[str, Progress], None],
+        stops: Mapping[str, int | None],
+    ) -> Command:
+        """Begin to send what this process does, which is a worker of a command, to its parent.
+
+        ``stops``: the orders to stop that are older than the command, as by ``begin_copy()``.
+        """
+        raise NotImplementedError
+
+    def connections(self, using: str) -> int:
+        """Return the number of the alias's connections that a run needs beside its own."""
+        raise NotImplementedError
+
+
+_find: Callable[[], Oversight | None] | None = None
+
+
+def install(find: Callable[[], Oversight | None] | None) -> None:
+    """Register the app by a function that returns its oversight, or ``None``: it is off."""
+    global _find  # noqa: PLW0603  # there is one such app in a process
+    _find = find
+
+
+def installed() -> Oversight | None:
+    """Return the oversight of this process, if there is any."""
+    return None if _find is None else _find()
+
+
+def of_run(
+    processor: Definition[Any], counts: Counts, *, hands_out: bool = False
+) -> Overseer | None:
+    """Return the overseer of a run that begins, if there is any; ``hands_out``: of rows."""
+    found = installed()
+    return None if found is None else found.of_run(processor, counts, hands_out=hands_out)
+
+
+def connections_of(using: str) -> int:
+    """Return how many connections of the alias the app needs beside those of a run."""
+    found = installed()
+    return 0 if found is None else found.connections(using)
+
+
+@contextmanager
+def command(kind: str, names: Collection[str]) -> Iterator[Command | None]:
+    """Record the command of the block; ``kind``: "run" or "watch"."""
+    found = installed()
+    if found is None:
+        yield None
+        return
+    record = found.command(kind, names)
+    ended_by: BaseException | None = None
+    try:
+        yield record
+    except BaseException as error:
+        ended_by = error
+        raise
+    finally:
+        found.end_command(record, ended_by)
+        ended_by = None  # or it would keep this frame, and this frame the error
+
+
+@contextmanager
+def copy(
+    names: Collection[str],
+    send: Callable[[str, Progress], None],
+    stops: Mapping[str, int | None],
+) -> Iterator[Command | None]:
+    """Send what the worker of the block does to its parent; ``stops``: by ``begin_copy()``."""
+    found = installed()
+    if found is None:
+        yield None
+        return
+    record = found.copy(names, send, stops)
+    try:
+        yield record
+    finally:
+        found.end_command(record, None)

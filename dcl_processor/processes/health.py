@@ -1,0 +1,150 @@
+"""Shows outside that the workers of this command are alive: by a file, and to systemd.
+
+Both are refreshed only while every worker is alive. A database that does not answer makes no worker
+a dead one: a restart would not help, and all restarted workers would connect at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from dcl_processor.execution import calls
+
+from . import monitor
+from .beats import AtWork, Beat, clock
+from .graceful_stop import Stop
+from .health_file import HealthFile
+from .sd_notify import Notifier
+from .workers import Worker
+
+#: Seconds that are added to the time that is asked of systemd for the last rows, for their commit.
+MARGIN = 10.0
+
+
+#: Characters of a status: systemd takes no message of more than 4,096 bytes.
+LONGEST_STATUS = 900
+
+
+@dataclass(slots=True)
+class Health:
+    """The health of a command that runs these processors; without a file and systemd, of no use.
+
+    Only one thread at a time may call it: that of the supervisor's loop, or, where this process
+    works itself, the monitor's.
+    """
+
+    names: Sequence[str]
+    stop: Stop
+    file: HealthFile | None = None
+    notifier: Notifier | None = None
+    #: What keeps processors from being run, by the worker's number and the processor's name.
+    troubles: dict[tuple[int | None, str | None], str] = field(default_factory=dict)
+    _next: float = 0.0
+    _status: str = ""
+    _is_stopping: bool = False
+
+    @property
+    def pace(self) -> float:
+        """The seconds between two signs of life."""
+        watchdog = None if self.notifier is None else self.notifier.watchdog
+        return monitor.PACE if watchdog is None else min(monitor.PACE, watchdog / 2)
+
+    def ready(self) -> None:
+        """Show that the command has started; raises ``OSError`` if the file cannot be written.
+
+        Also while the database does not answer: systemd would start the service again and again.
+        """
+        if self.file is not None:
+            self.file.create(self._document([]))
+        if self.notifier is not None:
+            starting = f"STATUS=starting {' and '.join(self.names)}"
+            self.notifier.send("READY=1", starting[:LONGEST_STATUS])
+
+    def seen(self, workers: Sequence[Worker]) -> None:
+        """Take the state of all workers, which is shown at most once in each pace."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self.pace
+        is_alive = all(worker.is_alive for worker in workers)
+        if self.file is not None and is_alive:
+            self.file.write(self._document(workers))
+        if self.notifier is not None:
+            lines = [*self._changed_status(workers), *self._last_rows(workers, now)]
+            if is_alive and self.notifier.watchdog is not None:
+                lines.append("WATCHDOG=1")
+            if lines:
+                self.notifier.send(*lines)
+
+    def beat(self, beat: Beat) -> None:
+        """Take the state of this process, which works itself."""
+        call = beat.call
+        is_alive = call is None or not call.is_late(beat.at, calls.GRACE)
+        state = "works" if call else "waits"
+        self.seen([Worker(1, os.getpid(), state, call, is_alive)])
+
+    def close(self) -> None:
+        """Remove the file, as the command ends."""
+        if self.file is not None:
+            self.file.remove()
+        if self.notifier is not None and not self._is_stopping:
+            self.notifier.send("STOPPING=1")
+
+    def _changed_status(self, workers: Sequence[Worker]) -> list[str]:
+        status = self._summary(workers)
+        if status == self._status:
+            return []
+        self._status = status
+        return [f"STATUS={status[:LONGEST_STATUS]}"]
+
+    def _summary(self, workers: Sequence[Worker]) -> str:
+        busy = [worker for worker in workers if worker.call is not None]
+        words = [f"{len(busy)} of {len(workers)} workers at work"]
+        if sick := [worker for worker in workers if not worker.is_alive]:
+            words.append(f"not alive: {', '.join(f'worker {each.number}' for each in sick)}")
+        if oldest := min(filter(None, (each.call for each in busy)), key=_since, default=None):
+            words.append(f"oldest: {oldest.label}, {oldest}")
+        words += [f"waiting: {why}" for why in [*self.troubles.values()][:1]]
+        return "; ".join(words)
+
+    def _last_rows(self, workers: Sequence[Worker], now: float) -> list[str]:
+        """Say once that the service stops, and ask for the time that its last rows may take."""
+        if not self.stop.is_set():
+            return []
+        lines = [] if self._is_stopping else ["STOPPING=1"]
+        self._is_stopping = True
+        limited = [each.call for each in workers if each.call and each.call.limit is not None]
+        left = max((_end(call) - now for call in limited), default=0.0)
+        # Bounded by the limit: without one, the service's own TimeoutStopSec decides.
+        return [*lines, f"EXTEND_TIMEOUT_USEC={int((left + MARGIN) * 1e6)}"] if left > 0 else lines
+
+    def _document(self, workers: Sequence[Worker]) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "processors": [*self.names],
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "workers": [_worker(each) for each in workers],
+        }
+
+
+def _since(call: AtWork) -> float:
+    return call.since
+
+
+def _end(call: AtWork) -> float:
+    return call.since + (call.limit or 0.0) + calls.GRACE
+
+
+def _worker(worker: Worker) -> dict[str, Any]:
+    shown: dict[str, Any] = {"copy": worker.number, "pid": worker.pid, "state": worker.state}
+    if (call := worker.call) is not None:
+        shown |= {"processor": call.label, "rows": call.rows, "row_count": call.number}
+        shown |= {"since": clock(call.since), "handler_timeout": call.limit}
+        # Only then: a handler is the rule.
+        shown |= {"call": call.what} if call.what else {}
+    return shown

@@ -1,0 +1,53 @@
+"""What the supervisor reports of its copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dcl_processor.diagnosis import Trouble
+from dcl_processor.watch.watch import Event
+
+from .beats import AtWork
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A copy has died, or did not start.
+
+    ``wait``: seconds until its restart, 0 if a spare takes its place, ``None`` without a restart.
+    """
+
+    trouble: Trouble
+    wait: float | None
+
+    def __str__(self) -> str:
+        match self.wait:
+            case None:
+                again = ""
+            case 0:
+                again = "; the spare takes its place"
+            case wait:
+                again = f"; it is started again in {wait:.1f} s"
+        return f"{self.trouble.sentence}{again}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpareReady:
+    """A spare waits for work."""
+
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """A copy that is to stop finishes these rows first."""
+
+    call: AtWork
+
+
+News = Event | Died | SpareReady | Finishing
+
+#: Takes a copy's number (or 0: the spare), a processor's name (``None``: the copy itself), and what
+#: happened to it.
+Tell = Callable[[int, str | None, News], None]

@@ -1,0 +1,450 @@
+"""Actions on rows: what was confirmed is done, and nothing else."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from dcl_processor import batch_processor, operator_writes
+from dcl_processor.admin_page import audit, choosing, plan
+from dcl_processor.admin_page.models import Processor
+from sample_app.shop.models import Cart, Payment
+from sample_app.shop.processors import capture_payments, expire_carts
+from tests.admin_page.conftest import MakePayments, grant, post
+from tests.models import Seat
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ACT = "/admin/dcl_admin/processor/shop.capture_5Fpayments/act/"
+State = Payment.State
+
+
+@pytest.fixture
+def operator(as_user: Callable[[str], Client]) -> Client:
+    return as_user("operator")
+
+
+def hidden(page: Any, name: str = "plan") -> str:
+    found = re.search(rf'name="{name}" value="([^"]*)"', page.content.decode())
+    assert found is not None, page.content.decode()[-3000:]
+    return html.unescape(found[1])
+
+
+def button(page: Any) -> str:
+    found = re.search(r'class="button default">([^<]*)<', page.content.decode())
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def states() -> list[str]:
+    return [*Payment.objects.order_by("pk").values_list("state", flat=True)]
+
+
+def test_failed_rows_of_one_error_are_put_back(operator: Client, refused: list[Payment]) -> None:
+    asked = post(operator, ACT, action="requeue", state="given_up", kind="NotCharged")
+    assert button(asked) == "Put back 3 rows"
+    command = "requeue shop.capture_payments --given-up --error=NotCharged\n"
+    assert command in asked.content.decode().replace("</pre>", "\n")
+    assert states() == [State.REFUSED] * 5
+
+    done = post(operator, ACT, plan=hidden(asked))
+
+    assert done.status_code == 302
+    assert states() == [State.DUE] * 3 + [State.REFUSED] * 2
+    assert Payment.objects.filter(attempts=0, last_error="").count() == 3
+
+
+def test_rows_that_fail_after_the_confirmation_are_left(
+    operator: Client, refused: list[Payment], payments: MakePayments
+) -> None:
+    asked = post(operator, ACT, action="requeue", state="given_up")
+    late = payments(1, state=State.REFUSED, attempts=4, last_error="NotCharged: no route")
+    Payment.objects.filter(pk=refused[0].pk).update(state=State.CAPTURED, charge_id="ch_1")
+
+    done = post(operator, ACT, plan=hidden(asked))
+
+    assert states() == [State.CAPTURED] + [State.DUE] * 4 + [State.REFUSED]
+    page = operator.get(done.headers["Location"]).content.decode()
+    assert "4 rows put back into pending." in page
+    assert "1 row left: changed since the choice." in page
+    assert late[0].pk == Payment.objects.latest("pk").pk
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        {"attempts": 2},
+        {"next_attempt_at": timezone.now()},
+        {"last_error": "NotCharged: the gateway is closed"},
+    ],
+    ids=lambda again: next(iter(again)),
+)
+def test_a_row_that_was_put_back_and_failed_again_is_left(
+    operator: Client, refused: list[Payment], again: dict[str, Any]
+) -> None:
+    """It is in the same state, and is not what the operator saw."""
+    asked = post(operator, ACT, action="requeue", state="given_up", kind="NotCharged")
+    row = Payment.objects.filter(pk=refused[0].pk)
+    row.update(state=State.DUE, attempts=0, last_error="")
+    row.update(state=State.REFUSED, attempts=4, last_error=refused[0].last_error)
+    row.update(**again)
+
+    done = post(operator, ACT, plan=hidden(asked))
+
+    assert states() == [State.REFUSED] + [State.DUE] * 2 + [State.REFUSED] * 2
+    page = operator.get(done.headers["Location"]).content.decode()
+    assert "1 row left: changed since the choice." in page
+
+
+def test_a_row_that_another_worker_left_in_doubt_since_is_left(
+    operator: Client, doubtful: list[Payment]
+) -> None:
+    asked = post(operator, ACT, action="requeue", state="in_doubt")
+    later = timezone.now() - timedelta(hours=1)
+    Payment.objects.filter(pk=doubtful[0].pk).update(capturing_since=later)
+    post(operator, ACT, plan=hidden(asked))
+    assert states() == [State.CAPTURING, State.DUE]
+
+
+def test_a_row_that_is_as_it_was_seen_again_is_taken(
+    operator: Client, refused: list[Payment]
+) -> None:
+    """What a worker does not write is no mark of its work."""
+    asked = post(operator, ACT, action="requeue", state="given_up", kind="Refused")
+    Payment.objects.update(amount=11)
+    post(operator, ACT, plan=hidden(asked))
+    assert states() == [State.REFUSED] * 3 + [State.DUE] * 2
+
+
+def test_after_an_error_only_the_rows_that_were_not_tried_are_still_to_do(
+    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payments(5, state=State.REFUSED, last_error="NotCharged: no route")
+    asked = post(operator, ACT, action="requeue", state="given_up")
+    monkeypatch.setattr(operator_writes, "WINDOW", 2)
+    tries, update = list[Any](), operator_writes.Write._update
+
+    def fail(write: Any, pks: Any, values: Any) -> None:
+        tries.append(pks)
+        if len(tries) == 2:
+            raise RuntimeError("the disk is full")
+        update(write, pks, values)
+
+    monkeypatch.setattr(operator_writes.Write, "_update", fail)
+    first = post(operator, ACT, plan=hidden(asked))
+
+    page = first.content.decode()
+    assert "he disk is full" in page
+    assert "2 of 5 rows put back into pending; 3 still to do." in page
+    assert button(first) == "Put back 3 rows"
+    second = post(operator, ACT, plan=hidden(first))
+    assert states() == [State.DUE] * 5
+    page = operator.get(second.headers["Location"]).content.decode()
+    assert "5 rows put back into pending." in page
+    assert "changed since the choice" not in page
+    assert LogEntry.objects.count() == 5
+
+
+def test_the_size_of_a_confirmation_is_bounded(
+    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    # As base64, with what the form has besides.
+    assert limit > choosing.MOST_CHARACTERS * 4 / 3 + 200_000
+    payments(40, state=State.REFUSED, last_error="NotCharged: no route")
+    monkeypatch.setattr(choosing, "MOST_CHARACTERS", 500)
+    asked = post(operator, ACT, action="requeue", state="given_up")
+    taken = len(asked.context["plan"].rows)
+    assert 0 < taken < 40
+    assert "There are more rows" in asked.content.decode()
+    post(operator, ACT, plan=hidden(asked))
+    assert states().count(State.DUE) == taken
+
+
+def test_a_few_rows_have_entries_of_their_own_in_the_log(
+    operator: Client, refused: list[Payment]
+) -> None:
+    asked = post(operator, ACT, action="requeue", state="given_up", kind="Refused")
+    post(operator, ACT, plan=hidden(asked))
+
+    entries = LogEntry.objects.order_by("pk")
+    assert [each.object_id for each in entries] == [str(each.pk) for each in refused[3:]]
+    assert {str(each) for each in entries.values_list("user__username", flat=True)} == {"operator"}
+    history = operator.get(reverse("admin:shop_payment_history", args=[refused[3].pk]))
+    assert "Put back (given up, Refused)." in history.content.decode()
+
+
+def test_many_rows_are_one_entry_on_the_processor(operator: Client, payments: MakePayments) -> None:
+    payments(101, state=State.REFUSED, last_error="NotCharged: no route")
+    asked = post(operator, ACT, action="requeue", state="given_up")
+    post(operator, ACT, plan=hidden(asked))
+
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.object_repr) == (capture_payments.name, capture_payments.name)
+    assert entry.get_change_message() == "101 of 101 rows. Put back (given up)."
+    assert entry.content_type is not None
+    assert entry.content_type.model_class() is Processor
+    address = entry.get_admin_url()
+    assert address is not None
+    assert "101 of 101 rows" in operator.get(f"{address}").content.decode()
+
+
+def test_the_number_of_rows_is_in_the_log_of_a_long_action(operator: Client) -> None:
+    user = User.objects.get(username="operator")
+    audit.record_rows(user, capture_payments, range(101), "Discard. " + "x" * 900, total=101)
+    assert LogEntry.objects.get().get_change_message().startswith("101 of 101 rows. Discard. xxx")
+
+
+def test_what_a_request_cannot_do_in_its_time_is_continued(
+    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payments(5, state=State.REFUSED, last_error="NotCharged: no route")
+    asked = post(operator, ACT, action="requeue", state="given_up")
+    monkeypatch.setattr(choosing, "CHUNK", 2)
+    monkeypatch.setattr(plan, "BUDGET", 0.0)
+
+    first = post(operator, ACT, plan=hidden(asked))
+    assert "2 of 5 rows put back into pending; 3 still to do." in first.content.decode()
+    assert button(first) == "Put back 3 rows"
+    assert states().count(State.DUE) == 2
+
+    second = post(operator, ACT, plan=hidden(first))
+    third = post(operator, ACT, plan=hidden(second))
+    assert third.status_code == 302
+    assert states() == [State.DUE] * 5
+
+
+def test_a_request_ends_in_its_time_although_each_row_of_a_chunk_takes_long(
+    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database refuses the values for the chunk, and then for each row."""
+    now, update = [0.0], operator_writes.Write._update
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None)
+    for module in (operator_writes, plan):
+        monkeypatch.setattr(module, "time", clock)
+
+    def slowly(write: Any, pks: Any, values: Any) -> None:
+        now[0] += 8
+        update(write, pks, values)
+
+    monkeypatch.setattr(operator_writes.Write, "_update", slowly)
+    rows = payments(5, state=State.CAPTURING, capturing_since=timezone.now() - timedelta(hours=2))
+    sent = {"action": "mark_done", "state": "rows", "pk": [str(each.pk) for each in rows]}
+    page, said = post(operator, ACT, **sent), []
+    for left in (3, 1):
+        begun = now[0]
+        page = post(operator, ACT, plan=hidden(page))
+        # The chunk, and two of its rows: no row is begun after 20 seconds.
+        assert now[0] - begun == 3 * 8
+        assert f"0 of 5 rows marked as done; {left} still to do." in page.content.decode()
+        assert sum(page.context["plan"].left.values()) == 5 - left
+        said.append(button(page))
+    assert said == ["Mark as done 3 rows", "Mark as done 1 row"]
+    assert post(operator, ACT, plan=hidden(page)).status_code == 302
+    assert states() == [State.CAPTURING] * 5
+
+
+def test_one_confirmation_takes_so_many_rows_and_says_that_there_are_more(
+    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "MOST", 2)
+    monkeypatch.setattr(choosing, "CHUNK", 1)
+    asked = post(operator, ACT, action="requeue", state="given_up")
+    assert button(asked) == "Put back 2 rows"
+    assert "There are more rows" in asked.content.decode()
+    post(operator, ACT, plan=hidden(asked))
+    assert states() == [State.DUE] * 2 + [State.REFUSED] * 3
+
+
+def test_a_doubt_is_resolved_with_the_values_that_the_flip_needs(
+    operator: Client, doubtful: list[Payment]
+) -> None:
+    sent = {"action": "mark_done", "state": "rows", "pk": str(doubtful[0].pk)}
+    asked = post(operator, ACT, **sent)
+    wrong = post(operator, ACT, plan=hidden(asked), values="state=none of these")
+    assert "none of these" in wrong.content.decode()
+    command = f"processors mark-done shop.capture_payments --pk {doubtful[0].pk}"
+    assert f"{command}</pre>" in asked.content.decode()
+    assert f"{command} --set 'state=none of these'</pre>" in html.unescape(wrong.content.decode())
+    # A captured payment has a charge.
+    refused = post(operator, ACT, plan=hidden(asked), values="")
+    page = operator.get(refused.headers["Location"]).content.decode()
+    assert "1 row left: the database reported:" in page
+    assert states() == [State.CAPTURING] * 2
+
+    values = "state=captured\r\ncharge_id=ch_17"
+    done = post(operator, ACT, plan=hidden(asked), values=values)
+
+    assert done.status_code == 302
+    assert states() == [State.CAPTURED, State.CAPTURING]
+    assert Payment.objects.get(pk=doubtful[0].pk).charge_id == "ch_17"
+
+
+def test_all_doubts_are_put_back(operator: Client, doubtful: list[Payment]) -> None:
+    asked = post(operator, ACT, action="requeue", state="in_doubt")
+    assert button(asked) == "Put back 2 rows"
+    post(operator, ACT, plan=hidden(asked))
+    assert states() == [State.DUE] * 2
+
+
+def test_rows_that_may_be_at_work_are_left_with_the_reason(
+    operator: Client, doubtful: list[Payment]
+) -> None:
+    Payment.objects.filter(pk=doubtful[0].pk).update(capturing_since=timezone.now())
+    keys = [str(each.pk) for each in doubtful]
+    asked = post(operator, ACT, action="requeue", state="rows", pk=keys)
+    assert button(asked) == "Put back 1 row"
+    assert "a worker may be at work" in asked.content.decode()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"action": "delete", "state": "given_up"},
+        {"action": "requeue", "state": "everything"},
+        {"action": "requeue", "state": "rows", "pk": "no number"},
+        {"plan": "forged"},
+    ],
+)
+def test_a_forged_form_does_nothing(
+    operator: Client, refused: list[Payment], sent: dict[str, str]
+) -> None:
+    response = post(operator, ACT, **sent)
+    assert response.status_code == 302
+    assert states() == [State.REFUSED] * 5
+    assert not LogEntry.objects.exists()
+    page = operator.get(response.headers["Location"]).content.decode()
+    assert "Expected" in page
+
+
+def test_a_confirmation_is_for_one_user_and_for_an_hour(
+    operator: Client,
+    refused: list[Payment],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = post(operator, ACT, action="requeue", state="given_up")
+    other = Client()
+    other.force_login(User.objects.create_superuser("other"))
+    post(other, ACT, plan=hidden(asked))
+    assert states() == [State.REFUSED] * 5
+
+    monkeypatch.setattr(plan, "MAX_AGE", -1)
+    post(operator, ACT, plan=hidden(asked))
+    assert states() == [State.REFUSED] * 5
+
+
+def test_an_action_that_the_processor_does_not_have_is_not_offered(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant("operator", "change_cart")
+    assert choosing.offered(capture_payments) == {
+        "requeue": False,
+        "mark_done": False,
+        "discard": False,
+    }
+    assert choosing.offered(expire_carts) == {"discard": True}
+
+    @batch_processor(pending=lambda: Seat.objects.filter(sent=False), done={"sent": True})
+    def seat(row: Seat) -> None: ...
+
+    fields = sorted(Seat._meta.concrete_fields, key=lambda each: each.name == "leased_until")
+    monkeypatch.setattr(Seat._meta, "concrete_fields", fields)
+    assert choosing.offered(seat) == {"discard": True}
+    address = "/admin/dcl_admin/processor/shop.expire_5Fcarts/act/"
+    response = post(operator, address, action="requeue", state="given_up")
+    assert response.status_code == 302
+
+
+def test_values_are_demanded_where_the_processor_has_none(
+    operator: Client, payments: MakePayments
+) -> None:
+    grant("operator", "change_cart")
+    customer = payments(1)[0].order.customer
+    old = timezone.now() - timedelta(days=90)
+    cart = Cart.objects.create(customer=customer, pieces=1, touched_at=old)
+    address = "/admin/dcl_admin/processor/shop.expire_5Fcarts/act/"
+    asked = post(operator, address, action="discard", state="rows", pk=str(cart.pk))
+    again = post(operator, address, plan=hidden(asked))
+    assert "Expected values" in again.content.decode()
+    assert f"--pk {cart.pk} --set COLUMN=VALUE</pre>" in asked.content.decode()
+    why = {"reason": "too old", "values": "expired=no"}
+    again = post(operator, address, plan=hidden(asked), **why)
+    options = "--set expired=no --reason 'too old'</pre>"
+    assert options in html.unescape(again.content.decode())
+    done = post(operator, address, plan=hidden(asked), values="expired=True")
+
+    assert done.status_code == 302
+    assert Cart.objects.get().expired
+
+
+def test_a_project_with_atomic_requests_gets_a_commit_for_each_chunk(
+    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was put back stays so, whatever becomes of the request."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    asked = post(operator, ACT, action="requeue", state="given_up")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the log is down")
+
+    monkeypatch.setattr(audit, "record_rows", fail)
+    with pytest.raises(RuntimeError, match="the log is down"):
+        post(operator, ACT, plan=hidden(asked))
+    assert states() == [State.DUE] * 5
+
+
+@pytest.mark.parametrize("is_atomic", [False, True])
+def test_an_admin_log_that_fails_changes_no_answer(
+    operator: Client,
+    refused: list[Payment],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_atomic: bool,
+) -> None:
+    """The rows are written to already: a 500 would say that they are not."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", is_atomic)
+    asked = post(operator, ACT, action="requeue", state="given_up", kind="NotCharged")
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_admin_log RENAME TO elsewhere")
+    try:
+        done = post(operator, ACT, plan=hidden(asked))
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO django_admin_log")
+    assert done.status_code == 302
+    said = [str(each) for each in get_messages(done.wsgi_request)]
+    assert said == ["shop.capture_payments: 3 rows put back into pending."]
+    assert states() == [State.DUE] * 3 + [State.REFUSED] * 2
+    assert not LogEntry.objects.exists()
+    (record,) = [each for each in caplog.records if each.name == "dcl_processor"]
+    assert record.levelname == "ERROR"
+    assert record.getMessage() == (
+        "shop.capture_payments: the admin's log has no entry of what operator has done to 3 rows: "
+        "Put back (given up, NotCharged)."
+    )
+    assert record.exc_info is not None
+
+
+def test_a_pause_is_answered_although_the_admin_log_fails(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the log is down")
+
+    monkeypatch.setattr(audit, "_write", fail)
+    audit.record(User.objects.get(username="operator"), "shop.capture_payments", "Pause.")
+    assert "the admin's log has no entry of what operator has done: Pause." in caplog.text

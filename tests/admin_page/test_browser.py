@@ -1,0 +1,357 @@
+"""A person with a browser: watches a bar, puts rows back, resolves a doubt; and the screenshots."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
+from playwright.sync_api import Page, expect
+from pytest_django import Settings
+from pytest_django.live_server_helper import LiveServer
+
+from dcl_processor.admin_page import panels
+from sample_app.shop.models import Order, Payment
+from tests.admin_page.browser import PATIENCE, Browser
+from tests.admin_page.chromium import CHROMIUM, is_installed
+from tests.admin_page.conftest import MakePayments
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not is_installed(), reason=f"{CHROMIUM} is not installed"),
+]
+
+PASSWORD = "a password of the tests"  # noqa: S105
+INDEX = "/admin/dcl_admin/processor/"
+DETAIL = f"{INDEX}shop.capture_5Fpayments/change/"
+EMAILS = f"{INDEX}shop.send_5Fshipped_5Femails/change/"
+State = Payment.State
+
+#: Where the pictures go that the documentation has, if the variable names its folder.
+PICTURES = os.environ.get("SCREENSHOTS")
+IN_THE_DOCUMENTATION = {"index", "detail-light", "confirm-light"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    made = Browser()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_complaints(browser: Browser) -> Iterator[None]:
+    """Fail the test if a page broke the policy, or a script failed."""
+    browser.complaints.clear()
+    yield
+    assert browser.complaints == []
+
+
+@pytest.fixture(autouse=True)
+def _patient_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a page as long as it needs: a picture is to show numbers, on a busy machine as well."""
+    if PICTURES:
+        monkeypatch.setattr(panels, "PANEL", PATIENCE / 1000)
+        monkeypatch.setattr(panels, "PAGE", PATIENCE / 1000)
+
+
+@pytest.fixture
+def log_in(
+    browser: Browser,
+    live_server: LiveServer,
+    users: dict[str, User | None],
+    settings: Settings,
+) -> Iterator[Callable[..., Page]]:
+    # Fast, for a password that keeps nothing secret.
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+    def log_in(name: str, **options: Any) -> Page:
+        user = users[name]
+        assert user is not None
+        user.set_password(PASSWORD)
+        user.save()
+        page = browser.open(base_url=live_server.url, **options)
+        opened.append(page)
+        browser.do(_log_in, page, name)
+        return page
+
+    opened: list[Page] = []
+    yield log_in
+    for page in opened:
+        # Or it would go on asking while the tables are emptied, and complain in the next test.
+        browser.do(page.context.close)
+
+
+def _log_in(page: Page, name: str) -> None:
+    page.goto(INDEX)
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Processors", exact=True)).to_be_visible()
+
+
+def picture(page: Page, name: str, tmp_path: Path) -> Path:
+    folder = Path(PICTURES) if PICTURES and name in IN_THE_DOCUMENTATION else tmp_path
+    path = folder / f"admin-{name}.png"
+    page.screenshot(path=path)
+    return path
+
+
+def bar(page: Page, name: str) -> int:
+    label = f"Progress of {name}"
+    return int(page.get_by_label(label).get_attribute("value") or -1)
+
+
+def until(browser: Browser, page: Page, condition: Callable[[], bool]) -> None:
+    """Wait for something on a page."""
+    end = time.monotonic() + PATIENCE / 1000
+    while not browser.do(condition):
+        assert time.monotonic() < end, browser.do(page.locator("#content").inner_text)
+        time.sleep(0.1)
+
+
+def test_a_person_watches_a_bar_move(
+    browser: Browser, log_in: Callable[..., Page], payments: MakePayments, tmp_path: Path
+) -> None:
+    payments(20)
+    name = "shop.send_shipped_emails"
+    page = log_in("viewer")
+
+    def watch() -> None:
+        page.goto(INDEX)
+        page.get_by_label("Update every").select_option("2")
+        assert bar(page, name) == 0
+
+    browser.do(watch)
+    keys = Order.objects.order_by("pk").values_list("pk", flat=True)
+    Order.objects.filter(pk__in=[*keys[:8]]).update(shipped_email_sent=True)
+    until(browser, page, lambda: bar(page, name) == 8)
+    assert browser.violations(page) == []
+
+    def paused() -> None:
+        page.get_by_role("button", name="Pause updates").click()
+        expect(page.locator("#dcl-state")).to_have_text("Updates are paused.")
+
+    browser.do(paused)
+    Order.objects.filter(pk__in=[*keys[8:12]]).update(shipped_email_sent=True)
+    time.sleep(4)
+    assert browser.do(bar, page, name) == 8
+
+    browser.do(page.get_by_role("button", name="Pause updates").click)
+    until(browser, page, lambda: bar(page, name) == 12)
+    assert browser.do(picture, page, "index", tmp_path).stat().st_size > 10_000
+
+
+def test_a_chart_is_drawn_and_an_open_table_stays_open(
+    browser: Browser, log_in: Callable[..., Page], payments: MakePayments
+) -> None:
+    payments(9)
+    page = log_in("viewer")
+
+    def look() -> None:
+        page.goto(EMAILS)
+        page.get_by_role("link", name="Refresh").click()
+        page.get_by_label("Update every").select_option("2")
+        page.get_by_text("Pending rows as a table").click()
+        page.locator("summary").first.focus()
+
+    browser.do(look)
+    Order.objects.filter(number__lte=4).update(shipped_email_sent=True)
+    until(browser, page, lambda: bar(page, "shop.send_shipped_emails") == 4)
+
+    def still_there() -> None:
+        assert page.locator("details[open] table").count() == 1
+        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+        assert page.get_by_role("img").count() >= 1
+
+    browser.do(still_there)
+    assert browser.violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_operator_puts_failed_rows_back_by_keyboard(
+    browser: Browser,
+    log_in: Callable[..., Page],
+    refused: list[Payment],
+    doubtful: list[Payment],
+    tmp_path: Path,
+    scheme: str,
+) -> None:
+    page = log_in("operator", color_scheme=scheme)
+    browser.do(page.goto, DETAIL)
+    assert browser.violations(page) == []
+    assert browser.do(picture, page, f"detail-{scheme}", tmp_path).stat().st_size > 10_000
+
+    def ask() -> None:
+        button = page.get_by_role("button", name="Put back… rows with NotCharged")
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("button", name="Put back 3 rows")).to_be_visible()
+
+    browser.do(ask)
+    assert browser.violations(page) == []
+    assert browser.do(picture, page, f"confirm-{scheme}", tmp_path).stat().st_size > 5_000
+    assert Payment.objects.filter(state=State.REFUSED).count() == 5
+
+    def confirm() -> None:
+        page.get_by_role("button", name="Put back 3 rows").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("3 rows put back into pending.")).to_be_visible()
+
+    browser.do(confirm)
+    assert Payment.objects.filter(state=State.DUE).count() == 3
+    assert Payment.objects.filter(state=State.REFUSED).count() == 2
+
+
+def test_an_operator_resolves_a_doubt(
+    browser: Browser, log_in: Callable[..., Page], doubtful: list[Payment], tmp_path: Path
+) -> None:
+    page = log_in("operator")
+    first = doubtful[0].pk
+
+    def tick() -> None:
+        page.goto(DETAIL)
+        page.get_by_label("Update every").select_option("2")
+        page.get_by_label(f"Row {first}").check()
+        expect(page.locator("#dcl-state")).to_contain_text("something is ticked")
+        assert page.get_by_label(f"Row {first}").is_checked()
+        page.get_by_role("button", name="Mark as done… ticked rows, in doubt").click()
+        page.get_by_label("Values to write").fill("state=captured\ncharge_id=ch_17")
+
+    browser.do(tick)
+    assert browser.violations(page) == []
+
+    def confirm() -> None:
+        page.get_by_role("button", name="Mark as done 1 row").click()
+        expect(page.get_by_text("1 row marked as done.")).to_be_visible()
+        page.get_by_role("link", name="Why, and who holds it").first.click()
+        expect(page.get_by_role("heading", name="Who holds it")).to_be_visible()
+
+    browser.do(confirm)
+    assert Payment.objects.get(pk=first).charge_id == "ch_17"
+    assert Payment.objects.filter(state=State.CAPTURING).count() == 1
+    assert browser.violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_list_and_the_form_of_a_model_with_the_mixin_are_accessible(
+    browser: Browser,
+    log_in: Callable[..., Page],
+    refused: list[Payment],
+    doubtful: list[Payment],
+    tmp_path: Path,
+    scheme: str,
+) -> None:
+    page = log_in("operator", color_scheme=scheme)
+    payment = refused[0]
+
+    def look_at_list() -> None:
+        page.goto("/admin/shop/payment/")
+        expect(page.get_by_text("NotCharged: no route").first).to_be_visible()
+
+    browser.do(look_at_list)
+    assert browser.violations(page, with_styles=False) == []
+    assert browser.do(picture, page, f"list-{scheme}", tmp_path).stat().st_size > 5_000
+
+    def look_at_form() -> None:
+        page.goto(f"/admin/shop/payment/{payment.pk}/change/")
+        expect(page.get_by_text("NotCharged: no route").first).to_be_visible()
+
+    browser.do(look_at_form)
+    assert browser.violations(page, with_styles=False) == []
+    assert browser.do(picture, page, f"form-{scheme}", tmp_path).stat().st_size > 5_000
+
+    def ask() -> None:
+        page.goto("/admin/shop/payment/")
+        page.locator(f"input[name=_selected_action][value='{payment.pk}']").check()
+        page.locator("select[name=action]").select_option(label="Put back: shop.capture_payments")
+        page.locator("button[name=index]").click()
+        expect(page.get_by_role("button", name="Put back 1 row")).to_be_visible()
+
+    browser.do(ask)
+    assert browser.violations(page, with_styles=False) == []
+
+
+def test_the_page_works_without_a_script(
+    browser: Browser, log_in: Callable[..., Page], refused: list[Payment]
+) -> None:
+    page = log_in("operator", java_script_enabled=False)
+    name = "shop.send_shipped_emails"
+    assert browser.do(bar, page, name) == 0
+    Order.objects.filter(number__lte=2).update(shipped_email_sent=True)
+
+    def act() -> None:
+        page.get_by_role("link", name="Refresh").click()
+        page.wait_for_load_state()
+        assert bar(page, name) == 2
+        page.goto(DETAIL)
+        page.get_by_role("button", name="Put back… rows with Refused").click()
+        page.get_by_role("button", name="Put back 2 rows").click()
+        expect(page.get_by_text("2 rows put back into pending.")).to_be_visible()
+
+    browser.do(act)
+    assert Payment.objects.filter(state=State.DUE).count() == 2
+
+
+def test_a_person_who_was_signed_out_gets_no_login_page_into_the_panels(
+    browser: Browser, log_in: Callable[..., Page], payments: MakePayments
+) -> None:
+    payments(3)
+    page = log_in("viewer")
+    browser.do(page.get_by_label("Update every").select_option, "2")
+    Session.objects.all().delete()
+
+    def ended() -> None:
+        expect(page.locator("#dcl-state")).to_have_text("Signed out: updates have ended.")
+        assert page.get_by_label("Password").count() == 0
+        assert bar(page, "shop.send_shipped_emails") == 0
+
+    browser.do(ended)
+
+
+def test_an_error_with_markup_is_text(
+    browser: Browser, log_in: Callable[..., Page], payments: MakePayments
+) -> None:
+    text = "<script>document.title = 'taken over'</script><img src=x onerror=alert(1)>"
+    payments(1, state=State.REFUSED, last_error=f"ValueError: {text} password=hunter2")
+    page = log_in("viewer")
+
+    def look() -> None:
+        page.goto(DETAIL)
+        assert page.title().startswith("shop.capture_payments")
+        assert text in page.locator("#dcl-failures").inner_text()
+        assert "hunter2" not in page.content()
+
+    browser.do(look)
+
+
+def test_a_processor_is_paused_and_resumed(
+    browser: Browser, log_in: Callable[..., Page], payments: MakePayments, tmp_path: Path
+) -> None:
+    ledger = pytest.importorskip("dcl_processor.ledger")
+    payments(3)
+    page = log_in("operator")
+
+    def pause() -> None:
+        page.goto(DETAIL)
+        page.get_by_label("Reason").fill("the gateway is down")
+        page.get_by_role("button", name="Pause", exact=True).click()
+        expect(page.locator("#p0-control")).to_contain_text("the gateway is down")
+
+    browser.do(pause)
+    assert ledger.state("shop.capture_payments").pause.reason == "the gateway is down"
+    assert browser.violations(page) == []
+    assert browser.do(picture, page, "paused", tmp_path).stat().st_size > 10_000
+
+    def resume() -> None:
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#p0-control")).to_have_text("Running")
+
+    browser.do(resume)
+    assert ledger.state("shop.capture_payments").pause is None

@@ -1,0 +1,82 @@
+"""Primary keys of all kinds go through forms and addresses."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from django.db import models
+from django.test import Client
+
+from dcl_processor import batch_processor, registry
+from dcl_processor.insights.keys import key_text, parsed
+from tests.admin_page.conftest import grant, post
+from tests.models import Seat, Voucher
+
+PAGE = "/admin/dcl_admin/processor/tests.redeem/"
+
+KEYS = ["a b", " a", "a ", "a,b", "a/b", "a%20b", "a\nb", "a\rb", "a\\,b", '"<b>&', "_2C", "ü+"]
+
+
+CLOSED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@batch_processor(
+    name="tests.redeem",
+    pending=lambda: Voucher.objects.filter(sent=False, leased_until=None),
+    done={"sent": True},
+    failed={"leased_until": CLOSED},
+    reset={"leased_until": None},
+)
+def redeem(voucher: Voucher) -> None: ...
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ticked_rows_with_any_key_are_put_back(
+    as_user: Callable[[str], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "processors", lambda: {redeem.name: redeem})
+    monkeypatch.setattr(registry, "broken", list)
+    Voucher.objects.bulk_create(Voucher(code=key, leased_until=CLOSED) for key in ["", *KEYS])
+    grant("operator", "change_voucher")
+    client = as_user("operator")
+    page = client.get(f"{PAGE}change/").content.decode()
+
+    links = re.findall(r'href="([^"]*/row/[^"]*)"', page)
+    found = {client.get(html.unescape(link)).context["key"] for link in links}
+    assert found == {*KEYS}  # an address has no place for an empty key
+
+    values = re.findall(r'name="pk" value="([^"]*)"', page)
+    # As a browser sends a line break.
+    sent = [re.sub(r"\r\n|\r|\n", "\r\n", html.unescape(each)) for each in values]
+    asked = post(client, f"{PAGE}act/", action="requeue", state="rows", pk=sent)
+    assert post(client, f"{PAGE}act/", plan=asked.context["signed"]).status_code == 302
+    assert Voucher.objects.filter(leased_until=None).count() == len(KEYS) + 1
+
+
+class Place(models.Model):
+    """A composite key with a text."""
+
+    pk = models.CompositePrimaryKey("row", "letter")
+    row = models.IntegerField()
+    letter = models.CharField(max_length=9)
+
+    class Meta:
+        app_label = "tests_keys"
+        managed = False
+
+
+@pytest.mark.parametrize("letter", ["", "a", "a,b", ",", "\\", "a\\,b", "\\\\", " a ", "a\nb"])
+def test_a_composite_key_comes_back_with_commas_and_spaces(letter: str) -> None:
+    text = key_text((7, letter))
+    assert parsed(Place, text) == (7, letter)
+    assert key_text(5) == "5"
+
+
+def test_a_key_of_numbers_may_have_spaces_around_it() -> None:
+    assert parsed(Seat, " 3, 4 ") == (3, 4)
+    with pytest.raises(ValueError, match="expected 2 values joined by commas, got '3'"):
+        parsed(Seat, "3")

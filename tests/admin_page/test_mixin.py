@@ -1,0 +1,782 @@
+"""The mixin for a project's own list of rows."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from decimal import Decimal
+from threading import Event
+from typing import Any
+
+import pytest
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.contrib.messages.storage.fallback import FallbackStorage
+from django.core.checks import CheckMessage, messages, run_checks
+from django.core.exceptions import PermissionDenied
+from django.db import connection, transaction
+from django.db.models import Q
+from django.http import HttpRequest
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dcl_processor import Delivery, Lease, Retry, batch_processor
+from dcl_processor.admin_page import audit
+from dcl_processor.admin_page.mixin import ProcessorAdminMixin
+from dcl_processor.definition.model_columns import shares_keys
+from sample_app.shop.admin import PaymentAdmin
+from sample_app.shop.models import Cart, Order, Payment, StockReturn
+from sample_app.shop.processors import capture_payments, expire_carts, note_overdue_orders
+from tests.admin_page.conftest import MakePayments, grant, make_user, post
+from tests.admin_page.test_acting import button, hidden, states
+from tests.contract.support import errands as the
+from tests.contract.support.deadlocks import wait_until_a_session_waits
+from tests.models import Badge, Depot, Parcel, QuietParcel, RoadTrain, Trailer, Truck, Vehicle
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIST = "/admin/shop/payment/"
+State = Payment.State
+
+
+@pytest.fixture
+def operator(as_user: Callable[[str], Client]) -> Client:
+    return as_user("operator")
+
+
+@pytest.mark.parametrize(("state", "number"), [("in_doubt", 2), ("given_up", 5), ("pending", 1)])
+def test_a_list_is_filtered_by_state(
+    operator: Client,
+    doubtful: list[Payment],
+    refused: list[Payment],
+    payments: MakePayments,
+    state: str,
+    number: int,
+) -> None:
+    payments(1)
+    page = operator.get(f"{LIST}?state_of_shop_capture_payments={state}").content.decode()
+    assert f"{number} payment{'' if number == 1 else 's'}\n" in page
+
+
+def test_the_media_of_a_project_stay_and_the_style_of_the_mixin_is_added(operator: Client) -> None:
+    class Styled(PaymentAdmin):
+        class Media:
+            css = {"all": ["shop/own.css"]}
+
+    media = str(Styled(Payment, admin.site).media)
+    assert "shop/own.css" in media
+    assert "dcl_admin/list.css" in media
+    assert "dcl_admin/list.css" in operator.get(LIST).content.decode()
+
+
+def test_the_columns_of_the_retry_are_shown_and_not_edited(
+    operator: Client, payments: MakePayments
+) -> None:
+    error = "ValueError: <script>alert(1)</script> at postgres://shop:hunter2@db/x " + "y" * 1_000
+    (payment,) = payments(1, state=State.REFUSED, last_error=error)
+
+    for address in (LIST, f"{LIST}{payment.pk}/change/"):
+        page = operator.get(address).content.decode()
+        assert "&lt;script&gt;alert(1)" in page
+        assert "<script>alert" not in page
+        assert "hunter2" not in page
+        assert "y" * 301 not in page
+        assert 'name="last_error"' not in page
+        assert 'name="attempts"' not in page
+        assert f"/admin/dcl_admin/processor/shop.capture_5Fpayments/row/{payment.pk}/" in page
+
+
+def test_the_actions_are_for_operators_who_may_change_the_rows(
+    as_user: Callable[[str], Client], users: dict[str, User], refused: list[Payment]
+) -> None:
+    request = RequestFactory().get("/")
+    for user, is_offered in (("operator", True), ("viewer", False), ("staff", False)):
+        request.user = users[user]
+        assert PaymentAdmin(Payment, admin.site).has_operate_permission(request) is is_offered
+        page = as_user(user).get(LIST).content.decode()
+        assert ("Put back: shop.capture_payments" in page) is is_offered
+        keys = [each.pk for each in refused]
+        response = post(as_user(user), LIST, action="dcl_requeue_0", _selected_action=keys)
+        assert ("Put back 5 rows" in response.content.decode()) is is_offered
+    assert states() == [State.REFUSED] * 5
+
+
+def test_all_rows_of_a_filter_are_handed_over_to_the_page(
+    operator: Client, refused: list[Payment]
+) -> None:
+    sent = {"action": "dcl_requeue_0", "_selected_action": [refused[0].pk], "select_across": "1"}
+    asked = post(operator, f"{LIST}?state_of_shop_capture_payments=given_up", **sent)
+    assert button(asked) == "Put back 5 rows"
+
+    done = post(
+        operator, "/admin/dcl_admin/processor/shop.capture_5Fpayments/act/", plan=hidden(asked)
+    )
+
+    assert done.status_code == 302
+    assert states() == [State.DUE] * 5
+    assert LogEntry.objects.count() == 5
+
+
+def test_the_chosen_rows_are_processed_now(
+    operator: Client, payments: MakePayments, as_user: Callable[[str], Client]
+) -> None:
+    from django.contrib.auth.models import Permission, User
+    from django.utils import timezone
+
+    payments(1)
+    customer = Payment.objects.get().order.customer
+    old = timezone.now().replace(year=2020, day=1)
+    carts = [Cart.objects.create(customer=customer, pieces=3, touched_at=old) for _ in range(3)]
+    found = Permission.objects.filter(codename__in=["view_cart", "change_cart"])
+    User.objects.get(username="operator").user_permissions.add(*found)
+
+    keys = [each.pk for each in carts[:2]]
+    response = post(operator, "/admin/shop/cart/", action="dcl_process_0", _selected_action=keys)
+
+    assert response.status_code == 302
+    expired = Cart.objects.filter(expired=True)
+    assert [each.pk for each in expired.order_by("pk")] == keys
+    assert StockReturn.objects.count() == 2
+    entries = LogEntry.objects.filter(object_id__in=map(str, keys))
+    assert entries.count() == 2
+    assert all("for 2 rows" in each.change_message for each in entries)
+    assert all("2 processed" in each.change_message for each in entries)
+    # Nothing is pending of them any more, and nothing more is logged.
+    post(operator, "/admin/shop/cart/", action="dcl_process_0", _selected_action=keys)
+    assert LogEntry.objects.count() == 2
+    assert "2 processed" in operator.get("/admin/shop/cart/").content.decode()
+
+
+def test_a_handler_that_cannot_run_is_a_message(operator: Client, payments: MakePayments) -> None:
+    (payment,) = payments(1)
+    post(operator, LIST, action="dcl_process_0", _selected_action=[payment.pk])
+    page = operator.get(LIST).content.decode()
+    assert "Expected a PAYMENTS_URL" in page
+    assert states() == [State.DUE]
+
+
+def test_a_run_inside_the_transaction_of_a_request_is_refused_by_a_message(
+    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    (payment,) = payments(1)
+    post(operator, LIST, action="dcl_process_0", _selected_action=[payment.pk])
+    assert "atomic()" in operator.get(LIST).content.decode()
+    assert states() == [State.DUE]
+
+
+# --- a list of another database
+
+
+def listed_from_other(self: Any, request: HttpRequest) -> Any:
+    return ProcessorAdminMixin.get_queryset(self, request).using("other")
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.parametrize("action", ["process", "requeue", "discard"])
+def test_a_list_of_another_database_is_refused_in_one_sentence(
+    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """Its keys name other rows in the database of the processor."""
+    monkeypatch.setattr(PaymentAdmin, "get_queryset", listed_from_other, raising=False)
+    page = operator.get(LIST).content.decode()
+    assert "5 payments" in page
+    assert "/row/" not in page  # the page would show the row of the other database
+    keys = [each.pk for each in refused]
+    post(operator, LIST, action=f"dcl_{action}_0", _selected_action=keys)
+    page = html.unescape(operator.get(LIST).content.decode())
+    assert "expected a list of the database 'default', which the processor uses, got one" in page
+    assert "PAYMENTS_URL" not in page
+    assert states() == [State.REFUSED] * 5
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_list_of_the_database_that_the_processor_uses_is_not_refused(
+    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = {"action": "dcl_requeue_0", "_selected_action": [refused[0].pk]}
+    monkeypatch.setattr(capture_payments, "using", "other")
+    # It is not the database of a list that names none.
+    post(operator, LIST, **sent)
+    assert "expected a list of the database" in operator.get(LIST).content.decode()
+    monkeypatch.setattr(PaymentAdmin, "get_queryset", listed_from_other, raising=False)
+    assert "/row/" in operator.get(LIST).content.decode()
+    assert button(post(operator, LIST, **sent)) == "Put back 1 row"
+    # A replica that the processor reads from has the same rows.
+    monkeypatch.setattr(capture_payments, "using", "default")
+    monkeypatch.setattr(capture_payments, "read_using", "other")
+    assert button(post(operator, LIST, **sent)) == "Put back 1 row"
+
+
+# --- a site without the page
+
+
+@pytest.mark.urls("tests.admin_page.office")
+def test_a_site_without_the_page_has_neither_links_nor_actions(
+    operator: Client, refused: list[Payment]
+) -> None:
+    for address in ("/office/shop/payment/", f"/office/shop/payment/{refused[0].pk}/change/"):
+        page = operator.get(address)
+        assert page.status_code == 200
+        assert b"dcl_admin" not in page.content.replace(b"dcl_admin/list.css", b"")
+        assert b"dcl_requeue_0" not in page.content
+    sent = {"action": "dcl_requeue_0", "_selected_action": [refused[0].pk]}
+    assert post(operator, "/office/shop/payment/", **sent).status_code == 200
+    assert states() == [State.REFUSED] * 5
+
+
+# --- errors that the list of a project names
+
+
+@batch_processor(
+    pending=lambda: Payment.objects.filter(state=State.DUE),
+    done={"state": State.CAPTURED},
+    failed={"state": State.REFUSED},
+    retry=Retry(attempts=None, next_attempt_at=None, last_error="charge_id", max_attempts=None),
+)
+def second(payment: Payment) -> None:
+    """Has a column of errors of its own."""
+
+
+class Loose(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """A list that names the columns of errors wherever it can."""
+
+    processors = (capture_payments, second)
+    list_display = ("pk", "last_error", "charge_id", "state")
+    list_display_links = ("last_error",)
+    list_editable = ("charge_id", "state")
+    list_filter = ("last_error", ("charge_id", admin.AllValuesFieldListFilter))
+    readonly_fields = ("last_error", "charge_id")
+    fields = ("state", ("last_error", "charge_id"))
+
+
+def test_errors_are_masked_wherever_a_project_names_them(
+    users: dict[str, User | None], payments: MakePayments
+) -> None:
+    address = "postgres://shop:hunter2@db/x "
+    (payment,) = payments(1, last_error=f"ValueError: {address}" + "y" * 1_000, charge_id=address)
+    made = Loose(Payment, admin.site)
+    assert [*made.list_editable] == ["state"]
+    request = RequestFactory().get("/")
+    request.user = users["operator"]  # type: ignore[assignment]
+    request.session, request._messages = {}, None  # type: ignore[assignment,attr-defined]
+    with CaptureQueriesContext(connection) as queries:
+        pages: list[Any] = [
+            made.changelist_view(request),
+            made.change_view(request, str(payment.pk)),
+        ]
+        for page in (each.render().content.decode() for each in pages):
+            assert page.count("ValueError: postgres://shop:***@db/x y") == 1
+            assert page.count("postgres://shop:***@db/x") == 2
+            assert "hunter2" not in page
+            assert "y" * 301 not in page
+            assert 'name="charge_id"' not in page
+    assert not [each for each in queries if '"last_error" FROM' in each["sql"]]
+
+
+class AmountForm(forms.ModelForm):  # type: ignore[type-arg]
+    """A project's form that leaves a column out."""
+
+    class Meta:
+        model = Payment
+        exclude = ("charge_id",)  # noqa: DJ006  # it is what is tested
+
+
+class Formed(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    processors = (capture_payments,)
+    form = AmountForm
+
+
+def test_what_a_form_leaves_out_stays_left_out(
+    users: dict[str, User | None], payments: MakePayments
+) -> None:
+    (payment,) = payments(1)
+    request = RequestFactory().get("/")
+    request.user = users["operator"]  # type: ignore[assignment]
+    fields = Formed(Payment, admin.site).get_form(request, payment).base_fields
+    assert [*fields] == ["order", "amount"]
+
+
+def test_a_form_does_not_write_back_what_a_worker_has_settled(
+    operator: Client, payments: MakePayments
+) -> None:
+    """The browser sends what the page showed, and the row would be pending again."""
+    (payment,) = payments(1)
+    address = f"{LIST}{payment.pk}/change/"
+    form = operator.get(address).context["adminform"].form
+    shown = {name: value for name, value in form.initial.items() if value is not None}
+    settled = {"state": State.CAPTURED, "charge_id": "ch_1"}
+    Payment.objects.filter(pk=payment.pk).update(**settled)
+    answer = post(operator, address, **{**shown, "state": State.DUE, "amount": "8.25"})
+    assert answer.status_code == 302
+    payment.refresh_from_db()
+    assert (payment.state, str(payment.amount)) == (State.CAPTURED, "8.25")
+
+
+SETTLED = {"state": State.CAPTURED, "charge_id": "ch_1", "attempts": 1}
+
+
+def test_a_worker_that_settles_the_row_while_its_form_is_saved_is_not_overwritten(
+    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not in a column that a function of the processor writes, as the charge's ID."""
+    (payment,) = payments(1)
+    save = PaymentAdmin.save_model
+
+    def settle_and_save(*arguments: Any) -> None:
+        Payment.objects.filter(pk=payment.pk).update(**SETTLED)
+        save(*arguments)
+
+    monkeypatch.setattr(PaymentAdmin, "save_model", settle_and_save)
+    sent = {"order": payment.order_id, "amount": "8.25"}
+    assert post(operator, f"{LIST}{payment.pk}/change/", **sent).status_code == 302
+    row = Payment.objects.values("amount", *SETTLED).get()
+    assert row == {"amount": Decimal("8.25"), **SETTLED}
+
+
+if connection.features.has_select_for_update:
+
+    @pytest.mark.django_db(transaction=True, databases=["default", "other"])
+    def test_a_form_waits_for_the_worker_that_has_the_row(
+        operator: Client, payments: MakePayments
+    ) -> None:
+        (payment,) = payments(1)
+        sent = {"order": payment.order_id, "amount": "8.25"}
+        is_settled = Event()
+
+        def save() -> int:
+            the.wait(is_settled)
+            return int(post(operator, f"{LIST}{payment.pk}/change/", **sent).status_code)
+
+        with the.meanwhile(save) as codes, transaction.atomic():
+            Payment.objects.filter(pk=payment.pk).update(**SETTLED)
+            is_settled.set()
+            wait_until_a_session_waits()
+        assert codes == [302]
+        row = Payment.objects.values("amount", *SETTLED).get()
+        assert row == {"amount": Decimal("8.25"), **SETTLED}
+
+
+def test_an_error_that_is_null_is_not_loaded_again_for_each_row(
+    refused: list[Payment], django_assert_num_queries: Any
+) -> None:
+    made = Loose(Payment, admin.site)
+    rows = [*made.get_queryset(RequestFactory().get("/"))]
+    for row in rows:
+        setattr(row, "dcl_last_error_beginning", None)  # noqa: B010  # an annotation
+    with django_assert_num_queries(0):
+        assert [made.last_error_shown(row) for row in rows] == [""] * 5
+
+
+# --- a list of a proxy
+
+
+@batch_processor(
+    pending=lambda: QuietParcel.objects.filter(sent=False),
+    done={"sent": True},
+    failed={"note": "lost"},
+    reset={"note": ""},
+    claim={"note": "sending"},
+    delivery=Delivery.AT_MOST_ONCE,
+)
+def deliver(parcel: Parcel) -> None:
+    """Take rows of a proxy, which are those of its model."""
+
+
+@batch_processor(pending=lambda: Parcel.objects.filter(Q(nothing=1)), done={"sent": True})
+def broken(parcel: Parcel) -> None:
+    """Have no rows that could be asked for."""
+
+
+class Parcels(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    processors = (deliver, broken)
+
+
+class GenerousParcels(Parcels):
+    """A list that lets each user change its rows."""
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return True
+
+
+MAY_CHANGE = (
+    (),
+    ("change_parcel",),
+    ("change_quietparcel",),
+    ("change_parcel", "change_quietparcel"),
+)
+
+
+@pytest.mark.parametrize("codes", MAY_CHANGE, ids=" ".join)
+@pytest.mark.parametrize("model", [Parcel, QuietParcel])
+@pytest.mark.parametrize("kind", [Parcels, GenerousParcels])
+def test_an_action_is_offered_where_it_is_not_refused(
+    kind: type[Parcels], model: type[Parcel], codes: tuple[str, ...]
+) -> None:
+    made: Any = kind(model, admin.site)
+    request = RequestFactory().post("/")
+    request.user = make_user("some", "view_processors", "operate_processors", *codes)
+    request.session = {}  # type: ignore[assignment]
+    request._messages = FallbackStorage(request)  # type: ignore[attr-defined]
+    allowed = set()
+    for act in made.actions:
+        with suppress(PermissionDenied):
+            act(made, request, model.objects.none())
+            allowed.add(act.__name__)
+    offered = {name for name in made.get_actions(request) if name.startswith("dcl_")}
+    assert offered == allowed
+    may = kind is GenerousParcels or f"change_{model._meta.model_name}" in codes
+    names = ("process", "requeue", "mark_done", "discard")
+    expected = {f"dcl_{name}_0" for name in names} if may and "change_parcel" in codes else set()
+    assert offered == expected
+
+
+# --- columns that workers write
+
+
+@batch_processor(
+    pending=lambda: Order.objects.filter(in_warehouse=False),
+    done={"in_warehouse": True},
+    claim={"freight": 1},
+    reset={"freight": 0},
+    failed={"ship_city": "lost"},
+    delivery=Delivery.AT_LEAST_ONCE,
+    lease=Lease(10),
+    claimed_at="required_date",
+    retry=Retry(on_failure={"customer_id": None}),
+)
+def every(order: Order) -> None:
+    """Has a column for each of its options."""
+
+
+#: The columns of Order that it writes, in the order of its options.
+WRITTEN = [
+    *("in_warehouse", "ship_city", "freight", "customer"),
+    *("required_date", "leased_until", "attempts", "next_attempt_at"),
+]
+
+
+def edited(*columns: str, processors: Any = (every,)) -> list[CheckMessage]:
+    """Return what is reported of a list with such columns, besides the reports of Django."""
+
+    class List(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+        list_display = ("pk", "number", *columns)
+        list_editable = columns
+
+    List.processors = processors
+    found = List(Order, admin.site).check()
+    return [each for each in found if str(each.id).startswith("dcl_")]
+
+
+@pytest.mark.parametrize("column", WRITTEN)
+def test_a_list_that_edits_what_a_processor_writes_is_a_warning(column: str) -> None:
+    """The list of a user who saves it has an old value, and a worker has written another since."""
+    [warning] = edited("order_date", column)
+    assert (warning.id, warning.level) == ("dcl_processor.W008", messages.WARNING)
+    assert f"columns that {every.name} writes, got {column}: " in warning.msg
+    assert "Remove them from list_editable." in str(warning.hint)
+
+
+def test_a_list_that_edits_other_columns_is_passed() -> None:
+    assert edited("order_date", "shipped_at") == []
+    # No user can edit an error, which the list shows by its beginning.
+    assert edited("last_error") == []
+
+
+def test_each_processor_of_a_list_is_named() -> None:
+    two = edited("overdue_noted", "in_warehouse", processors=(note_overdue_orders, every))
+    assert [str(each.msg).partition(":")[0].rpartition("that ")[2] for each in two] == [
+        "shop.NoteOverdueOrders writes, got overdue_noted",
+        f"{every.name} writes, got in_warehouse",
+    ]
+
+
+def test_django_runs_the_check_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [*filter(lambda each: each.id == "dcl_processor.W008", run_checks())] == []
+    monkeypatch.setattr(admin.site._registry[Payment], "list_editable", ("state",))
+    [warning] = filter(lambda each: each.id == "dcl_processor.W008", run_checks())
+    assert (warning.obj, warning.hint is not None) == (PaymentAdmin, True)
+
+
+def test_what_a_processor_writes_is_read_only_in_the_form_of_a_row(
+    users: dict[str, User | None],
+) -> None:
+    made, request = Every(Order, admin.site), RequestFactory().get("/")
+    request.user = users["staff"]  # type: ignore[assignment]
+    fields = made.get_readonly_fields(request, Order())
+    assert {*fields} == {*WRITTEN, "last_error_shown"}
+    assert len(fields) == len({*fields})
+
+
+class Every(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    processors = (every,)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("claim", {"no_column": 1}),
+        ("claimed_at", "no_column"),
+        ("retry", Retry(attempts="no_column")),
+        ("retry", Retry(last_error="no_column")),
+    ],
+)
+def test_a_name_that_is_no_column_breaks_no_page(
+    users: dict[str, User | None],
+    payments: MakePayments,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    value: Any,
+) -> None:
+    """The system checks report it."""
+    (payment,) = payments(1)
+    monkeypatch.setattr(capture_payments, option, value)
+    made, request = PaymentAdmin(Payment, admin.site), RequestFactory().get("/")
+    asked = RequestFactory().get("/", {"state_of_shop_capture_payments": "in_progress"})
+    for each in (request, asked):
+        each.user = users["operator"]  # type: ignore[assignment]
+        each.session = {}  # type: ignore[assignment]
+        each._messages = FallbackStorage(each)  # type: ignore[attr-defined]
+    pages: list[Any] = [made.changelist_view(request), made.change_view(request, str(payment.pk))]
+    for page in [*pages, made.changelist_view(asked)]:
+        assert page.render().status_code == 200
+
+
+class Edited(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    processors = (deliver,)
+    list_display = ("pk", "weight", "sent_at", "note")
+    list_editable = ("weight", "sent_at", "note")
+
+
+def saved(
+    parcel: Parcel,
+    *,
+    base: Any = None,
+    then: Callable[[Parcel], None] = lambda _: None,
+    **sent: str,
+) -> Parcel:
+    """Save an instance that was read before, by the form of a list; ``then``: the project's code.
+
+    ``sent``: what the user has edited.
+    """
+    made, request = Edited(Parcel, admin.site), RequestFactory().post("/")
+    base = made.get_changelist_form(request) if base is None else base
+    kind = forms.modelform_factory(Parcel, form=base, fields=Edited.list_editable)
+    day, _, at = f"{parcel.sent_at:%Y-%m-%d %H:%M:%S}".partition(" ")
+    when = {"sent_at": f"{day} {at}", "sent_at_0": day, "sent_at_1": at}
+    shown = {**when, "weight": str(parcel.weight), "note": parcel.note}
+    form = kind({**shown, **sent}, instance=parcel)
+    assert form.is_valid(), form.errors
+    row = made.save_form(request, form, change=True)
+    then(row)
+    made.save_model(request, row, form, True)
+    return Parcel.objects.get(pk=parcel.pk)
+
+
+@pytest.fixture
+def parcel() -> Parcel:
+    at = timezone.now().replace(microsecond=123)
+    parcel = Parcel.objects.create(weight=1, note="fragile", sent_at=at, priority=1)
+    depot = Depot.objects.create()
+    others = {"sent": True, "tries": 3, "depot": depot, "weight": 2, "priority": 2, "sent_at": None}
+    Parcel.objects.update(**others)
+    return parcel
+
+
+def test_what_others_have_written_since_is_left(parcel: Parcel) -> None:
+    """A list shows no fractions of a second: the user has edited one column."""
+    row = saved(parcel, note="heavy")
+    assert (row.note, row.sent, row.tries, row.weight) == ("heavy", True, 3, 2)
+    assert (row.depot, row.priority, row.sent_at) == (Depot.objects.get(), 2, None)
+
+
+def test_what_the_person_has_edited_is_saved(parcel: Parcel) -> None:
+    row = saved(parcel, weight="9", sent_at_0="2026-01-02")
+    assert (row.weight, row.note, row.sent) == (9, "fragile", True)
+    assert row.sent_at is not None
+    assert row.sent_at.year == 2026
+
+
+def test_what_the_projects_code_has_set_is_saved(parcel: Parcel) -> None:
+    def name(row: Parcel) -> None:
+        row.priority, row.note = 7, "by hand"
+
+    row = saved(parcel, weight="9", then=name)
+    assert (row.priority, row.note, row.weight, row.tries) == (7, "by hand", 9, 3)
+
+
+def test_a_form_of_the_projects_own_leaves_what_workers_write(parcel: Parcel) -> None:
+    """It has not kept the columns, so only those are known that options name."""
+    row = saved(parcel, base=forms.ModelForm, weight="9")
+    assert (row.weight, row.sent, row.tries) == (9, True, 0)
+
+
+def test_a_row_that_was_deleted_meanwhile_is_saved_as_django_does(parcel: Parcel) -> None:
+    Parcel.objects.all().delete()
+    assert saved(parcel, weight="9").weight == 9
+
+
+# --- a list of another model
+
+
+@batch_processor(
+    pending=lambda: Vehicle.objects.filter(inspected=False),
+    done={"inspected": True},
+    reset={"inspected": False},
+)
+def inspect(vehicle: Vehicle) -> None:
+    """Take rows of a parent."""
+
+
+def vehicles(model: type[Vehicle]) -> Any:
+    class Vehicles(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+        processors = (inspect,)
+
+    return Vehicles(model, admin.site)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [(Vehicle, []), (Truck, []), (RoadTrain, []), (Trailer, ["dcl_processor.E019"])],
+)
+def test_a_list_whose_keys_name_other_rows_is_an_error(
+    model: type[Vehicle], expected: list[str]
+) -> None:
+    """A child has the key of its parent, unless it declares one of its own."""
+    found = [each for each in vehicles(model).check() if str(each.id).startswith("dcl_")]
+    assert [each.id for each in found] == expected
+    if expected:
+        assert "expected a list of tests.Vehicle, " in found[0].msg
+        assert "got one of tests.Trailer" in found[0].msg
+
+
+def test_a_row_that_has_its_key_from_another_row_is_not_that_row() -> None:
+    assert not shares_keys(Badge, Parcel)
+    assert shares_keys(QuietParcel, Parcel)
+
+
+def test_no_row_that_was_not_chosen_is_handled(operator: Client) -> None:
+    Vehicle.objects.create()
+    trailer = Trailer.objects.create(serial=Vehicle.objects.get().pk)
+    made, request = vehicles(Trailer), RequestFactory().post("/")
+    request.user = User.objects.create_superuser("chief")
+    request.session = {}  # type: ignore[assignment]
+    request._messages = FallbackStorage(request)  # type: ignore[attr-defined]
+    made.has_change_permission = lambda *_: True
+    for act in made.actions:
+        act(made, request, Trailer.objects.filter(pk=trailer.pk))
+    said = [str(each) for each in request._messages]  # type: ignore[attr-defined]
+    assert len(said) == len(made.actions)
+    assert all("expected a list of tests.Vehicle, whose rows" in each for each in said)
+    assert not Vehicle.objects.filter(inspected=True).exists()
+    asked = made.get_list_filter(request)[0](
+        request, {"state_of_" + inspect.name.replace(".", "_"): ["pending"]}, Trailer, made
+    )
+    assert [*asked.queryset(request, Trailer.objects.all())] == []
+
+
+# --- the log of "process now"
+
+
+@pytest.fixture
+def carts(payments: MakePayments) -> list[Cart]:
+    grant("operator", "view_cart", "change_cart")
+    payments(1)
+    customer = Payment.objects.get().order.customer
+    old = timezone.now() - timedelta(days=90)
+    return [Cart.objects.create(customer=customer, pieces=3, touched_at=old) for _ in range(3)]
+
+
+def process(operator: Client, carts: list[Cart]) -> str:
+    keys = [each.pk for each in carts]
+    post(operator, "/admin/shop/cart/", action="dcl_process_0", _selected_action=keys)
+    return operator.get("/admin/shop/cart/").content.decode()
+
+
+class SoftTimeLimitExceeded(Exception):  # Celery's name
+    """An error that ends a run, and not only its row."""
+
+    __module__ = "billiard.exceptions"
+
+
+@pytest.mark.parametrize("kind", [SoftTimeLimitExceeded, KeyboardInterrupt])
+def test_rows_of_a_run_that_raised_midway_are_in_the_log(
+    operator: Client,
+    carts: list[Cart],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+) -> None:
+    monkeypatch.setattr(expire_carts, "batch_size", 1)
+    handle = type(expire_carts).process_batch
+
+    def end(each: Any, rows: Any) -> None:
+        if StockReturn.objects.count() == 2:
+            raise kind
+        handle(each, rows)
+
+    monkeypatch.setattr(type(expire_carts), "process_batch", end)
+    # The page shows an error; what ends the process goes on.
+    with nullcontext() if issubclass(kind, Exception) else pytest.raises(kind):
+        process(operator, carts)
+    assert StockReturn.objects.count() == 2
+    entries = LogEntry.objects.order_by("object_id")
+    assert {each.object_id for each in entries} == {str(each.pk) for each in carts}
+    said = {each.get_change_message() for each in entries}
+    assert all(each.startswith("Process now, which ended with an error. ") for each in said)
+
+
+def test_a_run_that_was_refused_is_not_in_the_log(
+    operator: Client, carts: list[Cart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert "atomic()" in process(operator, carts)
+    assert not LogEntry.objects.exists()
+
+
+def test_rows_that_their_handler_deletes_are_in_the_log_by_their_keys(
+    operator: Client, carts: list[Cart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete(_: Any, rows: Any) -> None:
+        transaction.on_commit(lambda: Cart.objects.filter(pk__in=[carts[0].pk]).delete())
+
+    monkeypatch.setattr(type(expire_carts), "process_batch", delete)
+    process(operator, carts)
+    assert Cart.objects.count() == 2
+    entries = LogEntry.objects.order_by("pk").values_list("object_id", "object_repr")
+    texts = [f"row {carts[0].pk}", *map(str, carts[1:])]
+    assert [*entries] == [(str(each.pk), text) for each, text in zip(carts, texts, strict=True)]
+
+
+def test_a_row_whose_text_raises_is_in_the_log_by_its_key(
+    operator: Client, carts: list[Cart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cart, "__str__", lambda _: 1 / 0)
+    user = User.objects.get(username="operator")
+    audit.record_rows(user, expire_carts, [carts[0].pk], "Put back.", total=1)
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.object_repr) == (str(carts[0].pk), f"row {carts[0].pk}")
+
+
+def test_a_list_that_is_saved_writes_back_what_it_showed(
+    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What W008 says: the list sends all values, and cannot tell which the person has edited."""
+    made = admin.site._registry[Payment]
+    monkeypatch.setattr(made, "list_display", ("pk", "state", "charge_id"))
+    monkeypatch.setattr(made, "list_editable", ("state", "charge_id"))
+    (payment,) = payments(1)
+    shown = re.findall(
+        r'<input[^>]* name="([^"]*)"[^>]* value="([^"]*)"', operator.get(LIST).content.decode()
+    )
+    sent = {name: value for name, value in shown if name.startswith("form-")}
+    Payment.objects.update(state=State.CAPTURED, charge_id="ch_1")
+    saved = post(operator, LIST, **sent, **{"form-0-state": "due", "_save": "Save"})
+    assert saved.status_code == 302
+    payment.refresh_from_db()
+    assert payment.state == State.DUE

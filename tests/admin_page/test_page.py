@@ -1,0 +1,211 @@
+"""What the page shows, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.template import Context, Template
+from django.test import Client
+from django.utils import timezone
+
+from dcl_processor import backlog, registry
+from dcl_processor.admin_page import panels
+from sample_app.shop.models import Cart, Order, Payment
+from sample_app.shop.processors import expire_carts, send_shipped_emails
+from tests.admin_page.conftest import MakePayments
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+INDEX = "/admin/dcl_admin/processor/"
+State = Payment.State
+
+
+def detail(name: str) -> str:
+    return f"{INDEX}{name.replace('_', '_5F')}/change/"
+
+
+@pytest.fixture
+def viewer(as_user: Callable[[str], Client]) -> Client:
+    return as_user("viewer")
+
+
+def test_seeing_the_pages_runs_nothing(
+    as_user: Callable[[str], Client], payments: MakePayments
+) -> None:
+    """A template calls what can be called, and a processor can be."""
+    (payment,) = payments(1)
+    old = timezone.now() - timedelta(days=90)
+    cart = Cart.objects.create(customer=payment.order.customer, pieces=1, touched_at=old)
+    client = as_user("operator")
+    name = expire_carts.name
+    row = f"{INDEX}{name.replace('_', '_5F')}/row/{cart.pk}/"
+    for address in (INDEX, detail(name), row, "/admin/shop/payment/", "/admin/shop/order/"):
+        assert client.get(address).status_code == 200
+    client.post(f"{INDEX}{name}/act/", {"action": "discard", "state": "rows", "pk": cart.pk})
+    assert not Cart.objects.get().expired
+    assert not Order.objects.get().shipped_email_sent
+
+
+def test_a_template_that_shows_a_processor_does_not_run_it(payments: MakePayments) -> None:
+    payments(1)
+    context = Context({"it": send_shipped_emails, "all": registry.processors()})
+    template = "{{ it.name }}{% for name, each in all.items %}{{ each }}{% endfor %}"
+    assert "shop.send_shipped_emails" in Template(template).render(context)
+    assert not Order.objects.get().shipped_email_sent
+
+
+def test_the_page_shows_each_processor_with_its_numbers(
+    viewer: Client, doubtful: list[Payment], refused: list[Payment]
+) -> None:
+    page = viewer.get(INDEX).content.decode()
+    for name in registry.processors():
+        assert f">{name}</a>" in page
+    assert "shop.capture_payments: in doubt 2; shop.capture_payments: given up 5" in page
+    assert "not recorded: set pending_since=…" in page
+
+
+def test_no_page_has_a_style_or_a_script_of_its_own(
+    as_user: Callable[[str], Client], refused: list[Payment]
+) -> None:
+    """The browser's tests see that the policy is kept; this one that there is a policy."""
+    client = as_user("operator")
+    own = ["<style", " style=", " onclick=", "javascript:", "http-equiv"]
+    for address in (INDEX, detail("shop.capture_payments")):
+        response = client.get(address)
+        assert "default-src 'self'" in response.headers["Content-Security-Policy"]
+        page = response.content.decode().partition('id="content-main"')[2]
+        assert not [each for each in own if each in page]
+        assert "<script" not in page.partition("</main>")[0]
+
+
+def test_failures_are_grouped_by_exception(viewer: Client, refused: list[Payment]) -> None:
+    page = viewer.get(detail("shop.capture_payments")).content.decode()
+    assert "NotCharged: no route (row" in page
+    assert "Refused: stolen card (row" in page
+    assert page.index("NotCharged") < page.index("Refused: stolen card")
+
+
+def test_the_key_of_a_row_is_shown_as_it_is_typed(
+    viewer: Client, payments: MakePayments, settings: Any
+) -> None:
+    settings.USE_THOUSAND_SEPARATOR = True
+    (payment,) = payments(1, state=State.REFUSED, last_error="NotCharged: no route")
+    Payment.objects.update(id=12345)
+    assert payment.pk != 12345
+    assert "(row 12345)" in viewer.get(detail("shop.capture_payments")).content.decode()
+
+
+def test_the_name_of_an_error_is_masked_and_its_rows_are_not_chosen_by_it(
+    as_user: Callable[[str], Client], payments: MakePayments
+) -> None:
+    """Other programs than ``Retry`` write errors that do not begin with a class."""
+    payments(1, state=State.REFUSED, last_error="password=hunter2 <b>" + "x" * 200)
+    payments(2, state=State.REFUSED, last_error="N" * 150 + ": no route")
+    page = as_user("operator").get(detail("shop.capture_payments")).content.decode()
+    assert "hunter2" not in page
+    assert "password=*** &lt;b&gt;xxx" in page
+    assert "N" * 151 not in page
+    assert page.count('name="kind"') == 1
+    assert f'name="kind" value="{"N" * 100}"' in page
+
+
+def test_the_address_with_the_counts_is_as_short_with_many_processors(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {f"shop.with_a_long_name_{each}": expire_carts for each in range(60)}
+    monkeypatch.setattr(registry, "processors", lambda: found)
+    monkeypatch.setattr(registry, "broken", list)
+    address = INDEX
+    for _ in range(6):
+        address = INDEX + viewer.get(address).context["refresh"]
+    assert len(address) < 1_050
+
+
+def test_a_database_that_is_down_is_said_and_asked_once(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.db import OperationalError
+
+    from dcl_processor.insights import answer
+
+    def refuse(*_: Any) -> None:
+        raise OperationalError("postgres://shop:hunter2@db: connection refused")
+
+    monkeypatch.setattr(answer, "is_connected", refuse)
+    page = viewer.get(INDEX).content.decode()
+    assert "could not be found out" in page
+    assert "hunter2" not in page
+
+
+def test_questions_that_do_not_fit_into_the_time_are_not_asked(
+    viewer: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panels, "PAGE", 0.0)
+    page = viewer.get(INDEX).content.decode()
+    assert "could not be found out: not asked" in page
+    assert "given up 5" not in page
+
+
+def test_the_counts_go_along_with_the_link(viewer: Client, payments: MakePayments) -> None:
+    payments(4)
+    first = viewer.get(INDEX)
+    Order.objects.filter(number=1).update(shipped_email_sent=True)
+    second = viewer.get(f"{INDEX}{first.context['refresh']}")
+    assert "1 of 4 since this page was opened." in second.content.decode()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no estimate")
+def test_above_the_count_there_is_a_bar_that_is_said_to_be_an_estimate(
+    viewer: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "MOST", 3)
+    payments(400)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE shop_order")
+    first = viewer.get(detail(send_shipped_emails.name))
+    page = first.content.decode()
+    assert "more than 3" in page
+    assert "~0 of ~400 (0 %) since this page was opened, by the planner's estimate" in page
+    assert 'by the planner\'s estimate" value="0" max="400"' in page
+    Order.objects.filter(number__lte=100).update(shipped_email_sent=True)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE shop_order")
+    second = viewer.get(f"{detail(send_shipped_emails.name)}{first.context['refresh']}")
+    assert "~100 of ~400 (25 %)" in second.content.decode()
+
+
+def test_a_name_with_a_slash_has_a_page(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_shipped_emails, "name", 'a/b "c" <i>&ü')
+    page = viewer.get(INDEX)
+    (each,) = (each for each in page.context["panels"] if each["panel"].name.startswith("a/b"))
+    found = viewer.get(each["url"])
+    assert found.status_code == 200
+    assert "a/b &quot;c&quot; &lt;i&gt;&amp;ü" in found.content.decode()
+
+
+def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:
+    address = f"{INDEX}shop.capture_5Fpayments/row/{refused[0].pk}/"
+    page = viewer.get(address).content.decode()
+    assert "It was given up on: NotCharged: no route." in page
+    assert viewer.get(f"{INDEX}shop.capture_5Fpayments/row/none/").status_code == 404
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="others do not show who locks")
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_the_pages_name_the_session_that_has_locked_a_row(
+    viewer: Client, payments: MakePayments
+) -> None:
+    (payment,) = payments(1)
+    with transaction.atomic(using="other"):
+        Payment.objects.using("other").select_for_update().get(pk=payment.pk)
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            (pid,) = cursor.fetchone()
+        row = viewer.get(f"{INDEX}shop.capture_5Fpayments/row/{payment.pk}/").content.decode()
+        page = viewer.get(detail("shop.capture_payments")).content.decode()
+    assert f"pid {pid}" in row
+    assert f"1 by pid {pid}" in page

@@ -1,0 +1,218 @@
+"""Seeing and operating are separate permissions, which the server checks at every address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+
+from dcl_processor.admin_page import choosing, handing_over
+from dcl_processor.admin_page.models import Processor
+from sample_app.shop.models import Payment
+from tests.admin_page.conftest import MakePayments, grant, post
+
+pytestmark = pytest.mark.django_db
+
+PREFIX = "dcl_admin_processor_"
+
+#: Each address of the page by its name, and whether it writes. One that is not here fails a test.
+ADDRESSES: dict[str, tuple[dict[str, str], bool]] = {
+    "changelist": ({}, False),
+    "change": ({"object_id": "shop.capture_5Fpayments"}, False),
+    "row": ({"object_id": "shop.capture_5Fpayments", "key": "KEY"}, False),
+    "act": ({"object_id": "shop.capture_5Fpayments"}, True),
+    "control": ({"object_id": "shop.capture_5Fpayments"}, True),
+}
+
+USERS = ("anonymous", "customer", "staff", "only operates", "viewer", "reader", "operator")
+
+#: What each user gets from an address that shows, from one that operates a processor, and from one
+#: that writes to rows.
+SHOWS = {"anonymous": 302, "customer": 302, "staff": 403, "only operates": 403}
+OPERATES = {**SHOWS, "viewer": 403}
+WRITES = {**OPERATES, "reader": 403}
+
+
+def names() -> Iterator[str]:
+    for pattern in admin.site._registry[Processor].get_urls():
+        yield str(pattern.name).removeprefix(PREFIX)
+
+
+def address(name: str, row: Payment) -> str:
+    arguments = {
+        key: str(row.pk) if each == "KEY" else each for key, each in ADDRESSES[name][0].items()
+    }
+    return reverse(f"admin:{PREFIX}{name}", kwargs=arguments)
+
+
+def state() -> Any:
+    return [*Payment.objects.order_by("pk").values()], LogEntry.objects.count()
+
+
+def test_each_address_of_the_page_is_known_here() -> None:
+    assert {*names()} == {*ADDRESSES}
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_a_get_shows_to_those_who_may_see_and_writes_nothing(
+    as_user: Callable[[str], Client], refused: list[Payment], name: str
+) -> None:
+    before = state()
+    writes = ADDRESSES[name][1]
+    for user in USERS:
+        expected = (OPERATES if writes else SHOWS).get(user, 405 if writes else 200)
+        response = as_user(user).get(address(name, refused[0]))
+        assert (user, response.status_code) == (user, expected)
+        assert b"NotCharged" not in response.content or expected == 200
+    assert state() == before
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_a_post_without_a_token_does_nothing(
+    as_user: Callable[[str], Client], refused: list[Payment], name: str
+) -> None:
+    before = state()
+    sent = {"action": "requeue", "state": "given_up", "control": "pause"}
+    for user in USERS:
+        response = as_user(user).post(address(name, refused[0]), sent)
+        assert (user, response.status_code) == (user, 403)
+        assert b"NotCharged" not in response.content
+    assert state() == before
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_a_post_with_a_token_needs_the_permission(
+    as_user: Callable[[str], Client], refused: list[Payment], name: str
+) -> None:
+    before = state()
+    allowed = {"act": 200, "control": 404}.get(name, 200)  # there is no ledger to control
+    for user in USERS:
+        refused_ = {"act": WRITES, "control": OPERATES}.get(name, SHOWS)
+        expected = refused_.get(user, allowed)
+        sent = {"action": "requeue", "state": "given_up"}
+        response = post(as_user(user), address(name, refused[0]), **sent)
+        assert (user, response.status_code) == (user, expected)
+    # The first post only asks whether to go on.
+    assert state() == before
+
+
+def test_the_permissions_are_made_without_a_table() -> None:
+    found = Permission.objects.filter(content_type__app_label="dcl_admin")
+    assert {each.codename for each in found} == {"view_processors", "operate_processors"}
+    assert not Processor._meta.managed
+
+
+def test_a_row_of_the_model_cannot_be_saved() -> None:
+    with pytest.raises(TypeError, match=r"expected the processors of processors\.py"):
+        Processor(name="x").save()
+
+
+@pytest.mark.parametrize(("user", "is_listed"), [("staff", False), ("viewer", True)])
+def test_the_index_of_the_admin_leads_to_the_page(
+    as_user: Callable[[str], Client], user: str, *, is_listed: bool
+) -> None:
+    page = as_user(user).get("/admin/").content.decode()
+    assert ("/admin/dcl_admin/processor/" in page) is is_listed
+
+
+@pytest.mark.parametrize("action", choosing.ACTIONS)
+@pytest.mark.parametrize("user", USERS)
+def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
+    as_user: Callable[[str], Client], doubtful: list[Payment], user: str, action: str
+) -> None:
+    """The permission to operate processors, and the one to change rows of the model."""
+    may = user == "operator"
+    row = doubtful[0]
+    sent = {"action": action, "state": "rows", "pk": str(row.pk)}
+    asked = post(as_user(user), address("act", row), **sent)
+    assert (asked.status_code == 200) is may
+    listed = post(
+        as_user(user),
+        "/admin/shop/payment/",
+        action=f"dcl_{action}_0",
+        _selected_action=[row.pk],
+    )
+    assert (b"dcl-confirm" in listed.content) is may
+
+    if may:
+        sent = {"plan": asked.context["signed"], "values": "state=captured\ncharge_id=ch_1"}
+        # What was confirmed is refused if the permission is taken away meanwhile.
+        change = Permission.objects.get(codename="change_payment")
+        User.objects.get(username=user).user_permissions.remove(change)
+        before = state()
+        assert post(as_user(user), address("act", row), **sent).status_code == 403
+        assert state() == before
+        grant(user, "change_payment")
+        assert post(as_user(user), address("act", row), **sent).status_code == 302
+        assert state() != before
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_processing_now_needs_them_as_well(
+    as_user: Callable[[str], Client],
+    payments: MakePayments,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str,
+) -> None:
+    (row,) = payments(1)
+    ran = list[Any]()
+    monkeypatch.setattr(handing_over, "process_now", lambda *each: ran.append(each))
+    sent = {"action": "dcl_process_0", "_selected_action": [row.pk]}
+    post(as_user(user), "/admin/shop/payment/", **sent)
+    assert len(ran) == (user == "operator")
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_only_those_who_may_act_have_buttons(
+    as_user: Callable[[str], Client], refused: list[Payment], doubtful: list[Payment], user: str
+) -> None:
+    for name in ("change", "row"):
+        page = as_user(user).get(address(name, refused[0])).content
+        assert (b'name="action"' in page) is (user == "operator")
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_processor_is_paused_by_those_who_may_operate_it(
+    as_user: Callable[[str], Client], refused: list[Payment], user: str
+) -> None:
+    """A pause writes to no row of the model."""
+    sent = {"control": "pause", "reason": "the gateway is down"}
+    may = user not in OPERATES
+    page = as_user(user).get(address("change", refused[0])).content
+    assert (b'value="pause"' in page) is may
+    post(as_user(user), address("control", refused[0]), **sent)
+    assert LogEntry.objects.count() == may
+
+
+def test_an_inactive_operator_sees_nothing(
+    as_user: Callable[[str], Client], users: dict[str, User | None]
+) -> None:
+    client = as_user("operator")
+    User.objects.filter(username="operator").update(is_active=False)
+    assert client.get("/admin/dcl_admin/processor/").status_code == 302
+
+
+def test_an_unknown_processor_is_not_found(as_user: Callable[[str], Client]) -> None:
+    page = as_user("viewer").get("/admin/dcl_admin/processor/shop.none/change/")
+    assert page.status_code == 404
+
+
+def test_a_pause_that_changed_nothing_is_not_in_the_log(
+    as_user: Callable[[str], Client], refused: list[Payment]
+) -> None:
+    client, where = as_user("operator"), address("control", refused[0])
+    said = []
+    for sent in ("pause", "pause", "resume", "resume", "stop", "stop"):
+        found = post(client, where, control=sent, reason="closed" if sent == "pause" else "")
+        page = client.get(found.headers["Location"])
+        said.append(str(next(iter(page.context["messages"]))))
+    entries = LogEntry.objects.order_by("pk")
+    logged = [each.get_change_message() for each in entries]
+    assert logged == ["Pause. Reason: closed", "Resume.", "Stop.", "Stop."]
+    assert ["nothing to change" in each for each in said] == [False, True] * 2 + [False] * 2

@@ -1,0 +1,119 @@
+"""What the pages and the command show of a table with a million pending rows, and how soon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from dcl_processor.admin_page import panels
+from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.row import show
+from dcl_processor.insights.status import NUMBERS, status
+from dcl_processor.management import listing
+from sample_app.shop.processors import expire_carts
+from tests.admin_page.conftest import MakePayments
+from tests.contract.support import errands as the
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+INDEX = "/admin/dcl_admin/processor/"
+DETAIL = f"{INDEX}{expire_carts.name.replace('_', '_5F')}/change/"
+
+
+def test_a_million_rows_are_shown_in_a_second(
+    as_user: Callable[[str], Client], payments: MakePayments
+) -> None:
+    viewer = as_user("viewer")
+    customer = payments(1)[0].order.customer
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO shop_cart (customer_id, pieces, touched_at, expired) "
+            "SELECT %s, 1, now() - interval '90 days', false FROM generate_series(1, 1000000)",
+            [customer.pk],
+        )
+        cursor.execute("ANALYZE shop_cart")
+    for address in (INDEX, DETAIL):
+        page = viewer.get(address)
+        assert "more than 10,000" in page.content.decode()
+    limit = panels.Budget(panels.PAGE)
+    panel = panels.panel("p0", expire_carts, (), now=1.0, budget=limit, down={})
+    # Each panel has its limit, which the server keeps: what takes longer is not known.
+    assert panels.PAGE - limit.left() < 2 * panels.PANEL
+    assert panel.numbers[0].text == "more than 10,000"
+    assert panel.pace.peak == pytest.approx(1_000_000, rel=0.05)
+    assert panel.pace.is_estimated
+
+
+#: Seconds of a line, and how many times as long as a plain count of all rows one may take where
+#: that is more, because the machine has other things to do.
+LINE, TIMES = 1.0, 12
+
+
+@pytest.fixture
+def million(db: None) -> None:
+    """Make a million pending errands: one in ten is due later, and one in a hundred has failed."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO tests_errand (attempts, next_attempt_at, last_error, place, done, dead, "
+            "claimed, result) SELECT (n %% 100 = 0)::int, "
+            "CASE WHEN n %% 10 = 0 THEN now() + interval '1 hour' END, "
+            "CASE WHEN n %% 100 = 0 THEN 'OSError: no route' ELSE '' END, n, false, false, false, "
+            "'' FROM generate_series(1, 1000000) n",
+            [],
+        )
+        cursor.execute("ANALYZE tests_errand")
+
+
+def _seconds(ask: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.monotonic()
+    answer = ask()
+    return time.monotonic() - began, answer
+
+
+@pytest.mark.usefixtures("million")
+def test_each_line_of_a_million_rows_comes_in_a_second() -> None:
+    """No index serves any of these questions, so that this is the worst case."""
+    processor = the.at_least_once(
+        the.ignore,
+        name="shop.many",
+        claim={"claimed": True},
+        claimed_at="claimed_at",
+        reset={"claimed": False},
+        failed={"dead": True},
+        retry=the.retry(),
+        pending_since="next_attempt_at",
+    )
+    first, last = Errand.objects.order_by("pk")[0], Errand.objects.order_by("-pk")[0]
+    plain, number = _seconds(lambda: Errand.objects.filter(done=False, place__gt=0).count())
+    assert number == 1_000_000
+
+    def line(name: str, **options: Any) -> Answer[Any]:
+        return status(processor, only=[name], **options).answers[name]
+
+    asked: dict[str, Callable[[], Any]] = {
+        f"status {name}": partial(line, name) for name in NUMBERS
+    }
+    asked |= {f"list {name}": partial(line, name, most=0) for name in listing.STATES}
+    asked |= {f"show {row.pk}": partial(show, processor, row.pk) for row in (first, last)}
+    budget = panels.Budget(panels.PAGE)
+    asked["panel"] = lambda: panels.panel(
+        "p0", processor, (), now=time.time(), budget=budget.part(panels.PANEL), down={}
+    )
+    found = {name: _seconds(ask) for name, ask in asked.items()}
+    took, details = _seconds(lambda: panels.details(processor, budget, {}))
+    found["details"] = (took / 4, details)  # it has four panels
+
+    most = max(LINE, TIMES * plain)
+    assert {name: took for name, (took, _) in found.items() if took > most} == {}
+    answers = {name: each for name, (_, each) in found.items() if isinstance(each, Answer)}
+    assert answers["status pending"] == Answer(10_000, How.MORE_THAN)
+    unknown = {name: each.why for name, each in answers.items() if each.how is How.UNKNOWN}
+    assert [*unknown] == ["status locked"], unknown
+    assert found["panel"][1].pace.peak == pytest.approx(1_000_000, rel=0.05)

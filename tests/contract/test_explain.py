@@ -1,0 +1,408 @@
+"""The SQL that a run sends, its plan, and the index that serves it, on every database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Index, Model, QuerySet
+from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor.candidates.question import Question, ask
+from dcl_processor.insights.doctor import examine
+from dcl_processor.insights.explanation import explanation
+from dcl_processor.insights.findings import Level
+from dcl_processor.insights.status import status
+from tests.contract.support import errands as the
+from tests.contract.support.sessions import connected
+from tests.models import Depot, Errand, Parcel, Priced, Seat, Truck, Watched
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Rows: enough for PostgreSQL to prefer an index to the table.
+ROWS = 5_000
+NOW = timezone.now()
+
+
+def question(rows: QuerySet[Any]) -> Question[Any]:
+    return ask(rows, label="test")
+
+
+def processor(rows: Callable[[], QuerySet[Any]], **options: Any) -> BatchProcessor[Any]:
+    options.setdefault("done", {"sent": True})
+    return batch_processor(pending=rows, **options)(lambda row: None)
+
+
+@contextmanager
+def created(index: Index, model: type[Model]) -> Iterator[None]:
+    """Have the index in the database, and the statistics of its table up to date."""
+    # First: PostgreSQL uses no index made over old versions of a row until every transaction of
+    # that time has ended, also those of other databases.
+    analyze(model)
+    with connection.schema_editor() as editor:
+        editor.add_index(model, index)
+    try:
+        analyze(model)
+        yield
+    finally:
+        with connection.schema_editor() as editor:
+            editor.remove_index(model, index)
+
+
+def analyze(model: type[Model]) -> None:
+    verbs = {"postgresql": "VACUUM ANALYZE", "mysql": "ANALYZE TABLE", "sqlite": "ANALYZE"}
+    table = connection.ops.quote_name(model._meta.db_table)
+    execute(f"{verbs[connection.vendor]} {table}")
+
+
+# --- the index that serves a question
+
+SHAPES: dict[str, tuple[Callable[[], BatchProcessor[Any]], type[Model], dict[str, Any]]] = {
+    # name: the processor, its model, and the columns of rows that are done
+    "a flag": (
+        lambda: processor(lambda: Parcel.objects.filter(sent=False)),
+        Parcel,
+        {"sent": True},
+    ),
+    "a status": (
+        lambda: processor(lambda: Watched.objects.filter(state="new"), done={"state": "done"}),
+        Watched,
+        {"state": "done"},
+    ),
+    "a nullable time": (
+        lambda: processor(lambda: Parcel.objects.filter(sent_at=None), done={"sent_at": Now()}),
+        Parcel,
+        {"sent_at": NOW},
+    ),
+    "two columns, one with IN": (
+        lambda: processor(lambda: Parcel.objects.filter(sent=False, priority__in=[0, 1])),
+        Parcel,
+        {"sent": True},
+    ),
+    "retry and lease": (
+        lambda: processor(
+            lambda: Errand.objects.filter(done=False, dead=False),
+            done={"done": True},
+            failed={"dead": True},
+            delivery=Delivery.AT_LEAST_ONCE,
+            lease=Lease(60),
+            retry=Retry(),
+        ),
+        Errand,
+        {"done": True},
+    ),
+    "the own part of a spanning question": (
+        lambda: processor(lambda: Parcel.objects.filter(sent=False, depot__open=True)),
+        Parcel,
+        {"sent": True},
+    ),
+    "the queryset's order": (
+        lambda: processor(
+            lambda: Parcel.objects.filter(sent=False).order_by("-priority"), strict_order=True
+        ),
+        Parcel,
+        {"sent": True},
+    ),
+}
+
+
+def fill(model: type[Model], done: dict[str, Any]) -> None:
+    depot: dict[str, Any] = {"depot": Depot.objects.create(name="north")} if model is Parcel else {}
+    rows: Any = model._default_manager
+    rows.bulk_create([model(**depot, **done) for _ in range(ROWS)])
+    rows.bulk_create([model(**depot) for _ in range(5)])
+
+
+def test_the_age_has_an_index_of_its_own() -> None:
+    """With one index for both, each window of a run would sort the whole backlog."""
+    since = timezone.now() - timedelta(hours=1)
+    Errand.objects.bulk_create(Errand(claimed_at=since) for _ in range(ROWS))
+    aged = processor(
+        lambda: Errand.objects.filter(done=False), done={"done": True}, pending_since="claimed_at"
+    )
+    found = explanation(aged)
+    assert found.index is not None
+    # In the key where it cannot be the condition.
+    flag = [] if connection.features.supports_partial_indexes else ["done"]
+    assert found.index.fields == [*flag, "id"]
+    index = found.age_index
+    assert index is not None
+    assert index.fields == [*flag, "claimed_at", "id"]
+    with created(index, Errand), CaptureQueriesContext(connection) as asked:
+        answer = status(aged, only=["oldest"]).answers["oldest"]
+        assert answer.value is not None
+        assert round(answer.value.seconds, -2) == 3600
+        if connection.vendor == "postgresql":
+            (read,) = (q["sql"] for q in asked.captured_queries if "ORDER BY" in q["sql"])
+            with connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN {read}")
+                plan = "\n".join(line for (line,) in cursor.fetchall())
+            assert index.name in plan, plan
+            assert "Sort" not in plan, plan
+    assert explanation(processor(Parcel.objects.all)).age_index is None
+
+
+if connection.vendor == "postgresql":
+
+    @pytest.fixture
+    def partitioned() -> Iterator[None]:
+        """Replace the table by one of two partitions, with an index of the pending rows."""
+        table = Priced._meta.db_table
+        execute(f"ALTER TABLE {table} RENAME TO dcl_before")
+        execute(
+            f"CREATE TABLE {table} (LIKE dcl_before INCLUDING DEFAULTS) PARTITION BY RANGE (id)"
+        )
+        try:
+            execute(f"CREATE TABLE dcl_low PARTITION OF {table} FOR VALUES FROM (0) TO (4000)")
+            execute(f"CREATE TABLE dcl_high PARTITION OF {table} FOR VALUES FROM (4000) TO (9999)")
+            yield
+        finally:
+            execute(f"DROP TABLE {table}")
+            execute(f"ALTER TABLE dcl_before RENAME TO {table}")
+
+    def test_the_indexes_of_partitions_serve_the_read(partitioned: None) -> None:
+        rows = (Priced(pk=pk, sent=pk % 100 != 0) for pk in range(1, 9000))
+        Priced.objects.bulk_create(rows)
+        priced = processor(lambda: Priced.objects.filter(sent=False))
+        analyze(Priced)
+        before = explanation(priced)
+        assert before.plan is not None
+        assert before.plan.index is None
+        execute(f"CREATE INDEX ON {Priced._meta.db_table} (id) WHERE NOT sent")
+        analyze(Priced)
+        after = explanation(priced)
+        assert after.plan is not None
+        assert after.plan.index is not None, after.plan.lines
+        assert after.index is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_suggested_index_serves_the_read(shape: str) -> None:
+    """The plan of the same read uses it; before, none did."""
+    make, model, done = SHAPES[shape]
+    fill(model, done)
+    analyze(model)
+    before = explanation(make())
+    assert before.index is not None
+    assert before.plan is not None
+    assert before.plan.index is None
+    assert "No index serves this read" in before.verdict
+    name = before.index.name
+    with created(before.index, model):
+        after = explanation(make())
+        assert after.plan is not None
+        assert after.plan.index == name, after.plan.lines
+        assert (after.read, after.index) == (before.read, None)
+        assert after.verdict == f"The index {name} serves this read."
+        report = make()(limit=1)
+        assert report.processed == 1
+
+
+def test_a_column_that_is_compared_with_the_time_is_indexed_itself() -> None:
+    """SQLite has no statistics of a column's values, and would not use such an index."""
+    Parcel.objects.bulk_create(Parcel(sent_at=NOW + timedelta(days=9)) for _ in range(ROWS))
+    Parcel.objects.bulk_create(Parcel(sent_at=NOW - timedelta(days=2)) for _ in range(5))
+    due = processor(lambda: Parcel.objects.filter(sent_at__lte=NOW), done={"sent_at": None})
+    before = explanation(due)
+    if connection.vendor == "sqlite":
+        assert before.index is None
+        assert "tests.Parcel.sent_at" in before.remarks[-1]
+        return
+    assert before.index is not None
+    assert (before.index.fields, before.index.condition) == (["sent_at", "id"], None)
+    with created(before.index, Parcel):
+        after = explanation(due)
+    assert after.plan is not None
+    assert after.plan.index == before.index.name, after.plan.lines
+
+
+# --- the statements, as they are sent
+
+
+def with_claim(**options: Any) -> BatchProcessor[Any]:
+    return processor(
+        lambda: Errand.objects.filter(done=False, claimed=False),
+        done={"done": True},
+        delivery=Delivery.AT_MOST_ONCE,
+        claim={"claimed": True},
+        claimed_at="claimed_at",
+        **options,
+    )
+
+
+SENT: dict[str, tuple[Callable[[], BatchProcessor[Any]], Callable[[], Model]]] = {
+    "one statement": (
+        lambda: processor(lambda: Parcel.objects.filter(sent=False)),
+        Parcel,
+    ),
+    "batches": (
+        lambda: processor(lambda: Parcel.objects.filter(sent=False), batch_size=2),
+        Parcel,
+    ),
+    "a spanning question": (
+        lambda: processor(lambda: Parcel.objects.filter(sent=False).exclude(depot__open=True)),
+        Parcel,
+    ),
+    "a parent's table": (
+        lambda: processor(lambda: Truck.objects.filter(inspected=False), done={"inspected": True}),
+        Truck,
+    ),
+    "a composite key": (
+        lambda: processor(lambda: Seat.objects.filter(sent=False)),
+        lambda: Seat(row=1, number=Seat.objects.count()),
+    ),
+    "the queryset's order": (
+        lambda: processor(lambda: Priced.objects.filter(sent=False), strict_order=True),
+        Priced,
+    ),
+    "a claim": (with_claim, Errand),
+    "a lease": (
+        lambda: processor(
+            lambda: Errand.objects.filter(done=False),
+            done={"done": True},
+            delivery=Delivery.AT_LEAST_ONCE,
+            lease=Lease(60),
+            retry=Retry(),
+        ),
+        Errand,
+    ),
+    "a retry": (
+        lambda: processor(
+            lambda: Errand.objects.filter(done=False), done={"done": True}, retry=Retry()
+        ),
+        Errand,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_the_statements_are_those_that_a_run_sends(name: str) -> None:
+    make, row = SENT[name]
+    for _ in range(4):
+        row().save()
+    with CaptureQueriesContext(connection) as asked:
+        found = explanation(make())
+    assert found.read is not None
+    assert found.claim
+    written = [q["sql"] for q in asked.captured_queries if not reads(q["sql"])]
+    assert written == []
+    # The claims of later rows may be sent with what waits, as one message.
+    with CaptureQueriesContext(connection) as sent:
+        report = make()()
+    assert report.processed == 4
+    text = "\n".join(query["sql"] for query in sent.captured_queries)
+    assert found.read in text
+    for statement in found.claim:
+        assert statement in text, (statement, text)
+
+
+def reads(sql: str) -> bool:
+    """Return whether a statement locks and writes nothing."""
+    of_transactions = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
+    plain = ("SELECT", "EXPLAIN", "PRAGMA", "SHOW", "SET", *of_transactions)
+    sql = sql.strip()
+    return sql.startswith(plain) and (sql.startswith("EXPLAIN") or "FOR UPDATE" not in sql)
+
+
+def test_an_explanation_waits_for_no_writer() -> None:
+    """With the settings that Django recommends for SQLite, a transaction would."""
+    Errand.objects.create()
+    is_sqlite = connection.vendor == "sqlite"
+    run = processor(lambda: Errand.objects.filter(done=False), done={"done": True})
+    with (
+        connected({"transaction_mode": "IMMEDIATE", "timeout": 0.2} if is_sqlite else {}),
+        transaction.atomic(),
+    ):
+        Errand.objects.update(result="at work")
+        assert the.elsewhere(lambda: explanation(run)).claim
+        found = the.elsewhere(lambda: list(examine([run], [run])))
+        fine = {Level.OK, Level.WARNING, Level.LEFT_OUT}
+        assert [each for each in found if each.level not in fine] == []
+
+
+# --- what each database tells
+
+SAID = {
+    "postgresql": {
+        "ok": {"read-only", "isolation", "snapshot", "lost-host", "flag-index"},
+        "left out": "",
+    },
+    "mysql": {
+        "ok": {"read-only", "isolation"},
+        "left out": "snapshot, lost-host, idle-in-transaction, autovacuum, flag-index, pending",
+    },
+    "sqlite": {
+        "ok": {"read-only"},
+        "left out": "isolation, snapshot, lost-host, idle-in-transaction, autovacuum, flag-index, "
+        "pending",
+    },
+}
+
+
+def test_the_doctor_names_what_this_database_is_not_asked_for() -> None:
+    send = processor(lambda: Parcel.objects.filter(sent=False))
+    found = list(examine([send], [send]))
+    said = SAID[connection.vendor]
+    left_out = [each.what for each in found if each.level is Level.LEFT_OUT]
+    name = connection.display_name
+    assert left_out == (
+        [f"{said['left out']}: {name} is not asked for them"] if said["left out"] else []
+    )
+    assert {each.check for each in found if each.level is Level.OK} >= {
+        *said["ok"],
+        "atomic-requests",
+        "router",
+        "shared-columns",
+    }
+    assert Level.PROBLEM not in {each.level for each in found}
+
+
+READ_ONLY = {
+    "postgresql": (
+        "SET default_transaction_read_only = on",
+        "SET default_transaction_read_only = off",
+    ),
+    "mysql": ("SET SESSION TRANSACTION READ ONLY", "SET SESSION TRANSACTION READ WRITE"),
+    "sqlite": ("PRAGMA query_only = on", "PRAGMA query_only = off"),
+}
+
+
+def test_the_doctor_finds_a_session_that_is_read_only() -> None:
+    send = processor(lambda: Parcel.objects.filter(sent=False))
+    before, after = READ_ONLY[connection.vendor]
+    execute(before)
+    try:
+        found = {each.check: each.level for each in examine([send], [send])}
+    finally:
+        execute(after)
+    assert found["read-only"] is Level.PROBLEM
+    assert {each.check: each.level for each in examine([send], [send])}["read-only"] is Level.OK
+
+
+def test_the_plan_is_shown_as_the_database_shows_it() -> None:
+    fill(Parcel, {"sent": True})
+    analyze(Parcel)
+    found = explanation(processor(lambda: Parcel.objects.filter(sent=False)))
+    assert found.plan is not None
+    shown = {"postgresql": "Seq Scan on", "mysql": "table=tests_parcel, type=", "sqlite": "SCAN"}
+    assert shown[connection.vendor] in "\n".join(found.plan.lines)
+    assert connection.display_name in found.verdict
+
+
+def test_a_percent_sign_of_a_statement_without_parameters_is_shown_as_it_is_sent() -> None:
+    rows = Parcel.objects.extra(where=["note LIKE 'a%%'"])
+    found = explanation(processor(lambda: rows))
+    assert found.read is not None
+    assert "LIKE 'a%'" in found.read
+
+
+def execute(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)

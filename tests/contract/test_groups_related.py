@@ -1,0 +1,426 @@
+"""Keys that are locked by their related row, on every database with row locks, and on SQLite."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Event
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.backends.base.features import BaseDatabaseFeatures
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dcl_processor import BatchProcessor, Delivery, Lease, Report
+from dcl_processor.checks import check_found
+from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.registry import Found
+from dcl_processor.testing import hold_lock
+from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
+from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
+from tests.contract.support.groups import grouped, keys
+from tests.contract.support.parcels import processor
+from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import before_statement, part_locked, until_a_session_waits
+from tests.models import Depot, Parcel, Ride, Vehicle
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEASED: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+CLAIMED: dict[str, Any] = {
+    "delivery": Delivery.AT_MOST_ONCE,
+    "pending": Parcel.objects.filter(sent=False, note=""),
+    "claim": {"note": "at work"},
+    "claimed_at": "sent_at",
+    "done": {"sent": True, "note": ""},
+}
+DELIVERIES = {"at_least_once": LEASED, "at_most_once": CLAIMED}
+
+each = pytest.mark.parametrize("delivery", DELIVERIES)
+both = pytest.mark.parametrize("order", [False, True], ids=["grouped", "in order"])
+
+
+def by_depot(
+    delivery: str, handler: Callable[..., Any] = ignore, **options: Any
+) -> BatchProcessor[Parcel]:
+    given = {"group_by": "depot", "lock_related": True, **DELIVERIES[delivery], **options}
+    return processor(handler, **given)
+
+
+def parcels_of(*places: int) -> tuple[list[Depot], list[Any]]:
+    """Make depots, and a parcel of the depot at each place given."""
+    depots = [Depot.objects.create(name=str(place)) for place in range(max(places) + 1)]
+    return depots, [Parcel.objects.create(depot=depots[place]) for place in places]
+
+
+@contextmanager
+def at_work(delivery: str, **options: Any) -> Iterator[None]:
+    """Have another worker in the handler of one row."""
+    here, go_on = Event(), Event()
+    row = options.pop("row", None)
+
+    def handler(_: Parcel) -> None:
+        here.set()
+        wait(go_on)
+
+    def run() -> Report:
+        filter = None if row is None else only(row)
+        return by_depot(delivery, handler, **options)(limit=1, wait_for_locked=0, filter=filter)
+
+    with meanwhile(run) as reports:
+        try:
+            wait(here)
+            yield
+        finally:
+            go_on.set()
+    assert isinstance(reports[0], Report), reports[0]
+    assert reports[0].processed == 1
+
+
+def run_beside(delivery: str, *, order: bool = False, **run: Any) -> tuple[Report, list[int]]:
+    handled: list[int] = []
+    options = {"in_order": order, "max_per_group": run.pop("most", None)}
+    worker = by_depot(delivery, lambda row: handled.append(row.pk), **options)
+    return worker(**{"wait_for_locked": 0, **run}), handled
+
+
+@each
+@both
+def test_the_rows_of_a_key_are_handled_in_turn(delivery: str, order: bool) -> None:
+    _, rows = parcels_of(0, 1, 0, 1)
+    loose = Parcel.objects.create()
+    report, handled = run_beside(delivery, order=order)
+    assert_run(report, processed=5)
+    for place in (0, 1):
+        of_key = [row.pk for row in rows[place::2]]
+        assert [pk for pk in handled if pk in of_key] == of_key
+    assert handled[-1] == loose.pk
+
+
+@each
+@both
+def test_no_sibling_of_a_row_at_work_is_handled(delivery: str, order: bool) -> None:
+    depots, (one, two, other) = parcels_of(0, 0, 1)
+    with at_work(delivery, row=one, in_order=order):
+        report, handled = run_beside(delivery, order=order)
+        assert handled == [other.pk]
+        assert_run(report, processed=1, held=1)
+        assert report.held_keys == (depots[0].pk,)
+    assert run_beside(delivery, order=order)[1] == [two.pk]
+
+
+@each
+def test_as_many_rows_of_a_key_are_in_flight_as_may_be(delivery: str) -> None:
+    _, rows = parcels_of(0, 0, 0, 1)
+    with (
+        at_work(delivery, row=rows[0], max_per_group=2),
+        at_work(delivery, row=rows[1], max_per_group=2),
+    ):
+        assert run_beside(delivery, most=2)[1] == [rows[3].pk]
+    assert run_beside(delivery, most=2)[1] == [rows[2].pk]
+
+
+@each
+def test_an_earlier_row_that_is_committed_late_waits_for_the_row_at_work(delivery: str) -> None:
+    depots, (two, three) = parcels_of(0, 0)
+    with at_work(delivery, row=two, in_order=True):
+        late = Parcel.objects.create(pk=two.pk - 1, depot=depots[0])
+        assert run_beside(delivery, order=True)[1] == []
+    assert run_beside(delivery, order=True)[1] == [late.pk, three.pk]
+
+
+@both
+def test_a_lapsed_lease_is_taken_away_before_a_sibling_is_leased(order: bool) -> None:
+    _, (one, two) = parcels_of(0, 0)
+    token = timezone.now() - timedelta(seconds=5)
+    Parcel.objects.filter(pk=one.pk).update(leased_until=token)
+    if order:
+        assert run_beside("at_least_once", order=True)[1] == keys_of(one, two)
+        return
+    assert run_beside("at_least_once", filter=only(two))[1] == [two.pk]
+    one.refresh_from_db()
+    assert one.leased_until == Lease(60).taken_away
+
+
+def keys_of(*rows: Parcel) -> list[int]:
+    return keys(rows)  # type: ignore[arg-type]  # rows of another model have keys, too
+
+
+@each
+def test_threads_never_handle_two_rows_of_a_key_at_once(delivery: str) -> None:
+    _, rows = parcels_of(*[place for place in range(4) for _ in range(5)])
+    active: set[int | None] = set()
+    handled: list[int] = []
+
+    def handle(row: Any) -> None:
+        assert row.depot_id not in active
+        active.add(row.depot_id)
+        handled.append(row.pk)
+        active.remove(row.depot_id)
+
+    report = by_depot(delivery, handle, in_order=True)(concurrency=3)
+    assert_run(report, processed=len(rows))
+    for row in rows:
+        of_key = [each.pk for each in rows if each.depot_id == row.depot_id]
+        assert [pk for pk in handled if pk in of_key] == of_key
+
+
+@pytest.mark.django_db
+@each
+def test_inside_a_test_case_keys_work_as_well(delivery: str) -> None:
+    parcels_of(0, 1, 0)
+    assert_run(run_beside(delivery)[0], processed=3)
+
+
+def rides_of(relation: str) -> tuple[list[Any], list[Ride]]:
+    """Make two rows of the relation, each with a part in several tables and a ride of its own."""
+    model: Any = Ride._meta.get_field(relation).related_model
+    Vehicle.objects.create()  # so that the keys of a trailer's two parts differ
+    related = [model.objects.create(), model.objects.create()]
+    return related, [Ride.objects.create(**{relation: each}) for each in related]
+
+
+def by_relation(relation: str, handler: Callable[..., Any] = ignore) -> BatchProcessor[Any]:
+    rides: dict[str, Any] = {"pending": Ride.objects.filter(sent=False), **LEASED}
+    return processor(handler, group_by=relation, lock_related=True, **rides)
+
+
+def tables_in(queries: CaptureQueriesContext, pattern: str) -> list[str]:
+    found = [re.search(pattern, each["sql"]) for each in queries.captured_queries]
+    return [each[1] for each in found if each]
+
+
+@pytest.mark.parametrize("relation", ["truck", "trailer", "train"])
+def test_a_key_whose_related_row_has_several_parts_is_handled(relation: str) -> None:
+    _, rides = rides_of(relation)
+    assert_run(by_relation(relation)(), processed=len(rides))
+
+
+if HAS_ROW_LOCKS:
+
+    def is_key_lock(sql: str) -> bool:
+        return "tests_depot" in sql and " FOR " in sql
+
+    def after_key_lock() -> Callable[[str], bool]:
+        """Recognise the statement that follows the first lock of a key."""
+        locked: list[str] = []
+
+        def follows(sql: str) -> bool:
+            was_locked = bool(locked)
+            if is_key_lock(sql):
+                locked.append(sql)
+            return was_locked
+
+        return follows
+
+    @each
+    @both
+    def test_a_row_claimed_just_before_the_key_is_locked_is_seen(
+        delivery: str, order: bool
+    ) -> None:
+        """The look at the siblings comes after the lock, in a statement of its own."""
+        _, (one, _two) = parcels_of(0, 0)
+        started: list[Any] = []
+
+        def claim_the_first() -> None:
+            work = at_work(delivery, row=one, in_order=order)
+            started.extend([work, work.__enter__()])
+
+        try:
+            with before_statement(is_key_lock, claim_the_first):
+                report, handled = run_beside(delivery, order=order)
+            assert handled == []
+            assert report.held > 0
+        finally:
+            started[0].__exit__(None, None, None)
+
+    @each
+    @both
+    def test_a_row_that_was_claimed_and_settled_before_the_key_is_locked_is_stale(
+        delivery: str, order: bool
+    ) -> None:
+        _, (one, two) = parcels_of(0, 0)
+
+        def handle_the_first() -> None:
+            assert elsewhere(lambda: run_beside(delivery, filter=only(one)))[1] == [one.pk]
+
+        with before_statement(is_key_lock, handle_the_first):
+            report, handled = run_beside(delivery, order=order, wait_for_locked=30)
+        assert handled == [two.pk]
+        assert_run(report, processed=1, stale=1)
+
+    @each
+    @both
+    def test_a_key_that_is_locked_and_not_looked_at_yet_is_busy(delivery: str, order: bool) -> None:
+        parcels_of(0, 0)
+        reports: list[tuple[Report, list[int]]] = []
+
+        def run_another() -> None:
+            reports.append(elsewhere(lambda: run_beside(delivery, order=order)))
+
+        with before_statement(after_key_lock(), run_another):
+            report, handled = run_beside(delivery, order=order)
+        assert_run(report, processed=2)
+        assert len(handled) == 2
+        assert_run(reports[0][0], held=2)
+        assert reports[0][1] == []
+
+    @each
+    def test_a_related_row_that_a_person_has_locked_makes_its_key_busy(delivery: str) -> None:
+        depots, (one, two) = parcels_of(0, 1)
+        with hold_lock(depots[0]):
+            report, handled = run_beside(delivery)
+            assert handled == [two.pk]
+            assert_run(report, processed=1, held=1)
+        assert run_beside(delivery)[1] == [one.pk]
+
+    @each
+    def test_a_row_that_was_moved_to_another_key_is_not_handled(delivery: str) -> None:
+        depots, (moved, other) = parcels_of(0, 1)
+
+        def move() -> None:
+            elsewhere(lambda: Parcel.objects.filter(pk=moved.pk).update(depot=depots[1]))
+
+        def is_row_lock(sql: str) -> bool:
+            return "tests_parcel" in sql and " FOR " in sql
+
+        with at_work(delivery, row=other):
+            with before_statement(is_row_lock, move):
+                report, handled = run_beside(delivery)
+            assert handled == []
+            assert report.stale == 1
+        assert run_beside(delivery)[1] == [moved.pk]
+
+    @each
+    @both
+    def test_no_row_of_a_key_is_handled_while_a_producer_has_it(delivery: str, order: bool) -> None:
+        depots, (one, other) = parcels_of(0, 1)
+        with transaction.atomic():
+            by_depot(delivery).lock_key(depots[0])
+            earlier = Parcel.objects.create(pk=one.pk - 1, depot=depots[0])
+            report, handled = elsewhere(lambda: run_beside(delivery, order=order))
+            assert handled == [other.pk]
+            assert_run(report, processed=1, held=1)
+        assert run_beside(delivery, order=order)[1] == [earlier.pk, one.pk]
+
+    @pytest.mark.parametrize("relation", ["truck", "trailer", "train"])
+    @pytest.mark.parametrize("part", [0, -1], ids=["its own part", "its root's part"])
+    def test_a_writer_of_one_part_of_the_related_row_makes_its_key_busy(
+        relation: str, part: int
+    ) -> None:
+        """``Vehicle.objects.filter(…).update(…)`` locks a row of the vehicles alone."""
+        (one, other), rides = rides_of(relation)
+        handled: list[int] = []
+        worker = by_relation(relation, lambda row: handled.append(row.pk))
+        table: Any = [type(one), *one._meta.all_parents][part]
+        # The keys of a trailer's two parts differ.
+        key = one.vehicle_id if relation == "trailer" and part else one.pk
+        with part_locked(table, key):
+            report = worker(wait_for_locked=0)
+            assert handled == [rides[1].pk]
+            assert_run(report, processed=1, held=1)
+        assert worker().processed == 1
+        assert other.pk != one.pk
+
+    @pytest.mark.parametrize("relation", ["truck", "trailer", "train"])
+    def test_the_parts_of_a_related_row_are_locked_as_save_writes_them(relation: str) -> None:
+        """A producer that waits for them in another order could deadlock with a save."""
+        (one, _), _ = rides_of(relation)
+        with transaction.atomic(), CaptureQueriesContext(connection) as locked:
+            by_relation(relation).lock_key(one)
+        with CaptureQueriesContext(connection) as saved:
+            one.save()
+        assert tables_in(locked, r"FROM \W(\w+)\W.* FOR ") == tables_in(saved, r"UPDATE \W(\w+)")
+
+    def test_a_server_without_skip_locked_is_refused_before_any_row(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A server that old cannot be had here; Django knows it by this feature."""
+        parcels_of(0)
+        features: BaseDatabaseFeatures = connection.features
+        monkeypatch.setattr(features, "has_select_for_update_skip_locked", False)
+        with pytest.raises(Unsupported, match="expected a server with SKIP LOCKED for lock_relat"):
+            by_depot("at_least_once")()
+        assert not Parcel.objects.filter(sent=True).exists()
+
+    def test_a_key_without_a_row_cannot_be_locked() -> None:
+        with transaction.atomic(), pytest.raises(InvalidOption, match="which no row has"):
+            by_depot("at_least_once").lock_key(1)
+
+
+if HAS_GATE:
+
+    @each
+    def test_rows_of_a_key_are_inserted_while_it_is_locked(delivery: str) -> None:
+        """Their foreign keys are checked at once; the lock of the related row is that of no key."""
+        depots, _ = parcels_of(0, 0)
+
+        def insert() -> None:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '2s'")
+                cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+                Parcel.objects.create(depot=depots[0])
+
+        with before_statement(after_key_lock(), lambda: elsewhere(insert)):
+            report, _ = run_beside(delivery)
+        assert report.processed >= 2
+        assert Parcel.objects.count() == 3
+
+    def test_a_producer_waits_for_the_related_row() -> None:
+        depots, _ = parcels_of(0)
+        got: list[str] = []
+
+        def produce() -> None:
+            with transaction.atomic():
+                by_depot("at_least_once").lock_key(depots[0])
+                got.append("locked")
+
+        with hold_lock(depots[0]):
+            producer = meanwhile(produce)
+            results = producer.__enter__()
+            until_a_session_waits()
+            assert got == []
+        producer.__exit__(None, None, None)
+        assert (got, results) == (["locked"], [None])
+
+
+def test_the_checks_accept_such_a_processor() -> None:
+    found = [Found(by_depot("at_least_once"), "tests.processors.handle")]
+    ids = {message.id for message in check_found(found)} - {"dcl_processor.W004"}
+    # The table of these tests has no index of the rows in flight.
+    assert ids == {"dcl_processor.W007"}
+
+
+def test_transactional_is_refused() -> None:
+    with pytest.raises(Unsupported, match="AT_MOST_ONCE or AT_LEAST_ONCE with lock_related"):
+        processor(ignore, group_by="depot", lock_related=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"group_by": None}, "expected lock_related together with group_by"),
+        ({"lock_related": 1}, "expected lock_related to be True or False"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        by_depot("at_least_once", **options)
+
+
+def test_a_key_without_a_related_row_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"a foreign key with lock_related.*got a IntegerField"):
+        grouped("at_least_once", ignore, lock_related=True)()
+
+
+def test_a_foreign_key_that_the_database_does_not_enforce_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A key whose row is gone could never be locked."""
+    monkeypatch.setattr(Parcel._meta.get_field("depot"), "db_constraint", False)
+    with pytest.raises(InvalidOption, match="a ForeignKey with db_constraint=False"):
+        by_depot("at_least_once")()

@@ -1,0 +1,727 @@
+"""What is known of a processor's rows: the same answers on every database, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models import F, Func, IntegerField, Q
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.insights import row as rows
+from dcl_processor.insights.answer import Answer, Asker, How, Moment
+from dcl_processor.insights.keys import parse_pk
+from dcl_processor.insights.status import NUMBERS, status
+from tests.contract.support import dispatches
+from tests.contract.support import errands as the
+from tests.contract.support.marking import marking
+from tests.contract.support.sessions import connected
+from tests.models import Errand, Parcel, Scan, Seat, Truck
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+HAS_HOLDERS = connection.vendor == "postgresql"
+
+
+def fails(row: Any) -> None:
+    raise ValueError("no such place")
+
+
+def ago(**duration: float) -> datetime:
+    return timezone.now() - timedelta(**duration)
+
+
+def ask(run: BatchProcessor[Any], **options: Any) -> dict[str, Any]:
+    """Return the answers about the rows, without that of the ledger."""
+    return dict(status(run, **{"only": [*NUMBERS], **options}).answers)
+
+
+def answers(run: BatchProcessor[Any], **options: Any) -> dict[str, Any]:
+    """Return the values of a status, but not those of its locks."""
+    found = ask(run, **options)
+    return {name: answer.value for name, answer in found.items() if name != "locked"}
+
+
+def seconds(answer: Answer[Moment]) -> float:
+    assert answer.value is not None
+    return round(answer.value.seconds, -1)
+
+
+NOTHING = {
+    "pending": 0,
+    "due": 0,
+    "later": 0,
+    "next_due": None,
+    "oldest": None,
+    "in_progress": 0,
+    "leased_until": None,
+    "in_doubt": 0,
+    "in_doubt_since": None,
+    "given_up": 0,
+    "errors": (),
+}
+
+
+def test_a_status_without_rows_has_exact_zeros() -> None:
+    run = the.at_least_once(the.ignore, retry=the.retry(), pending_since="claimed_at")
+    found = status(run, only=[*NUMBERS])
+    assert answers(run) == NOTHING
+    assert {answer.how for name, answer in found.answers.items() if name != "locked"} == {How.EXACT}
+    assert (found.name, found.delivery, found.using) == (run.name, "at_least_once", "default")
+
+
+def test_what_no_column_records_is_no_zero() -> None:
+    found = ask(the.transactional(the.ignore, failed={"done": True}))
+    said = {name for name, answer in found.items() if answer.how is How.NOT_RECORDED}
+    assert said - {"locked"} == {"oldest", "in_progress", "given_up", "errors"}
+    assert found["oldest"].why == "set pending_since=…"
+    assert all(found[name].value is None for name in said)
+    claimless = the.at_most_once(the.ignore, claim=None, claimed_at=None)
+    assert ask(claimless)["in_doubt"].how is How.NOT_RECORDED
+
+
+def test_rows_are_counted_by_their_condition() -> None:
+    run = the.at_least_once(the.ignore, retry=the.retry(max_attempts=3), pending_since="claimed_at")
+    the.errands(2)
+    Errand.objects.create(next_attempt_at=ago(minutes=-10), attempts=1, last_error="OSError: a")
+    Errand.objects.create(next_attempt_at=ago(minutes=10), attempts=1, last_error="OSError: b")
+    Errand.objects.create(leased_until=ago(minutes=-1), attempts=3)
+    Errand.objects.create(leased_until=ago(minutes=1), attempts=1)
+    Errand.objects.create(attempts=2, last_error="KeyError: 'c'")
+    Errand.objects.create(attempts=3, leased_until=ago(minutes=1))
+    Errand.objects.create(done=True)
+    Errand.objects.create(done=True, leased_until=ago(minutes=1))
+    found = ask(run)
+    assert {name: found[name].value for name in ("pending", "due", "later")} == {
+        "pending": 8,
+        "due": 5,
+        "later": 1,
+    }
+    assert seconds(found["next_due"]) == -600
+    assert (found["in_progress"].value, seconds(found["leased_until"])) == (1, -60)
+    assert found["given_up"].value == 1  # without attempts left
+    groups = [(group.kind, group.rows) for group in found["errors"].value]
+    assert groups == [("OSError", 2), ("KeyError", 1)]
+    assert found["in_doubt"].value == 0
+
+
+def test_the_oldest_row_that_has_attempts_left_gives_the_age() -> None:
+    run = the.transactional(the.ignore, retry=the.retry(), pending_since="claimed_at")
+    for minutes, values in (
+        (90, {"done": True}),
+        (80, {"attempts": 3}),
+        (40, {"attempts": 2}),
+        (20, {}),
+    ):
+        Errand.objects.create(claimed_at=ago(minutes=minutes), **values)
+    assert seconds(ask(run)["oldest"]) == 2400
+    expression = the.transactional(the.ignore, pending_since=F("claimed_at") + timedelta(minutes=5))
+    assert seconds(ask(expression)["oldest"]) == 4500
+
+
+def test_ages_are_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = the.transactional(the.ignore, pending_since="claimed_at")
+    Errand.objects.create(claimed_at=ago(minutes=20))
+    ahead = timezone.now() + timedelta(hours=7)
+    monkeypatch.setattr(timezone, "now", lambda: ahead)
+    answer = ask(run)["oldest"]
+    assert seconds(answer) == 1200
+    assert answer.value.at.tzinfo is UTC
+    document = answer.as_dict()
+    assert document["value"] == answer.value.at.isoformat()
+    assert document["seconds"] == answer.value.seconds
+
+
+def test_an_old_claim_is_in_doubt_and_a_young_one_in_progress() -> None:
+    run = the.at_most_once(the.ignore)
+    Errand.objects.create(claimed=True, claimed_at=ago(minutes=10))
+    Errand.objects.create(claimed=True, claimed_at=ago(minutes=20))
+    Errand.objects.create(claimed=True, claimed_at=ago(seconds=10))
+    Errand.objects.create(claimed=True, done=True)
+    found = ask(run)
+    assert (found["in_progress"].value, found["in_doubt"].value) == (1, 2)
+    assert seconds(found["in_doubt_since"]) == 1200
+    found = ask(run, doubt_after=0)
+    assert (found["in_progress"].value, found["in_doubt"].value) == (0, 3)
+
+
+def test_a_dead_letter_shows_what_was_given_up_without_a_retry() -> None:
+    def fail(row: Errand) -> None:
+        raise ValueError
+
+    run = the.transactional(fails, failed={"dead": True})
+    the.errands(3)
+    Errand.objects.create(done=True)
+    run()
+    assert ask(run)["given_up"].value == 3
+
+
+@pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
+def test_what_a_run_gave_up_on_is_counted_and_nothing_else(make: the.Make) -> None:
+    def handle(row: Errand) -> None:
+        if row.place % 2:
+            raise ValueError("odd")
+
+    retry = the.retry(max_attempts=2)
+    run = make(handle, retry=retry, failed={"dead": True}, reset={"claimed": False})
+    the.errands(4)
+    run()
+    assert ask(run)["given_up"].value == 0
+    run()
+    found = ask(run)
+    assert (found["given_up"].value, found["pending"].value) == (2, 0)
+    assert [(each.kind, each.rows) for each in found["errors"].value] == [("ValueError", 2)]
+
+
+# --- caps and time limits
+
+
+def test_counting_stops_at_a_number() -> None:
+    the.errands(5, last_error="OSError: x")
+    run = the.transactional(the.ignore, retry=the.retry())
+    found = ask(run, most=3)
+    assert (found["pending"].value, found["pending"].how) == (3, How.MORE_THAN)
+    assert found["errors"].how is How.MORE_THAN
+    assert found["errors"].value[0].rows == 3
+    exact = ask(run, most=5)["pending"]
+    assert (exact.value, exact.how) == (5, How.EXACT)
+
+
+def test_a_row_that_matches_twice_counts_once() -> None:
+    @batch_processor(pending=lambda: Parcel.objects.filter(scans__ok=True), done={"sent": True})
+    def check(parcel: Parcel) -> None: ...
+
+    parcel = Parcel.objects.create()
+    Scan.objects.bulk_create(Scan(parcel=parcel) for _ in range(3))
+    found = ask(check)
+    assert (found["pending"].value, found["due"].value) == (1, 1)
+
+
+class Slow(Func):
+    """A condition that takes longer than any limit of a test."""
+
+    arity = 0
+    output_field = IntegerField()
+    template = "(SELECT 1 FROM pg_sleep(60))"
+
+    def as_mysql(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        return self.as_sql(compiler, connection, template="SLEEP(60)", **context)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
+        template = (
+            "(WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000)"
+            " SELECT MAX(i) FROM n)"
+        )
+        return self.as_sql(compiler, connection, template=template, **context)
+
+
+def slow() -> Any:
+    return Errand.objects.alias(slow=Slow()).filter(done=False, slow=1)
+
+
+def limit() -> Any:
+    """Return the session's own time limit."""
+    if connection.vendor == "sqlite":
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SHOW statement_timeout"
+            if connection.vendor == "postgresql"
+            else "SELECT @@SESSION.max_statement_time"
+        )
+        return cursor.fetchone()[0]
+
+
+def test_a_question_that_takes_too_long_is_unknown_and_the_others_are_answered() -> None:
+    """The database ends it, and the session is as before."""
+    the.errands(2, last_error="OSError: x")
+    run = the.transactional(the.ignore, pending=slow, retry=the.retry())
+    before = limit()
+    found = ask(run, seconds=0.2, only=("pending", "errors", "oldest"))
+    pending = found["pending"]
+    assert pending.how is (How.UNKNOWN if connection.vendor == "sqlite" else How.ESTIMATED)
+    assert pending.why == "not within 0.2 s"
+    assert (pending.value is None) == (connection.vendor == "sqlite")
+    assert found["errors"].value[0].rows == 2
+    assert limit() == before
+    assert not connection.in_atomic_block
+    assert Errand.objects.count() == 2
+
+
+def test_inside_a_transaction_the_limit_ends_with_the_question() -> None:
+    run = the.transactional(the.ignore, pending=slow)
+    with transaction.atomic():
+        the.errands(2)
+        before = limit()
+        assert ask(run, seconds=0.2, only=("pending",))["pending"].how is not How.EXACT
+        assert answers(the.transactional(the.ignore), only=("pending",)) == {"pending": 2}
+        assert limit() == before
+    assert Errand.objects.count() == 2
+
+
+def test_a_question_takes_no_write_lock() -> None:
+    """With the settings that Django recommends for SQLite, each transaction begins with one."""
+    the.errands(1)
+    is_sqlite = connection.vendor == "sqlite"
+    found: list[Any] = []
+
+    def pending() -> Any:
+        return Errand.objects.filter(done=False)
+
+    def question(*_: Any) -> Any:
+        # In the middle of the question another session writes.
+        found.append(the.elsewhere(lambda: Errand.objects.update(result="written")))
+        return Answer(1)
+
+    with connected({"transaction_mode": "IMMEDIATE", "timeout": 0.2} if is_sqlite else {}):
+        asker = Asker(the.transactional(the.ignore, pending=pending), 5.0)
+        assert asker.ask("default", question) == Answer(1)
+        assert found == [1]
+
+        def answered() -> Any:
+            return ask(the.transactional(the.ignore), only=("pending",))["pending"]
+
+        with transaction.atomic():
+            Errand.objects.update(result="at work")
+            assert the.elsewhere(answered) == Answer(1)
+
+
+@pytest.mark.parametrize(("seconds", "is_counted"), [(0.0, False), (30 * 86_400.0, True)])
+def test_a_limit_that_the_database_does_not_have_is_the_nearest(
+    seconds: float, is_counted: bool
+) -> None:
+    run = the.transactional(the.ignore, pending=slow if seconds == 0 else Errand.objects.all())
+    the.errands(1)
+    found = ask(run, seconds=seconds, only=("pending",))["pending"]
+    assert (found.how is How.EXACT) == is_counted
+
+
+def test_an_error_of_the_users_code_is_the_reason() -> None:
+    def pending() -> Any:
+        raise ZeroDivisionError("oops")
+
+    found = ask(the.transactional(the.ignore, pending=pending))
+    assert {answer.how for answer in found.values()} == {How.UNKNOWN}
+    assert found["pending"].why == "ZeroDivisionError: oops"
+    assert found.keys() == NUMBERS.keys()
+
+
+def test_a_database_that_is_down_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    wrapper: Any = connections["other"]
+    wrapper.close()
+
+    def connect() -> None:
+        tried.append("other")
+        raise wrapper.Database.OperationalError("nothing listens there")
+
+    monkeypatch.setattr(wrapper, "connect", connect)
+    down: dict[str, str] = {}
+    found = ask(the.transactional(the.ignore), using="other", down=down)
+    assert {answer.how for answer in found.values()} == {How.UNKNOWN}
+    assert list(down) == ["other"]
+    number = len(tried)
+    assert ask(the.transactional(the.ignore), using="other", down=down)["due"].why
+    assert len(tried) == number
+
+
+def test_a_status_writes_nothing_and_each_question_is_one_statement(
+    django_assert_max_num_queries: Callable[..., Any],
+) -> None:
+    the.errands(2)
+    run = the.at_least_once(the.ignore, retry=the.retry())
+    with django_assert_max_num_queries(60) as queries:
+        status(run, only=[name for name in NUMBERS if name != "locked"])
+    sent = [query["sql"] for query in queries.captured_queries]
+    reads = [sql for sql in sent if "tests_errand" in sql]
+    assert all(sql.startswith("SELECT") for sql in reads)
+    assert len(reads) == 8  # not the oldest, which has no column, and not those in doubt
+
+
+def test_locks_are_shown_or_the_database_is_named() -> None:
+    run = the.transactional(the.ignore)
+    the.errands(1)
+    answer = ask(run)["locked"]
+    if HAS_HOLDERS:
+        assert answer.value.as_dict() == {"rows": 0, "holders": []}
+    else:
+        name = "SQLite" if connection.vendor == "sqlite" else "MariaDB"
+        assert answer.how is How.NOT_RECORDED
+        assert name in answer.why
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"failed": {"status": "dead"}}, 2),
+        ({"failed": None}, 3),
+        ({"failed": lambda row, error: {"status": "dead"}}, None),
+        ({"failed": {"status": "dead"}, "retry": dispatches.retry(None)}, 2),
+    ],
+)
+def test_rows_that_were_given_up_are_counted_by_the_columns_that_there_are(
+    options: dict[str, Any], expected: int | None
+) -> None:
+    """A nullable counter of two bytes, and no column for the time or the error."""
+    dispatches.dispatches(3, tries=3)
+    dispatches.dispatches(2, tries=1, status="dead")
+    dispatches.dispatches(1, tries=None)
+    run = dispatches.transactional(the.ignore, **{"retry": dispatches.retry(3), **options})
+    found = ask(run)
+    assert found["given_up"].value == expected
+    assert found["later"].value == 0
+    assert found["next_due"].value is None
+    assert "Retry(…) with last_error" in found["errors"].why
+    given_up = found["given_up"]
+    assert (given_up.how is How.NOT_RECORDED) is (expected is None) is bool(given_up.why)
+
+
+def settled_by_hand(**values: Any) -> None:
+    """Leave the retry columns as the last failure has written them."""
+    Errand.objects.update(**{"done": True, "dead": False, **values})
+
+
+FAILURES: dict[str, dict[str, Any]] = {
+    "a constant": {"failed": {"dead": True}},
+    "a function": {"failed": None, "get_failed": lambda row, error: {"dead": True}},
+    "the result": {"failed": {"dead": True}, "done": lambda row, result: {"done": True}},
+    "nothing": {"failed": None},
+}
+
+
+@pytest.mark.parametrize("options", FAILURES.values(), ids=FAILURES)
+def test_a_row_that_a_person_has_settled_is_no_longer_given_up(options: dict[str, Any]) -> None:
+    """To put it back would repeat its work."""
+    the.errands(3)
+    run = the.transactional(fails, retry=the.retry(max_attempts=1), **options)
+    assert run().failed == 3
+    assert answers(run)["given_up"] == 3
+    settled_by_hand()
+    assert answers(run)["given_up"] == 0
+    assert not ask(run)["given_up"].why
+
+
+@pytest.mark.parametrize("failed", [{"dead": True}, {"dead": True, "result": "no"}])
+def test_a_row_with_a_dead_letter_that_was_handled_since_is_not_given_up(
+    failed: dict[str, Any],
+) -> None:
+    """It was put back by hand, or by a reset that leaves the dead letter, and succeeded then."""
+    the.errands(2)
+    options = {"pending": Errand.objects.filter(done=False, claimed=False), "failed": failed}
+    run = the.transactional(the.ignore, **options)
+    Errand.objects.update(**failed)
+    row = Errand.objects.latest("pk")
+    Errand.objects.filter(pk=row.pk).update(done=True)
+    assert answers(run)["given_up"] == 1
+    shown = rows.show(run, row.pk)
+    assert shown.parts["given_up"].value is False
+    assert shown.reason == "it is not in pending: it is done, or does not wait yet"
+
+
+def test_a_dead_letter_that_contains_the_flip_is_given_up() -> None:
+    """Both take the row out of pending by the same column."""
+    the.errands(1)
+    run = the.transactional(fails, failed={"done": True, "dead": True})
+    assert run().failed == 1
+    assert answers(run)["given_up"] == 1
+
+
+def test_a_claimed_row_is_not_given_up_whatever_it_still_contains() -> None:
+    """Its dead letter is from before: a person has put it back, and a worker has begun with it."""
+    run = the.at_most_once(the.ignore, failed={"dead": True})
+    Errand.objects.create(dead=True, claimed=True)
+    Errand.objects.create(dead=True, claimed=True, claimed_at=ago(seconds=1))
+    assert answers(run)["given_up"] == 1
+
+
+def test_a_claimed_row_without_a_time_is_not_shown_as_done() -> None:
+    run = the.at_most_once(the.ignore, claimed_at=None, failed={"dead": True})
+    claimed = Errand.objects.create(claimed=True)
+    words = "it has the values of claim, and no column has the time: its handler is at work, or"
+    assert reason(run, claimed).startswith(words)
+    assert rows.show(run, claimed.pk).parts["unclaimed"].value is False
+    done = Errand.objects.create(claimed=True, done=True)
+    assert reason(run, done) == "it is not in pending: it is done, or does not wait yet"
+    by_result = the.at_most_once(
+        the.ignore, claimed_at=None, done=lambda row, result: {"done": True}
+    )
+    assert reason(by_result, done).startswith(words)
+    assert reason(by_result, done).endswith("in doubt, or it is done; set claimed_at=…")
+
+
+def test_handled_rows_are_not_given_up_whatever_the_flip_writes() -> None:
+    """The dead letter writes a part of what the function writes."""
+    the.errands(3)
+    flip = {"done": lambda row, result: {"done": True, "dead": True}}
+    run = the.transactional(the.ignore, failed={"dead": True}, **flip)
+    assert run().processed == 3
+    answer = ask(run)["given_up"]
+    assert (answer.value, answer.how) == (None, How.NOT_RECORDED)
+    with_error = the.transactional(the.ignore, failed={"dead": True}, retry=the.retry(), **flip)
+    assert answers(with_error)["given_up"] == 0
+
+
+def test_a_row_with_more_attempts_than_before_is_not_given_up() -> None:
+    [row] = the.errands(1)
+    assert the.transactional(fails, retry=the.retry(max_attempts=1))().failed == 1
+    more = the.transactional(the.ignore, retry=the.retry(max_attempts=5))
+    assert answers(more)["given_up"] == 0
+    assert reason(more, row).startswith("a run would handle it now")
+
+
+def test_a_row_in_doubt_is_not_given_up_even_if_its_claim_has_no_time() -> None:
+    the.errands(2)
+    retry, reset = the.retry(max_attempts=1), {"claimed": False}
+    run = the.at_most_once(fails, claimed_at=None, retry=retry, reset=reset)
+    assert run().failed == 2
+    assert answers(run)["given_up"] == 0
+
+
+def test_the_age_of_pending_rows_without_a_time_is_unknown() -> None:
+    """A monitor that asks for it must not be green."""
+    the.errands(2)
+    run = the.transactional(the.ignore, pending_since="claimed_at")
+    assert ask(run)["oldest"].how is How.UNKNOWN
+    Errand.objects.filter(place=0).update(claimed_at=ago(minutes=5))
+    assert seconds(ask(run)["oldest"]) == 300
+    Errand.objects.update(done=True)
+    assert ask(run)["oldest"].how is How.EXACT
+
+
+def test_kinds_of_errors_beyond_the_kept_ones_are_said_to_be_there() -> None:
+    the.errands(21)
+    run = the.transactional(the.ignore, retry=the.retry())
+    for row in Errand.objects.all():
+        Errand.objects.filter(pk=row.pk).update(last_error=f"Error{row.place}: no")
+    errors = ask(run)["errors"]
+    assert (len(errors.value), errors.how) == (20, How.MORE_THAN)
+
+
+def test_a_row_that_was_settled_by_hand_is_not_claimed_whatever_it_still_contains() -> None:
+    run = the.at_most_once(the.ignore)
+    row = Errand.objects.create(claimed=False, claimed_at=ago(minutes=10), done=True)
+    assert reason(run, row).startswith("it is not in pending")
+    assert answers(run)["in_doubt"] == 0
+
+
+def test_a_mark_beside_a_lease_is_in_progress_while_the_lease_is_alive() -> None:
+    run = marking(the.ignore)
+    the.errands(4)
+    run.reserve(2)
+    assert (answers(run)["in_progress"], answers(run)["in_doubt"]) == (2, 0)
+    Errand.objects.filter(place=0).update(leased_until=ago(seconds=1))
+    assert answers(run)["in_progress"] == 1
+
+
+def test_a_lease_that_was_taken_away_is_in_progress_nowhere() -> None:
+    """Its row was put back, or is left by a dead worker: no worker may settle it."""
+    for run in (marking(the.ignore), the.at_least_once(the.ignore, retry=the.retry())):
+        row = Errand.objects.create(leased_until=Lease(60).taken_away)
+        found = answers(run)
+        assert {name: found[name] for name in ("in_progress", "leased_until", "in_doubt")} == {
+            "in_progress": 0,
+            "leased_until": None,
+            "in_doubt": 0,
+        }
+        shown = rows.show(run, row.pk)
+        assert shown.parts["lease_free"].value is True
+        assert shown.reason.startswith("a run would handle it now")
+
+
+# --- one row
+
+
+def reason(run: BatchProcessor[Any], row: Any) -> str:
+    return rows.show(run, row.pk).reason
+
+
+def test_why_a_row_is_handled_or_not() -> None:
+    run = the.at_least_once(
+        the.ignore, retry=the.retry(max_attempts=3), failed={"dead": True}, pending_since=Now()
+    )
+    make = Errand.objects.create
+    free = "a run would handle it now"
+    assert reason(run, make()).startswith(free)
+    assert reason(run, make(done=True)) == "it is not in pending: it is done, or does not wait yet"
+    waits = make(next_attempt_at=datetime(2999, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert reason(run, waits) == "its next attempt is at 2999-01-02 03:04:05 UTC"
+    leased = make(leased_until=datetime(2999, 1, 2, 3, 4, 5, tzinfo=UTC), done=True)
+    assert reason(run, leased) == "a worker has it, and its lease ends at 2999-01-02 03:04:05 UTC"
+    dead = make(dead=True, attempts=3, last_error="OSError: no\nroute")
+    assert reason(run, dead) == "it was given up on: OSError: no route"
+    assert reason(run, make(attempts=3)) == "the next run writes failed to it"
+    shown = rows.show(run, waits.pk)
+    assert {name: part.value for name, part in shown.parts.items()} == {
+        "exists": True,
+        "pending": True,
+        "due": False,
+        "attempts_left": True,
+        "lease_free": True,
+        "given_up": False,
+    }
+    assert list(shown.columns) == [
+        "attempts",
+        "next_attempt_at",
+        "last_error",
+        "leased_until",
+        "pending_since",
+    ]
+    assert shown.exists
+
+
+def test_why_a_row_with_fewer_columns_is_handled_or_not() -> None:
+    run = dispatches.at_least_once(the.ignore, retry=dispatches.retry(3), failed={"status": "dead"})
+    [row] = dispatches.dispatches(1)
+    assert reason(run, row).startswith("a run would handle it now")
+    assert list(rows.show(run, row.pk).columns) == ["tries", "leased_until"]
+    type(row).objects.update(tries=3)
+    assert reason(run, row) == "the next run writes failed to it"
+    type(row).objects.update(status="dead")
+    assert reason(run, row) == "it was given up on"
+    assert "due" not in rows.show(run, row.pk).parts
+
+
+def test_discard_writes_what_a_failure_writes() -> None:
+    retry = dispatches.retry(3, on_failure={"priority": 7})
+    run = dispatches.transactional(the.ignore, retry=retry, failed={"status": "dead"})
+    [row] = dispatches.dispatches(1)
+    assert run.discard(type(row).objects.all(), reason="no such address") == 1
+    row.refresh_from_db()
+    assert (row.status, row.priority, row.tries) == ("dead", 7, None)
+
+
+def test_a_claimed_row_is_in_progress_or_in_doubt() -> None:
+    run = the.at_most_once(the.ignore)
+    row = Errand.objects.create(claimed=True, claimed_at=ago(minutes=10))
+    assert reason(run, row).startswith("it was claimed 10 min ago")
+    assert "in doubt" in reason(run, row)
+
+
+def test_a_row_that_is_not_there_or_cannot_be_asked_about() -> None:
+    run = the.transactional(the.ignore)
+    gone = rows.show(run, 0)
+    assert (gone.exists, gone.is_complete) == (False, True)
+    assert gone.reason == "there is no row with this key"
+    row = Errand.objects.create()
+    unknown = rows.show(the.transactional(the.ignore, pending=slow), row.pk, seconds=0.2)
+    assert not unknown.is_complete
+    assert unknown.reason == "could not be found out: not within 0.2 s"
+
+
+def test_rows_with_other_keys_and_tables_are_shown_too() -> None:
+    seat = Seat.objects.create(row=3, number=4)
+    usher = batch_processor(pending=Seat.objects.filter(sent=False), done={"sent": True})(
+        the.ignore
+    )
+    pk = parse_pk(usher, "3,4")
+    assert pk == (3, 4)
+    assert rows.show(usher, seat.pk).parts["pending"].value
+    assert ask(usher)["due"].value == 1
+    with pytest.raises(ValueError, match="expected 2 values joined by commas, got '3'"):
+        parse_pk(usher, "3")
+    truck = Truck.objects.create()
+    weigh = batch_processor(
+        pending=Truck.objects.filter(inspected=False),
+        done={"inspected": True},
+        delivery=Delivery.AT_LEAST_ONCE,
+        lease=Lease(60),
+    )(the.ignore)
+    assert reason(weigh, truck).startswith("a run would handle it now")
+    assert ask(weigh)["pending"].value == 1
+    for run in (usher, weigh):
+        assert How.UNKNOWN not in {answer.how for answer in ask(run).values()}
+
+
+def test_a_probe_finds_out_whether_a_row_is_locked_and_leaves_a_free_one_free() -> None:
+    """SQLite has no row locks."""
+    run = the.transactional(the.ignore)
+    row, free = the.errands(2)
+    probes = [rows.show(run, free.pk, with_probe=True).probed]
+    if connection.features.has_select_for_update:
+        other = connection.copy()
+        try:
+            with other.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute("SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE", [row.pk])
+                shown = rows.show(run, row.pk, with_probe=True)
+        finally:
+            other.close()
+        assert shown.reason == "a session has locked it"
+        probes.append(shown.probed)
+    found = [probe.value and probe.value.is_locked for probe in probes if probe]
+    assert found == ([False, True] if connection.features.has_select_for_update else [None])
+    assert run().processed == 2
+
+
+# --- pending_since
+
+
+def test_pending_since_names_a_time_of_the_model() -> None:
+    run = the.transactional(the.ignore, pending_since="plaec")
+    words = "expected pending_since='plaec' to name a DateTimeField of tests.Errand, got no such"
+    with pytest.raises(InvalidOption, match=words):
+        run()
+    with pytest.raises(InvalidOption, match=r"got a .*IntegerField that cannot be NULL"):
+        the.transactional(the.ignore, pending_since="place")()
+    with pytest.raises(InvalidOption, match="expected pending_since to be the name of a column"):
+        the.transactional(the.ignore, pending_since=3)
+    the.errands(1)
+    assert the.transactional(the.ignore, pending_since="claimed_at")().processed == 1
+
+
+# --- discard
+
+
+def test_discard_gives_up_on_what_is_pending_or_claimed_and_on_nothing_else() -> None:
+    retry = the.retry()
+    run = the.at_most_once(the.ignore, retry=retry, reset={"claimed": False}, failed={"dead": True})
+    pending = Errand.objects.create(attempts=2, next_attempt_at=ago(minutes=-5))
+    claimed = Errand.objects.create(claimed=True, claimed_at=ago(minutes=5))
+    done = Errand.objects.create(done=True)
+    assert run.discard(Errand.objects.all(), reason="the customer\x00 has left") == 2
+    assert the.state(pending) == {**the.state(claimed), "attempts": 2, "claimed": False}
+    assert (the.state(claimed)["dead"], the.state(claimed)["claimed_at"]) == (True, False)
+    assert the.untouched(done) is False
+    assert not the.state(done)["dead"]
+    fresh = Errand.objects.get(pk=pending.pk)
+    assert fresh.last_error == "Discard: the customer has left"
+    assert fresh.next_attempt_at is None
+    assert ask(run)["given_up"].value == 2
+    assert run.discard(Errand.objects.all()) == 0
+
+
+def test_discard_takes_values_where_failed_is_none() -> None:
+    run = the.transactional(the.ignore)
+    row = Errand.objects.create()
+    with pytest.raises(InvalidOption, match=r"expected discard\(rows, values=\{…\}\) where failed"):
+        run.discard(Errand.objects.all())
+    with pytest.raises(InvalidOption, match=r"expected discard\(\)'s values to be a mapping"):
+        run.discard(Errand.objects.all(), values={})
+    assert run.discard(Errand.objects.filter(pk=row.pk), values={"dead": True, "done": True}) == 1
+    assert the.state(row)["dead"]
+
+
+def test_discard_asks_again_under_the_lock() -> None:
+    """A row that was handled between the choice and the lock stays as it is."""
+    from tests.contract.support.sessions import before_statement
+
+    run = the.transactional(the.ignore, failed={"dead": True})
+    row, other = the.errands(2)
+
+    def handle_it() -> None:
+        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(done=True))
+
+    locks = "UPDATE" if connection.vendor == "sqlite" else "FOR "
+
+    def is_lock(sql: str) -> bool:
+        return sql.startswith(locks) if connection.vendor == "sqlite" else locks in sql
+
+    with before_statement(is_lock, handle_it):
+        assert run.discard(Errand.objects.filter(Q(pk=row.pk) | Q(pk=other.pk))) == 1
+    assert (the.state(row)["dead"], the.state(other)["dead"]) == (False, True)

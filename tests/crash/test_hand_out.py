@@ -1,0 +1,133 @@
+"""I9: what a process killed at any statement of a hand-out leaves, and who gets the rows then.
+
+The process reserves two of three rows and settles each from its token. It is killed at each of the
+boundaries that it passes undisturbed, as in ``test_statements.py``.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcl_processor import BatchProcessor, Reservation
+from tests.contract.support.heartbeat import until
+from tests.crash import processors, tally, victims
+from tests.crash.audit import effects
+from tests.crash.left import KEPT, Left
+from tests.crash.rows import FIRST, ROWS, SECOND, fresh, rows, state, those, time_passes
+from tests.shares import has_point
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    # Each of the kills is followed by several hand-outs and settlements.
+    pytest.mark.timeout(600),
+]
+
+Check = Callable[[BatchProcessor[Any], Left], None]
+
+
+def reserve_and_settle(processor: BatchProcessor[Any]) -> list[int]:
+    """Have two rows handed out, and settle them as another process would."""
+    handed = processor.reserve(2)
+    settle(processor, handed)
+    return [each.row.pk for each in handed]
+
+
+def settle(processor: BatchProcessor[Any], handed: list[Reservation[Any]]) -> None:
+    for each in handed:
+        processors.act(each.row)
+        processor.reservation(each.token).settle()
+
+
+def kill_at_each(name: str, audit: str, check: Check) -> None:
+    """Kill the process at each of its boundaries, and check what is left."""
+    processor, all_rows = getattr(processors, name), frozenset(ROWS)
+    fresh(*ROWS, of=processor)
+    Path(audit).write_text("")
+    code, boundaries, handed = victims.run(name, audit, all_rows, act=reserve_and_settle)
+    assert (code, handed) == (0, [FIRST, SECOND])
+    assert effects() == Counter(handed)
+    assert those(lambda row: row.done) == set(handed)
+    assert any(each.commits for each in boundaries)
+    for number, boundary in enumerate(boundaries):
+        if number and boundary.name.startswith("before") and boundary.name not in KEPT:
+            continue
+        if not has_point(number, f"killed in a hand-out, {name}", of=3):
+            continue
+        fresh(*ROWS, of=processor)
+        Path(audit).write_text("")
+        at = number, boundary.name
+        before = victims.sessions()
+        code, *_ = victims.run(name, audit, all_rows, at, act=reserve_and_settle)
+        tally.processes_killed += 1
+        # What its session has locked until the server notices the kill is not handed out.
+        until(lambda: victims.sessions() <= before)  # noqa: B023  # called here
+        try:
+            assert code == -signal.SIGKILL
+            left = Left.behind(all_rows, boundaries[: number + 1])
+            assert effects() == left.effects
+            assert those(lambda row: row.done) == left.settled
+            check(processor, left)
+        except AssertionError as error:
+            error.add_note(f"killed at {number} of {len(boundaries)}: {boundary.name}")
+            raise
+
+
+def reserve_the_rest(processor: BatchProcessor[Any], left: Left) -> None:
+    """Check that the rows that were not handed out are, and settle them."""
+    handed = processor.reserve(10)
+    assert {each.row.pk for each in handed} == left.rows - left.claimed
+    settle(processor, handed)
+
+
+@pytest.mark.parametrize("name", ["lease", "lease_spanning", "lease_marked"])
+def test_i9_at_least_once_the_rows_are_handed_out_again_when_the_lease_has_lapsed(
+    nursery: None, audit: str, name: str
+) -> None:
+    """The kill has cost an attempt, also if no agent has ever got the row."""
+
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
+        held = left.claimed - left.settled
+        marked = {"leased", "marked"}
+        assert {pk for pk, row in rows().items() if state(row) in marked} == held
+        assert those(lambda row: row.attempts == 1) == held
+        reserve_the_rest(processor, left)
+        assert those(lambda row: row.done) == left.rows - held
+
+        time_passes()
+        handed = processor.reserve(10)
+        assert {each.row.pk for each in handed} == held
+        assert those(lambda row: row.attempts == 2) == held
+        settle(processor, handed)
+        assert those(lambda row: state(row) == "done") == left.rows
+        assert effects() == left.effects + Counter(left.rows - left.settled)
+        assert processor.reserve() == []
+
+    kill_at_each(name, audit, check)
+
+
+@pytest.mark.parametrize("name", ["claim", "claim_two_tables"])
+def test_i9_at_most_once_the_rows_are_in_doubt_until_a_person_decides(
+    nursery: None, audit: str, name: str
+) -> None:
+    def check(processor: BatchProcessor[Any], left: Left) -> None:
+        doubtful = left.claimed - left.settled
+        assert set(processor.in_doubt(older_than=0).values_list("pk", flat=True)) == doubtful
+        reserve_the_rest(processor, left)
+        assert those(lambda row: state(row) == "in doubt") == doubtful
+        assert max(effects().values()) == 1
+
+        happened = doubtful & left.effects.keys()
+        table = processor.pending().model.objects
+        assert processor.mark_done(table.filter(pk__in=happened)) == len(happened)
+        assert processor.requeue(processor.in_doubt(older_than=0)) == len(doubtful - happened)
+        settle(processor, processor.reserve(10))
+        assert those(lambda row: state(row) == "done") == left.rows
+        assert effects() == Counter(left.rows)
+
+    kill_at_each(name, audit, check)

@@ -1,0 +1,64 @@
+"""Rows that are stuck, and what operators and other sessions do beside the command."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from django.db import connection
+from django.utils import timezone
+
+from tests.edge.manage import CHECKOUT, command, environment
+from tests.models import Errand
+
+
+def claimed(minutes: float = 10) -> Errand:
+    """Make an errand that was claimed so long ago, and never settled."""
+    since = timezone.now() - timedelta(minutes=minutes)
+    return Errand.objects.create(claimed=True, claimed_at=since)
+
+
+@contextmanager
+def on_a_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start the command with a terminal as stdin; yield it, and the terminal's other end."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command(*arguments),
+        env=environment(),
+        cwd=CHECKOUT,
+        stdin=follower,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with process:
+            try:
+                yield process, leader
+            finally:
+                process.kill()
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+@contextmanager
+def another_session(statement: str, *values: int, name: str = "") -> Iterator[None]:
+    """Execute a statement in a transaction of another session, which is open in the block.
+
+    ``name``: its application_name.
+    """
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT set_config('application_name', %s, false)", [name])
+            # A command that waits without a limit ends, and the test fails.
+            cursor.execute("SET idle_in_transaction_session_timeout = '60s'; BEGIN")
+            cursor.execute(statement, values or None)
+            yield
+    finally:
+        other.close()

@@ -1,0 +1,176 @@
+"""What a worker waits for beside its handlers: it is shown and warned of, and never ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db.models import QuerySet
+
+from dcl_processor import BatchProcessor
+from dcl_processor.alive import main
+from dcl_processor.execution import calls
+from dcl_processor.execution.calls import Call
+from dcl_processor.processes.beats import NOTICED_AFTER, AtWork, Beat, most_urgent
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.health import Health
+from dcl_processor.processes.health_file import HealthFile
+from dcl_processor.processes.monitor import Monitor
+from dcl_processor.signals import row_finished
+from tests.contract.support import errands as the
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Nosy(BatchProcessor[Errand]):
+    """Notes in each of its hooks what is known to be under way."""
+
+    name = "shop.nosy"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, list[str]] = {}
+
+    def look(self, hook: str) -> None:
+        self.seen.setdefault(hook, [AtWork.of(call).named for call in calls.under_way()])
+
+    def pending(self) -> QuerySet[Errand]:
+        self.look("pending")
+        return the.PENDING
+
+    def throttle(self) -> None:
+        self.look("throttle")
+
+    @contextmanager
+    def resource(self) -> Iterator[None]:
+        self.look("resource")
+        yield
+        self.look("end of resource")
+
+    def process(self, row: Errand, _: None) -> None:
+        self.look("process")
+        if row.place == 1:
+            raise OSError
+
+    def get_done(self, row: Errand, result: Any) -> Mapping[str, Any]:
+        self.look("get_done")
+        return {"done": True}
+
+    def get_failed(self, row: Errand, error: Exception) -> Mapping[str, Any]:
+        self.look("get_failed")
+        return {"dead": True}
+
+
+@pytest.fixture
+def nosy() -> Iterator[Nosy]:
+    made = Nosy()
+
+    def finished(**_: Any) -> None:
+        made.look("row_finished")
+
+    row_finished.connect(finished)
+    yield made
+    row_finished.disconnect(finished)
+
+
+def watched(run: Callable[[], Any]) -> None:
+    with Monitor(lambda _: None, Stop()):
+        run()
+
+
+def test_each_hook_is_known_while_it_is_called(nosy: Nosy) -> None:
+    done, failed = the.errands(2)
+    watched(nosy)
+    assert nosy.seen.pop("pending")[-1:] == ["pending()"]
+    assert nosy.seen == {
+        "throttle": ["throttle()"],
+        "resource": ["resource()"],
+        "process": [f"row {done.pk}"],
+        "get_done": [f"get_done() for row {done.pk}"],
+        "row_finished": [f"receivers of row_finished for row {done.pk}"],
+        "get_failed": [f"get_failed() for row {failed.pk}"],
+        "end of resource": ["the end of resource()"],
+    }
+    assert calls.under_way() == []
+
+
+def test_the_read_of_the_pending_rows_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dcl_processor.candidates import scan
+
+    the.errands(1)
+    seen: list[list[str]] = []
+    read = scan._read
+
+    def look(*arguments: Any) -> Any:
+        seen.append([AtWork.of(call).named for call in calls.under_way()])
+        return read(*arguments)
+
+    monkeypatch.setattr(scan, "_read", look)
+    watched(the.transactional(the.ignore, name="shop.read"))
+    assert seen[0] == ["the read of pending"]
+
+
+def test_without_a_monitor_only_handlers_are_noted(nosy: Nosy) -> None:
+    done, _ = the.errands(2)
+    nosy()
+    assert {hook: seen for hook, seen in nosy.seen.items() if seen} == {
+        "process": [f"row {done.pk}"]
+    }
+
+
+def test_a_hook_that_raises_is_forgotten(nosy: Nosy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(nosy, "throttle", broken)
+    with pytest.raises(OSError, match="no answer"):
+        watched(nosy)
+    assert calls.under_way() == []
+
+
+@pytest.fixture
+def hung() -> Iterator[Call]:
+    call = Call("shop.send", (17,), None, what="get_done()")
+    calls.begin(call)
+    yield call
+    calls.end(call)
+
+
+def test_a_hook_that_hangs_is_warned_of_and_never_late(
+    hung: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats: list[Beat] = []
+    Monitor(beats.append, Stop()).look(hung.since + 301)
+    (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert line.startswith(
+        f"shop.send: process {os.getpid()}: get_done() for row 17 has not returned after 5 min "
+    )
+    (beat,) = beats
+    assert beat.call == AtWork.of(hung)
+    assert not beat.call.is_late(beat.at)
+
+
+def test_a_hook_that_ends_soon_makes_no_idle_worker_a_busy_one(hung: Call) -> None:
+    assert most_urgent(hung.since + NOTICED_AFTER / 2) is None
+    assert most_urgent(hung.since + NOTICED_AFTER) is not None
+
+
+def test_the_health_file_names_it(
+    hung: Call, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "health"
+    health = Health(["shop.send"], Stop(), HealthFile(file))
+    health.ready()
+    health.beat(Beat(hung.since, AtWork.of(hung)))
+    assert main([str(file)]) == 0
+    assert "works at shop.send, get_done() for row 17 since " in capsys.readouterr().out
+    other = Call("shop.send", (), None, what="resource()")
+    health._next = 0.0
+    health.beat(Beat(other.since, AtWork.of(other)))
+    assert main([str(file)]) == 0
+    assert "works at shop.send, resource() since " in capsys.readouterr().out

@@ -1,0 +1,643 @@
+"""``manage.py processors doctor``: each finding is provoked on a real server, and then fixed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from django.conf import settings
+from django.db import connection, connections, transaction
+from django.db.models import Index, Model, Q
+from django.test import override_settings
+from django.utils import timezone
+
+from dcl_processor.insights import catalog, session_findings, table_findings
+from dcl_processor.insights.findings import Finding, Level, ok
+from dcl_processor.ledger.models import RecordedRun
+from sample_app import embedded, supervisor
+from tests.edge.manage import Install, Manage, wait_for
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+DELIVER = "warehouse.deliver"
+
+
+class Examined(NamedTuple):
+    """What one call of the command said: the exit code, and the findings by their check."""
+
+    code: object
+    found: dict[str, list[dict[str, Any]]]
+
+    def level(self, check: str) -> str:
+        (finding,) = self.found[check]
+        return str(finding["level"])
+
+    def what(self, check: str) -> str:
+        return " | ".join(str(each["what"]) for each in self.found[check])
+
+
+def doctor(manage: Manage, *arguments: str) -> Examined:
+    done = manage("doctor", *(arguments or (DELIVER,)), "--json")
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in json.loads(done.out):
+        found.setdefault(each["check"], []).append(each)
+    return Examined(done.code, found)
+
+
+def execute(sql: str, using: str = "default") -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
+
+
+def counted() -> None:
+    """Have what this session has done in the statistics."""
+    execute("SELECT pg_stat_force_next_flush()")
+    execute("SELECT 1")
+
+
+def vacuum() -> None:
+    """Remove the dead rows of the parcels, and have none in the statistics."""
+    # What is counted after the VACUUM would be counted as still there.
+    counted()
+    execute("VACUUM ANALYZE tests_parcel")
+
+
+def parcels(number: int, **values: Any) -> None:
+    Parcel.objects.bulk_create(Parcel(**values) for _ in range(number))
+    vacuum()
+
+
+@contextmanager
+def other(**changes: Any) -> Iterator[None]:
+    """Have the alias ``other`` connect with other settings."""
+    wrapper = connections["other"]
+    before = wrapper.settings_dict
+    wrapper.close()
+    wrapper.settings_dict = {**before, **changes}
+    try:
+        yield
+    finally:
+        wrapper.close()
+        wrapper.settings_dict = before
+
+
+@pytest.fixture
+def role() -> Iterator[str]:
+    """Make a role that may use the tables, and nothing else; ``other`` connects as this role."""
+    name = f"dcl_doctor_{secrets.token_hex(4)}"
+    execute(f"CREATE ROLE {name} LOGIN")
+    execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
+    try:
+        with other(USER=name), override_settings(DATABASE_ROUTERS=[ReadsOther()]):
+            yield name
+    finally:
+        execute(f"DROP OWNED BY {name}")
+        execute(f"DROP ROLE {name}")
+
+
+class ReadsOther:
+    def db_for_read(self, model: type[Model], **hints: Any) -> str:
+        return "other"
+
+
+@contextmanager
+def session() -> Iterator[psycopg.Connection[Any]]:
+    """Open a transaction in a session that the command does not close."""
+    config = connection.settings_dict
+    with psycopg.connect(
+        host=config["HOST"], port=config["PORT"], user=config["USER"], dbname=config["NAME"]
+    ) as opened:
+        yield opened
+        opened.rollback()
+
+
+@contextmanager
+def snapshot(*, transactions: int = 0) -> Iterator[int]:
+    """Keep a snapshot open while so many transactions begin elsewhere; yield its process id."""
+    with session() as opened:
+        opened.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        opened.execute("SELECT 1")
+        execute(
+            f"DO $$ BEGIN FOR i IN 1..{transactions} LOOP PERFORM pg_current_xact_id(); COMMIT; "
+            "END LOOP; END $$"
+        )
+        yield opened.info.backend_pid
+
+
+# --- the session
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "check", "level", "fixed"),
+    [
+        ("default_transaction_isolation", "serializable", "isolation", "warning", ""),
+        ("default_transaction_isolation", "repeatable read", "isolation", "warning", ""),
+        ("default_transaction_read_only", "on", "read-only", "problem", ""),
+        ("idle_in_transaction_session_timeout", "0", "idle-in-transaction", "warning", "5min"),
+    ],
+)
+def test_a_setting_of_the_role_is_found(
+    manage: Manage, role: str, setting: str, value: str, check: str, level: str, fixed: str
+) -> None:
+    execute(f"ALTER ROLE {role} SET {setting} = '{value}'")
+    bad = doctor(manage, DELIVER, "--using", "other")
+    assert (bad.code, bad.level(check)) == (1, level)
+    assert all(bad.found[check][0][part] for part in ("what", "why", "fix"))
+    execute(
+        f"ALTER ROLE {role} SET {setting} = '{fixed}'" if fixed else f"ALTER ROLE {role} RESET ALL"
+    )
+    good = doctor(manage, DELIVER, "--using", "other")
+    assert good.level(check) == "ok"
+
+
+def test_the_isolation_level_of_the_options_is_found(manage: Manage) -> None:
+    options = {**connection.settings_dict["OPTIONS"], "isolation_level": 3}
+    with other(OPTIONS=options):
+        found = doctor(manage, DELIVER, "--using", "other")
+    assert found.what("isolation") == "transactions begin at REPEATABLE READ"
+    assert doctor(manage).level("isolation") == "ok"
+
+
+def test_only_a_handler_in_a_transaction_can_hang_in_one(manage: Manage) -> None:
+    found = doctor(manage, "warehouse.gather")
+    assert found.what("idle-in-transaction") == "no handler works inside a transaction"
+
+
+def test_atomic_requests_are_found(manage: Manage) -> None:
+    with other(ATOMIC_REQUESTS=True):
+        assert doctor(manage, DELIVER, "--using", "other").level("atomic-requests") == "warning"
+    assert doctor(manage).level("atomic-requests") == "ok"
+
+
+def levels_of_session(found: Any, pid: int) -> list[str]:
+    """Return what is found of one session: the server's own processes have snapshots, too."""
+    return [
+        each["level"] for each in found.found["snapshot"] if f"the session {pid} " in each["what"]
+    ]
+
+
+def test_an_old_snapshot_is_found(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_findings, "OLD_SNAPSHOT", 0.0)
+    with snapshot() as pid:
+        assert levels_of_session(doctor(manage), pid) == ["warning"]
+    assert levels_of_session(doctor(manage), pid) == []
+
+
+def test_a_row_lock_in_an_open_transaction_is_as_bad_as_a_snapshot(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that hangs has no snapshot at READ COMMITTED, and its transaction has an id."""
+    monkeypatch.setattr(session_findings, "OLD_SNAPSHOT", 0.0)
+    parcels(1)
+    with session() as opened:
+        pid = opened.info.backend_pid
+        opened.execute("SELECT id FROM tests_parcel FOR UPDATE")
+        assert levels_of_session(doctor(manage), pid) == ["warning"]
+    assert levels_of_session(doctor(manage), pid) == []
+
+
+def test_a_young_snapshot_is_no_finding(manage: Manage) -> None:
+    with snapshot():
+        assert doctor(manage).level("snapshot") == "ok"
+
+
+def test_what_a_role_may_not_see_could_not_be_found_out(manage: Manage, role: str) -> None:
+    """The age in transactions can be seen, and the age in seconds cannot."""
+    execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
+    parcels(10, sent=True)
+    with snapshot(transactions=session_findings.MANY_TRANSACTIONS):
+        found = doctor(manage, DELIVER, "--using", "other")
+        assert (found.code, found.level("snapshot")) == (3, "unknown")
+        (finding,) = found.found["snapshot"]
+        assert finding["fix"] == "GRANT pg_read_all_stats to the role of this database"
+        execute(f"GRANT pg_read_all_stats TO {role}")
+        found = doctor(manage, DELIVER, "--using", "other")
+        assert (found.code, found.level("snapshot")) == (0, "ok")
+
+
+def test_a_table_that_the_role_may_not_read_could_not_be_found_out(
+    manage: Manage, role: str
+) -> None:
+    """The statistics of the table are open to every role, and its plans are not."""
+    execute(f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '5min'")
+    parcels(10, sent=True)
+    execute(f"REVOKE ALL ON tests_parcel FROM {role}")
+    found = doctor(manage, DELIVER, "--using", "other")
+    assert (found.code, found.level("pending"), found.level("autovacuum")) == (3, "unknown", "ok")
+    assert "permission denied for table tests_parcel" in found.what("pending")
+    done = manage("explain", DELIVER, "--using", "other")
+    assert done.code == 3
+    assert "permission denied for table tests_parcel" in done.err
+
+
+def test_a_table_that_is_not_migrated_could_not_be_found_out(manage: Manage) -> None:
+    execute("ALTER TABLE tests_parcel RENAME TO doctor_old")
+    try:
+        found = doctor(manage)
+        levels = {check: found.level(check) for check in ("autovacuum", "flag-index", "pending")}
+        done = manage("explain", DELIVER)
+    finally:
+        execute("ALTER TABLE doctor_old RENAME TO tests_parcel")
+    assert {*levels.values()} == {"unknown"}
+    assert done.code == 3
+    assert "run manage.py migrate" in done.err
+
+
+def test_a_database_that_does_not_answer_could_not_be_found_out(manage: Manage) -> None:
+    reads_other = override_settings(DATABASE_ROUTERS=[ReadsOther()])
+    with other(NAME="there_is_no_such_database"), reads_other:
+        found = doctor(manage, DELIVER, "--using", "other")
+    assert (found.code, found.level("connection")) == (3, "unknown")
+    assert "there_is_no_such_database" in found.what("connection")
+
+
+# --- the table
+
+
+def test_dead_rows_are_found_until_they_are_vacuumed(manage: Manage) -> None:
+    parcels(1_000, sent=True)
+    execute(
+        "ALTER TABLE tests_parcel SET (autovacuum_vacuum_threshold = 100,"
+        " autovacuum_vacuum_scale_factor = 0)"
+    )
+    try:
+        # A snapshot keeps autovacuum, which may come just now, from removing them.
+        with snapshot():
+            Parcel.objects.update(note="dead")
+            counted()
+            found = doctor(manage)
+            assert (found.code, found.level("autovacuum")) == (1, "warning")
+            what = "1000 dead rows, where autovacuum starts after 100"
+            assert found.what("autovacuum") == what
+        vacuum()
+        assert doctor(manage).level("autovacuum") == "ok"
+    finally:
+        execute(
+            "ALTER TABLE tests_parcel RESET (autovacuum_vacuum_threshold,"
+            " autovacuum_vacuum_scale_factor)"
+        )
+
+
+def test_autovacuum_that_is_off_for_the_table_is_found(manage: Manage) -> None:
+    vacuum()
+    execute("ALTER TABLE tests_parcel SET (autovacuum_enabled = false)")
+    try:
+        assert "off for the table" in doctor(manage).what("autovacuum")
+    finally:
+        execute("ALTER TABLE tests_parcel RESET (autovacuum_enabled)")
+    assert doctor(manage).level("autovacuum") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("index", "level"),
+    [
+        (Index(fields=["sent"], name="doctor_flag"), "warning"),
+        (Index(fields=["note", "sent"], name="doctor_two"), "warning"),
+        (Index(fields=["note"], name="doctor_other"), "ok"),
+        (Index(fields=["sent"], name="doctor_part", condition=Q(sent=False)), "ok"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_an_index_that_each_flip_writes_to_is_found(
+    manage: Manage, index: Index, level: str
+) -> None:
+    with connection.schema_editor() as editor:
+        editor.add_index(Parcel, index)
+    try:
+        found = doctor(manage)
+        assert found.level("flag-index") == level
+        assert (f"the index {index.name} holds sent" in found.what("flag-index")) == (level != "ok")
+    finally:
+        with connection.schema_editor() as editor:
+            editor.remove_index(Parcel, index)
+    assert doctor(manage).level("flag-index") == "ok"
+
+
+def test_a_question_that_holds_the_whole_table_is_found(manage: Manage) -> None:
+    parcels(2_000)
+    found = doctor(manage)
+    assert found.level("pending") == "warning"
+    assert found.what("pending").startswith("about 2000 of about 2000 rows are pending")
+    Parcel.objects.filter(pk__gt=Parcel.objects.order_by("pk")[100].pk).update(sent=True)
+    vacuum()
+    assert doctor(manage).level("pending") == "ok"
+
+
+def test_a_table_without_statistics_could_not_be_found_out(manage: Manage) -> None:
+    execute("CREATE TABLE doctor_new (LIKE tests_parcel INCLUDING ALL)")
+    execute("ALTER TABLE tests_parcel RENAME TO doctor_old")
+    execute("ALTER TABLE doctor_new RENAME TO tests_parcel")
+    try:
+        found = doctor(manage)
+        assert (found.code, found.level("pending")) == (1 if _warned(found) else 3, "unknown")
+        execute("ANALYZE tests_parcel")
+        assert doctor(manage).level("pending") == "ok"
+    finally:
+        execute("DROP TABLE tests_parcel")
+        execute("ALTER TABLE doctor_old RENAME TO tests_parcel")
+
+
+def _warned(found: Examined) -> bool:
+    levels = {each["level"] for several in found.found.values() for each in several}
+    return bool(levels & {"warning", "problem"})
+
+
+# --- the processors
+
+
+def test_handlers_that_read_elsewhere_are_found(manage: Manage) -> None:
+    with override_settings(DATABASE_ROUTERS=[ReadsOther()]):
+        found = doctor(manage)
+        assert found.level("router") == "warning"
+        assert "locked on 'default', and what handlers read goes to 'other'" in found.what("router")
+    assert doctor(manage).level("router") == "ok"
+
+
+TWO = """
+    from dcl_processor import Retry
+    from tests.models import Errand
+
+    @batch_processor(
+        pending=lambda: Errand.objects.filter(dead=True{first}), done={{"dead": False}},
+        retry=Retry(),
+    )
+    def first(errand): ...
+
+    @batch_processor(
+        pending=lambda: Errand.objects.filter(dead=True{second}), done={{"dead": False}},
+        retry=Retry(),
+    )
+    def second(errand): ...
+"""
+
+
+def test_processors_that_share_the_columns_of_a_retry_are_found(
+    manage: Manage, install: Install
+) -> None:
+    install("rivals", TWO.format(first="", second=""))
+    found = doctor(manage, "rivals.first")
+    assert (found.code, found.level("shared-columns")) == (1, "problem")
+    (finding,) = found.found["shared-columns"]
+    assert finding["about"] == "rivals.first and rivals.second"
+    assert "attempts and next_attempt_at" in finding["what"]
+
+
+def test_sharing_that_the_project_has_silenced_is_no_problem(
+    manage: Manage, install: Install
+) -> None:
+    install("rivals", TWO.format(first="", second=""))
+    with override_settings(SILENCED_SYSTEM_CHECKS=["dcl_processor.E010"]):
+        assert doctor(manage, "rivals.first").level("shared-columns") == "ok"
+
+
+def test_an_error_of_other_code_leaves_the_other_findings(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Iterator[Finding]:
+        yield from ()
+        raise RuntimeError("no figures")
+
+    monkeypatch.setattr(table_findings, "autovacuum", broken)
+    found = doctor(manage)
+    assert found.level("autovacuum") == "unknown"
+    assert found.what("autovacuum") == "RuntimeError: no figures"
+    assert found.level("flag-index") == "ok"
+
+
+def test_processors_that_are_pending_at_different_times_may_share_them(
+    manage: Manage, install: Install
+) -> None:
+    install("stages", TWO.format(first=", place=1", second=", place=2"))
+    assert doctor(manage, "stages.first").level("shared-columns") == "ok"
+
+
+def test_without_the_ledger_the_lease_is_left_out_and_named(manage: Manage) -> None:
+    found = doctor(manage, "warehouse.gather")
+    assert found.level("lease") == "left_out"
+    assert "lease" not in doctor(manage).found
+
+
+@pytest.fixture
+def with_ledger(manage: Manage) -> Iterator[Manage]:
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "dcl_processor.ledger"]):
+        yield manage
+
+
+def test_a_lease_is_compared_with_the_slowest_handler_of_the_recorded_runs(
+    with_ledger: Manage,
+) -> None:
+    """The lease is for 30 seconds."""
+    name = "warehouse.gather"
+    assert doctor(with_ledger, name).level("lease") == "left_out"  # no run is recorded
+    at = timezone.now()
+    of: dict[str, Any] = {"kind": "run", "host": "a", "pid": 1, "heartbeat_at": at}
+    RecordedRun.objects.create(processor=DELIVER, started_at=at, slowest=99, **of)
+    fast = RecordedRun.objects.create(processor=name, started_at=at, slowest=15, **of)
+    assert doctor(with_ledger, name).level("lease") == "ok"
+    old = at - timedelta(hours=1)
+    RecordedRun.objects.create(processor=name, started_at=old, slowest=15.1, **of)
+    found = doctor(with_ledger, name)
+    assert (found.code, found.level("lease")) == (1, "warning")
+    assert found.what("lease") == (
+        "the lease is for 30 s, less than twice the 15.1 s of the slowest handler"
+    )
+    # Recorded before these columns existed, or no handler has ended yet.
+    RecordedRun.objects.exclude(pk=fast.pk).delete()
+    RecordedRun.objects.update(slowest=0)
+    assert doctor(with_ledger, name).level("lease") == "left_out"
+
+
+def test_a_ledger_that_does_not_answer_leaves_the_lease_unknown(with_ledger: Manage) -> None:
+    with transaction.atomic("other"):
+        execute(f"LOCK TABLE {RecordedRun._meta.db_table}", using="other")
+        assert (
+            doctor(with_ledger, "warehouse.gather", "--timeout", "0.2").level("lease") == "unknown"
+        )
+
+
+def test_a_processor_that_cannot_run_is_a_problem(manage: Manage, install: Install) -> None:
+    install(
+        "odd",
+        """
+        @batch_processor(pending=lambda: Parcel.objects.all()[:3], done={"sent": True})
+        def first_three(parcel): ...
+        """,
+    )
+    found = doctor(manage, "odd.first_three")
+    assert (found.code, found.level("options")) == (1, "problem")
+    assert "got a slice" in found.what("options")
+
+
+# --- the command
+
+
+def test_all_processors_are_examined_by_default(manage: Manage) -> None:
+    done = manage("doctor")
+    assert done.code == 1
+    for name in ("warehouse.deliver", "warehouse.weigh", "warehouse.gather", "warehouse.fetch"):
+        assert f"ok: router, {name}: " in done.out
+
+
+def test_each_finding_is_one_line(manage: Manage) -> None:
+    done = manage("doctor", DELIVER)
+    levels = [line.partition(": ")[0] for line in done.out.splitlines()]
+    assert {*levels} <= {str(level) for level in Level}
+    assert len(levels) == 11
+    assert done.err.endswith(" of 11 findings need attention.\n")
+
+
+def test_a_name_in_the_database_forges_no_line(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each role chooses the names of its prepared transactions."""
+    found = catalog.Snapshot("prepared transaction", "a\x1b[2K\nok: all", "", 10**6, None, "x")
+    monkeypatch.setattr(catalog, "snapshots", lambda using: [found])
+    done = manage("doctor", DELIVER)
+    assert "\x1b" not in done.out
+    assert "the prepared transaction a\\x1b[2K ok: all is 1000000 transactions old" in done.out
+
+
+@contextmanager
+def locked_table() -> Iterator[None]:
+    """Have a migration at work on the table, for which every question would wait."""
+    with session() as opened:
+        opened.execute("LOCK TABLE tests_parcel IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> None:
+    parcels(3)
+    with locked_table():
+        done = manage("explain", DELIVER, "--timeout", "0.2")
+        assert (done.code, done.out) == (3, "")
+        assert "statement timeout" in done.err
+        found = doctor(manage, DELIVER, "--timeout", "0.2", "--fail-level", "problem")
+    assert found.code == 3
+    assert found.level("pending") == "unknown"
+    assert "statement timeout" in found.what("pending")
+    assert found.level("isolation") == "ok"
+
+
+def test_a_warning_may_be_accepted(manage: Manage) -> None:
+    parcels(10, sent=True)
+    assert doctor(manage).code == 1
+    assert doctor(manage, DELIVER, "--fail-level", "problem").code == 0
+
+
+def test_an_unknown_name_is_a_usage_error(manage: Manage) -> None:
+    assert manage("doctor", "warehouse.delivr").code == 2
+    assert manage("explain", "warehouse.delivr").code == 2
+    assert manage("explain").code == 2
+
+
+def test_nothing_is_locked_or_written(manage: Manage, role: str) -> None:
+    """Neither can be done by a session that is read-only."""
+    parcels(3)
+    execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    for name in ("deliver", "weigh", "gather", "fetch"):
+        assert manage("explain", f"warehouse.{name}", "--using", "other").code == 0
+        found = doctor(manage, f"warehouse.{name}", "--using", "other").found
+        assert {*found} >= {"snapshot", "autovacuum", "flag-index", "pending"}
+
+
+# --- a server that is reached over a network
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    """Start a PostgreSQL that listens on a port; yield the port."""
+    # Where the user of the embedded server may run its binaries already.
+    shared = embedded.default_home()
+    home = Path(tempfile.mkdtemp(prefix="dcl-doctor-", dir=shared.parent))
+    home.chmod(0o755)
+    wheel = embedded._wheel()
+    identity = supervisor.server_user()
+    binaries = supervisor._reachable(shared, wheel) if identity else wheel / "bin"
+    how: dict[str, Any] = {**identity, "cwd": "/", "stderr": subprocess.DEVNULL}
+    supervisor._make_data(home, binaries, how)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
+    options += ["-c", "max_prepared_transactions=1"]
+    command = [str(binaries / "postgres"), "-D", str(home / "data"), "-p", str(port), *options]
+    process = subprocess.Popen(command, **how)
+    try:
+        wait_for(lambda: answers(port), "the server")
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+        shutil.rmtree(home)
+
+
+def answers(port: int) -> bool:
+    try:
+        with closing(psycopg.connect(f"host=127.0.0.1 port={port} user=postgres")):
+            return True
+    except psycopg.OperationalError:
+        return False
+
+
+def test_a_machine_whose_loss_is_noticed_late_is_found(server: int) -> None:
+    def found() -> Finding:
+        connections["other"].close()
+        (finding,) = session_findings.lost_hosts("other", [])
+        return finding
+
+    there = {"HOST": "127.0.0.1", "PORT": server, "USER": "postgres", "NAME": "postgres"}
+    with other(**there):
+        assert found().level is Level.WARNING
+        assert found().what.startswith("tcp_user_timeout is not set, and keepalives take ")
+        execute("ALTER ROLE postgres SET tcp_user_timeout = 60000", "other")
+        assert found().what.startswith("keepalives take ")
+        execute("ALTER ROLE postgres SET tcp_keepalives_idle = 30", "other")
+        execute("ALTER ROLE postgres SET tcp_keepalives_interval = 10", "other")
+        execute("ALTER ROLE postgres SET tcp_keepalives_count = 3", "other")
+        assert found() == ok(
+            "lost-host", "database 'other'", "a lost machine is noticed after 60 s"
+        )
+        execute("ALTER ROLE postgres SET tcp_user_timeout = 0", "other")
+        assert found().what == "tcp_user_timeout is not set"
+
+
+def test_the_snapshot_of_a_prepared_transaction_is_found(
+    server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no session any more, and keeps dead rows until it is committed or rolled back."""
+    monkeypatch.setattr(session_findings, "OLD_SNAPSHOT", 0.0)
+    there = {"HOST": "127.0.0.1", "PORT": server, "USER": "postgres", "NAME": "postgres"}
+    with other(**there):
+        execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'doctor'", "other")
+        found = [each.what for each in session_findings.snapshots("other", [])]
+        assert [what for what in found if "the prepared transaction doctor has been open" in what]
+        execute("ROLLBACK PREPARED 'doctor'", "other")
+        assert "prepared" not in str(list(session_findings.snapshots("other", [])))
+
+
+def test_a_session_that_changes_outside_a_transaction_is_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pids = iter([4711, 1, 4712])
+    monkeypatch.setattr(session_findings, "_pid", lambda _: next(pids))
+    (note,) = session_findings.pooling("default")
+    assert (note.level, note.check) == (Level.NOTE, "pooler")
+    assert "note: pooler, database 'default': two " in str(note)
+
+
+def test_no_pooler_is_no_finding_and_none_is_looked_for_in_a_transaction(manage: Manage) -> None:
+    assert "pooler" not in doctor(manage).found
+    with transaction.atomic():
+        assert list(session_findings.pooling("default")) == []

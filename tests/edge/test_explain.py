@@ -1,0 +1,232 @@
+"""``manage.py processors explain``: what it prints, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+from django.db.models import Index, Q
+
+from dcl_processor.insights.plan import plan_of
+from dcl_processor.insights.statements import Asked, Statement
+from tests.edge.manage import Install, Manage
+from tests.models import Depot, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+DELIVER = "warehouse.deliver"
+
+
+def parcels(number: int, **values: Any) -> None:
+    Parcel.objects.bulk_create(Parcel(**values) for _ in range(number))
+    analyze()
+
+
+def analyze() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE tests_parcel")
+
+
+def explained(manage: Manage, *arguments: str) -> dict[str, Any]:
+    done = manage("explain", *(arguments or (DELIVER,)), "--json")
+    assert (done.code, done.err) == (0, "")
+    document: dict[str, Any] = json.loads(done.out)
+    return document
+
+
+def test_it_prints_what_a_person_wants_to_paste(manage: Manage) -> None:
+    parcels(2_000, sent=True)
+    done = manage("explain", DELIVER)
+    assert (done.code, done.err) == (0, "")
+    parts = [each.strip() for each in done.out.split("\n\n")]
+    assert parts[0] == "warehouse.deliver: transactional, tests.Parcel on 'default'"
+    assert parts[1] == (
+        "The lock-free read, on 'default':\n"
+        '    SELECT "tests_parcel"."id" AS "pk" FROM "tests_parcel" WHERE NOT '
+        '"tests_parcel"."sent" ORDER BY 1 ASC LIMIT 500'
+    )
+    assert parts[2].startswith("The claim, which locks rows and checks them again:\n    SELECT")
+    last = Parcel.objects.latest("pk").pk
+    assert parts[2].endswith(f'"tests_parcel"."id" = ({last})) FOR NO KEY UPDATE SKIP LOCKED')
+    assert parts[3].startswith("The plan of the lock-free read:\n    Limit  (cost=")
+    assert "No index serves this read" in parts[4]
+    suggestion = (
+        "This index would serve it (not tried). Add it to the Meta.indexes of tests.Parcel:"
+    )
+    assert parts[5] == suggestion
+    assert parts[6].splitlines() == [
+        "from django.db import models",
+        "    from django.db.models import Q",
+    ]
+    assert parts[7].splitlines()[:3] == [
+        "models.Index(",
+        '        fields=["id"],',
+        "        condition=Q(sent=False),",
+    ]
+    assert "AddIndexConcurrently" in parts[8]
+
+
+def test_json_has_the_same(manage: Manage) -> None:
+    parcels(2_000, sent=True)
+    found = explained(manage)
+    assert (found["name"], found["database"], found["index"]) == (DELIVER, "default", None)
+    assert found["read"].startswith("SELECT")
+    assert len(found["claim"]) == 1
+    assert found["plan"][0].startswith("Limit")
+    assert found["rows"] == 2_000
+    assert found["suggested_index"].startswith("models.Index(")
+
+
+def test_several_processors_are_explained_one_after_the_other(manage: Manage) -> None:
+    done = manage("explain", DELIVER, "warehouse.weigh", "--json")
+    names = [json.loads(line)["name"] for line in done.out.splitlines()]
+    assert names == [DELIVER, "warehouse.weigh"]
+
+
+def test_a_scan_of_the_whole_primary_key_is_no_index_that_serves(manage: Manage) -> None:
+    """PostgreSQL walks the key for its order, past all the rows that are done."""
+    parcels(20_000, sent=True)
+    Parcel.objects.filter(pk__in=[*Parcel.objects.values_list("pk", flat=True)[::2]]).update(
+        sent=False
+    )
+    analyze()
+    found = explained(manage)
+    assert "Index Scan using tests_parcel_pkey" in "\n".join(found["plan"])
+    assert found["index"] is None
+    assert "goes through all entries of tests_parcel_pkey" in found["verdict"]
+
+
+def test_a_small_table_needs_no_index(manage: Manage) -> None:
+    parcels(20)
+    assert any("the table is small" in each for each in explained(manage)["remarks"])
+    parcels(2_000, sent=True)
+    assert not any("the table is small" in each for each in explained(manage)["remarks"])
+
+
+def test_an_index_that_is_only_written_down_is_named(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(fields=["id"], name="own", condition=Q(sent=False))
+    monkeypatch.setattr(Parcel._meta, "indexes", [index])
+    parcels(2_000, sent=True)
+    assert explained(manage)["suggested_index_is_declared"] is True
+    out = manage("explain", DELIVER).out
+    assert "The Meta.indexes of tests.Parcel have one that would serve it." in out
+    assert "models.Index(" not in out
+
+
+def test_a_spanning_question_says_what_no_index_of_the_table_can_hold(
+    manage: Manage, install: Install
+) -> None:
+    install(
+        "joined",
+        """
+        from tests.models import Depot
+
+        @batch_processor(
+            pending=lambda: Parcel.objects.filter(sent=False, depot__open=True),
+            done={"sent": True},
+        )
+        def deliver(parcel): ...
+        """,
+    )
+    Parcel.objects.bulk_create(
+        Parcel(sent=True, depot=depot) for depot in [Depot.objects.create()] for _ in range(2_000)
+    )
+    analyze()
+    found = explained(manage, "joined.deliver")
+    assert len(found["claim"]) == 2
+    assert "condition=Q(sent=False)" in found["suggested_index"]
+    assert any("tests.Depot.open" in each for each in found["remarks"])
+
+
+def test_a_question_that_no_row_can_meet_is_not_sent(manage: Manage, install: Install) -> None:
+    install(
+        "empty",
+        """
+        @batch_processor(pending=lambda: Parcel.objects.none(), done={"sent": True})
+        def deliver(parcel): ...
+        """,
+    )
+    found = explained(manage, "empty.deliver")
+    assert (found["read"], found["claim"], found["plan"]) == (None, [], None)
+    assert found["verdict"] == "No row can be pending, so nothing is sent."
+
+
+def test_the_read_of_a_replica_is_explained_there(manage: Manage, install: Install) -> None:
+    install(
+        "replicated",
+        """
+        @batch_processor(
+            pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True},
+            read_using="other",
+        )
+        def deliver(parcel): ...
+        """,
+    )
+    done = manage("explain", "replicated.deliver")
+    assert "The lock-free read, on 'other':" in done.out
+    assert done.out.startswith("replicated.deliver: transactional, tests.Parcel on 'default'")
+
+
+def test_what_cannot_be_explained_is_neither_success_nor_failure(manage: Manage) -> None:
+    wrapper = connections["other"]
+    before = wrapper.settings_dict
+    wrapper.close()
+    wrapper.settings_dict = {**before, "NAME": "there_is_no_such_database"}
+    try:
+        done = manage("explain", DELIVER, "--using", "other", "--json")
+    finally:
+        wrapper.close()
+        wrapper.settings_dict = before
+    assert done.code == 3
+    assert json.loads(done.out)["ok"] is False
+    assert "expected the database 'other' to answer" in done.err
+    assert done.err.endswith("CommandError: warehouse.deliver could not be explained.\n")
+
+
+def test_with_server_side_binding_the_plan_is_that_of_such_a_statement(manage: Manage) -> None:
+    """The server gets the values apart, and a generic plan would use no partial index."""
+    parcels(2_000, sent=True)
+    wrapper = connections["other"]
+    before = wrapper.settings_dict
+    options = {**before["OPTIONS"], "server_side_binding": True}
+    wrapper.close()
+    wrapper.settings_dict = {**before, "OPTIONS": options}
+    try:
+        found = explained(manage, "warehouse.weigh", "--using", "other")
+    finally:
+        wrapper.close()
+        wrapper.settings_dict = before
+    assert any("server_side_binding" in each for each in found["remarks"])
+
+
+def test_a_plan_that_reads_two_tables_is_judged_by_the_rows_own() -> None:
+    """Another table's index does not make the read of this one narrow."""
+    parcels(5_000, sent=True)
+    sql = (
+        "SELECT p.id FROM tests_parcel p, tests_depot d"
+        " WHERE d.id = 1 AND p.priority < 5 ORDER BY p.note"
+    )
+    plan = plan_of(Statement(sql, (), "default"), Parcel)
+    assert plan is not None
+    assert plan.index is None
+
+
+def test_the_keys_of_the_claim_are_those_of_rows_or_made_up(installed: None) -> None:
+    from tests.warehouse.processors import deliver
+
+    assert Asked.of(deliver).keys() == [1]
+    parcels(3)
+    assert Asked.of(deliver).keys() == [Parcel.objects.latest("pk").pk]
+
+
+def test_the_answer_is_printed_with_any_verbosity(
+    installed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is an answer to a question, and not a report."""
+    call_command("processors", "explain", DELIVER, verbosity=0)
+    assert "The lock-free read" in capsys.readouterr().out

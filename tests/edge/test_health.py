@@ -1,0 +1,428 @@
+"""How a command shows that its workers are alive: the health file, its probe, and systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcl_processor import alive
+from dcl_processor.execution import calls
+from dcl_processor.processes import health as health_module
+from dcl_processor.processes.beats import AtWork, Beat
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.health import Health
+from dcl_processor.processes.health_file import HealthFile
+from dcl_processor.processes.sd_notify import Notifier
+from dcl_processor.processes.workers import Worker
+from tests.edge.manage import CHECKOUT, Manage, at_gate, processors, wait_for
+from tests.edge.watchers import parcels, wait_until_sent, watching
+
+DELIVER = "warehouse.deliver"
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.hanging.settings"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "health.json"
+
+
+def content(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document
+
+
+def written_again(file: Path) -> bool:
+    """Tell whether the file is written again within a few of its paces."""
+    before, deadline = file.stat().st_mtime_ns, time.monotonic() + 4
+    while time.monotonic() < deadline:
+        if file.exists() and file.stat().st_mtime_ns != before:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# --- the file of a command
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
+    gate: Path, file: Path, copies: str
+) -> None:
+    number = int(copies)
+    rows = parcels(*["gate"] * number)
+    arguments = (DELIVER, "--watch", "600", "--copies", copies, "--health-file", str(file))
+    with watching(*arguments, GATE=str(gate)) as watcher:
+        pids = at_gate(gate, handlers=number)
+
+        def all_named() -> bool:
+            return (
+                file.exists() and sum("rows" in each for each in content(file)["workers"]) == number
+            )
+
+        wait_for(all_named, "the rows at hand")
+        document = content(file)
+        assert written_again(file)
+        (gate / "open").touch()
+        wait_until_sent()
+        wait_for(
+            lambda: all(each["state"] == "waits" for each in content(file)["workers"]), "the end"
+        )
+        code, _, err = watcher.end()
+    assert (code, err, file.exists()) == (0, "", False)
+    assert (document["pid"], document["processors"]) == (watcher.process.pid, [DELIVER])
+    workers = document["workers"]
+    assert sorted(each["pid"] for each in workers) == pids
+    assert sorted(int(row) for each in workers for row in each["rows"]) == rows
+    assert {each["processor"] for each in workers} == {DELIVER}
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d UTC", each["since"]) for each in workers)
+    assert [path.name for path in file.parent.iterdir()] == ["gate"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_worker_that_does_not_move_makes_it_old(
+    gate: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that moves does not hide it."""
+    parcels("gate", "gate")
+    arguments = (DELIVER, "--watch", "600", "--copies", "2", "--health-file", str(file))
+    with watching(*arguments, GATE=str(gate)) as watcher:
+        stopped, _ = at_gate(gate, handlers=2)
+        wait_for(file.exists, "the file")
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            wait_for(lambda: not written_again(file), "an old file")
+            probed = alive.main([str(file), "--max-age", "3"])
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        wait_for(lambda: written_again(file), "a fresh file")
+        (gate / "open").touch()
+        assert watcher.end()[0] == 0
+    assert probed == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_has_one_too(gate: Path, file: Path) -> None:
+    parcels("gate")
+    with watching(DELIVER, "--health-file", str(file), GATE=str(gate)) as running:
+        at_gate(gate)
+        wait_for(lambda: any("rows" in each for each in content(file)["workers"]), "the row")
+        (gate / "open").touch()
+        code, _, _ = running.end(None)
+    assert (code, file.exists()) == (0, False)
+
+
+@pytest.mark.parametrize("where", ["missing/health", "folder"])
+def test_a_file_that_cannot_be_written_is_a_wrong_command_line(
+    manage: Manage, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.iterdir())
+    ran = manage("run", DELIVER, "--health-file", str(tmp_path / where))
+    assert ran.code == 2
+    (line,) = ran.err.splitlines()
+    assert line.startswith("CommandError: expected --health-file to name a file that can be")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_disk_that_is_full_is_logged_once_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = HealthFile(folder / "health")
+    file.create({"n": 1})
+    folder.rename(tmp_path / "elsewhere")
+    for _ in range(3):
+        file.write({"n": 2})
+    assert len(caplog.records) == 1
+    assert "health cannot be written, and gets old although" in caplog.text
+    (tmp_path / "elsewhere").rename(folder)
+    file.write({"n": 3})
+    assert content(folder / "health") == {"n": 3}
+    folder.rename(tmp_path / "elsewhere")
+    file.write({"n": 4})
+    assert len(caplog.records) == 2
+    file.remove()
+
+
+def test_a_link_in_a_folder_that_all_may_write_to_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / f".health.{os.getpid()}").symlink_to(precious)
+    HealthFile(tmp_path / "health").create({"n": 1})
+    assert precious.read_text() == "mine"
+    assert content(tmp_path / "health") == {"n": 1}
+
+
+# --- the probe
+
+
+def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dcl_processor.alive", *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+def test_the_probe_is_quick_because_it_imports_no_django(file: Path) -> None:
+    HealthFile(file).create({"pid": 4, "workers": []})
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['alive', {str(file)!r}]\n"
+        "try:\n    runpy.run_module('dcl_processor.alive', run_name='__main__')\n"
+        "except SystemExit as ended:\n    assert ended.code == 0, ended.code\n"
+        "assert 'django' not in sys.modules\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=False, timeout=30)
+    assert ran.returncode == 0
+
+
+def test_the_probe_says_in_a_line_what_the_workers_are_at(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = AtWork("shop.send", ("17", "18"), 7, time.monotonic(), 60.0)
+    health = Health(["shop.send"], Stop(), HealthFile(file))
+    health.seen([Worker(1, 41, "waits", None, True), Worker(2, 42, "works", call, True)])
+    assert alive.main([str(file)]) == 0
+    fresh = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"alive: written \d\.\d s ago by process {os.getpid()}; copy 1 \(process 41\) waits; "
+        r"copy 2 \(process 42\) works at shop.send, rows 17, 18 and 5 more since [\d:]+ UTC\n",
+        fresh,
+    )
+    old = time.time() - 100
+    os.utime(file, (old, old))
+    assert alive.main([str(file), "--max-age", "200"]) == 0
+    capsys.readouterr()
+    assert alive.main([str(file)]) == 1
+    said = capsys.readouterr().out
+    assert re.match(r"not alive: written 1\d\d\.\d s ago, expected at most 60 s by process", said)
+
+
+def test_the_probe_needs_no_readable_content(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text('{"workers": 3}')
+    assert alive.main([str(file)]) == 0
+    assert capsys.readouterr().out.endswith("; its content cannot be read\n")
+
+
+def test_the_exit_codes_of_the_probe(file: Path) -> None:
+    missing = probe(str(file))
+    assert (missing.returncode, missing.stderr) == (1, "")
+    assert missing.stdout == f"not alive: {file}: No such file or directory\n"
+    wrong = probe(str(file), "--max-age", "soon")
+    assert wrong.returncode == 2
+    assert "expected a number of seconds above 0, got 'soon'" in wrong.stderr
+    assert probe().returncode == 2
+
+
+def test_a_file_from_the_future_is_old(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The clock was set back, and nothing has been written since."""
+    HealthFile(file).create({"pid": 4, "workers": []})
+    later = time.time() + 3_600
+    os.utime(file, (later, later))
+    assert alive.main([str(file)]) == 1
+    assert capsys.readouterr().out.startswith("not alive: written ")
+
+
+# --- systemd
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    """Listen as systemd does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(30)
+        yield listening
+
+
+def received(manager: socket.socket) -> list[str]:
+    return manager.recv(8_192).decode().splitlines()
+
+
+def environment(manager: socket.socket, **more: str) -> dict[str, str]:
+    return {"NOTIFY_SOCKET": str(manager.getsockname()), **more}
+
+
+def test_its_variables_are_removed(manager: socket.socket) -> None:
+    found = environment(manager, WATCHDOG_USEC="3000000", WATCHDOG_PID=str(os.getpid()), A="b")
+    notifier = Notifier.taken_from(found)
+    assert notifier is not None
+    assert (notifier.watchdog, found) == (3.0, {"A": "b"})
+    notifier.send("READY=1", "STATUS=x")
+    assert received(manager) == ["READY=1", "STATUS=x"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "soon"}, {}]
+)
+def test_a_watchdog_of_another_process_is_none(
+    manager: socket.socket, more: dict[str, str]
+) -> None:
+    found = environment(manager, **more)
+    notifier = Notifier.taken_from(found)
+    assert notifier is not None
+    assert (notifier.watchdog, found) == (None, {})
+
+
+def test_an_address_may_be_abstract() -> None:
+    name = f"dcl-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0{name}")
+        listening.settimeout(30)
+        notifier = Notifier.taken_from({"NOTIFY_SOCKET": f"@{name}"})
+        assert notifier is not None
+        notifier.send("READY=1")
+        assert listening.recv(100) == b"READY=1"
+
+
+def test_without_systemd_nothing_is_sent_and_a_lost_one_costs_nothing(tmp_path: Path) -> None:
+    assert Notifier.taken_from({"NOTIFY_SOCKET": "vsock:2:1"}) is None
+    assert Notifier.taken_from({}) is None
+    Notifier(str(tmp_path / "gone")).send("READY=1")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_service_is_ready_is_pinged_and_stops(manager: socket.socket, gate: Path) -> None:
+    (row,) = parcels("gate")
+    arguments = (DELIVER, "--watch", "600")
+    more = environment(manager, WATCHDOG_USEC="2000000")
+    with watching(*arguments, GATE=str(gate), **more) as watcher:
+        assert received(manager) == ["READY=1", f"STATUS=starting {DELIVER}"]
+        at_gate(gate)
+        said: list[str] = []
+        while not any(f"oldest: {DELIVER}, row {row} since" in line for line in said):
+            said = received(manager)
+        while "WATCHDOG=1" not in said:
+            said = received(manager)
+        variables = Path(f"/proc/{watcher.process.pid}/environ").read_bytes()
+        assert b"NOTIFY_SOCKET" in variables  # as it was when the process began
+        watcher.process.send_signal(signal.SIGTERM)
+        while "STOPPING=1" not in said:
+            said = received(manager)
+        # Its handler has no limit, so no time can be asked for.
+        assert not any(line.startswith("EXTEND") for line in said)
+        (gate / "open").touch()
+        assert watcher.end(None)[0] == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_last_row_of_a_service_has_the_time_of_its_limit(
+    manager: socket.socket, tmp_path: Path
+) -> None:
+    parcels("until its limit")
+    audit = tmp_path / "audit"
+    audit.touch()
+    arguments = ("hanging.deliver", "--watch", "600")
+    # With a watchdog the command shows its state each 0.1 s, so before the row ends.
+    watchdog = {"WATCHDOG_USEC": "200000"}
+    more = {**environment(manager), **watchdog, **SETTINGS, "AUDIT": str(audit)}
+    with watching(*arguments, **more) as watcher:
+        said: list[str] = []
+        while not any("1 of 1 workers at work" in line for line in said):
+            said = received(manager)
+        watcher.process.send_signal(signal.SIGTERM)
+        while "STOPPING=1" not in said:
+            said = received(manager)
+        assert watcher.end(None)[0] == 0
+    (extended,) = [line for line in said if line.startswith("EXTEND_TIMEOUT_USEC=")]
+    # The limit is 2 s and the grace is 1 s.
+    assert 0 < int(extended.partition("=")[2]) / 1e6 <= 3 + health_module.MARGIN
+
+
+def test_only_while_all_are_alive_it_is_written_and_pinged(
+    manager: socket.socket, file: Path
+) -> None:
+    notifier = Notifier(str(manager.getsockname()), 0.002)
+    health = Health(["shop.send"], Stop(), HealthFile(file), notifier)
+    well, sick = Worker(1, 41, "waits", None, True), Worker(2, 42, "does not move", None, False)
+    health.seen([well, sick])
+    assert received(manager) == ["STATUS=0 of 2 workers at work; not alive: worker 2"]
+    assert not file.exists()
+    time.sleep(0.01)
+    health.seen([well])
+    assert received(manager) == ["STATUS=0 of 1 workers at work", "WATCHDOG=1"]
+    assert file.exists()
+
+
+def test_a_database_that_does_not_answer_is_a_status_and_no_death(
+    manager: socket.socket, file: Path
+) -> None:
+    health = Health(["p"], Stop(), HealthFile(file), Notifier(str(manager.getsockname())))
+    health.troubles[None, "p"] = "expected the database 'default' to answer, got: no"
+    health.seen([Worker(1, 41, "waits", None, True)])
+    assert received(manager) == [
+        "STATUS=0 of 1 workers at work; waiting: expected the database 'default' to answer, got: no"
+    ]
+    assert file.exists()
+
+
+@pytest.mark.parametrize(("age", "is_alive"), [(69.0, True), (71.0, False)])
+def test_a_process_that_works_itself_is_alive_until_its_handler_is_late(
+    file: Path, age: float, is_alive: bool
+) -> None:
+    health = Health(["p"], Stop(), HealthFile(file))
+    now = time.monotonic()
+    health.beat(Beat(now, AtWork("p", ("17",), 1, now - age, 60.0)))
+    assert file.exists() is is_alive
+    assert calls.GRACE == 10
+
+
+def test_a_stopped_service_asks_for_no_more_time_than_its_limits_allow(
+    manager: socket.socket,
+) -> None:
+    stop = Stop()
+    stop.set()
+    notifier, now = Notifier(str(manager.getsockname()), 0.002), time.monotonic()
+    health = Health(["p"], stop, None, notifier)
+    limited = AtWork("p", ("17",), 1, now - 5, 60.0)
+    health.seen([Worker(1, 41, "works", limited, True)])
+    *_, stopping, extend, _ = received(manager)
+    assert stopping == "STOPPING=1"
+    assert 70 < int(extend.partition("=")[2]) / 1e6 <= 75
+    time.sleep(0.01)
+    over = AtWork("p", ("17",), 1, now - 80, 60.0)
+    health.seen([Worker(1, 41, "works", over, False)])
+    assert not any(line.startswith("EXTEND") for line in received(manager))
+    health.close()
+    time.sleep(0.01)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_program_that_calls_the_command_keeps_its_variables(
+    manage: Manage, manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from io import StringIO
+
+    from django.core.management import call_command
+
+    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.getsockname()))
+    call_command("processors", "run", DELIVER, stdout=StringIO())
+    assert "NOTIFY_SOCKET" in os.environ
+    ran = manage("run", DELIVER)
+    assert (ran.code, "NOTIFY_SOCKET" in os.environ) == (0, False)
+    assert received(manager)[0] == "READY=1"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_run_that_finds_nothing_leaves_no_file(file: Path) -> None:
+    done = processors("run", DELIVER, "--health-file", str(file))
+    assert (done.returncode, done.stdout, done.stderr, file.exists()) == (0, "", "", False)

@@ -1,0 +1,269 @@
+"""A worker whose handler does not end is killed by its supervisor, and costs the others nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.news import Died
+from dcl_processor.processes.supervisor import Supervisor
+from tests.edge.manage import at_gate, processors, started, wait_for
+from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.hanging.settings"}
+DELIVER = "hanging.deliver"
+LATE = (
+    r"killed by the supervisor: row {} did not leave its handler within 1 s after "
+    r"handler_timeout=2 \(since [\d:]+ UTC\); its committed work stays, but is not counted"
+)
+SILENT = (
+    r"killed by the supervisor: it has not moved for [\d.]+ s, last at row {} since [\d:]+ UTC, "
+    r"handler_timeout=2; its committed work stays, but is not counted"
+)
+#: What a handler does, and why its worker is killed.
+HOW = {
+    "catches everything": LATE,
+    "waits in C without signals": LATE,
+    "keeps the GIL": SILENT,
+    "is stopped": SILENT,
+    "leaves a child": LATE,
+}
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """Return the file to which each handler adds its row and its process."""
+    path = tmp_path / "audit"
+    path.touch()
+    return path
+
+
+def handled(audit: Path) -> list[int]:
+    return [int(line.split()[0]) for line in audit.read_text().splitlines()]
+
+
+def pids(audit: Path) -> set[int]:
+    return {int(line.split()[1]) for line in audit.read_text().splitlines()}
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # the fork of a handler
+@pytest.mark.parametrize("how", HOW)
+def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
+    audit: Path, how: str
+) -> None:
+    """The next run handles the row last, too."""
+    stuck, *others = parcels(how, "", "", "")
+    began = time.monotonic()
+    done = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit), PYTHONWARNINGS="default")
+    took = time.monotonic() - began
+    assert done.returncode == 1
+    assert took >= 3
+    *_, sentence, summary = done.stderr.splitlines()
+    assert re.match(f"{DELIVER}: {HOW[how].format(stuck)}", sentence), done.stderr
+    assert summary == f"CommandError: {DELIVER} did not run to the end."
+    assert f"{DELIVER}: 3 processed" in done.stdout, (done.stderr, audit.read_text())
+    assert unsent() == {stuck}
+    assert handled(audit)[:4] == [stuck, *others]
+    assert not any(map(psutil.pid_exists, pids(audit)))
+
+    Parcel.objects.filter(pk=stuck).update(note="")
+    (first,) = parcels("")
+    audit.write_text("")
+    again = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit))
+    assert (again.returncode, handled(audit)) == (0, [first, stuck]), (done.stderr, again.stderr)
+
+
+@pytest.mark.parametrize("how", ["waits in C without signals", "is stopped"])
+def test_one_of_two_workers_is_killed(audit: Path, how: str) -> None:
+    stuck, *_ = parcels(how, *[""] * 9)
+    with started("run", DELIVER, "--copies", "2", "--json", **SETTINGS, AUDIT=str(audit)) as done:
+        out, err = done.communicate(timeout=60)
+    assert done.returncode == 1
+    assert unsent() == {stuck}
+    found = re.findall(rf"{DELIVER}(?:, copy [12])?: ({HOW[how].format(stuck)})", err)
+    assert found, err
+    document = json.loads(out)
+    assert (document["ok"], document["processed"]) == (False, 9)
+    assert any("killed by the supervisor" in (each["error"] or "") for each in document["copies"])
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+@pytest.mark.parametrize("how", ["catches everything", "is stopped"])
+def test_in_a_watch_it_is_killed_and_another_takes_its_place(
+    audit: Path, how: str, copies: str
+) -> None:
+    (stuck,) = parcels(how)
+    arguments = (DELIVER, "--watch", "0.2", "--copies", copies)
+    with watching(*arguments, **SETTINGS, AUDIT=str(audit)) as watcher:
+        died = watcher.says(f"{DELIVER}", err=True)
+        Parcel.objects.filter(pk=stuck).update(note="")
+        parcels("")
+        wait_until_sent()
+        code, _, _ = watcher.end()
+    assert code == 0
+    again = r"(; it is started again in [\d.]+ s|; the spare takes its place)"
+    who = f"{DELIVER}, copy [12]" if copies == "2" else DELIVER
+    assert re.fullmatch(f"{who}: {HOW[how].format(stuck)}{again}", died)
+    assert len(pids(audit)) > 1
+
+
+def test_a_row_within_its_limit_is_handled_in_peace(audit: Path) -> None:
+    """Together they take longer than the limit and the grace."""
+    parcels(*["long"] * 14)
+    done = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{DELIVER}: 14 processed")
+    assert len(pids(audit)) == 1
+
+
+def test_without_a_limit_no_worker_is_killed(audit: Path) -> None:
+    """Not even one that does not move for longer than a worker with a limit may."""
+    parcels("keeps the GIL for a while", "")
+    command = ("run", "hanging.deliver_slowly", "--copies", "2")
+    done = processors(*command, **SETTINGS, AUDIT=str(audit))
+    assert (done.returncode, done.stderr, unsent()) == (0, "", set())
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # the fork of a handler
+def test_a_worker_that_has_died_is_found_although_what_it_forked_keeps_its_pipe_open(
+    audit: Path, tmp_path: Path
+) -> None:
+    """Also without a limit."""
+    left = tmp_path / "left"
+    (deadly,) = parcels("dies and leaves a child")
+    parcels("", "")
+    command = ("run", "hanging.deliver_slowly", "--copies", "2")
+    variables = {**SETTINGS, "AUDIT": str(audit), "LEFT": str(left), "PYTHONWARNINGS": "default"}
+    with started(*command, **variables) as process:
+        code = process.wait(50)
+        os.kill(int(left.read_text()), signal.SIGKILL)  # it was alive until here
+        _, err = process.communicate(timeout=10)
+    assert (code, unsent()) == (1, {deadly})
+    assert "killed by SIGKILL; its committed work stays" in err
+
+
+def test_a_limit_gives_the_only_worker_a_process_of_its_own(audit: Path) -> None:
+    parcels("")
+    with started("run", DELIVER, **SETTINGS, AUDIT=str(audit)) as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert re.fullmatch(rf"{DELIVER}: 1 processed in [\d.]+ s\n", out)
+    assert process.pid not in pids(audit)
+    idle = processors("run", DELIVER, "--json", **SETTINGS)
+    assert json.loads(idle.stdout)["ok"] is True
+
+
+def test_a_successor_has_the_rest_of_the_limit(audit: Path) -> None:
+    parcels("", "catches everything", *[""] * 9)
+    done = processors("run", DELIVER, "--limit", "4", **SETTINGS, AUDIT=str(audit))
+    assert done.returncode == 1
+    # The worker that was killed had handled one row, and has no outcome for the second.
+    assert 3 <= Parcel.objects.filter(sent=True).count() <= 4
+
+
+def test_a_stop_names_the_row_at_hand_and_a_worker_that_does_not_end_is_killed(
+    gate: Path, audit: Path
+) -> None:
+    stuck, _ = parcels("catches everything", "")
+    with started("run", DELIVER, **SETTINGS, AUDIT=str(audit)) as process:
+        wait_for(lambda: handled(audit) == [stuck], "the handler")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    finishing, *_, sentence, _ = err.splitlines()
+    words = rf"SIGTERM: finishing row {stuck} since [\d:]+ UTC of {DELIVER}"
+    assert re.fullmatch(words, finishing)
+    assert re.match(f"{DELIVER}: {LATE.format(stuck)}", sentence)
+    assert handled(audit) == [stuck]
+
+
+@pytest.mark.parametrize("copies", ["1", "2"])
+def test_a_watch_says_when_it_starts_and_stops_and_what_it_finishes(
+    gate: Path, copies: str
+) -> None:
+    rows = parcels(*["gate"] * int(copies))
+    arguments = ("warehouse.deliver", "--watch", "600", "--copies", copies)
+    with watching(*arguments, GATE=str(gate)) as watcher:
+        at_gate(gate, handlers=int(copies))
+        watcher.process.send_signal(signal.SIGTERM)
+        # Each is named when its process has done so.
+        wait_for(lambda: len(watcher.about_itself) == 1 + int(copies), "the rows at hand")
+        (gate / "open").touch()
+        code, _, err = watcher.end(None)
+    assert (code, err) == (0, "")
+    first, *finishing, last = watcher.about_itself
+    several = " with 2 workers" if copies == "2" else ""
+    assert first == f"watching warehouse.deliver{several} (process {watcher.process.pid})"
+    words = r"SIGTERM: finishing row (\d+) since [\d:]+ UTC of warehouse.deliver( \(copy [12]\))?"
+    named = [re.fullmatch(words, line) for line in finishing]
+    assert sorted(int(each[1]) for each in named if each) == rows
+    assert all(each and bool(each[2]) == (copies == "2") for each in named)
+    assert re.fullmatch(r"stopped by SIGTERM after [\d.]+ s", last)
+
+
+def test_a_watch_is_silent_about_itself_if_asked_to() -> None:
+    arguments = ("warehouse.deliver", "--watch", "0.1", "--max-runtime", "0.5", "-v", "0")
+    with watching(*arguments) as watcher:
+        assert watcher.end(None) == (0, "", "")
+    assert watcher.about_itself == []
+
+
+def test_a_process_that_cannot_be_killed_does_not_hold_the_supervisor_up(
+    installed: None, audit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits in the kernel, where no signal reaches it: here, its kill is lost."""
+    from dcl_processor.execution import calls
+    from dcl_processor.processes import child, pool
+
+    monkeypatch.setattr("multiprocessing.popen_fork.Popen._send_signal", lambda *_: None)
+    monkeypatch.setattr(child, "DIES_WITHIN", 0.5)
+    monkeypatch.setattr(calls, "GRACE", 1.0)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", SETTINGS["DJANGO_SETTINGS_MODULE"])
+    monkeypatch.setenv("AUDIT", str(audit))
+    from tests.hanging.processors import LIMIT
+
+    parcels("waits in C without signals")
+    seen: list[bool] = []
+    told: list[Died] = []
+
+    def tell(number: int, name: str | None, event: object) -> None:
+        if isinstance(event, Died):
+            told.append(event)
+
+    supervised = Supervisor(
+        1,
+        lambda _: partial(
+            pool._run,
+            "hanging.deliver",
+            {},
+            shown="x",
+            stops={},
+            deadline=None,
+            sends_rows=False,
+            sends_counts=False,
+            failed=None,
+        ),
+        stop=Stop(),
+        tell=tell,
+        limit=LIMIT,
+        observe=lambda workers: seen.append(all(each.is_alive for each in workers)),
+    )
+    supervised.run()
+    (died,) = told
+    assert re.match(r"process \d+ was killed 0.5 s ago, and has not ended: row ", str(died))
+    (pid,) = pids(audit)
+    assert seen[-1] is False
+    # Its supervisor has not waited for its end: it is alive.
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[0] == pid

@@ -1,0 +1,676 @@
+"""The metrics of commands, of programs with several processes, and of the database."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.db import connection
+from django.test import RequestFactory
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.parser import text_string_to_metric_families
+
+import dcl_processor.contrib
+from dcl_processor import observers, registry
+from dcl_processor.contrib import prometheus
+from dcl_processor.contrib.prometheus import exposition, gauges, textfile
+from dcl_processor.contrib.prometheus.process import ProcessMetrics
+from dcl_processor.contrib.prometheus.textfile import TextFile, parsed
+from dcl_processor.management import metering
+from dcl_processor.metrics import sending
+from dcl_processor.metrics.collector import Collector
+from dcl_processor.metrics.sending import sent
+from dcl_processor.metrics.tally import DURATIONS, Distribution, Tally
+from dcl_processor.processes import pool
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.signals import copies_counted
+from tests.edge.manage import CHECKOUT, Install, Manage, environment, processors, started, wait_for
+from tests.edge.watchers import parcels
+from tests.models import Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MONITORING = Path(dcl_processor.contrib.__path__[0]) / "monitoring"
+DOWN = "postgres://nothing@127.0.0.1:1/none"
+
+
+def full() -> Tally:
+    """Make a tally in which each field has a value."""
+    tally = Tally(retries=2, lost_leases=1, last_success=1_700_000_000.0)
+    tally.rows.update(processed=5, failed=3, discarded=1, snoozed=1)
+    for values in (tally.handler, tally.lock, tally.age):
+        for each in (0.0005, 0.3, 7.0, 1_000_000.0):
+            values.add(each)
+    return tally
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def samples(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Return the values of an exposition, by the sample's name and its labels."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for metric in text_string_to_metric_families(text):
+        for sample in metric.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def rows(text: str, name: str = "warehouse.deliver") -> dict[str, float]:
+    """Return the numbers of rows by outcome, those that are 0 left out."""
+    found = samples(text).get("dcl_processor_rows_total", {})
+    numbers = {
+        dict(labels)["outcome"]: n for labels, n in found.items() if ("processor", name) in labels
+    }
+    return {outcome: number for outcome, number in numbers.items() if number}
+
+
+# --- counting
+
+
+def test_a_tally_comes_back_from_its_exposition() -> None:
+    tallies = {"shop.a": full(), "shop.b": Tally()}
+    assert parsed(textfile.text(exposition.families(tallies))) == tallies
+
+
+def test_a_value_at_a_bound_is_in_its_bucket() -> None:
+    values = Distribution((1.0, 2.0))
+    for each in (0.5, 1.0, 1.5, 2.0, 2.5):
+        values.add(each)
+    assert (values.counts, values.number, values.total) == ([2, 2, 1], 5, 7.5)
+
+
+def test_tallies_are_added() -> None:
+    tally = full()
+    tally.merge(full())
+    assert tally.rows == {"processed": 10, "failed": 6, "discarded": 2, "snoozed": 2}
+    assert (tally.retries, tally.lost_leases, tally.handler.number) == (4, 2, 8)
+    assert tally.age.total == 2 * full().age.total
+    tally.merge(Tally(last_success=1.0))
+    assert tally.last_success == 1_700_000_000.0
+
+
+def test_a_collector_keeps_nothing_twice() -> None:
+    collector = Collector(["shop.a"])
+    collector.add("shop.a", full())
+    assert collector.take() == {"shop.a": full()}
+    assert collector.take() == {}
+
+
+def test_counts_are_sent_at_most_once_a_second_and_at_the_end() -> None:
+    messages: list[tuple[str, int]] = []
+    began = time.monotonic()
+    with sent(lambda name, tally: messages.append((name, tally.rows.total())), is_share=True):
+        for _ in range(50):
+            observers.tell("row_ended", "shop.a", "processed", is_retried=False)
+    assert sum(number for _, number in messages) == 50
+    assert len(messages) <= 2 + (time.monotonic() - began)
+    assert observers.active == ()
+
+
+def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else happens in its process for as long as a watch waits."""
+    monkeypatch.setattr(sending, "INTERVAL", 0.01)
+    arrived = threading.Event()
+    messages: list[int] = []
+
+    def send(_: str, tally: Tally) -> None:
+        messages.append(tally.rows.total())
+        arrived.set()
+
+    with sent(send, is_share=False):
+        observers.tell("row_ended", "shop.a", "processed", is_retried=False)
+        assert arrived.wait(10)
+        assert messages == [1]
+    assert messages == [1]
+
+
+# --- the file
+
+
+def test_a_file_whose_lock_another_process_keeps_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That process may be stopped. One warning, and no count is lost when it goes on."""
+    path = tmp_path / "dcl.prom"
+    monkeypatch.setattr(textfile, "LOCKED_WITHIN", 0.05)
+    monkeypatch.setattr(metering, "INTERVAL", 0.01)
+    tries = threading.Semaphore(0)
+    flock = textfile.fcntl.flock
+
+    def locked(*how: Any) -> None:
+        tries.release()
+        flock(*how)
+
+    monkeypatch.setattr(textfile.fcntl, "flock", locked)
+    options: dict[str, Any] = {"metrics_port": None, "metrics_file": path}
+    with path.with_name("dcl.prom.lock").open("a") as other:
+        flock(other, textfile.fcntl.LOCK_EX)
+        with metering.exported(["shop.a"], options) as on_counts:
+            assert on_counts is not None
+            on_counts("shop.a", full())
+            for _ in range(20):
+                assert tries.acquire(timeout=10)
+            assert not path.exists()
+            flock(other, textfile.fcntl.LOCK_UN)
+    (told,) = [each for each in caplog.records if "could not be written" in each.getMessage()]
+    assert f"another process has kept {path}.lock for 0.05 s" in told.getMessage()
+    assert parsed(path.read_text()) == {"shop.a": full()}
+
+
+def test_commands_add_to_the_file(tmp_path: Path, manage: Manage) -> None:
+    path = tmp_path / "dcl.prom"
+    parcels("", "")
+    assert manage("run", "warehouse.deliver", "--metrics-file", str(path)).code == 0
+    first = path.read_text()
+    assert rows(first) == {"processed": 2}
+    parcels("", "broken")
+    assert manage("run", "warehouse.deliver", "--metrics-file", str(path)).code == 1
+    second = path.read_text()
+    assert rows(second) == {"processed": 3, "failed": 1}
+    success = "dcl_processor_last_success_timestamp_seconds"
+    assert samples(second)[success] == samples(first)[success]
+    assert time.time() - 60 < next(iter(samples(first)[success].values())) <= time.time()
+    count = "dcl_processor_handler_duration_seconds_count"
+    assert [*samples(second)[count].values()] == [4.0]
+    assert {each.name for each in tmp_path.iterdir()} == {"dcl.prom", "dcl.prom.lock"}
+
+
+def test_two_commands_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "dcl.prom"
+
+    def add(_: int) -> None:
+        TextFile(path).add({"shop.a": full()})
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add, range(40)))
+    assert parsed(path.read_text())["shop.a"].rows["processed"] == 200
+
+
+@pytest.mark.parametrize("content", ["{", 'x{processor="a"} nothing', "\x00"])
+def test_a_file_with_other_contents_is_replaced(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "dcl.prom"
+    path.write_text(content)
+    TextFile(path).add({"shop.a": full()})
+    assert parsed(path.read_text()) == {"shop.a": full()}
+
+
+def test_the_workers_of_a_command_are_counted_by_their_parent(
+    tmp_path: Path, manage: Manage
+) -> None:
+    parcels(*[""] * 5, "broken")
+    path = tmp_path / "dcl.prom"
+    done = manage("run", "warehouse.deliver", "--copies", "2", "--metrics-file", str(path))
+    assert done.code == 1, done.err
+    found = rows(path.read_text())
+    assert found["processed"] == 5
+    assert found["failed"] >= 1  # both workers may have tried it
+    text = path.read_text()
+    [handled] = samples(text)["dcl_processor_handler_duration_seconds_count"].values()
+    assert handled == sum(found.values())
+    assert "dcl_processor_last_success_timestamp_seconds" not in samples(text)
+
+
+def test_several_workers_succeed_together(tmp_path: Path, manage: Manage) -> None:
+    parcels(*[""] * 5)
+    path = tmp_path / "dcl.prom"
+    done = manage("run", "warehouse.deliver", "--copies", "2", "--metrics-file", str(path))
+    assert (done.code, done.err) == (0, "")
+    assert rows(path.read_text()) == {"processed": 5}
+    assert "dcl_processor_last_success_timestamp_seconds" in samples(path.read_text())
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, manage: Manage
+) -> None:
+    parcels("")
+    path = tmp_path / "nowhere" / "dcl.prom"
+    done = manage("run", "warehouse.deliver", "--metrics-file", str(path))
+    assert done.code == 2
+    assert "create its folder" in done.err
+    assert Parcel.objects.filter(sent=False).count() == 1
+
+
+def test_a_file_that_cannot_be_written_any_more_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    path = folder / "dcl.prom"
+
+    def warned() -> list[str]:
+        said = [each.getMessage() for each in caplog.records]
+        return [each for each in said if "could not be written" in each]
+
+    monkeypatch.setattr(metering, "INTERVAL", 0.01)
+    options: dict[str, Any] = {"metrics_port": None, "metrics_file": path}
+    with metering.exported(["shop.a"], options) as on_counts:
+        assert on_counts is not None
+        path.unlink()
+        path.with_name("dcl.prom.lock").unlink()
+        folder.rmdir()
+        on_counts("shop.a", full())
+        wait_for(lambda: bool(warned()), "the warning")
+        on_counts("shop.a", full())
+        folder.mkdir()
+    assert len(warned()) == 1
+    assert parsed(path.read_text())["shop.a"].rows["processed"] == 10
+
+
+# --- the port
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def is_served(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_watch_serves_the_counts_of_its_copies(installed: None) -> None:
+    parcels(*[""] * 4)
+    port = free_port()
+    watch = ("run", "warehouse.deliver", "--watch", "0.1", "--copies", "2")
+    with started(*watch, "--metrics-port", str(port), "--max-rows", "6") as process:
+        wait_for(lambda: is_served(port), "the port")
+        wait_for(lambda: rows(scrape(port)) == {"processed": 4}, "the counts")
+        success = "dcl_processor_last_success_timestamp_seconds"
+        wait_for(lambda: success in samples(scrape(port)), "the success")
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def test_the_port_is_closed_at_the_end(manage: Manage) -> None:
+    parcels("")
+    port = free_port()
+    assert manage("run", "warehouse.deliver", "--metrics-port", str(port)).code == 0
+    assert not is_served(port)
+    assert observers.active == ()
+
+
+def test_a_port_that_is_taken_is_refused(manage: Manage) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = manage("run", "warehouse.deliver", "--metrics-port", str(port))
+    assert done.code == 2
+    assert f"got 127.0.0.1:{port}" in done.err
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "here", "127.0.0.1:", "-1"])
+def test_other_ports_are_refused(manage: Manage, text: str) -> None:
+    done = manage("run", "warehouse.deliver", f"--metrics-port={text}")
+    assert done.code == 2
+    assert "expected a port from 1 to 65535" in done.err
+
+
+def test_an_address_may_come_before_the_port() -> None:
+    assert metering.address("9102") == ("127.0.0.1", 9102)
+    assert metering.address("0.0.0.0:9102") == ("0.0.0.0", 9102)  # noqa: S104  # not bound
+    assert metering.address("[::]:9102") == ("::", 9102)
+
+
+# --- the signal of the parent
+
+
+def test_the_parent_gets_the_counts_of_its_workers(installed: None) -> None:
+    from tests.warehouse.processors import deliver
+
+    parcels(*[""] * 6)
+    received: list[dict[str, Any]] = []
+
+    def receive(**sent: Any) -> None:
+        received.append(sent)
+
+    copies_counted.connect(receive)
+    try:
+        report, _ = pool.run(deliver, copies=2, stop=Stop())
+    finally:
+        copies_counted.disconnect(receive)
+    assert report.processed == 6
+    assert sum(each["counts"]["processed"] for each in received) == 6
+    assert {each["processor"].name for each in received} == {"warehouse.deliver"}
+
+
+def test_workers_count_nothing_unless_it_is_wanted() -> None:
+    assert not pool.are_counts_wanted(None)
+    assert pool.are_counts_wanted(lambda name, tally: None)
+
+
+# --- several processes of another program
+
+WORKER = """
+import django
+django.setup()
+from dcl_processor.contrib import prometheus
+from tests.warehouse.processors import deliver
+prometheus.register()
+prometheus.register()
+print(deliver.run(limit=2))
+"""
+
+
+def test_the_multi_process_mode_of_the_client_works(tmp_path: Path, installed: None) -> None:
+    parcels(*[""] * 4)
+    variables = environment(PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-c", WORKER],
+            env=variables,
+            cwd=CHECKOUT,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+    own_registry = CollectorRegistry()
+    MultiProcessCollector(own_registry, path=str(tmp_path))  # type: ignore[no-untyped-call]  # it has no types
+    text = generate_latest(own_registry).decode()
+    assert rows(text) == {"processed": 4}
+    found = samples(text)
+    [handled] = found["dcl_processor_handler_duration_seconds_count"].values()
+    assert handled == 4
+    [success] = found["dcl_processor_last_success_timestamp_seconds"].items()
+    assert success[0] == (("processor", "warehouse.deliver"),)  # and not of each process
+    assert time.time() - 60 < success[1] <= time.time()
+
+
+def test_both_modes_have_the_same_metrics_and_bounds() -> None:
+    own_registry = CollectorRegistry()
+    own = ProcessMetrics(own_registry)
+    own.row_ended("shop.a", "processed", is_retried=True)
+    own.row_ended("shop.a", "lease_lost", is_retried=False)
+    own.unlocked("shop.a", 0.001)
+    own.claimed("shop.a", [1.0])
+    own._handler.labels("shop.a").observe(0.001)
+    own._success.labels("shop.a").set(1.0)
+    native = samples(generate_latest(own_registry).decode())
+    ours = samples(textfile.text(exposition.families({"shop.a": full()})))
+    created = {name for name in native if name.endswith("_created")}
+    assert native.keys() - created == ours.keys()
+    for name in ours:
+        if name != "dcl_processor_rows_total":
+            assert native[name].keys() == ours[name].keys(), name
+
+
+def test_a_program_adds_the_metrics_to_its_registry(
+    monkeypatch: pytest.MonkeyPatch, installed: None
+) -> None:
+    from tests.warehouse.processors import deliver
+
+    monkeypatch.setattr(prometheus, "_registered", None)
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    own_registry = CollectorRegistry()
+    prometheus.register(own_registry)
+    prometheus.register(own_registry)
+    try:
+        parcels("")
+        deliver.run()
+        assert rows(generate_latest(own_registry).decode()) == {"processed": 1}
+    finally:
+        assert prometheus._registered is not None
+        observers.remove(prometheus._registered)
+
+
+# --- the database
+
+
+def test_the_command_reads_what_the_database_knows(manage: Manage) -> None:
+    parcels("", "")
+    done = manage("metrics", "warehouse.deliver")
+    assert (done.code, done.err) == (0, "")
+    found = samples(done.out)
+    own = (("processor", "warehouse.deliver"),)
+    assert found == {
+        "dcl_processor_pending_rows": {own: 2.0},
+        "dcl_processor_in_doubt_rows": {own: 0.0},
+        "dcl_processor_given_up_rows": {own: 0.0},
+        "dcl_processor_unknown_gauges": {own: 0.0},
+    }
+    shown = manage("metrics", "warehouse.deliver", "--json")
+    assert {"name": "dcl_processor_pending_rows", "labels": dict(own), "value": 2.0} in json.loads(
+        shown.out
+    )
+
+
+def test_the_age_of_the_oldest_row_is_a_gauge(install: Install, manage: Manage) -> None:
+    install(
+        "aged",
+        """
+        from django.db.models.functions import Now
+        from datetime import timedelta
+        batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
+        since = Now() - timedelta(seconds=90)
+
+        @batch_processor(
+            pending=Parcel.objects.filter(sent=False), done={"sent": True}, pending_since=since
+        )
+        def old(parcel):
+            pass
+        """,
+    )
+    empty = samples(manage("metrics", "aged.old").out)
+    parcels("")
+    one = samples(manage("metrics", "aged.old").out)
+    name, own = "dcl_processor_oldest_pending_age_seconds", (("processor", "aged.old"),)
+    assert empty[name] == {own: 0.0}
+    assert 89.0 < one[name][own] < 91.0
+
+
+def test_a_gauge_that_could_not_be_read_is_absent(tmp_path: Path) -> None:
+    path = tmp_path / "gauges.prom"
+    done = processors(
+        "metrics", "warehouse.deliver", "--metrics-file", str(path), DATABASE_URL=DOWN
+    )
+    assert done.returncode == 3
+    assert "pending could not be found out" in done.stderr
+    own = (("processor", "warehouse.deliver"),)
+    assert samples(path.read_text()) == {"dcl_processor_unknown_gauges": {own: 4.0}}
+
+
+def test_more_rows_than_are_counted_are_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dcl_processor.insights.answer import Answer, How
+
+    assert gauges._value(Answer(10_000, How.MORE_THAN)) == 10_001.0
+    assert gauges._value(Answer(10_000)) == 10_000.0
+    assert gauges._value(Answer.unknown("why")) is None
+    # A rate of it, or an alert, would follow the statistics of the table.
+    estimated = Answer(1_000, How.ESTIMATED)
+    assert (gauges._value(estimated), gauges._is_unknown(estimated)) == (None, True)
+    assert gauges._value(Answer.not_recorded("why")) is None
+
+
+def test_a_scrape_within_the_time_sends_no_query(
+    installed: None, django_assert_num_queries: Any
+) -> None:
+    from tests.warehouse.processors import deliver
+
+    parcels("")
+    found = gauges.Gauges(lambda: [deliver], fresh_for=0.0)
+    first = [each.samples for each in found.collect()]
+    with django_assert_num_queries(0):
+        assert [each.samples for each in found.collect()] == first
+    found._read_at = time.monotonic() - gauges.FRESH_FOR
+    parcels("")
+    [pending, *_] = found.collect()
+    assert [sample.value for sample in pending.samples] == [2.0]
+
+
+def test_the_view_answers_in_the_format_that_is_asked_for(
+    installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parcels("")
+    own = CollectorRegistry()
+    own.register(gauges.Gauges(lambda: registry.processors().values()))
+    monkeypatch.setattr(prometheus, "_gauges", own)
+    plain = prometheus.gauges_view(RequestFactory().get("/metrics"))
+    assert plain.status_code == 200
+    assert plain["Content-Type"].startswith("text/plain")
+    found = samples(plain.content.decode())["dcl_processor_pending_rows"]
+    assert found[("processor", "warehouse.deliver"),] == 1.0
+    accept = "application/openmetrics-text; version=1.0.0"
+    other = prometheus.gauges_view(RequestFactory().get("/metrics", headers={"Accept": accept}))
+    assert other["Content-Type"].startswith("application/openmetrics-text")
+    assert connection.in_atomic_block is False
+
+
+def test_without_the_client_the_commands_say_what_is_missing(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    for arguments in (("metrics",), ("run", "warehouse.deliver", "--metrics-port", "9102")):
+        done = manage(*arguments)
+        assert done.code == 2
+        assert "install dcl-processor[prometheus]" in done.err
+
+
+def test_a_run_without_the_options_imports_no_metrics() -> None:
+    code = (
+        "import sys, django; django.setup()\n"
+        "from django.core.management import call_command\n"
+        "call_command('processors', 'run', 'warehouse.deliver')\n"
+        "print(*[each for each in sys.modules if each.startswith(('prometheus_client', "
+        "'opentelemetry', 'dcl_processor.metrics', 'dcl_processor.contrib'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment(), "PYTHONPATH": os.pathsep.join([str(CHECKOUT)])},
+        cwd=CHECKOUT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == []
+
+
+# --- the dashboard and the alerts
+
+QUERY = re.compile(r"dcl_processor_\w+")
+
+
+def exposed() -> dict[str, set[str]]:
+    """Return the samples of all metrics with the names of their labels."""
+    metrics = [*exposition.families({"shop.a": full()}), *every_gauge()]
+    found: dict[str, set[str]] = {}
+    for metric in metrics:
+        for sample in metric.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def every_gauge() -> Iterator[Any]:
+    from dcl_processor.insights.answer import Answer
+    from dcl_processor.insights.status import Status
+
+    answers = {name: Answer(1) for name in gauges.GAUGES}
+    return gauges.gauges([Status("shop.a", "transactional", "default", answers)])
+
+
+def expressions() -> Iterable[str]:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    for each in dashboard["templating"]["list"]:
+        if each["type"] == "query":
+            yield each["query"]["query"]
+    yield from (rule["expr"] for rule in alerts())
+
+
+def alerts() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def labels_of(expression: str) -> set[str]:
+    """Return the labels that an expression selects or groups by."""
+    selected = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", expression)
+    grouped = re.findall(r"\bby \(([^)]*)\)", expression)
+    values = re.findall(r"label_values\(\w+, (\w+)\)", expression)
+    return {*selected, *values, *(each.strip() for group in grouped for each in group.split(","))}
+
+
+def test_each_metric_and_label_of_the_dashboard_and_the_alerts_is_exposed() -> None:
+    known = exposed()
+    found = list(expressions())
+    assert len(found) > 20
+    for each in found:
+        names = QUERY.findall(each)
+        assert names, each
+        assert {*names} <= known.keys(), each
+        assert labels_of(each) <= set.union(*(known[name] for name in names)), each
+
+
+def test_each_alert_is_complete_and_on_the_page() -> None:
+    found = alerts()
+    assert len({rule["alert"] for rule in found}) == len(found) == 10
+    page = (CHECKOUT / "docs/howto/monitoring.md").read_text()
+    for rule in found:
+        assert f"| `{rule['alert']}` |" in page
+        assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+
+
+def test_each_metric_is_on_the_dashboard() -> None:
+    shown = {name for each in expressions() for name in QUERY.findall(each)}
+    families = {metric.name for metric in exposition.families({})} | {
+        *(name for name, _ in gauges.GAUGES.values()),
+        gauges.UNKNOWN,
+    }
+    assert families == {re.sub(r"_(total|bucket|sum)$", "", name) for name in shown}
+
+
+def test_no_label_has_a_key_a_host_or_a_message() -> None:
+    assert set.union(*exposed().values()) == {"processor", "outcome", "le"}
+
+
+def test_the_dashboard_explains_each_panel() -> None:
+    panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+    assert len({panel["title"] for panel in panels}) == len(panels) == 11
+    assert all(panel["description"] for panel in panels)
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+def test_handlers_that_take_minutes_have_buckets() -> None:
+    assert DURATIONS[-1] == 600.0
+    assert list(DURATIONS) == sorted(DURATIONS)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--metrics-file", ""), ("--metrics-file", "/"), ("--metrics-port", "a..b:9100")],
+)
+def test_a_place_that_cannot_be_is_a_mistake_in_the_command_line(
+    manage: Manage, option: str, value: str
+) -> None:
+    done = manage("run", "warehouse.deliver", option, value)
+    assert done.code == 2
+    assert option in done.err
+    assert "Traceback" not in done.err

@@ -1,0 +1,728 @@
+"""``manage.py processors`` for operators: what is stuck, why, and what is done about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.utils import timezone
+
+from dcl_processor import Lease
+from dcl_processor.insights.answer import Answer, How, Moment
+from dcl_processor.insights.locks import Locked
+from dcl_processor.insights.status import Status
+from dcl_processor.management import conditions, nagios
+from dcl_processor.management import status as status_action
+from tests.contract.support import errands as the
+from tests.contract.support.sessions import before_statement
+from tests.edge.manage import (
+    CHECKOUT,
+    PATIENCE,
+    Install,
+    Manage,
+    at_gate,
+    environment,
+    processors,
+    started,
+)
+from tests.edge.stuck import another_session, claimed, on_a_terminal
+from tests.edge.watchers import parcels
+from tests.models import Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DOWN = "postgres://nothing@127.0.0.1:1/none"
+FAULTY = {"DJANGO_SETTINGS_MODULE": "tests.faulty.settings"}
+
+
+def given_up() -> Errand:
+    return Errand.objects.create(
+        result="no route", attempts=2, last_error="OSError: no route", dead=True
+    )
+
+
+# --- status
+
+
+NO_ERRORS = "not recorded: set retry=Retry(…) with last_error, which stores the last error"
+
+
+def test_status_shows_what_waits_and_what_is_stuck(manage: Manage) -> None:
+    parcels("", "")
+    claimed()
+    done = manage("status", "warehouse.deliver", "warehouse.fetch")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[:9] == [
+        "warehouse.deliver (transactional, database 'default')",
+        "  pending         2",
+        "  due now         2",
+        "  due later       0",
+        "  oldest pending  not recorded: set pending_since=…",
+        "  in progress     not recorded: a TRANSACTIONAL worker only locks its row",
+        "  in doubt        0",
+        "  given up        0",
+        "  last errors     " + NO_ERRORS,
+    ]
+    assert lines[9] == "  locked          0"
+    assert lines[10] == "warehouse.fetch (at_most_once, database 'default')"
+    assert lines[16].startswith("  in doubt        1, since 20")
+    assert lines[16].endswith(" UTC (10 min ago)")
+
+
+def test_status_names_who_holds_a_row_and_the_last_errors(manage: Manage) -> None:
+    row = Errand.objects.create(result="x", attempts=1, last_error="OSError: no\nroute")
+    lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
+    with another_session(lock, row.pk, name="a clerk"):
+        done = manage("status", "warehouse.try_twice")
+    assert done.code == 0
+    assert f"  last errors     1 × OSError: no route (row {row.pk})\n" in done.out
+    assert "  locked          1 by pid " in done.out
+    assert ", a clerk, role " in done.out
+
+
+def test_the_kind_of_an_error_is_masked(manage: Manage) -> None:
+    Errand.objects.create(result="x", attempts=1, last_error="password=hunter2 refused")
+    done = manage("status", "warehouse.try_twice", "--json")
+    (found,) = json.loads(done.out)
+    assert found["errors"]["value"][0]["kind"] == "password=*** refused"
+    assert "hunter2" not in done.out
+
+
+def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
+    claimed()
+    done = manage("status", "warehouse.fetch", "--json", "--in-doubt", "5m")
+    (found,) = json.loads(done.out)
+    assert found["name"] == "warehouse.fetch"
+    assert found["in_doubt"] == {"value": 1, "how": "exact"}
+    assert found["in_doubt_since"]["seconds"] == pytest.approx(600, abs=30)
+    assert found["in_doubt_since"]["value"].endswith("+00:00")
+    assert found["oldest"] == {
+        "value": None,
+        "how": "not recorded",
+        "why": "set pending_since=…",
+    }
+    assert json.loads(manage("status", "--json").out)[0]["name"] != ""
+
+
+@pytest.mark.parametrize(
+    ("conditions", "code", "words"),
+    [
+        (["in_doubt>1"], 0, ""),
+        (["in_doubt>0"], 1, "warehouse.fetch: in_doubt>0, got 1"),
+        (["pending >= 3"], 0, ""),
+        (["pending=2"], 1, "warehouse.fetch: pending=2, got 2"),
+        (["in_doubt>1", "due<9"], 1, "warehouse.fetch: due<9, got 2"),
+        (["oldest>15m"], 2, "warehouse.fetch has, got 'oldest>15m': set pending_since=…"),
+        (["doubt>0"], 2, "expected a condition such as 'in_doubt>0'"),
+        (["in_doubt>few"], 2, "expected in_doubt and a number of rows of up to 18 digits, got"),
+        (["pending>" + "9" * 19], 2, "expected pending and a number of rows of up to 18 digits"),
+        (["oldest>soon"], 2, "expected a duration up to ten years, such as 90"),
+    ],
+)
+def test_a_condition_decides_on_the_exit_code(
+    manage: Manage, conditions: list[str], code: int, words: str
+) -> None:
+    claimed()
+    Errand.objects.bulk_create([Errand(), Errand()])
+    arguments = [argument for each in conditions for argument in ("--fail-if", each)]
+    done = manage("status", "warehouse.fetch", *arguments)
+    assert done.code == code
+    assert words in done.err
+    assert done.out == ""
+
+
+def test_what_cannot_be_found_out_is_neither_green_nor_met() -> None:
+    done = processors("status", "warehouse.fetch", "--fail-if", "in_doubt>0", DATABASE_URL=DOWN)
+    assert done.returncode == 3
+    assert "in_doubt could not be found out: expected the database 'default'" in done.stderr
+    assert processors("status", DATABASE_URL=DOWN).returncode == 3
+    broken = processors("status", "--fail-if", "pending>99", "--json", **FAULTY)
+    assert broken.returncode == 3
+    assert "faulty.haunt: pending could not be found out: expected the table" in broken.stderr
+    # A reason that is a sentence with its own end does not end in the middle of this one.
+    assert ".;" not in broken.stderr
+    assert ".." not in broken.stderr
+
+
+def test_a_condition_that_is_met_is_worse_than_one_that_is_not_known() -> None:
+    parcels("")
+    done = processors("status", "--fail-if", "pending>0", **FAULTY)
+    assert done.returncode == 1
+    assert "CommandError: warehouse.deliver: pending>0, got 1; " in done.stderr
+
+
+def test_a_bound_above_the_usual_limit_is_counted_to(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dcl_processor import backlog
+
+    monkeypatch.setattr(backlog, "MOST", 2)
+    parcels(*[""] * 4)
+    assert "pending         more than 2\n" in manage("status", "warehouse.deliver").out
+    assert manage("status", "warehouse.deliver", "--fail-if", "pending>3").code == 1
+    assert manage("status", "warehouse.deliver", "--fail-if", "pending>4").code == 0
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("locked>2", True),
+        ("locked>3", None),
+        ("locked>=3", True),
+        ("locked>=4", None),
+        ("locked<3", False),
+        ("locked<4", None),
+        ("locked<=2", False),
+        ("locked<=3", None),
+        ("locked=2", False),
+        ("locked=3", None),
+        ("pending>3", True),
+        ("pending>=5", None),
+        ("pending<4", False),
+        ("pending=4", None),
+    ],
+)
+def test_a_number_that_is_a_part_decides_only_what_it_shows(
+    condition: str, expected: bool | None
+) -> None:
+    """At least three rows are locked, and more than three wait."""
+    value = Locked(3, ()) if condition.startswith("locked") else 3
+    answer: Answer[Any] = Answer(value, How.MORE_THAN)
+    assert conditions.parse(condition).holds(answer) is expected
+
+
+def test_an_estimate_is_marked_and_decides_no_condition(manage: Manage, install: Install) -> None:
+    install(
+        "slow",
+        """
+        from django.db.models import Func, IntegerField
+
+        @batch_processor(
+            pending=lambda: Parcel.objects.alias(
+                slow=Func(
+                    template="(SELECT 1 FROM pg_sleep(60))",
+                    arity=0,
+                    output_field=IntegerField(),
+                )
+            ).filter(slow=1),
+            done={"sent": True},
+        )
+        def wait(parcel): ...
+        """,
+    )
+    shown = manage("status", "slow.wait", "--timeout", "0.2")
+    assert re.search(r"pending +~[\d,]+ \(the planner's estimate: not within 0.2 s\)\n", shown.out)
+    found = manage("status", "slow.wait", "--timeout", "0.2", "--fail-if", "pending>0")
+    assert found.code == 3
+    assert "pending>0 could not be found out: the planner's estimate decides nothing" in found.err
+    (pending,) = (
+        each["pending"]
+        for each in json.loads(manage("status", "slow.wait", "--timeout", "0.2", "--json").out)
+    )
+    assert pending["how"] == "estimated"
+    listed = manage("list", "--timeout", "0.2")
+    assert re.search(r"^ *~\d+ .* slow\.wait", listed.out, re.MULTILINE)
+    documents = json.loads(manage("list", "--timeout", "0.2", "--json").out)
+    assert {each["name"]: each["estimated"] for each in documents}["slow.wait"] is True
+
+
+def test_a_condition_that_a_part_of_the_rows_does_not_decide_is_not_green(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dcl_processor import backlog
+
+    monkeypatch.setattr(backlog, "MOST", 2)
+    first, *_ = parcels(*[""] * 4)
+    with another_session("SELECT 1 FROM tests_parcel WHERE id = %s FOR UPDATE", first):
+        met = manage("status", "warehouse.deliver", "--fail-if", "locked>0")
+        unknown = manage("status", "warehouse.deliver", "--fail-if", "locked>1")
+    assert (met.code, unknown.code) == (1, 3)
+    assert "locked>0, got at least 1." in met.err
+    assert "locked>1 could not be found out: not all rows were looked at, got at le" in unknown.err
+
+
+def test_the_age_of_the_oldest_row_is_a_condition(manage: Manage, install: Install) -> None:
+    install(
+        "aging",
+        """
+        @batch_processor(
+            pending=lambda: Parcel.objects.filter(sent=False),
+            done={"sent": True},
+            pending_since="sent_at",
+        )
+        def send(parcel):
+            \"\"\"Send a parcel.\"\"\"
+        """,
+    )
+    assert manage("status", "aging.send", "--fail-if", "oldest>15m").code == 0
+    Parcel.objects.create(sent_at=timezone.now() - timedelta(minutes=20))
+    done = manage("status", "aging.send", "--fail-if", "oldest>15m")
+    assert done.code == 1
+    assert "aging.send: oldest>15m, got 20" in done.err
+    assert manage("status", "aging.send", "--fail-if", "oldest>0.5h").code == 0
+    listed = next(line for line in manage("list").out.splitlines() if "aging.send" in line)
+    assert listed.split() == ["1", "20", "min", "waiting", "aging.send", "Send", "a", "parcel."]
+
+
+def test_list_has_the_states_of_stuck_rows(manage: Manage) -> None:
+    claimed()
+    claimed(minutes=0)
+    given_up()
+    states = {each["name"]: each["state"] for each in json.loads(manage("list", "--json").out)}
+    assert states["warehouse.fetch"] == ["in doubt", "in progress"]
+    assert states["warehouse.try_twice"] == ["given up"]
+    assert states["warehouse.deliver"] == ["idle"]
+
+
+# --- show
+
+
+def test_show_says_why_a_row_is_not_handled(manage: Manage) -> None:
+    row = claimed()
+    done = manage("show", "warehouse.fetch", str(row.pk))
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].startswith(f"warehouse.fetch, row {row.pk}: it was claimed 10 min ago")
+    assert "  in pending         no" in lines
+    assert "  not claimed        no" in lines
+    assert any(line.startswith("  claimed_at         20") for line in lines)
+    assert "  locked             no" in lines
+    probed = manage("show", "warehouse.fetch", str(row.pk), "--probe", "--json")
+    assert json.loads(probed.out)["probed"] == {
+        "value": {"is_locked": False, "holders": []},
+        "how": "exact",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["warehouse.fetch", "0"], 1, "row 0: there is no row with this key."),
+        (["warehouse.fetch", "x"], 2, "expected a primary key of the rows of warehouse.fetch, got"),
+        (["warehouse.fetsh", "1"], 2, "did you mean warehouse.fetch?"),
+        (["warehouse.fetch", "1", "--timeout", "-1"], 2, "expected"),
+    ],
+)
+def test_show_of_a_row_that_is_not_there(
+    manage: Manage, arguments: list[str], code: int, words: str
+) -> None:
+    done = manage("show", *arguments)
+    assert done.code == code
+    assert words in done.err
+
+
+# --- the story
+
+
+@pytest.mark.parametrize("what", ["mark-done", "requeue"])
+def test_a_worker_that_is_killed_in_mid_work_is_found_and_its_row_is_settled(
+    gate: Path, what: str
+) -> None:
+    """With the command alone: a monitor turns red, the row says why, and a person decides."""
+    row = Errand.objects.create()
+    look = ("status", "warehouse.fetch", "--in-doubt", "0", "--fail-if", "in_doubt>0")
+    assert processors(*look).returncode == 0
+    with started("run", "warehouse.fetch", GATE=str(gate)) as process:
+        assert at_gate(gate) == [process.pid]
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE)
+    red = processors(*look)
+    assert red.returncode == 1
+    assert "warehouse.fetch: in_doubt>0, got 1" in red.stderr
+    shown = processors("show", "warehouse.fetch", str(row.pk))
+    assert "its process died, and then the row is in doubt" in shown.stdout
+    Errand.objects.filter(pk=row.pk).update(claimed_at=timezone.now())  # however long it took
+    early = processors(what, "warehouse.fetch", "--pk", str(row.pk), "--yes")
+    assert early.returncode == 1
+    assert "left: claimed less than 60 s ago: a worker may be at work" in early.stdout
+    done = processors(what, "warehouse.fetch", "--pk", str(row.pk), "--force", "--yes")
+    said = {"mark-done": "marked as done", "requeue": "put back into pending"}[what]
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"warehouse.fetch: 1 row ({row.pk}) {said}\n",
+        "",
+    )
+    assert processors(*look).returncode == 0
+    assert processors("run", "warehouse.fetch").returncode == 0
+    row.refresh_from_db()
+    assert (row.done, row.claimed_at) == (True, None)
+
+
+# --- requeue, mark-done, discard
+
+
+def test_without_a_terminal_nothing_is_done_unless_it_is_confirmed(manage: Manage) -> None:
+    row = claimed()
+    done = processors("mark-done", "warehouse.fetch", "--pk", str(row.pk))
+    assert done.returncode == 2
+    assert "expected --yes, or a terminal to confirm on, got neither" in done.stderr
+    dry = manage("mark-done", "warehouse.fetch", "--in-doubt", "5m", "--dry-run")
+    assert (dry.code, dry.out) == (
+        0,
+        f"warehouse.fetch: 1 row ({row.pk}) would be marked as done\n",
+    )
+    none = manage("mark-done", "warehouse.fetch", "--in-doubt", "1h", "--yes")
+    assert (none.code, none.out) == (0, "warehouse.fetch: no rows\n")
+    row.refresh_from_db()
+    assert (row.done, row.claimed) == (False, True)
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1)])
+def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None:
+    row, young = claimed(), claimed(minutes=1)
+    with on_a_terminal("requeue", "warehouse.fetch", "--in-doubt", "5m") as (process, leader):
+        os.write(leader, answer)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, err
+    question = f"1 row ({row.pk}) of warehouse.fetch will be put back into pending. Continue?"
+    assert question in out + err
+    row.refresh_from_db()
+    young.refresh_from_db()
+    assert (row.claimed, young.claimed) == (code != 0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["requeue", "warehouse.fetch"], "one of the arguments --pk --in-doubt --given-up"),
+        (["requeue", "warehouse.deliver", "--pk", "1"], "expected reset=… for requeue()"),
+        (
+            ["discard", "warehouse.deliver", "--in-doubt", "1h", "--set", "sent=1"],
+            "expected claim=… and claimed_at=…",
+        ),
+        (["mark-done", "warehouse.try_twice", "--pk", "1"], "expected claim=… for mark_done()"),
+        (["mark-done", "warehouse.fetch", "--given-up"], "--given-up is an option of requeue"),
+        (["discard", "warehouse.fetch", "--pk", "1"], "expected discard(rows, values={…})"),
+        (["discard", "warehouse.fetch", "--pk", "1", "--set", "dead"], "got 'dead' without '='"),
+        (["discard", "warehouse.fetch", "--pk", "1", "--set", "daed=1"], "got 'daed=1': "),
+        (
+            ["mark-done", "warehouse.fetch", "--pk", "1", "--reason", "x"],
+            "--reason is an option of discard",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_a_wrong_command_line(
+    manage: Manage, arguments: list[str], words: str
+) -> None:
+    Errand.objects.create(pk=1)
+    Parcel.objects.create(pk=1)
+    for how in ("--yes", "--dry-run"):
+        done = manage(*arguments, how)
+        assert done.code == 2
+        assert words in done.err
+
+
+def test_what_was_given_up_is_discarded_or_put_back(manage: Manage, install: Install) -> None:
+    install(
+        "errands",
+        """
+        from dcl_processor import Retry
+        from tests.models import Errand
+
+        @batch_processor(
+            pending=lambda: Errand.objects.filter(done=False, dead=False),
+            done={"done": True},
+            failed={"dead": True},
+            reset={"dead": False},
+            retry=Retry(),
+        )
+        def run(errand): ...
+        """,
+    )
+    dead, waits = given_up(), Errand.objects.create()
+    done = manage("requeue", "errands.run", "--given-up", "--yes", "--json")
+    document = {"name": "errands.run", "rows": 1, "changed": 1, "dry_run": False, "left": []}
+    assert json.loads(done.out) == document
+    dead.refresh_from_db()
+    assert (dead.dead, dead.attempts, dead.last_error) == (False, 0, "")
+    done = manage("discard", "errands.run", "--pk", str(waits.pk), "--reason", "left", "--yes")
+    assert done.out == f"errands.run: 1 row ({waits.pk}) discarded\n"
+    waits.refresh_from_db()
+    assert (waits.dead, waits.last_error) == (True, "Discard: left")
+    again = manage("discard", "errands.run", "--pk", str(waits.pk), "--yes")
+    assert (again.code, again.out) == (
+        1,
+        f"errands.run: 1 row ({waits.pk}) left: neither pending nor claimed\n",
+    )
+    assert again.err == "CommandError: 1 row was left as it is.\n"
+
+
+def test_values_of_the_command_line_are_those_of_the_columns(manage: Manage) -> None:
+    row = claimed()
+    done = manage(
+        *("mark-done", "warehouse.fetch", "--pk", str(row.pk), "--yes"),
+        *("--set", "done=True", "--set", "result=a=b", "--set", "place=7"),
+    )
+    assert done.code == 0, done.err
+    row.refresh_from_db()
+    assert (row.done, row.result, row.place, row.claimed_at) == (True, "a=b", 7, None)
+
+
+LEASES = """
+from dcl_processor import Delivery, Lease
+from tests.models import Errand
+
+@batch_processor(
+    pending=lambda: Errand.objects.filter(done=False),
+    done={"done": True},
+    reset={"done": False},
+    delivery=Delivery.AT_LEAST_ONCE,
+    lease=Lease(60),
+)
+def run(errand): ...
+"""
+
+
+def test_a_leased_row_is_left_to_its_worker(manage: Manage, install: Install) -> None:
+    install("leases", LEASES)
+    until = timezone.now() + timedelta(minutes=1)
+    row = Errand.objects.create(leased_until=until, done=True)
+    done = manage("requeue", "leases.run", "--pk", str(row.pk), "--yes")
+    assert (done.code, done.out) == (1, f"leases.run: 1 row ({row.pk}) left: leased by a worker\n")
+    row.refresh_from_db()
+    assert (row.done, row.leased_until) == (True, until)
+
+
+def test_a_row_whose_lease_was_taken_away_is_put_back(manage: Manage, install: Install) -> None:
+    install("leases", LEASES)
+    row = Errand.objects.create(leased_until=Lease(60).taken_away)
+    done = manage("requeue", "leases.run", "--pk", str(row.pk), "--yes")
+    assert (done.code, done.out) == (0, f"leases.run: 1 row ({row.pk}) put back into pending\n")
+    row.refresh_from_db()
+    assert row.leased_until is None
+
+
+def test_a_row_that_is_leased_after_it_was_shown_is_left_to_its_worker_too(
+    manage: Manage, install: Install
+) -> None:
+    install("leases", LEASES)
+    row, other = Errand.objects.create(done=True), Errand.objects.create(done=True)
+    until = timezone.now() + timedelta(minutes=1)
+
+    def lease() -> None:
+        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(leased_until=until))
+
+    with before_statement(is_lock, lease):
+        keys = str(row.pk), str(other.pk)
+        done = manage("requeue", "leases.run", "--pk", *keys, "--force", "--yes")
+    assert (done.code, done.out) == (
+        0,
+        (
+            f"leases.run: 1 row ({other.pk}) put back into pending\n"
+            f"leases.run: 1 row ({row.pk}) left: changed since the choice\n"
+        ),
+    )
+    row.refresh_from_db()
+    other.refresh_from_db()
+    assert (row.done, row.leased_until, other.done) == (True, until, False)
+
+
+def is_lock(sql: str) -> bool:
+    return "FOR NO KEY UPDATE" in sql
+
+
+def test_a_row_that_is_settled_after_it_was_shown_stays_as_it_is(manage: Manage) -> None:
+    """The worker of a row in doubt comes back between the look and the lock."""
+    row, other = claimed(), claimed()
+
+    def settle() -> None:
+        settled = Errand.objects.filter(pk=row.pk)
+        the.elsewhere(lambda: settled.update(done=True, claimed_at=None))
+
+    with before_statement(is_lock, settle):
+        done = manage("requeue", "warehouse.fetch", "--in-doubt", "5m", "--yes")
+    assert (done.code, done.out) == (
+        0,
+        (
+            f"warehouse.fetch: 1 row ({other.pk}) put back into pending\n"
+            f"warehouse.fetch: 1 row ({row.pk}) left: changed since the choice\n"
+        ),
+    )
+    row.refresh_from_db()
+    other.refresh_from_db()
+    assert (row.done, row.claimed, other.claimed) == (True, True, False)
+
+
+# --- run --pk
+
+
+def test_a_run_for_some_rows(manage: Manage) -> None:
+    one, two, three = parcels("", "", "")
+    done = manage("run", "warehouse.deliver", "--pk", str(one), str(three), "0")
+    assert done.code == 0
+    assert done.out.startswith("warehouse.deliver: 2 processed")
+    assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [two]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--all", "--pk", "1"],
+        ["warehouse.deliver", "warehouse.weigh", "--pk", "1"],
+        ["warehouse.deliver", "--watch", "--pk", "1"],
+    ],
+)
+def test_keys_are_those_of_one_processor(manage: Manage, arguments: list[str]) -> None:
+    done = manage("run", *arguments)
+    assert done.code == 2
+    assert "expected --pk with one processor and a single run" in done.err
+
+
+# --- nothing for nothing
+
+
+def test_a_run_imports_no_answers_and_asks_no_question() -> None:
+    program = (
+        "import sys\n"
+        "from django.core.management import execute_from_command_line\n"
+        "execute_from_command_line(['manage.py', 'processors', 'run', 'warehouse.deliver'])\n"
+        "print(sum(name.startswith('dcl_processor.insights') for name in sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(),
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_the_answers_can_be_written_to_a_stream(installed: None, tmp_path: Path) -> None:
+    with (tmp_path / "status").open("w") as file:
+        call_command("processors", "status", "warehouse.deliver", stdout=file)
+    assert "  pending         0\n" in (tmp_path / "status").read_text()
+
+
+def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
+    for condition in ("paused>1d", "lost>0"):
+        done = manage("status", "warehouse.deliver", "--fail-if", condition)
+        assert done.code == 2
+        assert "add 'dcl_processor.ledger' to INSTALLED_APPS" in done.err
+
+
+# --- what Nagios reads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--fail-if", "in_doubt>1"], 0, "DCL OK - no condition is met. | in_doubt=1"),
+        (
+            ["--fail-if", "in_doubt>1", "--warn-if", "pending>1"],
+            1,
+            "DCL WARNING - warehouse.fetch: pending>1, got 2. | pending=2 in_doubt=1",
+        ),
+        (
+            ["--fail-if", "in_doubt>0", "--warn-if", "pending>1"],
+            2,
+            (
+                "DCL CRITICAL - warehouse.fetch: in_doubt>0, got 1; warehouse.fetch: pending>1, "
+                "got 2. | pending=2 in_doubt=1"
+            ),
+        ),
+        (
+            ["--fail-if", "oldest>15m"],
+            3,
+            (
+                "DCL UNKNOWN - expected a condition with an answer that warehouse.fetch has, got "
+                "'oldest>15m': set pending_since=…; or name other processors."
+            ),
+        ),
+        (
+            ["--fail-if", "doubt>0"],
+            3,
+            (
+                "DCL UNKNOWN - argument --fail-if: expected a condition such as 'in_doubt>0' or "
+                "'oldest>15m' with one of pending, due, later, in_progress, in_doubt, given_up, "
+                "locked, lost, oldest, paused, got 'doubt>0'; see manage.py processors status "
+                "--help."
+            ),
+        ),
+        (
+            [],
+            3,
+            "DCL UNKNOWN - expected --fail-if or --warn-if beside --nagios, got neither.",
+        ),
+        (
+            ["--warn-if", "pending>0", "--json"],
+            3,
+            "DCL UNKNOWN - expected --fail-if or --warn-if beside --nagios, got --json as well.",
+        ),
+    ],
+)
+def test_nagios_reads_one_line(manage: Manage, arguments: list[str], code: int, line: str) -> None:
+    claimed()
+    Errand.objects.bulk_create([Errand(), Errand()])
+    done = manage("status", "warehouse.fetch", "--nagios", *arguments)
+    assert done.code == code
+    assert (done.out, done.err) == (f"{line}\n", "")
+
+
+def test_what_nagios_cannot_be_told_is_unknown(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    condition = ("--fail-if", "pending>99", "--warn-if", "pending>=0")
+    unknown = manage("status", "warehouse.none", "--nagios", *condition)
+    assert (unknown.code, unknown.err) == (3, "")
+    assert unknown.out.startswith("DCL UNKNOWN - expected ")
+    down = processors("status", "warehouse.fetch", "--nagios", *condition, DATABASE_URL=DOWN)
+    assert (down.returncode, down.stderr) == (3, "")
+    assert down.stdout.startswith("DCL UNKNOWN - warehouse.fetch: pending could not be found out: ")
+    broken = processors("status", "--nagios", *condition, **FAULTY)
+    assert broken.returncode == 3
+    assert broken.stdout.startswith("DCL UNKNOWN - ")
+    assert len(broken.stdout.splitlines()) == 1
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a | b\npassword=hunter2")
+
+    monkeypatch.setattr(status_action, "_ask", fail)
+    failed = manage("status", "warehouse.fetch", "--nagios", *condition)
+    assert (failed.code, failed.out) == (
+        3,
+        "DCL UNKNOWN - RuntimeError: a / b password=***\n",
+    )
+
+
+def test_the_figures_of_several_processors_have_their_names(manage: Manage) -> None:
+    parcels("")
+    names = ("warehouse.deliver", "warehouse.fetch")
+    done = manage("status", *names, "--nagios", "--fail-if", "pending>9")
+    assert done.out == (
+        "DCL OK - no condition is met. | warehouse.deliver.pending=1 warehouse.fetch.pending=0\n"
+    )
+
+
+def test_the_figures_are_what_the_answers_are() -> None:
+    at = timezone.now()
+    answers: dict[str, Answer[Any]] = {
+        "pending": Answer(10_000, How.MORE_THAN),
+        "locked": Answer(Locked(3, ()), How.MORE_THAN),
+        "oldest": Answer(Moment(at, 912.4)),
+        "paused": Answer(None),
+        "due": Answer.unknown("why"),
+    }
+    found = Status("it's", "transactional", "default", answers)
+    expected = "DCL OK - x | pending=10001 locked=3 oldest=912s paused=0s"
+    assert nagios.line(nagios.OK, "x", [found]) == expected
+    assert "'it''s.pending'=10001 " in nagios.line(nagios.OK, "x", [found, found])
+
+
+def test_without_nagios_a_warning_is_as_a_failure(manage: Manage) -> None:
+    parcels("")
+    done = manage("status", "warehouse.deliver", "--warn-if", "pending>0")
+    assert (done.code, "pending>0, got 1" in done.err) == (1, True)
+    assert manage("status", "warehouse.deliver", "--warn-if", "pending>1").code == 0

@@ -1,0 +1,748 @@
+"""``processors requeue``, ``mark-done``, ``discard``: which rows they leave, and what they say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import signal
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management.base import CommandError
+from django.db import OperationalError, connection, models
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from dcl_processor import operator_writes
+from dcl_processor.management.typed_values import typed_values
+from dcl_processor.person import this_user
+from tests.edge.manage import (
+    CHECKOUT,
+    PATIENCE,
+    Install,
+    Manage,
+    at_gate,
+    command,
+    environment,
+    started,
+    wait_for,
+)
+from tests.edge.stuck import another_session, claimed, on_a_terminal
+from tests.models import Errand, Message, Sample, Seat, Voucher
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FETCH = "warehouse.fetch"
+
+
+def asked(process: subprocess.Popen[str]) -> str:
+    """Return what is on stderr up to the end of the question."""
+    assert process.stderr is not None
+    text = ""
+    while not text.endswith("[y/N] "):
+        text += process.stderr.read(1) or pytest.fail(f"it asked nothing: {text}")
+    return text
+
+
+# --- rows that a worker has, or had
+
+
+def test_a_row_that_its_worker_settles_while_the_question_is_open_stays_done(gate: Path) -> None:
+    row = Errand.objects.create()
+    with started("run", FETCH, GATE=str(gate)) as worker:
+        at_gate(gate)
+        with on_a_terminal("requeue", FETCH, "--pk", str(row.pk), "--force") as (process, leader):
+            assert f"1 row ({row.pk}) of {FETCH} will be put back" in asked(process)
+            (gate / "open").touch()
+            assert worker.wait(PATIENCE) == 0
+            os.write(leader, b"y\n")
+            out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, err) == (
+        0,
+        f"{FETCH}: 1 row ({row.pk}) left: changed since the choice\n",
+        "",
+    )
+    row.refresh_from_db()
+    assert (row.done, row.claimed, row.claimed_at) == (True, True, None)
+
+
+def test_a_row_that_is_claimed_again_while_it_is_chosen_is_left(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after, it is claimed and not pending; the times differ."""
+    row = claimed()
+    later = timezone.now() - timedelta(minutes=5)
+    to_free = operator_writes.Write.to_free
+
+    def claim_again(*args: object, **options: object) -> None:
+        Errand.objects.update(claimed_at=later)
+        to_free(*args, **options)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr(operator_writes.Write, "to_free", claim_again)
+    done = manage("mark-done", FETCH, "--pk", str(row.pk), "--yes")
+    assert done.out == f"{FETCH}: 1 row ({row.pk}) left: changed since the choice\n"
+    row.refresh_from_db()
+    assert (row.done, row.claimed_at) == (False, later)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (("requeue", FETCH), "claimed"),
+        (("mark-done", FETCH), "done"),
+        (("discard", FETCH, "--set", "dead=True", "--set", "done=True"), "dead"),
+    ],
+)
+def test_a_young_claim_is_left_to_its_worker(
+    manage: Manage, arguments: tuple[str, ...], flag: str
+) -> None:
+    row = claimed(minutes=0)
+    before = getattr(row, flag)
+    for how in ("--yes", "--dry-run"):
+        done = manage(*arguments, "--pk", str(row.pk), how)
+        assert (done.code, done.out) == (
+            1,
+            (
+                f"{FETCH}: 1 row ({row.pk}) left: claimed less than 60 s ago: a worker may be at "
+                "work; use --force\n"
+            ),
+        )
+        row.refresh_from_db()
+        assert (getattr(row, flag), row.claimed) == (before, True)
+    assert manage(*arguments, "--pk", str(row.pk), "--force", "--yes").code == 0
+    row.refresh_from_db()
+    assert (getattr(row, flag), row.claimed_at) == (not before, None)
+
+
+def test_a_row_that_is_done_is_put_back_by_force_alone(manage: Manage) -> None:
+    row = Errand.objects.create(done=True, claimed=True)
+    waits = Errand.objects.create()
+    done = manage("requeue", FETCH, "--pk", str(row.pk), str(waits.pk), "0", "--yes")
+    assert (done.code, done.out.splitlines()) == (
+        1,
+        [
+            f"{FETCH}: 1 row (0) left: no such row",
+            (
+                f"{FETCH}: 1 row ({row.pk}) left: neither pending nor claimed nor given up: done, "
+                "or not waiting yet; --force puts it back all the same"
+            ),
+            f"{FETCH}: 1 row ({waits.pk}) put back into pending",
+        ],
+    )
+    assert done.err == "CommandError: 2 rows were left as they are.\n"
+    row.refresh_from_db()
+    assert row.claimed
+    assert manage("requeue", FETCH, "--pk", str(row.pk), "--force", "--yes").code == 0
+    row.refresh_from_db()
+    assert not row.claimed
+
+
+def test_a_row_that_was_handled_after_it_was_given_up_is_put_back_by_force_alone(
+    manage: Manage, install: Install
+) -> None:
+    """Its dead letter is from before."""
+    install("dead", DEAD)
+    row = Errand.objects.create(done=True, dead=True)
+    given_up = Errand.objects.create(dead=True)
+    done = manage("requeue", "dead.run", "--given-up", "--yes")
+    assert done.out == f"dead.run: 1 row ({given_up.pk}) put back into pending\n"
+    done = manage("requeue", "dead.run", "--pk", str(row.pk), "--yes")
+    assert done.code == 1
+    assert "left: neither pending nor claimed nor given up: done" in done.out
+    row.refresh_from_db()
+    assert row.done
+    assert manage("requeue", "dead.run", "--pk", str(row.pk), "--force", "--yes").code == 0
+    row.refresh_from_db()
+    assert not row.done
+
+
+def test_the_last_row_of_a_claim_has_the_time_of_those_before_it(
+    manage: Manage, install: Install
+) -> None:
+    """It is claimed when the first one begins."""
+    install("several", SEVERAL)
+    row, old = claimed(minutes=4), claimed(minutes=6)
+    done = manage("requeue", "several.run", "--pk", str(row.pk), str(old.pk), "--yes")
+    assert (done.code, done.out.splitlines()) == (
+        1,
+        [
+            (
+                f"several.run: 1 row ({row.pk}) left: claimed less than 300 s ago: a worker may "
+                "be at work; use --force"
+            ),
+            f"several.run: 1 row ({old.pk}) put back into pending",
+        ],
+    )
+    claimed(minutes=6)
+    assert manage("status", "several.run", "--fail-if", "in_doubt>1").code == 0
+    assert manage("status", "several.run", "--fail-if", "in_doubt=1").code == 1
+
+
+def test_a_row_that_stays_locked_is_named_and_the_others_are_written(manage: Manage) -> None:
+    rows = [claimed() for _ in range(3)]
+    lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
+    with another_session(lock, rows[1].pk):
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "0.3", "--yes")
+    assert (done.code, done.out.splitlines()) == (
+        1,
+        [
+            f"{FETCH}: 2 rows ({rows[0].pk}, {rows[2].pk}) marked as done",
+            f"{FETCH}: 1 row ({rows[1].pk}) left: locked by other sessions",
+        ],
+    )
+    assert list(Errand.objects.order_by("pk").values_list("done", flat=True)) == [True, False, True]
+
+
+def test_a_table_in_which_no_row_can_be_locked_ends_the_wait(manage: Manage) -> None:
+    row = claimed()
+    with another_session("LOCK TABLE tests_errand IN EXCLUSIVE MODE"):
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "0.3", "--yes")
+    assert done.code == 1
+    assert done.out == f"{FETCH}: 1 row ({row.pk}) left: locked by other sessions\n"
+    row.refresh_from_db()
+    assert not row.done
+
+
+def test_a_choice_that_takes_too_long_is_ended(manage: Manage) -> None:
+    row = claimed()
+    with another_session("LOCK TABLE tests_errand IN ACCESS EXCLUSIVE MODE"):
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "0.3", "--yes")
+    assert done.code == 3
+    assert "expected the rows within 0.3 s, got no answer; raise --timeout, or name" in done.err
+    row.refresh_from_db()
+    assert not row.done
+
+
+# --- what a dry run promises
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--yes"])
+def test_a_row_that_is_not_claimed_is_not_promised_either(manage: Manage, how: str) -> None:
+    row = Errand.objects.create()
+    done = manage("mark-done", FETCH, "--pk", str(row.pk), how)
+    assert (done.code, done.out) == (1, f"{FETCH}: 1 row ({row.pk}) left: not claimed\n")
+
+
+# --- JSON
+
+
+def test_with_json_stdout_has_json_alone() -> None:
+    row = claimed()
+    arguments = ("requeue", FETCH, "--pk", str(row.pk), "0", "--json")
+    with on_a_terminal(*arguments) as (process, leader):
+        asked(process)
+        os.write(leader, b"y\n")
+        out, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, json.loads(out)) == (
+        1,
+        {
+            "name": FETCH,
+            "rows": 1,
+            "changed": 1,
+            "dry_run": False,
+            "left": [{"pk": "0", "why": "no such row"}],
+        },
+    )
+
+
+def test_a_dry_run_without_rows_is_one_too(manage: Manage) -> None:
+    done = manage("mark-done", FETCH, "--in-doubt", "1h", "--dry-run", "--json")
+    document = {"name": FETCH, "rows": 0, "changed": 0, "dry_run": True, "left": []}
+    assert (done.code, json.loads(done.out)) == (0, document)
+
+
+def test_a_row_that_the_database_refuses_is_named_with_the_error(manage: Manage) -> None:
+    """It does not keep the others of its chunk from being written to."""
+    rows = [claimed() for _ in range(3)]
+    arguments = ("mark-done", FETCH, "--in-doubt", "5m", "--set", "code=x", "--set", "done=True")
+    done = manage(*arguments, "--yes", "--json")
+    assert (done.code, done.err) == (1, "CommandError: 2 rows were left as they are.\n")
+    document = json.loads(done.out)
+    assert (document["changed"], document["rows"]) == (1, 3)
+    assert [each["pk"] for each in document["left"]] == [str(row.pk) for row in rows[1:]]
+    for each in document["left"]:
+        assert each["why"].startswith("the database reported: duplicate key")
+    assert Errand.objects.filter(code="x", claimed_at=None).count() == 1
+
+
+def test_an_error_tells_how_many_rows_had_been_written(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chunks before it are committed."""
+    monkeypatch.setattr(operator_writes, "WINDOW", 1)
+    rows = [claimed() for _ in range(3)]
+    # The values take the first row alone out of pending, because of its code.
+    Errand.objects.filter(pk=rows[0].pk).update(result="seen")
+    arguments = ("mark-done", FETCH, "--in-doubt", "5m", "--set", "place=7", "--yes", "--json")
+    done = manage(*arguments)
+    assert done.code == 1
+    assert f"with which row {rows[1].pk} is out of pending by its claim alone" in done.err
+    assert done.err.endswith("; 1 of 3 rows had been marked as done before.\n")
+    document = json.loads(done.out)
+    assert (document["changed"], document["rows"]) == (1, 3)
+    assert document["error"].startswith("expected mark_done()'s values to settle each row, got")
+    assert list(Errand.objects.filter(place=7)) == rows[:1]
+
+
+def test_ctrl_c_at_the_question_changes_nothing() -> None:
+    row = claimed()
+    with on_a_terminal("mark-done", FETCH, "--pk", str(row.pk)) as (process, _):
+        asked(process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (130, "")
+    assert err == "\nCommandError: not confirmed; nothing was changed.\n"
+    row.refresh_from_db()
+    assert row.claimed_at is not None
+
+
+def database_now() -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        return cursor.fetchone()[0]
+
+
+def another_session_asks_after(moment: Any) -> bool:
+    """Return whether another session has begun a statement after that moment."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND query_start > %s",
+            [moment],
+        )
+        return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("way", [(), ("--json",)], ids=" ".join)
+def test_ctrl_c_tells_how_many_rows_had_been_written(way: tuple[str, ...]) -> None:
+    rows = [claimed() for _ in range(3)]
+    arguments = ("mark-done", FETCH, "--in-doubt", "5m", "--yes", "--timeout", str(PATIENCE), *way)
+    lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
+    with another_session(lock, rows[1].pk), started(*arguments) as process:
+        written = Errand.objects.filter(done=True)
+        wait_for(lambda: written.count() == 2, "the rows that are free")
+        now = database_now()
+        # The command notes the rows that it has written before it sends its next statement.
+        wait_for(lambda: another_session_asks_after(now), "the command's next statement")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    if way:
+        document = json.loads(out)
+        assert (document["changed"], document["error"]) == (2, "stopped")
+    else:
+        assert out == ""
+    assert err == "CommandError: stopped; at least 2 of 3 rows had been marked as done before.\n"
+    assert Errand.objects.filter(done=True).count() == 2
+
+
+# --- values
+
+
+SAMPLES = """
+from tests.models import Message, Sample, Voucher
+
+@batch_processor(pending=lambda: Sample.objects.filter(done=False), done={"done": True})
+def paint(sample): ...
+
+@batch_processor(pending=lambda: Message.objects.filter(data={}), done={"data": {"a": 1}})
+def send(message): ...
+
+@batch_processor(
+    pending=lambda: Voucher.objects.filter(sent=False), done={"sent": True}, reset={"sent": False}
+)
+def print_out(voucher): ...
+"""
+
+
+def test_json_is_written_as_json(manage: Manage, install: Install) -> None:
+    install("samples", SAMPLES)
+    row = Message.objects.create()
+    arguments = ("discard", "samples.send", "--pk", str(row.pk), "--yes", "--set")
+    done = manage(*arguments, 'data={"a": [1, null]}')
+    assert done.code == 0, done.err
+    row.refresh_from_db()
+    assert row.data == {"a": [1, None]}
+    assert manage(*arguments, "data={a}").code == 2
+
+
+@pytest.mark.parametrize("value", ["colour=gren", "colour=" + 11 * "x"])
+def test_a_value_that_the_column_does_not_have_is_refused(
+    manage: Manage, install: Install, value: str
+) -> None:
+    install("samples", SAMPLES)
+    row = Sample.objects.create()
+    done = manage("discard", "samples.paint", "--pk", str(row.pk), "--yes", "--set", value)
+    assert done.code == 2
+    assert f"expected --set COLUMN=VALUE, got '{value}': " in done.err
+    before = row.colour
+    row.refresh_from_db()
+    assert row.colour == before
+
+
+def test_a_text_that_is_too_long_is_refused(manage: Manage) -> None:
+    row = claimed()
+    value = "result=" + 51 * "x"
+    done = manage("mark-done", FETCH, "--pk", str(row.pk), "--yes", "--set", value)
+    assert done.code == 2
+    assert "at most 50 characters" in done.err
+
+
+SEVERAL = """
+from dcl_processor import Delivery
+from tests.models import Errand
+
+@batch_processor(
+    pending=lambda: Errand.objects.filter(done=False, claimed=False),
+    done={"done": True},
+    claim={"claimed": True},
+    claimed_at="claimed_at",
+    reset={"claimed": False},
+    delivery=Delivery.AT_MOST_ONCE,
+    batch_size=5,
+)
+def run(errand): ...
+"""
+
+DEAD = """
+from tests.models import Errand
+
+@batch_processor(
+    pending=lambda: Errand.objects.filter(done=False, dead=False),
+    done={"done": True},
+    failed={"dead": True},
+    reset={"dead": False, "done": False},
+)
+def run(errand): ...
+"""
+
+
+def test_one_row_is_chosen_without_a_read_of_the_table(manage: Manage, install: Install) -> None:
+    """Which of 50 million rows are pending, or were given up, is a question of minutes."""
+    install("dead", DEAD)
+    Errand.objects.bulk_create([Errand(place=number, done=True) for number in range(20_000)])
+    row = Errand.objects.create(dead=True)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE tests_errand")
+    with CaptureQueriesContext(connection) as sent:
+        done = manage("requeue", "dead.run", "--pk", str(row.pk), "--dry-run")
+        shown = manage("show", "dead.run", str(row.pk))
+    assert (done.code, shown.code) == (0, 0)
+    asked = [q["sql"] for q in sent.captured_queries if 'FROM "tests_errand"' in q["sql"]]
+    assert len(asked) > 5
+    with connection.cursor() as cursor:
+        for sql in asked:
+            cursor.execute(f"EXPLAIN {sql}")
+            plan = "\n".join(line for (line,) in cursor.fetchall())
+            assert "Seq Scan" not in plan, (sql, plan)
+
+
+# --- what is printed
+
+SEATS = """
+from tests.models import Seat
+
+@batch_processor(
+    pending=lambda: Seat.objects.filter(sent=False), done={"sent": True}, reset={"sent": False}
+)
+def usher(seat): ...
+"""
+
+
+def test_a_composite_key_is_written_as_it_is_read(manage: Manage, install: Install) -> None:
+    install("seats", SEATS)
+    Seat.objects.create(row=3, number=4, sent=True)
+    dry = manage("requeue", "seats.usher", "--pk", "3,4", "--force", "--dry-run")
+    assert dry.out == "seats.usher: 1 row (3,4) would be put back into pending\n"
+    left = manage("requeue", "seats.usher", "--pk", "3,5", "--dry-run", "--json")
+    assert json.loads(left.out)["left"] == [{"pk": "3,5", "why": "no such row"}]
+    shown = manage("show", "seats.usher", "3,4")
+    assert shown.out.startswith("seats.usher, row 3,4: ")
+    assert json.loads(manage("show", "seats.usher", "3,4", "--json").out)["pk"] == "3,4"
+
+
+def test_a_key_forges_no_line(manage: Manage, install: Install) -> None:
+    install("samples", SAMPLES)
+    Voucher.objects.create(code="a\x1b[2K\nb")
+    done = manage("requeue", "samples.print_out", "--pk", "a\x1b[2K\nb", "--dry-run")
+    assert done.out == ("samples.print_out: 1 row (a\\x1b[2K b) would be put back into pending\n")
+
+
+def test_a_key_that_is_not_there_forges_no_line(manage: Manage, install: Install) -> None:
+    install("samples", SAMPLES)
+    done = manage("show", "samples.print_out", "a\x1b[2K\nb")
+    assert done.code == 1
+    assert "\x1b" not in done.out + done.err
+    done = manage("show", "warehouse.deliver", "a\x1b[2K\nb")
+    assert done.code == 2
+    assert "\x1b" not in done.out + done.err
+    done = manage("mark-done", "samples.print_out", "--pk", "a", "--yes", "--set", "x\x1b[2K=1")
+    assert done.code == 2
+    assert "\x1b" not in done.out + done.err
+
+
+def test_a_literal_forges_no_line(manage: Manage, install: Install) -> None:
+    install(
+        "forged",
+        """
+        @batch_processor(
+            pending=lambda: Parcel.objects.filter(sent=False, note="a  b\\x1b[2K\\nno index"),
+            done={"sent": True},
+        )
+        def send(parcel): ...
+        """,
+    )
+    done = manage("explain", "forged.send")
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    assert "'a  b\\x1b[2K\\nno index'" in done.out
+
+
+# --- output that cannot be written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("status", FETCH), 3),
+        (("requeue", FETCH, "--in-doubt", "5m", "--yes", "--json"), 1),
+    ],
+)
+def test_an_answer_that_could_not_be_written_is_no_success(
+    arguments: tuple[str, ...], code: int
+) -> None:
+    row = claimed()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(*arguments),
+            env=environment(),
+            cwd=CHECKOUT,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.endswith("CommandError: output could not be written.\n")
+    row.refresh_from_db()
+    assert row.claimed is (code == 3)
+
+
+# --- what could not be found out
+
+
+def test_a_text_that_a_field_of_the_users_own_cannot_take_is_a_wrong_command_line() -> None:
+    class Whole(models.IntegerField):  # type: ignore[type-arg]  # no generic at run time
+        def to_python(self, value: object) -> int:
+            raise TypeError(f"expected a whole number, got {value!r}")
+
+    class Counted(models.Model):
+        number = Whole()
+
+        class Meta:
+            abstract = True
+
+    with pytest.raises(CommandError, match="expected a whole number, got 'x'") as caught:
+        typed_values(Counted, ["number=x"])
+    assert caught.value.returncode == 2
+
+
+@pytest.mark.parametrize("error", ["KeyError('tenant')", "ValueError('no tenant')"])
+def test_an_error_of_pending_is_not_one_of_the_key(
+    manage: Manage, install: Install, error: str
+) -> None:
+    install(
+        "tenants",
+        f"""
+        def pending():
+            raise {error}
+
+        @batch_processor(pending=pending, done={{"sent": True}}, reset={{"sent": False}})
+        def send(parcel): ...
+        """,
+    )
+    for arguments, code in (
+        (("show", "tenants.send", "1"), 3),
+        (("requeue", "tenants.send", "--pk", "1", "--dry-run"), 3),
+        (("run", "tenants.send", "--pk", "1"), 1),
+    ):
+        done = manage(*arguments)
+        assert done.code == code
+        assert done.err.startswith(f"CommandError: {error[:8]}")
+        assert "primary key" not in done.err
+        assert "Traceback" not in done.err
+
+
+def test_with_a_closed_stdin_there_is_no_terminal_to_ask_on() -> None:
+    line = f"{shlex.join(command('requeue', FETCH, '--pk', '1'))} <&-"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        env=environment(),
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert "expected --yes, or a terminal to confirm on, got neither" in done.stderr
+
+
+BROKEN = "raise RuntimeError('half an app')\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("show", "half.send", "1"), 3),
+        (("doctor", "half.send"), 3),
+        (("explain", "half.send"), 3),
+        (("status", "half.send"), 3),
+        (("requeue", "half.send", "--pk", "1", "--yes"), 3),
+        (("run", "half.send"), 1),
+    ],
+)
+def test_a_processor_that_cannot_be_imported_could_not_be_found_out(
+    manage: Manage, install: Install, arguments: tuple[str, ...], code: int
+) -> None:
+    install("half", BROKEN)
+    assert manage(*arguments).code == code
+
+
+def test_a_lock_that_could_not_be_found_out_is_not_shown_as_none(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dcl_processor.insights import row as insights
+
+    def locked(*_: object) -> None:
+        raise RuntimeError("hidden")
+
+    monkeypatch.setattr(insights, "locked", locked)
+    row = claimed()
+    done = manage("show", FETCH, str(row.pk))
+    assert done.code == 3
+    assert "who has locked it could not be found out: RuntimeError: hidden." in done.err
+    assert "claimed_at" in done.out
+
+
+@pytest.mark.parametrize("limit", ["0", "25d"])
+@pytest.mark.parametrize("arguments", [("status",), ("list",), ("show", FETCH, "1")])
+def test_a_time_limit_that_not_every_database_has_is_refused(
+    manage: Manage, arguments: tuple[str, ...], limit: str
+) -> None:
+    done = manage(*arguments, "--timeout", limit)
+    assert done.code == 2
+    assert f"expected a time limit from 0.001 seconds to 1d, got '{limit}'" in done.err
+
+
+# --- what remains of an action
+
+
+def operations(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if each.name == "dcl_processor.operations"]
+
+
+def test_an_action_is_in_the_log_with_who_did_what_to_which_rows(
+    manage: Manage, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [claimed() for _ in range(12)]
+    with caplog.at_level(logging.INFO, "dcl_processor.operations"):
+        assert manage("requeue", FETCH, "--in-doubt", "1m", "--dry-run").code == 0
+        assert operations(caplog) == []
+        assert manage("requeue", FETCH, "--in-doubt", "1m", "--yes").code == 0
+    (record,) = operations(caplog)
+    keys = ", ".join(str(row.pk) for row in rows[:10])
+    assert record.levelname == "INFO"
+    assert record.getMessage() == f"{FETCH}: requeue by {this_user()}: 12 rows ({keys}, …)"
+    fields = vars(record)
+    assert (fields["processor"], fields["row_count"]) == (FETCH, 12)
+
+
+def test_the_values_of_an_action_are_masked_in_its_trace(
+    manage: Manage, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = claimed()
+    with caplog.at_level(logging.INFO, "dcl_processor.operations"):
+        values = ("--set", "done=True", "--set", "result=token=hunter2")
+        done = manage("mark-done", FETCH, "--pk", str(row.pk), *values, "--yes")
+    assert done.code == 0, done.err
+    (record,) = operations(caplog)
+    assert record.getMessage().endswith(f": 1 row ({row.pk}); values: done=True, result=token=***")
+
+
+@pytest.mark.parametrize(
+    ("raised", "ended"),
+    [
+        (OperationalError("gone\npassword=hunter2"), "the database reported: gone password=***"),
+        (KeyboardInterrupt(), "Ctrl-C; perhaps a row more was written to"),
+    ],
+    ids=["error", "Ctrl-C"],
+)
+def test_an_action_that_an_error_ends_is_in_the_log_too(
+    manage: Manage,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    raised: BaseException,
+    ended: str,
+) -> None:
+    row = claimed()
+
+    def fail(_: object, __: object, done: operator_writes.Written, **___: object) -> None:
+        done.written.append(row.pk)
+        raise raised
+
+    monkeypatch.setattr(operator_writes.Write, "to_free", fail)
+    with caplog.at_level(logging.INFO, "dcl_processor.operations"):
+        assert manage("requeue", FETCH, "--pk", str(row.pk), "--force", "--yes").code != 0
+    (record,) = operations(caplog)
+    assert record.getMessage().endswith(f": 1 row ({row.pk}); ended by: {ended}")
+
+
+# --- rows of one error
+
+OF_ERRORS = DEAD.replace("reset=", "retry=Retry(), reset=").replace(
+    "from tests", "from dcl_processor import Retry\nfrom tests", 1
+)
+
+
+def refused(error: str) -> Errand:
+    return Errand.objects.create(result="x", attempts=2, last_error=error, dead=True)
+
+
+def test_rows_that_were_given_up_on_are_chosen_by_the_class_of_their_error(
+    manage: Manage, install: Install
+) -> None:
+    install("errands", OF_ERRORS)
+    mine = [refused("OSError: no route"), refused("OSError")]
+    others = [refused("OSErrors: no"), refused("ValueError: OSError: x"), refused("")]
+    look = manage("requeue", "errands.run", "--given-up", "--error", "OSError", "--dry-run")
+    keys = ", ".join(str(row.pk) for row in mine)
+    assert look.out == f"errands.run: 2 rows ({keys}) would be put back into pending\n"
+    done = manage("requeue", "errands.run", "--given-up", "--error", "OSError", "--yes")
+    assert done.code == 0, done.err
+    assert [*Errand.objects.filter(dead=False)] == mine
+    done = manage("requeue", "errands.run", "--given-up", "--error", "", "--yes")
+    assert done.out == f"errands.run: 1 row ({others[2].pk}) put back into pending\n"
+    assert manage("requeue", "errands.run", "--given-up", "--error", "X", "--yes").out == (
+        "errands.run: no rows\n"
+    )
+
+
+def test_an_error_is_for_rows_that_were_given_up_on_and_that_have_one(
+    manage: Manage, install: Install
+) -> None:
+    install("dead", DEAD)
+    row = Errand.objects.create(dead=True)
+    done = manage("requeue", "dead.run", "--pk", str(row.pk), "--error", "OSError", "--yes")
+    assert done.code == 2
+    assert "expected --error beside --given-up, got it beside other rows" in done.err
+    done = manage("requeue", "dead.run", "--given-up", "--error", "OSError", "--yes")
+    assert done.code == 2
+    assert "expected a processor that stores the last error, got dead.run" in done.err

@@ -1,0 +1,138 @@
+"""The check and ``processors explain`` suggest the same indexes, and these are really used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Index, Model, Q, QuerySet
+from django.db.models.functions import Now
+
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor.candidates.pending_index import source
+from dcl_processor.checks import check_found
+from dcl_processor.insights.explanation import Explanation, explanation
+from dcl_processor.registry import Found
+from tests.models import Errand, Trailer
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Rows: so many that the plan does not depend on how full the table's pages are.
+ROWS = 20_000
+
+LEASED: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+CLAIMED: dict[str, Any] = {
+    "delivery": Delivery.AT_MOST_ONCE,
+    "claim": {"claimed": True},
+    "claimed_at": "claimed_at",
+}
+
+SHAPES: dict[str, tuple[Callable[[], QuerySet[Any]], dict[str, Any]]] = {
+    "a flag": (lambda: Errand.objects.filter(done=False), {}),
+    "an order": (lambda: Errand.objects.filter(done=False).order_by("-attempts", "place"), LEASED),
+    "an order that is kept": (
+        lambda: Errand.objects.filter(done=False).order_by("attempts"),
+        {"in_order": True, "retry": Retry(), "failed": {"dead": True}},
+    ),
+    "a claim, and conditions that are negated": (
+        lambda: Errand.objects.filter(~Q(done=True, place__lt=5), done=False, claimed=False),
+        CLAIMED,
+    ),
+    "an alternative": (
+        lambda: Errand.objects.filter(Q(done=False, place__lt=5) | Q(dead=True), result=""),
+        {},
+    ),
+    "a time that moves": (
+        lambda: Errand.objects.filter(Q(leased_until=None) | Q(leased_until__lt=Now()), done=False),
+        LEASED,
+    ),
+}
+PARENT: tuple[Callable[[], QuerySet[Any]], dict[str, Any]] = (
+    lambda: Trailer.objects.filter(inspected=False, axles=2).order_by("axles", "plate"),
+    {"group_by": "plate", "done": {"inspected": True}},
+)
+
+
+def grouped(pending: Callable[[], QuerySet[Any]], options: dict[str, Any]) -> BatchProcessor[Any]:
+    options = {"group_by": "place", "done": {"done": True}, **options}
+    return batch_processor(pending=pending, **options)(lambda row: None)
+
+
+def hinted(processor: BatchProcessor[Any]) -> str:
+    """Return the code in the hint of W007."""
+    [found] = [
+        each for each in check_found([Found(processor, "tests")]) if each.id == "dcl_processor.W007"
+    ]
+    return dedent(str(found.hint).partition(":\n")[2])
+
+
+def explained(found: Explanation) -> str:
+    both = (found.index, found.in_flight_index)
+    return "".join(f"{source(index)},\n" for index in both if index is not None)
+
+
+@contextmanager
+def created(indexes: list[Index], model: type[Model]) -> Iterator[None]:
+    """Have the indexes in the database, and the statistics of their table up to date."""
+    with connection.schema_editor() as editor:
+        for index in indexes:
+            editor.add_index(model, index)
+    try:
+        analyze()
+        yield
+    finally:
+        with connection.schema_editor() as editor:
+            for index in indexes:
+                editor.remove_index(model, index)
+
+
+def analyze() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE tests_errand")
+
+
+def as_new() -> None:
+    """Let the planner know of the tables what it knows of new ones, whatever tests were before."""
+    tables = sorted(name for name in connection.introspection.table_names() if "tests_" in name)
+    with connection.cursor() as cursor:
+        cursor.execute(f"VACUUM {', '.join(tables)}")
+        cursor.execute(
+            "UPDATE pg_class SET relpages = 0, reltuples = -1 WHERE relname = ANY(%s)", [tables]
+        )
+        cursor.execute("DELETE FROM pg_statistic WHERE starelid = ANY(%s::regclass[])", [tables])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "a key in the table of a parent"])
+def test_the_check_and_the_command_suggest_the_same(shape: str) -> None:
+    as_new()
+    processor = grouped(*SHAPES.get(shape, PARENT))
+    found = explanation(processor)
+    assert found.index is not None
+    assert hinted(processor) + "\n" == explained(found)
+    assert (found.in_flight_index is not None) == (
+        processor.lease is not None or processor.claimed_at is not None
+    )
+    if shape not in SHAPES:
+        assert found.index_model._meta.label == "tests.Vehicle"
+        assert (found.index.fields, found.index.condition) == (["plate", "id"], None)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_suggested_indexes_are_used(shape: str) -> None:
+    Errand.objects.bulk_create(
+        Errand(place=n % 3_000, done=n % 3_000 > 2, attempts=n % 7) for n in range(ROWS)
+    )
+    analyze()
+    processor = grouped(*SHAPES[shape])
+    before = explanation(processor)
+    assert before.index is not None
+    both = [index for index in (before.index, before.in_flight_index) if index is not None]
+    with created(both, Errand):
+        after = explanation(processor)
+        assert after.plan is not None
+        assert after.plan.index == before.index.name, after.plan.lines
+        assert after.index is None

@@ -1,0 +1,189 @@
+"""How an operator recognises a worker: by the sessions of the database, and by the processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+from pytest_django import DjangoAssertNumQueries
+
+from dcl_processor.processes import visible
+from dcl_processor.processes.visible import label, named_sessions, session_name
+from tests.edge.manage import at_gate, started
+from tests.edge.watchers import parcels
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+DELIVER = "warehouse.deliver"
+HOST = socket.gethostname()[:8]
+
+
+def names() -> set[str]:
+    """Return the names of the sessions of workers in this database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT application_name FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE '%%dcl %%'"
+        )
+        return {name for (name,) in cursor.fetchall()}
+
+
+def own_name(alias: str = "default") -> str:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SHOW application_name")
+        (name,) = cursor.fetchone()
+        return str(name)
+
+
+@pytest.mark.parametrize("how", [[], ["--watch", "0.2"]], ids=" ".join)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_sessions_of_a_worker_have_its_name_while_it_works(
+    gate: Path, how: list[str], copies: int
+) -> None:
+    parcels("gate", "gate", "")
+    more = {"GATE": str(gate), "PGAPPNAME": "shop"}
+    with started("run", DELIVER, "--copies", str(copies), *how, **more) as process:
+        at_gate(gate, handlers=copies)
+        found = names()
+        (gate / "open").touch()
+        if how:
+            process.terminate()
+        process.communicate(timeout=30)
+    numbers = [f" {number}/{copies}" if copies > 1 else "" for number in range(1, copies + 1)]
+    assert found == {f"shop dcl {DELIVER}{number} {HOST}" for number in numbers}
+
+
+def test_the_processes_of_copies_have_titles(gate: Path) -> None:
+    parcels("gate", "gate", "")
+    with started("run", DELIVER, "--copies", "2", GATE=str(gate)) as process:
+        titles = {
+            Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0").decode()
+            for pid in at_gate(gate, handlers=2)
+        }
+        (gate / "open").touch()
+        process.communicate(timeout=30)
+    assert titles == {f"dcl {DELIVER} 1/2", f"dcl {DELIVER} 2/2"}
+
+
+def test_a_command_of_several_processors_has_their_number(gate: Path) -> None:
+    """The session stays open from one processor to the next, and keeps the name."""
+    parcels("gate")
+    with started("run", "warehouse.weigh", DELIVER, GATE=str(gate)) as process:
+        at_gate(gate)
+        found = names()
+        (gate / "open").touch()
+        process.communicate(timeout=30)
+    assert found == {f"dcl 2 processors {HOST}"}
+
+
+def test_a_session_that_is_open_keeps_its_name_and_nothing_is_sent(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    before, options = own_name(), dict(connection.settings_dict["OPTIONS"])
+
+    def fail() -> None:
+        with named_sessions("shop.send 2/4"):
+            raise ValueError("no")
+
+    with django_assert_num_queries(0), pytest.raises(ValueError, match="no"):
+        fail()
+    assert own_name() == before == ""
+    assert connection.settings_dict["OPTIONS"] == options
+
+
+def test_a_session_that_is_opened_later_has_the_name_and_no_statement_is_sent_for_it(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    connection.close()
+    found: list[str] = []
+
+    def in_a_thread() -> None:
+        found.append(own_name())
+        connection.close()
+
+    with named_sessions("shop.send"):
+        assert connection.connection is None
+        thread = threading.Thread(target=in_a_thread)
+        thread.start()
+        thread.join()
+        connection.ensure_connection()
+        with django_assert_num_queries(1):
+            assert found == [own_name()] == [f"dcl shop.send {HOST}"]
+    connection.close()
+    assert own_name() == own_name("other") == ""
+
+
+def test_a_program_that_calls_the_command_keeps_the_names_of_its_sessions(installed: None) -> None:
+    """Its other threads may open sessions meanwhile, and its pool may keep those of the run."""
+    connection.close()
+    call_command("processors", "run", DELIVER, stdout=StringIO())
+    assert own_name() == ""
+    connection.close()
+
+
+def test_the_name_that_a_project_has_set_stays_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "application_name", "shop web")
+    with named_sessions("shop.send"):
+        assert own_name() == f"shop web dcl shop.send {HOST}"
+        connection.close()
+    assert own_name() == "shop web"
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("work", "before"),
+    [("a" * 200 + " 12/64", ""), ("é" * 50 + " 2/4", "shop"), ("shop.send", "x" * 200)],
+)
+def test_a_long_name_keeps_the_number_of_the_worker_and_the_host(work: str, before: str) -> None:
+    name = session_name(work, before)
+    assert len(name.encode()) <= 63
+    assert name.endswith(f"{work[-5:].lstrip('é')} {HOST}")
+    assert name.startswith(f"{before[:27]} dcl ".lstrip())
+    assert re.fullmatch(r"[ -~]+", name)
+
+
+def test_a_worker_of_several_processors_has_their_number() -> None:
+    assert label(["shop.send", "shop.note"], 2, 4) == "2 processors 2/4"
+    assert label(["shop.send"]) == "shop.send"
+
+
+def test_without_setproctitle_a_process_keeps_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        assert name == "setproctitle"
+
+    before = Path(f"/proc/{os.getpid()}/cmdline").read_bytes()
+    monkeypatch.setattr(visible, "find_spec", missing)
+    visible.title("shop.send 1/2")
+    assert Path(f"/proc/{os.getpid()}/cmdline").read_bytes() == before
+
+
+def test_databases_of_other_kinds_have_no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    sqlite: dict[str, Any] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    settings = {**connections.databases["default"], **sqlite}
+    monkeypatch.setitem(connections.databases, "lite", settings)
+    with named_sessions("shop.send"):
+        assert "application_name" not in connections["lite"].settings_dict["OPTIONS"]
+    del connections["lite"]
+
+
+def test_databases_may_share_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``DATABASES["replica"] = {**DATABASES["default"], "HOST": …}``."""
+    shared = connection.settings_dict["OPTIONS"]
+    monkeypatch.setitem(connections["other"].settings_dict, "OPTIONS", shared)
+    connections.close_all()
+    with named_sessions("shop.send"):
+        assert own_name() == own_name("other") == f"dcl shop.send {HOST}"
+        connections.close_all()
+    assert own_name() == own_name("other") == ""
+    for alias in ("default", "other"):
+        assert connections[alias].settings_dict["OPTIONS"] is shared
+    assert "application_name" not in shared

@@ -1,0 +1,42 @@
+"""The fields of the records that a watch logs."""
+
+from __future__ import annotations
+
+import logging
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management.base import OutputWrapper
+
+from dcl_processor.diagnosis import Trouble
+from dcl_processor.management.output import Output
+from dcl_processor.management.watching import _Log
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.health import Health
+from dcl_processor.processes.news import Died
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "expected"),
+    [
+        (["shop.a"], "shop.a", {"processor": "shop.a", "copy": 2}),
+        (["shop.a"], None, {"processor": "shop.a", "copy": 2}),
+        (["shop.a", "shop.b"], None, {"copy": 2}),
+    ],
+)
+def test_a_worker_that_died_is_named_in_its_record(
+    names: list[str],
+    name: str | None,
+    expected: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stream = OutputWrapper(StringIO())
+    output = Output(stream, stream, as_json=False, verbosity=1, tracebacks=False, color=False)
+    with caplog.at_level(logging.INFO, "dcl_processor"):
+        log = _Log(output, names, Health(names, Stop()))
+        log.tell(2, name, Died(Trouble("killed by SIGKILL"), None))
+    [record] = caplog.records
+    known = {each: vars(record)[each] for each in ("processor", "copy") if each in vars(record)}
+    assert known == expected
+    assert "killed by SIGKILL" in record.getMessage()

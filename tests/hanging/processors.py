@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dcl_processor import batch_processor
+from tests.models import Parcel
+from tests.warehouse.processors import audit
+
+#: Seconds; a handler without work needs a part of it even where many processes share a processor.
+LIMIT = 2.0
+
+
+@batch_processor(
+    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, handler_timeout=LIMIT
+)
+def deliver(parcel: Parcel) -> None:
+    """Bring a parcel to its door, or never come back."""
+    audit(parcel)
+    HOW[parcel.note]()
+
+
+@batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
+def deliver_slowly(parcel: Parcel) -> None:
+    """Bring a parcel to its door, however long it takes."""
+    audit(parcel)
+    HOW[parcel.note]()
+
+
+def catch_everything() -> None:
+    while True:
+        with suppress(BaseException):
+            time.sleep(0.01)
+
+
+def wait_in_c() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    ctypes.CDLL(None).pause()
+
+
+def leave_a_child() -> None:
+    if os.fork() == 0:
+        # The test waits for the end of these; the child keeps the pipe to the supervisor.
+        os.close(1)
+        os.close(2)
+        time.sleep(20)
+        os._exit(0)
+    catch_everything()
+
+
+def die_and_leave_a_child() -> None:
+    if (left := os.fork()) == 0:
+        time.sleep(60)  # with the pipe to the supervisor
+        os._exit(0)
+    Path(os.environ["LEFT"]).write_text(str(left))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+HOW: dict[str, Callable[[], object]] = {
+    "catches everything": catch_everything,
+    "waits in C without signals": wait_in_c,
+    "keeps the GIL": lambda: ctypes.PyDLL(None).sleep(600),
+    "keeps the GIL for a while": lambda: ctypes.PyDLL(None).sleep(5),
+    "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "leaves a child": leave_a_child,
+    "dies and leaves a child": die_and_leave_a_child,
+    "long": lambda: time.sleep(LIMIT / 8),
+    "until its limit": lambda: time.sleep(5 * LIMIT),
+    "": lambda: None,
+}

@@ -1,0 +1,469 @@
+"""The ledger's actions of the command, and what its workers make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.test import override_settings
+from django.utils import timezone
+
+import dcl_processor.ledger as api
+from dcl_processor.admin_page import ledger as page
+from dcl_processor.diagnosis import explain
+from dcl_processor.exceptions import LedgerLocked
+from dcl_processor.ledger import acted, tables
+from dcl_processor.ledger.models import Control, RecordedRun
+from dcl_processor.management import controlling
+from dcl_processor.person import this_user
+from tests.contract.support import errands as the
+from tests.edge.conftest import gate, manage  # noqa: F401  # fixtures
+from tests.edge.manage import PATIENCE, Manage, Ran, at_gate, processors, started, wait_for
+from tests.edge.watchers import SELDOM, Watcher, parcels
+from tests.models import Errand, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DELIVER, FETCH = "warehouse.deliver", "warehouse.fetch"
+ON = {"DJANGO_SETTINGS_MODULE": "tests.ledger.settings"}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the warehouse and the ledger, for commands that run in this process."""
+    from tests.ledger.settings import INSTALLED_APPS
+
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.ledger.settings")
+    with override_settings(INSTALLED_APPS=INSTALLED_APPS):
+        yield
+
+
+@contextmanager
+def watching(*arguments: str, **variables: str) -> Iterator[Watcher]:
+    with started("run", DELIVER, "--watch", *arguments, **ON, **variables) as process:
+        yield Watcher(process)
+
+
+def sent() -> int:
+    return Parcel.objects.filter(sent=True).count()
+
+
+def test_pause_and_resume_by_command(manage: Manage) -> None:  # noqa: F811  # the fixture
+    parcels("", "")
+    done = manage("pause", DELIVER, "--reason", "mail\tserver", "--until", "2h")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"{DELIVER}: paused since ")
+    assert " UTC: mail server" in done.out
+    again = manage("pause", DELIVER)
+    assert again.code == 0
+    assert again.out.startswith(f"{DELIVER}: nothing changed: it was paused since ")
+    # Cron is not to mail: no line, and the exit code is 0.
+    assert manage("run", DELIVER) == Ran(0, "", "")
+    document = json.loads(manage("run", DELIVER, "--json").out)
+    assert (document["stopped"], document["ok"], document["processed"]) == ("paused", True, 0)
+    assert "not running     paused since " in manage("status", DELIVER).out
+    assert manage("resume", DELIVER).out == f"{DELIVER}: resumed\n"
+    assert manage("resume", DELIVER).out == f"{DELIVER}: nothing changed: it was not paused\n"
+    assert manage("run", DELIVER).out.startswith(f"{DELIVER}: 2 processed")
+
+
+@contextmanager
+def locked(table: str = "") -> Iterator[None]:
+    """Keep the rows of the ledger locked by another session; ``table``: all of this table."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def forgotten() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            if table:
+                cursor.execute(f"LOCK TABLE {table}")
+            else:
+                list(Control.objects.select_for_update())
+            held.set()
+            the.wait(go_on)
+
+    with the.meanwhile(forgotten):
+        the.wait(held)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+
+def test_an_order_that_meets_a_lock_ends_with_a_sentence(
+    manage: Manage,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
+    tables.ensure("warehouse.weigh")
+    with locked():
+        done = manage("pause", DELIVER, "warehouse.weigh")
+    assert (done.code, done.out) == (3, "")
+    assert done.err.count("\n") <= 1
+    assert "warehouse.weigh: expected the row in the ledger to be free within 0.2 s, " in done.err
+    assert f"give the order again. The order was given for {DELIVER}." in done.err
+    assert api.state(DELIVER).phase == "paused"
+    assert api.state("warehouse.weigh").phase == "running"
+
+
+def test_history_does_not_wait_without_end_for_a_table_that_another_session_has_locked(
+    manage: Manage,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controlling, "READ_WITHIN", 0.2)
+    with locked(RecordedRun._meta.db_table):
+        history = manage("history", DELIVER)
+        paused = manage("pause", DELIVER)
+    expected = "expected the ledger's tables to answer within 0.2 s, got no answer; has another "
+    for done in (history, paused):
+        assert (done.code, done.out) == (3, "")
+        assert expected in done.err
+    assert f"The order was given for {DELIVER}." in paused.err
+    assert api.state(DELIVER).phase == "paused"
+
+
+def test_the_page_of_the_admin_does_not_wait_without_end_for_a_ledger_that_is_locked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page, "READ_WITHIN", 0.2)
+    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
+    processor = the.transactional(the.ignore, name="shop.locked")
+    tables.ensure(processor.name)
+    with locked(), pytest.raises(LedgerLocked) as raised:
+        page.act(processor, "pause", by="anna", reason="")
+    assert explain(raised.value, processor).startswith("expected the row in the ledger to be free")
+    with locked(RecordedRun._meta.db_table):
+        assert page.controls([processor])[processor.name].state.startswith("not known: ")
+        assert page.history(processor) == ([], [])
+    assert page.controls([processor])[processor.name].state == "running"
+
+
+def test_pause_of_all_at_once(manage: Manage) -> None:  # noqa: F811
+    parcels("")
+    manage("pause", "warehouse.weigh")
+    done = manage("pause", "--all", "--reason", "move")
+    assert done.out.startswith("all processors: paused")
+    assert Control.objects.filter(paused_at__isnull=False).count() == 2
+    document = json.loads(manage("run", DELIVER, "--json").out)
+    assert document["stopped"] == "paused"
+    lines = manage("resume", "--all").out.splitlines()
+    assert lines[0] == "all processors: resumed"
+    assert lines[1].startswith("warehouse.weigh: stays paused since ")
+
+
+def test_a_monitor_finds_a_pause_that_was_forgotten(manage: Manage) -> None:  # noqa: F811
+    assert manage("status", DELIVER, "--fail-if", "paused>1d").code == 0
+    manage("pause", DELIVER)
+    assert manage("status", DELIVER, "--fail-if", "paused>1d").code == 0
+    Control.objects.update(paused_at="2001-01-01T00:00:00Z")
+    done = manage("status", DELIVER, "--fail-if", "paused>1d")
+    assert done.code == 1
+    assert f"{DELIVER}: paused>1d, got 2001-01-01" in done.err
+
+
+def test_a_condition_of_the_pause_without_the_ledger_is_an_error_of_the_command_line() -> None:
+    for arguments in (("status", "--fail-if", "paused>1d"), ("pause", DELIVER), ("history",)):
+        done = processors(*arguments)
+        assert done.returncode == 2
+        assert "'dcl_processor.ledger'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pause"], "expected names of processors or --all, got neither"),
+        (["pause", DELIVER, "--until", "soon"], "expected a duration such as 2h or a time"),
+        (["pause", DELIVER, "--until", "2030-02-31"], "expected a duration such as 2h or a time"),
+        (["pause", DELIVER, "--until", "2020-01-31T06:00"], "expected a time to come, got '2020-"),
+        (["history", "--limit", "0"], "expected a number from 1 to 10000"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(
+    manage: Manage,  # noqa: F811
+    arguments: list[str],
+    said: str,
+) -> None:
+    done = manage(*arguments)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_history_shows_what_a_command_with_two_workers_has_done(manage: Manage) -> None:  # noqa: F811
+    parcels(*["" for _ in range(6)], "broken")
+    done = processors("run", DELIVER, "--copies", "2", **ON)
+    assert done.returncode == 1, done.stderr
+    (row,) = RecordedRun.objects.all()
+    assert (row.kind, row.processed, row.stopped) == ("run", 6, "drained")
+    assert row.finished_at is not None
+    assert [copy["copy"] for copy in row.copies] == [1, 2]
+    assert sum(copy.get("processed", 0) for copy in row.copies) == 6
+    shown = manage("history", DELIVER).out
+    assert f"  {DELIVER}  run on {row.host} ({row.pid}, 2 copies): 6 processed, " in shown
+    assert "drained; ValueError: no address" in shown
+    (document,) = json.loads(manage("history", "--json").out)
+    assert document["counts"]["processed"] == 6
+
+
+def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
+    with watching("0.5") as watcher:
+        parcels("")
+        watcher.says(f"{DELIVER}: 1 processed")
+        (row,) = _records()
+        api.pause(DELIVER)
+        # It is "pausing" while a look for rows is under way.
+        wait_for(lambda: api.state(DELIVER).phase == "paused", "the watch to see the pause")
+        assert api.state(DELIVER).seen == 1
+        parcels("")
+        api.run_now(DELIVER)
+        api.resume(DELIVER)
+        watcher.says(f"{DELIVER}: 1 processed")
+        api.stop(DELIVER)
+        assert watcher.process.wait(PATIENCE) == 0
+    (row,) = _records()
+    assert (row.kind, row.processed, row.at_work) == ("watch", 2, False)
+    assert row.finished_at is not None
+
+
+def test_run_now_wakes_a_watch_that_looks_seldom() -> None:
+    with watching(SELDOM) as watcher:
+        wait_for(lambda: bool(api.state(DELIVER).looked_at), "the first look")
+        parcels("")
+        api.run_now(DELIVER)
+        watcher.says(f"{DELIVER}: 1 processed")
+        assert watcher.end() == (0, "", "")
+
+
+def test_two_workers_of_a_watch_obey_and_their_supervisor_ends_in_good_order() -> None:
+    with watching("0.5", "--copies", "2") as watcher:
+        wait_for(lambda: bool(api.state(DELIVER).looked_at), "the first look")
+        api.pause(DELIVER)
+        parcels("", "")
+        api.resume(DELIVER)
+        wait_for(lambda: sent() == 2, "two rows")
+        api.stop(DELIVER)
+        assert watcher.process.wait(PATIENCE) == 0, watcher.operations
+
+
+def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
+    gate: Path,  # noqa: F811
+) -> None:
+    parcels("gate", "gate", "gate", "gate")
+    arguments = ("run", DELIVER, "--copies", "2", "--json")
+    with started(*arguments, **ON, GATE=str(gate)) as process:
+        at_gate(gate, handlers=2)
+        api.pause(DELIVER, by="anna")
+        wait_for(lambda: api.state(DELIVER).seen == 1, "the command to see the pause")
+        assert api.state(DELIVER).phase == "pausing"
+        assert "(1 of 1 commands have seen it)" in api.state(DELIVER).sentence
+        (gate / "open").touch()
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, "")
+    document: dict[str, Any] = json.loads(out)
+    assert (document["processed"], document["stopped"]) == (2, "paused")
+    assert api.state(DELIVER).phase == "paused"
+    assert sent() == 2
+
+
+def test_a_command_that_was_killed_is_shown_as_at_work_until_it_counts_as_lost(
+    gate: Path,  # noqa: F811
+) -> None:
+    parcels("gate")
+    with started("run", DELIVER, **ON, GATE=str(gate)) as process:
+        at_gate(gate)
+        wait_for(RecordedRun.objects.exists, "its record")
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE)
+    (found,) = api.history(DELIVER)
+    assert (found.state, found.finished_at) == ("running", None)
+    done: subprocess.CompletedProcess[str]
+    (gate / "open").touch()
+    done = processors("run", DELIVER, **ON, GATE=str(gate))
+    assert done.returncode == 0
+    assert sent() == 1
+
+
+def test_a_command_whose_workers_were_killed_has_not_drained_the_rows(
+    gate: Path,  # noqa: F811
+) -> None:
+    parcels("gate", "gate")
+    with started("run", DELIVER, "--copies", "2", **ON, GATE=str(gate)) as process:
+        for pid in at_gate(gate, handlers=2):
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(PATIENCE) == 1
+    (found,) = api.history(DELIVER)
+    assert (found.state, found.stopped) == ("finished", "failures")
+    assert found.error.startswith("killed by SIGKILL")
+
+
+def test_a_worker_that_takes_the_place_of_a_dead_one_follows_an_older_order_to_stop(
+    gate: Path,  # noqa: F811
+) -> None:
+    parcels("gate", "gate")
+    with watching("0.5", "--copies", "2", GATE=str(gate)) as watcher:
+        killed, _ = at_gate(gate, handlers=2)
+        api.stop(DELIVER)
+        os.kill(killed, signal.SIGKILL)
+        (gate / "open").touch()
+        assert watcher.process.wait(PATIENCE) == 0
+
+
+def test_a_chart_has_the_order_in_which_the_runs_have_ended() -> None:
+    """A watch began first, is still at work, and was idle for most of the time."""
+    at = timezone.now()
+
+    def ago(minutes: float) -> datetime:
+        return at - timedelta(minutes=minutes)
+
+    processor = the.transactional(the.ignore, name="shop.charts")
+    of: dict[str, Any] = {
+        "processor": processor.name,
+        "kind": "run",
+        "host": "a",
+        "pid": 1,
+        "processed": 5,
+        "discarded": 1,
+        "handler_seconds": 12.0,
+        "slowest": 9.0,
+        "rate": 2.0,
+    }
+    RecordedRun.objects.create(started_at=ago(60), heartbeat_at=ago(0), **of)
+    for end in (50, 20):
+        RecordedRun.objects.create(
+            started_at=ago(end + 1), heartbeat_at=ago(end), finished_at=ago(end), **of
+        )
+    rates, times = page.history(processor)
+    ends = [ago(each).timestamp() for each in (50, 20, 0)]
+    assert rates == [(end, 2.0) for end in ends]
+    assert times == [(end, 2.0) for end in ends]
+    # A record of before these columns, and one whose only row was locked.
+    RecordedRun.objects.update(handler_seconds=0)
+    assert page.history(processor)[1] == []
+
+
+def test_the_page_of_the_admin_takes_what_runs_have_finished_since_its_last_look(
+    installed: None,
+) -> None:
+    processor = the.transactional(the.ignore, name="shop.pace")
+    at = timezone.now()
+    of: dict[str, Any] = {"processor": processor.name, "kind": "run", "host": "a", "pid": 1}
+
+    def record(begun: float, end: float | None, tried: int, rate: float, **counts: int) -> None:
+        ended = None if end is None else at - timedelta(seconds=end)
+        RecordedRun.objects.create(
+            started_at=at - timedelta(seconds=begun),
+            heartbeat_at=ended or at,
+            finished_at=ended,
+            failed=tried - sum(counts.values()),
+            rate=rate,
+            **counts,
+            **of,
+        )
+
+    def asked() -> tuple[int | None, float | None]:
+        now = at.timestamp()
+        return page.pace(processor, now - 100, now, within=1.0)
+
+    record(500, 100, 900, 9.0, processed=900)  # before the look
+    assert asked() == (0, None)
+    record(50, 40, 30, 3.0, processed=10, discarded=5)  # since then: its failures are still pending
+    assert asked() == (15, None)
+    record(3600, None, 7200, 4.0, processed=3600)  # half of what it tries succeeds
+    assert asked() == (215, 4.0)
+    with override_settings(DCL_PROCESSOR_LEDGER=False):
+        assert asked() == (None, None)
+
+
+def _records() -> list[RecordedRun]:
+    wait_for(RecordedRun.objects.exists, "a record")
+    return list(RecordedRun.objects.all())
+
+
+def test_history_shows_what_operators_have_done_to_rows(
+    installed: None,
+    manage: Manage,  # noqa: F811
+) -> None:
+    RecordedRun.objects.create(
+        processor=FETCH,
+        kind="run",
+        host="shop1",
+        pid=1,
+        started_at=timezone.now() - timedelta(hours=1),
+        heartbeat_at=timezone.now(),
+    )
+    rows = [Errand.objects.create(done=True) for _ in range(2)]
+    done = manage("requeue", FETCH, "--pk", *(str(row.pk) for row in rows), "--force", "--yes")
+    assert done.code == 0, done.err
+    newest, run = manage("history", FETCH).out.splitlines()
+    keys = f"{rows[0].pk}, {rows[1].pk}"
+    assert newest.endswith(f"  {FETCH}  requeue by {this_user()}: 2 rows ({keys})")
+    assert f"  {FETCH}  run on shop1 (1): " in run
+    documents = json.loads(manage("history", "--json").out)
+    assert [each.get("action") for each in documents] == ["requeue", None]
+    assert (documents[0]["rows"], documents[0]["by"]) == (2, this_user())
+    assert len(json.loads(manage("history", "--json", "--limit", "1").out)) == 1
+
+
+def test_an_action_is_done_without_its_record_too(
+    installed: None,
+    manage: Manage,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    row = Errand.objects.create(claimed=True)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OperationalError("no table")
+
+    monkeypatch.setattr(acted, "add_action", refuse)
+    done = manage("requeue", FETCH, "--pk", str(row.pk), "--force", "--yes")
+    assert done.code == 0, done.err
+    row.refresh_from_db()
+    assert not row.claimed
+    assert f"{FETCH}: the ledger has no record of this requeue: no table" in caplog.text
+
+
+def test_a_pause_and_lost_runs_are_gauges_and_conditions(
+    installed: None,
+    manage: Manage,  # noqa: F811
+) -> None:
+    api.pause(DELIVER)
+    Control.objects.update(paused_at=timezone.now() - timedelta(days=2))
+    for minutes in (2, 0):
+        RecordedRun.objects.create(
+            processor=DELIVER,
+            kind="run",
+            host="a",
+            pid=1,
+            started_at=timezone.now() - timedelta(hours=1),
+            heartbeat_at=timezone.now() - timedelta(minutes=minutes),
+        )
+    found = {
+        each["name"]: each["value"] for each in json.loads(manage("metrics", DELIVER, "--json").out)
+    }
+    assert 172_800 <= found["dcl_processor_paused_seconds"] < 172_900
+    assert found["dcl_processor_lost_runs"] == 1.0
+    shown = manage("status", DELIVER)
+    assert "\n  lost runs       1, see processors history\n" in shown.out
+    red = manage("status", DELIVER, "--fail-if", "lost>0")
+    assert (red.code, f"{DELIVER}: lost>0, got 1" in red.err) == (1, True)
+
+
+def test_list_shows_what_is_paused(installed: None, manage: Manage) -> None:  # noqa: F811
+    parcels("")
+    api.pause(DELIVER)
+    Errand.objects.create(claimed=True, claimed_at=timezone.now() - timedelta(hours=1))
+    api.pause(FETCH)
+    found = {each["name"]: each["state"] for each in json.loads(manage("list", "--json").out)}
+    assert found[DELIVER] == ["paused"]
+    assert found[FETCH] == ["paused", "in doubt"]
+    assert found["warehouse.weigh"] == ["waiting"]
+    assert f"  paused, in doubt  {FETCH} " in manage("list").out

@@ -1,0 +1,535 @@
+"""The ledger's thread, whose database does not answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+import dcl_processor.ledger as api
+from dcl_processor import Breaker
+from dcl_processor.ledger import breaking, reading
+from dcl_processor.ledger import desk as module
+from dcl_processor.ledger import ledger as process
+from dcl_processor.ledger.desk import (
+    DEAD_AFTER,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_REPLACED,
+    PATIENCE,
+    POLL,
+    REPLACE_EVERY,
+    Desk,
+    UnreachableError,
+    _Line,
+)
+from dcl_processor.ledger.ledger import Ledger
+from dcl_processor.ledger.models import Control
+from dcl_processor.ledger.tables import alias
+from tests.contract.support import errands as the
+from tests.contract.support.reports import assert_run
+from tests.crash.proxy import cut
+from tests.edge.manage import wait_for
+from tests.ledger.failing import failing
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+NAME = "shop.silent"
+
+
+def processor(handler: Any, **options: Any) -> Any:
+    return the.transactional(handler, name=NAME, **options)
+
+
+def fail(row: Errand) -> None:
+    raise OSError("no route")
+
+
+@pytest.fixture
+def answer() -> Iterator[threading.Event]:
+    """Let the database answer, at the latest at the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def ask(desk: Desk, do: Any) -> Any:
+    return desk.call(do)
+
+
+def test_after_one_wait_no_other_question_waits_until_the_thread_is_back(
+    answer: threading.Event,
+) -> None:
+    desk = Desk(lambda: False, patience=0.1)
+    asked: list[str] = []
+    with pytest.raises(UnreachableError, match="no answer within"):
+        ask(desk, lambda: the.wait(answer))
+    for _ in range(100):
+        with pytest.raises(UnreachableError, match="not asked again yet"):
+            ask(desk, lambda: asked.append("early"))
+    desk._next_try = 0.0
+    with pytest.raises(UnreachableError, match="not asked again yet"):
+        ask(desk, lambda: asked.append("while it is stuck"))
+    assert desk._stuck is not None
+    answer.set()
+    the.wait(desk._stuck.is_done)
+    desk._patience = the.PATIENCE
+    ask(desk, lambda: asked.append("now"))
+    assert asked == ["now"]
+    assert desk._pause == 0
+    desk.close()
+
+
+def test_a_question_that_was_given_up_is_not_put_later(answer: threading.Event) -> None:
+    """It would take a token, or a try, that no run knows of."""
+    asked: list[int] = []
+    began = threading.Event()
+
+    def tick() -> bool:
+        began.set()
+        the.wait(answer)
+        return False
+
+    desk = Desk(tick, patience=the.PATIENCE)
+    ask(desk, lambda: None)
+    the.wait(began)
+    desk._patience = 0.1
+    with pytest.raises(UnreachableError):
+        ask(desk, lambda: asked.append(0))
+    stuck = desk._stuck
+    assert stuck is not None
+    answer.set()
+    the.wait(stuck.is_done)
+    assert asked == []
+    desk.close()
+
+
+@pytest.mark.parametrize("late", [0.0, 3600.0])
+def test_pauses_grow_after_errors_that_come_late(
+    monkeypatch: pytest.MonkeyPatch, late: float
+) -> None:
+    monkeypatch.setattr(module, "LATE", late)
+    desk = Desk(lambda: False)
+
+    def broken() -> None:
+        raise OSError("no route to host")
+
+    pauses = []
+    for _ in range(5):
+        desk._next_try = 0.0
+        with pytest.raises(UnreachableError, match="no route"):
+            ask(desk, broken)
+        pauses.append(desk._pause)
+    grown = [FIRST_PAUSE, 20, 40, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert pauses == (grown if late == 0 else [0.0] * 5)
+    desk.close()
+
+
+def test_a_read_that_succeeds_ends_the_pause() -> None:
+    read = threading.Event()
+
+    def tick() -> bool:
+        read.set()
+        return True
+
+    desk = Desk(tick)
+    desk._pause_longer()
+    desk._post(lambda: None, False)
+    the.wait(read)
+    assert ask_within_bounds(desk) == "answered"
+    desk.close()
+
+
+def ask_within_bounds(desk: Desk) -> str:
+    for _ in range(100):
+        try:
+            return str(ask(desk, lambda: "answered"))
+        except UnreachableError:
+            threading.Event().wait(0.05)
+    return "never"
+
+
+# --- a thread whose connection is dead
+
+
+class Clock:
+    """The desk's clock, which the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    held = Clock()
+    monkeypatch.setattr(module, "time", held)
+    return held
+
+
+DEAD = PATIENCE + DEAD_AFTER
+
+
+class Stuck:
+    """A desk whose ticks wait for an answer, each for its own."""
+
+    def __init__(self) -> None:
+        self.answers: list[threading.Event] = []
+        self.ticks = 0
+        self.is_stuck = True
+        self.fails = False
+        self.began: SimpleQueue[None] = SimpleQueue()
+        self.desk = Desk(self.tick)
+
+    def tick(self) -> bool:
+        self.ticks += 1
+        answer = threading.Event()
+        if self.is_stuck:
+            self.answers.append(answer)
+        else:
+            answer.set()
+        self.began.put(None)
+        answer.wait()  # let_go() sets it, at the latest
+        if self.fails:
+            raise OSError("no route")
+        return True
+
+    def begin(self) -> _Line:
+        """Let the thread be stuck."""
+        self.desk._post(lambda: None, False)
+        return self.line_at_work()
+
+    def line_at_work(self) -> _Line:
+        self.began.get(timeout=the.PATIENCE)
+        line = self.desk._line
+        assert line is not None
+        return line
+
+    def let_go(self) -> None:
+        self.is_stuck = False
+        for answer in self.answers:
+            answer.set()
+
+
+@pytest.fixture
+def stuck(clock: Clock) -> Iterator[Stuck]:
+    found = Stuck()
+    yield found
+    found.let_go()
+    found.desk.close()
+
+
+def test_a_thread_that_is_stuck_in_a_tick_is_replaced(stuck: Stuck, clock: Clock) -> None:
+    """Forced by the clock; before, no order was read any more, and no record written."""
+    line = stuck.begin()
+    clock.now += DEAD - 0.1
+    stuck.desk.relieve()
+    assert stuck.desk._line is line
+    clock.now += 0.1
+    stuck.is_stuck = False
+    stuck.desk.relieve()
+    assert stuck.line_at_work() is not line
+    assert ask(stuck.desk, lambda: "answered") == "answered"
+
+
+def test_a_thread_that_is_stuck_in_a_question_is_replaced_and_does_not_tick_again(
+    clock: Clock, answer: threading.Event
+) -> None:
+    asked, ticked = list[int](), list[int]()
+
+    def tick() -> bool:
+        ticked.append(threading.get_ident())
+        return False
+
+    def question() -> None:
+        asked.append(threading.get_ident())
+        the.wait(answer)
+
+    desk = Desk(tick, patience=0.1)
+    with pytest.raises(UnreachableError, match="no answer within"):
+        ask(desk, question)
+    old = desk._line
+    assert old is not None
+    clock.now += DEAD
+    desk.relieve()
+    desk._patience = the.PATIENCE
+    assert ask(desk, lambda: "answered") == "answered"
+    answer.set()
+    the.wait(old.has_ended)
+    desk.close()
+    assert ticked != []
+    assert not {*asked} & {*ticked}
+
+
+def test_a_thread_that_waits_for_questions_is_not_replaced(clock: Clock) -> None:
+    desk = Desk(lambda: True)
+    ask(desk, lambda: None)
+    line = desk._line
+    assert line is not None
+    wait_for(lambda: line.busy_since is None, "the thread to wait")
+    clock.now += 3600
+    ask(desk, lambda: None)
+    wait_for(lambda: line.busy_since is None, "the thread to wait")
+    desk.relieve()
+    assert desk._line is line
+    desk.close()
+
+
+def test_a_thread_that_has_answers_is_not_replaced(clock: Clock) -> None:
+    """To delete old records takes many statements, and may take long."""
+    desk = Desk(lambda: False)
+
+    def take_long() -> bool:
+        line = desk._line
+        for _ in range(3):
+            clock.now += DEAD - 1
+            Control.objects.using(alias()).count()
+            desk.relieve()
+        return desk._line is line
+
+    assert ask(desk, take_long)
+    desk.close()
+
+
+def test_a_question_behind_the_one_that_is_stuck_is_put_by_the_new_thread(
+    stuck: Stuck, clock: Clock
+) -> None:
+    stuck.begin()
+    job = stuck.desk._post(lambda: "answered", False)
+    clock.now += DEAD
+    stuck.is_stuck = False
+    stuck.desk.relieve()
+    the.wait(job.is_done)
+    assert job.result == "answered"
+
+
+def test_threads_are_replaced_once_a_minute_and_two_at_most(stuck: Stuck, clock: Clock) -> None:
+    """Each of them may have a connection, and the server may be away for long."""
+    lines = [stuck.begin()]
+    for _ in range(MOST_REPLACED):
+        clock.now += DEAD
+        stuck.desk.relieve()
+        lines.append(stuck.line_at_work())
+        clock.now += DEAD
+        stuck.desk.relieve()  # too soon
+        assert stuck.desk._line is lines[-1]
+        clock.now += REPLACE_EVERY - DEAD - 1
+        stuck.desk.relieve()
+        assert stuck.desk._line is lines[-1]
+    clock.now += 3600
+    stuck.desk.relieve()
+    assert stuck.desk._line is lines[-1]
+    stuck.answers[0].set()
+    the.wait(lines[0].has_ended)
+    stuck.desk.relieve()
+    assert stuck.line_at_work() not in lines
+    assert len({id(line) for line in lines}) == 1 + MOST_REPLACED
+
+
+def test_a_thread_that_was_replaced_ends_and_takes_no_question(stuck: Stuck, clock: Clock) -> None:
+    old = stuck.begin()
+    clock.now += DEAD
+    stuck.desk.relieve()
+    new = stuck.line_at_work()
+    by: list[str] = []
+    job = stuck.desk._post(lambda: by.append("the new thread"), False)
+    stuck.answers[0].set()
+    the.wait(old.has_ended)
+    assert (by, stuck.ticks) == ([], 2)
+    assert stuck.desk._line is new
+    stuck.let_go()
+    the.wait(job.is_done)
+    assert by == ["the new thread"]
+
+
+def test_a_thread_that_was_replaced_sends_no_further_statement(
+    clock: Clock, answer: threading.Event
+) -> None:
+    began, sent = threading.Event(), []
+
+    def late() -> None:
+        began.set()
+        the.wait(answer)
+        sent.append(Control.objects.using(alias()).count())
+
+    desk = Desk(lambda: False)
+    job = desk._post(late, False)
+    the.wait(began)
+    clock.now += DEAD
+    desk.relieve()
+    answer.set()
+    the.wait(job.is_done)
+    assert isinstance(job.error, UnreachableError)
+    assert sent == []
+    desk.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_comes_late_says_nothing_of_the_new_thread(
+    stuck: Stuck, clock: Clock, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """Neither that it has an answer, nor that it has none."""
+    old = stuck.begin()
+    clock.now += DEAD
+    stuck.desk.relieve()
+    stuck.line_at_work()
+    stuck.desk._pause_longer()
+    stuck.fails = fails
+    stuck.answers[0].set()
+    the.wait(old.has_ended)
+    assert (stuck.desk._pause, caplog.text) == (FIRST_PAUSE, "")
+
+
+def test_a_thread_is_replaced_although_no_run_asks(
+    monkeypatch: pytest.MonkeyPatch, stuck: Stuck, clock: Clock
+) -> None:
+    """While a handler takes long, for instance."""
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.01)
+    line = stuck.begin()
+    stuck.is_stuck = False
+    clock.now += DEAD
+    assert stuck.line_at_work() is not line
+
+
+def test_an_end_does_not_wait_for_a_thread_that_is_stuck(answer: threading.Event) -> None:
+    desk = Desk(lambda: False, patience=0.1)
+    with pytest.raises(UnreachableError):
+        ask(desk, lambda: the.wait(answer))
+    desk._patience = 600
+    desk.close()
+    assert not answer.is_set()
+
+
+# --- what runs make of it
+
+
+def test_orders_that_are_read_late_are_not_put_over_newer_ones(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, clock: Clock, answer: threading.Event
+) -> None:
+    """Forced: a thread has read them and is stuck, another one reads a pause, the first goes on."""
+    real, is_read = reading.read, threading.Event()
+
+    def read(names: Collection[str]) -> Mapping[str, reading.Orders]:
+        found = real(names)
+        if is_old():
+            is_read.set()
+            the.wait(answer)
+            # As if the answer itself had been late.
+            now = time.monotonic()
+            found = {name: replace(orders, read_at=now) for name, orders in found.items()}
+        return found
+
+    def is_old() -> bool:
+        return armed.is_set() and not is_read.is_set()
+
+    armed = threading.Event()
+    monkeypatch.setattr(reading, "read", read)
+    record = ledger.command("watch", [NAME])
+    old = ledger.desk._line
+    assert old is not None
+    armed.set()
+    clock.now += POLL
+    the.wait(is_read)
+    api.pause(NAME)
+    clock.now += DEAD
+    ledger.desk.relieve()
+    wait_for(lambda: ledger.orders[NAME].is_paused, "the new thread to read the pause")
+    answer.set()
+    the.wait(old.has_ended)
+    assert ledger.orders[NAME].is_paused
+    ledger.end_command(record, None)
+
+
+class Elsewhere:
+    """Routes the ledger to the alias whose connections a test can cut."""
+
+    def db_for_read(self, model: Any, **_: Any) -> str | None:
+        return "other" if model._meta.app_label == "dcl_processor_ledger" else None
+
+    db_for_write = db_for_read
+
+
+def test_a_run_whose_ledger_has_a_dead_connection_still_follows_orders_and_is_recorded(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """The wire carries nothing any more, and neither side learns of it."""
+    the.errands(2)
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(module, "POLL", 0.01)
+    lines: list[_Line | None] = []
+
+    def handle(row: Errand) -> None:
+        lines.append(ledger.desk._line)
+        wire.armed.set()
+        clock.now += 1
+        the.wait(wire.made)
+        api.pause(NAME)
+        clock.now += DEAD
+        wait_for(lambda: ledger.orders[NAME].is_paused, "the pause to be read")
+
+    with (
+        override_settings(DATABASE_ROUTERS=[Elsewhere()]),
+        cut(b"dcl_processor_ledger_control", silent=True, armed=False) as wire,
+    ):
+        report = processor(handle)()
+        assert_run(report, processed=1, stopped="paused")
+        (found,) = api.history(NAME)
+        assert (found.state, found.counts["processed"]) == ("finished", 1)
+        ledger.desk.close()
+    (line,) = lines
+    assert line is not None
+    the.wait(line.has_ended)
+
+
+def test_a_ledger_that_does_not_answer_costs_one_wait_and_not_one_for_each_row(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, answer: threading.Event
+) -> None:
+    the.errands(30)
+    calls = []
+
+    def failed(*_: Any) -> None:
+        calls.append(0)
+        the.wait(answer)
+
+    monkeypatch.setattr(breaking, "failed", failed)
+
+    def fail_soon(row: Errand) -> None:
+        ledger.desk._patience = 0.5  # not before the ledger was asked for the first time
+        fail(row)
+
+    report = processor(fail_soon, breaker=Breaker(3))()
+    assert_run(report, failed=30)
+    assert len(calls) == 1
+    assert report.duration < 5  # a wait for each row would take 15 s
+
+
+def test_the_end_of_a_record_is_tried_again_by_the_thread_of_the_ledger(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the.errands(1)
+    monkeypatch.setattr(process, "AT_ONCE_FOR", 0.0)
+    failing(monkeypatch, 4)
+    processor(the.ignore)()
+    wait_for(lambda: [each.state for each in api.history(NAME)] == ["finished"], "its end")
+    wait_for(lambda: ledger._unwritten == [], "it to be forgotten")
+
+
+def test_the_session_of_the_ledger_ends_sooner_than_a_database_can_be_dropped(
+    ledger: Ledger,
+) -> None:
+    """PostgreSQL waits for other sessions, but no more than 5 seconds."""
+    the.errands(1)
+    processor(the.ignore)()
+    began = time.monotonic()
+    wait_for(lambda: ledger.desk._line is None, "the thread to end")
+    assert time.monotonic() - began < 4

@@ -1,0 +1,132 @@
+"""Two operators, and two machines, at the same moment; for databases that lock rows."""
+
+from __future__ import annotations
+
+import threading
+from uuid import uuid4
+
+import pytest
+from django.db import transaction
+
+from dcl_processor import Breaker, ledger
+from dcl_processor.exceptions import LedgerLocked
+from dcl_processor.ledger import breaking, tables
+from dcl_processor.ledger.models import Control
+from dcl_processor.ledger.tables import ensure
+from tests.contract.support import errands as the
+from tests.contract.support.deadlocks import wait_until_a_session_waits
+from tests.contract.support.reports import assert_run
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+NAME = "shop.raced"
+
+
+def half_open() -> None:
+    """Let the pause of the breaker be over."""
+    Control.objects.update(open_until="2001-01-01T00:00:00Z")
+
+
+def test_of_two_that_pause_at_once_one_does_and_the_other_learns_of_it() -> None:
+    """Forced: the second statement waits for the lock of the first one's row."""
+    ledger.run_now(NAME)  # so that there is a row
+    first = threading.Event()
+    go_on = threading.Event()
+
+    def anna() -> bool:
+        with transaction.atomic():
+            won = ledger.pause(NAME, by="anna")
+            first.set()
+            the.wait(go_on)
+        return won
+
+    with the.meanwhile(anna) as annas:
+        the.wait(first)
+        with the.meanwhile(lambda: ledger.pause(NAME, by="ben")) as bens:
+            wait_until_a_session_waits()
+            go_on.set()
+    assert (annas, bens) == ([True], [False])
+    pause = ledger.state(NAME).pause
+    assert pause is not None
+    assert pause.by == "anna"
+    assert Control.objects.get(processor=NAME).revision == 1
+
+
+@pytest.mark.parametrize("order", ["pause", "resume", "stop", "run_now"])
+def test_an_order_does_not_wait_without_end_for_a_row_that_another_session_has_locked(
+    monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """Forced: the other session keeps its lock until the order has ended."""
+    monkeypatch.setattr(tables, "LOCK_WAIT", 0.2)
+    ensure(NAME)
+    Control.objects.update(paused_at="2001-01-01T00:00:00Z", paused_until="2001-01-02T00:00:00Z")
+    Control.objects.update(open_until="2101-01-01T00:00:00Z")
+    locked, go_on = threading.Event(), threading.Event()
+
+    def forgotten() -> None:
+        with transaction.atomic():
+            list(Control.objects.select_for_update())
+            locked.set()
+            the.wait(go_on)
+
+    def give() -> str:
+        with pytest.raises(LedgerLocked) as raised:
+            getattr(ledger, order)(NAME)
+        return str(raised.value)
+
+    before = Control.objects.values().get()
+    with the.meanwhile(forgotten):
+        the.wait(locked)
+        try:
+            with the.meanwhile(give) as said:
+                pass
+        finally:
+            go_on.set()
+    (sentence,) = said
+    assert sentence == (
+        f"{NAME}: expected the row in the ledger to be free within 0.2 s, got one that another "
+        "session has locked; end that session, such as a forgotten transaction or a backup, and "
+        "give the order again."
+    )
+    assert Control.objects.values().get() == before
+    assert getattr(ledger, order)(NAME) is not False
+
+
+def test_of_two_machines_that_want_to_try_a_row_at_once_one_does() -> None:
+    """Forced: the second statement waits for the lock of the row that the first has written."""
+    ensure(NAME)
+    half_open()
+    first, go_on = threading.Event(), threading.Event()
+
+    def one() -> bool:
+        with transaction.atomic():
+            taken = breaking.take_probe(NAME, uuid4())
+            first.set()
+            the.wait(go_on)
+        return taken
+
+    with the.meanwhile(one) as ones:
+        the.wait(first)
+        with the.meanwhile(lambda: breaking.take_probe(NAME, uuid4())) as others:
+            wait_until_a_session_waits()
+            go_on.set()
+    assert (ones, others) == ([True], [False])
+
+
+def test_threads_try_one_row_too() -> None:
+    the.errands(8)
+    ensure(NAME)
+    half_open()
+    tried: list[int] = []
+
+    def handle(row: Errand) -> None:
+        tried.append(row.place)
+        raise OSError("no route")
+
+    assert_run(
+        the.transactional(handle, name=NAME, breaker=Breaker(3), concurrency=4)(),
+        failed=1,
+        stopped="breaker",
+    )
+    assert len(tried) == 1

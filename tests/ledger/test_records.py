@@ -1,0 +1,608 @@
+"""What is recorded of runs: by whom it is written, when, and what it costs."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError, ProgrammingError, connection
+from django.db.models import QuerySet
+from django.test import TestCase, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import dcl_processor.ledger as api
+from dcl_processor import BatchProcessor, oversight
+from dcl_processor.ledger import desk, recording, records
+from dcl_processor.ledger import ledger as module
+from dcl_processor.ledger.acted import add_action
+from dcl_processor.ledger.ledger import Ledger
+from dcl_processor.ledger.models import Control, Look, OperatorAction, RecordedRun
+from dcl_processor.ledger.recording import Work
+from dcl_processor.ledger.texts import kept
+from dcl_processor.oversight import Progress
+from dcl_processor.person import this_user
+from tests.contract.support import errands as the
+from tests.contract.support.gate import HAS_ROW_LOCKS
+from tests.contract.support.reports import assert_run
+from tests.ledger.failing import failing
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+NAME = "shop.recorded"
+
+
+def processor(handler: Any = the.ignore, **options: Any) -> Any:
+    return the.transactional(handler, name=NAME, **options)
+
+
+def test_a_run_is_one_row_with_its_counts_and_its_end() -> None:
+    the.errands(3)
+
+    def handle(row: Errand) -> None:
+        if row.place == 1:
+            raise OSError("no route to postgres://anna:geheim@db/shop\nnow")
+
+    processor(handle)()
+    (found,) = api.history(NAME)
+    assert (found.state, found.kind, found.stopped) == ("finished", "code", "drained")
+    assert found.counts == Counter(dict.fromkeys(recording.KEPT, 0)) | {"processed": 2, "failed": 1}
+    assert found.error == "OSError: no route to postgres://anna:***@db/shop now"
+    assert found.rate > 0
+    assert found.started_at <= found.heartbeat_at
+    assert found.finished_at is not None
+    assert api.history("shop.other") == []
+
+
+def test_an_interrupt_at_the_end_of_a_run_is_its_recorded_end(ledger: Ledger) -> None:
+    """Its thread would write the run as one that is under way, for as long as the process lives."""
+    the.errands(1)
+
+    @contextmanager
+    def opened() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        processor(lambda *_: None, resource=opened)()
+    assert (ledger._records, ledger._overseers) == ([], [])
+    (found,) = api.history(NAME)
+    assert (found.state, found.counts["processed"]) == ("finished", 1)
+
+
+def test_an_empty_run_inserts_nothing_and_notes_when_this_host_has_looked() -> None:
+    for _ in range(3):
+        assert_run(processor()())
+    assert RecordedRun.objects.count() == 0
+    (look,) = Look.objects.all()
+    assert (look.processor, look.host) == (NAME, recording.host())
+    assert abs(timezone.now() - look.looked_at) < timedelta(minutes=1)
+    assert list(api.state(NAME).looked_at) == [recording.host()]
+
+
+def test_switched_off_it_sends_no_query_and_starts_no_thread(ledger: Ledger) -> None:
+    the.errands(2)
+    with override_settings(DCL_PROCESSOR_LEDGER=False), CaptureQueriesContext(connection) as sent:
+        assert_run(processor()(), processed=2)
+    assert not [each for each in sent if "dcl_processor_ledger" in each["sql"]]
+    assert ledger.desk._line is None
+    assert Look.objects.count() + RecordedRun.objects.count() + Control.objects.count() == 0
+
+
+def test_nothing_of_it_is_sent_on_the_connection_of_the_handlers() -> None:
+    the.errands(20)
+    with CaptureQueriesContext(connection) as sent:
+        assert_run(processor(batch_size=2)(), processed=20)
+    assert not [each for each in sent if "dcl_processor_ledger" in each["sql"]]
+    assert RecordedRun.objects.count() == 1
+
+
+def test_a_run_that_raises_is_recorded_with_its_error() -> None:
+    the.errands(2)
+
+    def handle(row: Errand) -> None:
+        if row.place == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        processor(handle)()
+    (found,) = api.history(NAME)
+    assert (found.state, found.stopped, found.error) == ("finished", "signal", "KeyboardInterrupt")
+    assert found.counts["processed"] == 1
+
+
+def test_a_handler_that_takes_long_is_shown_while_it_works(ledger: Ledger) -> None:
+    the.errands(1)
+    shown: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        for _ in range(600):
+            if found := the.elsewhere(lambda: api.history(NAME)):
+                shown.extend(found)
+                return
+            threading.Event().wait(0.05)
+
+    make = the.transactional if HAS_ROW_LOCKS else the.at_least_once
+    make(handle, name=NAME)()
+    assert (shown[0].state, shown[0].counts["processed"]) == ("running", 0)
+    assert [each.state for each in api.history(NAME)] == ["finished"]
+
+
+class _Counts:
+    handler_seconds = slowest = 0.0
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self.counts = counts
+
+
+def _lasted(found: Any) -> float:
+    seconds: float = (found.finished_at - found.started_at).total_seconds()
+    return seconds
+
+
+def test_the_time_of_handlers_is_recorded_without_the_time_around_them() -> None:
+    the.errands(3)
+
+    def handle(row: Errand) -> None:
+        time.sleep(0.05 * row.place)
+        if row.place == 2:
+            raise OSError
+
+    @contextmanager
+    def resource() -> Iterator[None]:
+        time.sleep(0.3)
+        yield
+
+    class Slow(BatchProcessor[Errand]):
+        name = NAME
+        done: Mapping[str, Any] = {"done": True}
+
+        def pending(self) -> QuerySet[Errand]:
+            return the.PENDING
+
+        def resource(self) -> Any:
+            return resource()
+
+        def process(self, row: Errand, _: None) -> None:
+            handle(row)
+
+    Slow()()
+    (found,) = api.history(NAME)
+    assert 0.15 <= found.handler_seconds <= _lasted(found) - 0.3
+    assert 0.1 <= found.slowest < found.handler_seconds
+    assert found.as_dict()["handler_seconds"] == found.handler_seconds
+
+
+def test_a_call_for_several_rows_is_one_call() -> None:
+    the.errands(20)
+
+    class Batches(BatchProcessor[Errand]):
+        name = NAME
+        done: Mapping[str, Any] = {"done": True}
+        batch_size = 10
+
+        def pending(self) -> QuerySet[Errand]:
+            return the.PENDING
+
+        def process_batch(self, rows: Any) -> None:
+            time.sleep(0.1)
+
+    Batches()()
+    (found,) = api.history(NAME)
+    assert 0.2 <= found.handler_seconds <= _lasted(found)
+    assert 0.1 <= found.slowest < found.handler_seconds
+
+
+def test_a_handler_that_lost_its_lease_is_timed_as_well() -> None:
+    the.errands(1)
+
+    def handle(row: Errand) -> None:
+        Errand.objects.update(leased_until=None)
+        time.sleep(0.1)
+
+    the.at_least_once(handle, name=NAME)()
+    (found,) = api.history(NAME)
+    assert (found.counts["lease_lost"], found.slowest >= 0.1) == (1, True)
+
+
+def test_a_run_that_only_met_rows_of_other_workers_is_not_recorded() -> None:
+    work = Work(NAME, "run")
+    work.end(_Counts(Counter(stale=3)))
+    work.flush(is_last=True)
+    assert RecordedRun.objects.count() == 0
+
+
+def test_a_row_is_not_written_again_while_nothing_changes(monkeypatch: Any) -> None:
+    work = Work(NAME, "watch")
+    work.end(_Counts(Counter(processed=1)))
+    work.flush()
+    before = RecordedRun.objects.get()
+    work.flush()
+    assert RecordedRun.objects.get().heartbeat_at == before.heartbeat_at
+    monkeypatch.setattr(recording, "HEARTBEAT", 0.0)
+    work.flush()
+    assert RecordedRun.objects.get().heartbeat_at > before.heartbeat_at
+
+
+def test_a_row_that_was_deleted_meanwhile_is_written_again() -> None:
+    work = Work(NAME, "watch")
+    work.end(_Counts(Counter(processed=1)))
+    work.flush()
+    RecordedRun.objects.all().delete()
+    work.end(_Counts(Counter(processed=1)))
+    work.flush()
+    assert RecordedRun.objects.get().processed == 2
+
+
+def test_an_earlier_state_that_comes_late_leaves_the_end_as_it_is() -> None:
+    """Forced: the counts are read, then another thread writes the end, then they are sent."""
+    counts = _Counts(Counter(processed=1))
+    work = Work(NAME, "run")
+    work.begin(counts)
+    work.flush()
+    is_read, is_ended = threading.Event(), threading.Event()
+
+    def late(execute: Any, sql: str, *rest: Any) -> Any:
+        is_read.set()
+        the.wait(is_ended)
+        return execute(sql, *rest)
+
+    def flush() -> None:
+        with connection.execute_wrapper(late):
+            work.flush()
+
+    counts.counts["processed"] = 2
+    with the.meanwhile(flush) as results:
+        the.wait(is_read)
+        counts.counts["processed"] = 3
+        work.end(counts)
+        work.flush(is_last=True)
+        is_ended.set()
+    assert results == [None]
+    row = RecordedRun.objects.get()
+    assert (row.processed, row.stopped, row.at_work) == (3, "drained", False)
+    assert row.finished_at is not None
+
+
+def test_a_record_whose_first_answer_was_lost_is_still_written_to_its_end() -> None:
+    work = Work(NAME, "run")
+    work.end(_Counts(Counter(processed=1)))
+
+    def lost(execute: Any, *rest: Any) -> Any:
+        execute(*rest)
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with connection.execute_wrapper(lost), pytest.raises(OperationalError):
+        work.flush()
+    work.flush(is_last=True)
+    assert RecordedRun.objects.get().finished_at is not None
+
+
+def test_a_record_whose_first_write_failed_is_written_later() -> None:
+    work = Work(NAME, "run")
+    work.end(_Counts(Counter(processed=1)))
+
+    def cut(execute: Any, *rest: Any) -> Any:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with connection.execute_wrapper(cut), pytest.raises(OperationalError):
+        work.flush()
+    work.flush()
+    assert RecordedRun.objects.get().processed == 1
+
+
+def test_the_workers_of_a_command_are_one_row_and_one_that_died_is_not_forgotten() -> None:
+    work = Work(NAME, "run")
+    work.progress(
+        1, Progress(11, {"processed": 2}, since=1.0, seen=5, handler_seconds=4, slowest=3)
+    )
+    work.progress(2, Progress(12, {"processed": 3, "failed": 1}, since=1.0, seen=4, error="no"))
+    work.progress(
+        1, Progress(13, {"processed": 1}, since=1.0, seen=5, handler_seconds=2, slowest=2)
+    )
+    work.flush()
+    row = RecordedRun.objects.get()
+    assert (row.handler_seconds, row.slowest) == (6, 3)
+    assert (row.processed, row.failed, row.seen, row.error) == (6, 1, 4, "no")
+    assert row.copies == [
+        {"copy": 1, "pid": 13, "processed": 3},
+        {"copy": 2, "pid": 12, "processed": 3, "failed": 1},
+    ]
+
+
+def test_a_worker_that_has_ended_is_not_waited_for_to_see_a_pause() -> None:
+    work = Work(NAME, "watch")
+    for copy in (1, 2):
+        work.begin_copy(copy, 0)
+        work.progress(copy, Progress(10 + copy, {"processed": 1}, since=1.0, seen=0))
+    work.progress(1, Progress(11, {"processed": 2}, seen=0, is_last=True))
+    work.flush()
+    api.pause(NAME)
+    work.progress(2, Progress(12, {"processed": 1}, seen=1))
+    work.flush()
+    assert (api.state(NAME).phase, api.state(NAME).seen) == ("paused", 1)
+    assert RecordedRun.objects.get().processed == 3
+
+
+def test_a_worker_that_has_died_has_no_row_at_work_and_its_successor_counts() -> None:
+    work = Work(NAME, "watch")
+    work.begin_copy(1, 0)
+    work.progress(1, Progress(11, {"processed": 1}, since=1.0, seen=0))
+    work.flush()
+    api.pause(NAME)
+    work.copy_died(1, "killed by SIGKILL")
+    work.note_seen(1)
+    work.flush()
+    assert (api.state(NAME).phase, api.state(NAME).seen) == ("paused", 1)
+    assert RecordedRun.objects.get().error == "killed by SIGKILL"
+    # A successor may start a row, as long as it has said nothing of the pause.
+    work.begin_copy(1, 0)
+    work.note_seen(1)
+    work.flush()
+    assert (api.state(NAME).phase, api.state(NAME).seen) == ("pausing", 0)
+    work.progress(1, Progress(12, {}, seen=1))
+    work.flush()
+    assert api.state(NAME).phase == "paused"
+    assert RecordedRun.objects.get().processed == 1
+
+
+@pytest.mark.parametrize(
+    ("happens", "stopped"),
+    [
+        ("dies", "failures"),
+        ("has a successor", "drained"),
+        ("dies after its report", "drained"),
+        ("dies in a run that was stopped", "signal"),
+    ],
+)
+def test_a_command_whose_worker_died_for_good_has_not_drained_the_rows(
+    happens: str, stopped: str
+) -> None:
+    work = Work(NAME, "run")
+    is_last = happens == "dies after its report"
+    work.begin_copy(1, 0)
+    work.progress(1, Progress(11, {"processed": 1}, since=1.0, is_last=is_last))
+    work.copy_died(1, "killed by SIGKILL")
+    if happens == "has a successor":
+        work.progress(1, Progress(12, {"processed": 1}, is_last=True))
+    work.stopped = "signal" if happens == "dies in a run that was stopped" else "drained"
+    work.flush(is_last=True)
+    assert RecordedRun.objects.get().stopped == stopped
+
+
+def test_a_worker_that_has_sent_its_end_sends_no_earlier_state_after_it() -> None:
+    """The thread of the ledger may have begun to flush before the end."""
+    sent: list[Progress] = []
+    work = Work(NAME, "run", send=lambda _, progress: sent.append(progress))
+    work.flush(is_last=True)
+    work.flush()
+    assert [each.is_last for each in sent] == [True]
+
+
+def test_a_record_that_cannot_be_written_keeps_no_other_from_its_end(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, fine = Work(NAME, "run"), Work(NAME, "run")
+    for work in (broken, fine):
+        work.end(_Counts(Counter(processed=1)))
+    real = Work._values
+
+    def values(work: Work, *args: Any, **options: Any) -> dict[str, Any]:
+        found = real(work, *args, **options)
+        return {**found, "processed": "no number"} if work is broken else found
+
+    monkeypatch.setattr(Work, "_values", values)
+    ledger._write_ends([broken, fine])
+    assert ledger._unwritten == [broken]
+    assert RecordedRun.objects.get().pk == fine.id
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let time pass for the end of a record only while a run waits for it; return the waits."""
+    waits: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: 1_000 + sum(waits), sleep=waits.append)
+    monkeypatch.setattr(module, "time", clock)
+    for pace in ("POLL", "IDLE"):  # the thread of the ledger tries nothing on its own schedule
+        monkeypatch.setattr(desk, pace, 3600.0)
+    return waits
+
+
+def test_the_end_of_a_record_is_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+) -> None:
+    """While the server restarts, for instance."""
+    the.errands(1)
+    tries = failing(monkeypatch, 20)
+    processor()()
+    assert len(tries) == 21
+    assert api.history(NAME)[0].state == "finished"
+
+
+def test_the_end_of_a_record_is_tried_for_five_seconds_and_by_one_run_alone(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+) -> None:
+    the.errands(2)
+    tries = failing(monkeypatch, math.inf)
+    processor()(limit=1)
+    assert sum(seconds) == pytest.approx(5, abs=0.1)
+    assert len(tries) == len(seconds)
+    # The next run writes both of them, or none.
+    seconds.clear()
+    tries.clear()
+    assert_run(processor()(), processed=1)
+    assert seconds == []
+    assert len(ledger._unwritten) == len(tries) == 2
+
+
+def test_the_end_of_a_record_does_not_wait_for_the_end_of_a_pause(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+) -> None:
+    monkeypatch.setattr(desk, "LATE", 0.0)
+    the.errands(1)
+    tries = failing(monkeypatch, 3)
+    processor()()
+    assert len(tries) == 4
+    assert api.history(NAME)[0].state == "finished"
+
+
+@pytest.mark.parametrize("error", [ProgrammingError, DataError, ValueError])
+def test_an_end_that_would_fail_again_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], error: type[Exception]
+) -> None:
+    """Without the tables, for instance: before ``migrate``."""
+    the.errands(1)
+    tries = failing(monkeypatch, math.inf, error)
+    processor()()
+    assert (len(tries), seconds) == (1, [])
+
+
+def test_no_end_is_tried_again_where_tables_are_missing(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+) -> None:
+    the.errands(1)
+    for model in (Control, RecordedRun, Look):
+        monkeypatch.setattr(model._meta, "db_table", "no_such_table")
+    assert_run(processor()(), processed=1)
+    assert seconds == []
+
+
+def test_an_end_that_is_written_later_has_the_time_of_the_end() -> None:
+    work = Work(NAME, "run")
+    work.end(_Counts(Counter(processed=1)))
+    work.finished = time.monotonic() - 100
+    work.flush(is_last=True)
+    (found,) = api.history(NAME)
+    assert found.finished_at is not None
+    assert timezone.now() - found.finished_at > timedelta(seconds=90)
+
+
+def test_a_worker_without_a_heartbeat_is_shown_as_lost_and_nothing_else_happens() -> None:
+    rows = the.errands(1)
+    lost = Work(NAME, "watch")
+    lost.begin(_Counts(Counter(processed=1)))
+    lost.flush()
+    RecordedRun.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=2))
+    assert api.history(NAME)[0].state == "lost"
+    api.pause(NAME)
+    found = api.state(NAME)
+    assert (found.phase, found.commands, found.lost) == ("paused", 0, 1)
+    api.resume(NAME)
+    assert_run(processor()(filter=the.only(rows[0])), processed=1)
+    assert RecordedRun.objects.get(pk=lost.id).finished_at is None
+
+
+def test_a_pause_is_pausing_until_all_commands_have_seen_it_and_ended_their_row() -> None:
+    works = [Work(NAME, "watch") for _ in range(3)]
+    counts = _Counts(Counter(processed=1))
+    for work in works:
+        work.begin(counts)
+        work.flush()
+    api.pause(NAME)
+    assert (api.state(NAME).phase, api.state(NAME).seen) == ("pausing", 0)
+    works[0].seen = 1  # it waits for rows
+    works[0].end(counts)
+    works[0].flush()
+    works[1].seen = 1  # it has one at work
+    works[1].flush()
+    works[2].end(counts)  # it has ended
+    works[2].flush(is_last=True)
+    found = api.state(NAME)
+    assert (found.phase, found.seen, found.commands) == ("pausing", 3, 3)
+    assert "(3 of 3 commands have seen it)" in found.sentence
+    works[1].end(counts)
+    works[1].flush()
+    assert api.state(NAME).phase == "paused"
+    works[0].seen = 0
+    works[0].flush()
+    assert "(2 of 3 commands have seen it)" in api.state(NAME).sentence
+
+
+def test_old_records_are_deleted_in_chunks_and_those_at_work_stay(monkeypatch: Any) -> None:
+    monkeypatch.setattr(records, "CHUNK", 2)
+    long_ago = timezone.now() - timedelta(days=30)
+    values = {"processor": NAME, "kind": "run", "host": "a", "pid": 1}
+    RecordedRun.objects.bulk_create(
+        RecordedRun(started_at=long_ago, heartbeat_at=long_ago, finished_at=long_ago, **values)
+        for _ in range(5)
+    )
+    RecordedRun.objects.create(started_at=long_ago, heartbeat_at=long_ago, **values)  # lost
+    watch = RecordedRun.objects.create(started_at=long_ago, heartbeat_at=timezone.now(), **values)
+    young = RecordedRun.objects.create(
+        started_at=timezone.now(), heartbeat_at=timezone.now(), finished_at=timezone.now(), **values
+    )
+    with CaptureQueriesContext(connection) as sent:
+        assert api.prune() == 6
+    assert len([each for each in sent if each["sql"].startswith("DELETE")]) == 3
+    assert set(RecordedRun.objects.all()) == {watch, young}
+    with override_settings(DCL_PROCESSOR_LEDGER_KEEP=None):
+        assert api.prune() == 0
+    assert api.prune(older_than=0) >= 1
+
+
+def test_a_command_deletes_old_records_by_itself() -> None:
+    the.errands(1)
+    long_ago = timezone.now() - timedelta(days=15)
+    RecordedRun.objects.create(
+        processor=NAME, kind="run", host="a", pid=1, started_at=long_ago, heartbeat_at=long_ago
+    )
+    with oversight.command("run", [NAME]):
+        processor()()
+    (only,) = RecordedRun.objects.all()
+    assert (only.kind, only.processed) == ("run", 1)
+
+
+def test_a_text_is_kept_in_one_line_and_short_and_without_passwords() -> None:
+    assert len(kept(OSError("x" * 1_000_000))) == 500
+    assert kept(OSError("password=geheim user=anna")) == "OSError: password=*** user=anna"
+    assert kept(ValueError()) == "ValueError"
+    assert "\n" not in kept(OSError("a\nb\x1b[31m"))
+
+
+class InATestCase(TestCase):
+    """The test's own connection is used, whose transaction takes all of it back."""
+
+    def test_it_works_and_leaves_no_thread(self) -> None:
+        from dcl_processor.ledger.ledger import ledger as find
+
+        the.errands(2)
+        api.pause(NAME)
+        assert_run(processor()(), stopped="paused")
+        api.resume(NAME)
+        assert_run(processor()(), processed=2)
+        assert RecordedRun.objects.get().processed == 2
+        assert find().desk._line is None
+
+    def test_its_end_is_tried_once(self) -> None:
+        """Each further try would fail in the same transaction."""
+        the.errands(1)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            tries = failing(monkeypatch, 1)
+            assert_run(processor()(), processed=1)
+        assert len(tries) == 1
+
+
+def test_an_action_of_an_operator_is_recorded_and_deleted_when_it_is_old() -> None:
+    add_action(NAME, "requeue", by="anna@shop1", rows=2, keys="7, 8")
+    add_action("shop.other", "discard", rows=1, keys="1", reason="spam" * 1_000, error="no")
+    other, mine = api.actions()
+    assert (mine.processor, mine.action, mine.by, mine.rows) == (NAME, "requeue", "anna@shop1", 2)
+    assert (mine.keys, mine.values, mine.reason, mine.error) == ("7, 8", "", "", "")
+    assert (other.by, other.reason, other.error) == (this_user(), ("spam" * 1_000)[:500], "no")
+    assert other.as_dict()["at"].endswith("+00:00")
+    assert api.actions(NAME) == [mine]
+    assert api.actions(limit=1) == [other]
+
+    assert api.prune() == 0
+    OperatorAction.objects.filter(processor=NAME).update(at=timezone.now() - timedelta(days=15))
+    assert api.prune() == 1
+    assert api.actions() == [other]

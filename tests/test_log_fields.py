@@ -1,0 +1,181 @@
+"""The fields of log records, as a JSON formatter writes them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+import pytest
+from pythonjsonlogger.json import JsonFormatter
+
+from dcl_processor import BatchProcessor, Discard, Retry, log_fields
+from dcl_processor.execution.log import log_error
+from tests.contract.support import errands as the
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+FIELDS = {
+    *("processor", "pk", "outcome", "attempt", "duration", "copy", "using", "error_type"),
+    *("run_id", "row_count"),
+}
+
+
+@contextmanager
+def json_log(level: int = logging.DEBUG) -> Iterator[list[dict[str, Any]]]:
+    """Collect the records of the package as a JSON formatter writes them."""
+    stream, found = StringIO(), list[dict[str, Any]]()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("dcl_processor")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        found += map(json.loads, stream.getvalue().splitlines())
+
+
+def known(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name in FIELDS}
+
+
+def test_a_failed_row_has_all_fields() -> None:
+    [row] = the.errands(1)
+
+    def fail(_: Errand) -> None:
+        raise ValueError("no\nroute\x1b[2J")
+
+    retry = Retry(3, backoff=60, jitter=0)
+    processor = the.transactional(fail, retry=retry, name="shop.fail")
+    with json_log() as records:
+        processor.run()
+    failed, end = records
+    own = known(failed)
+    assert own.pop("duration") >= 0.0
+    assert len(own.pop("run_id")) == 32
+    assert own == {
+        "processor": "shop.fail",
+        "pk": str(row.pk),
+        "outcome": "failed",
+        "attempt": 1,
+        "copy": 0,
+        "using": "default",
+        "error_type": "ValueError",
+    }
+    assert failed["message"] == (
+        f"shop.fail: row {row.pk} failed (attempt 1 of 3, again in 60 s): no route\\x1b[2J"
+    )
+    assert "ValueError" in failed["exc_info"]
+    assert end["run_id"] == failed["run_id"]
+    assert (end["row_count"], end["processor"], end["using"]) == (1, "shop.fail", "default")
+    assert end["duration"] >= failed["duration"]
+
+
+@the.each_delivery
+def test_a_discarded_row_has_its_error_and_its_duration(make: the.Make) -> None:
+    the.errands(1)
+
+    def discard(_: Errand) -> None:
+        raise Discard("no\x00body")
+
+    with json_log() as records:
+        make(discard, failed={"dead": True}).run()
+    [record] = [each for each in records if each.get("outcome") == "discarded"]
+    assert record["error_type"] == "Discard"
+    assert record["duration"] >= 0.0
+    assert record["message"].endswith("discarded: no\\x00body")
+
+
+def test_rows_of_one_call_have_the_duration_of_the_call() -> None:
+    rows = the.errands(2)
+
+    def fail_both(given: list[Errand]) -> list[Exception]:
+        return [OSError("one"), OSError("two")]
+
+    with json_log() as records:
+        _batch(fail_both)
+    failed = [each for each in records if each.get("outcome") == "failed"]
+    assert [each["pk"] for each in failed] == [str(row.pk) for row in rows]
+    assert len({each["duration"] for each in failed}) == 1
+
+
+def _batch(handle: Any) -> None:
+    class Both(BatchProcessor[Errand]):
+        done = {"done": True}
+        batch_size = 2
+
+        def pending(self) -> Any:
+            return the.PENDING
+
+        def process_batch(self, rows: Any, /, *args: Any) -> Any:
+            return handle(rows)
+
+    Both().run()
+
+
+def test_a_run_inside_a_handler_has_an_id_of_its_own() -> None:
+    the.errands(2)
+    inner = the.transactional(
+        lambda row: None, name="shop.inner", pending=the.PENDING.filter(place=1)
+    )
+
+    def outer(row: Errand) -> None:
+        inner.run()
+        raise ValueError
+
+    processor = the.at_least_once(outer, name="shop.outer", pending=the.PENDING.filter(place=0))
+    with json_log() as records:
+        processor.run()
+    ids = {each["processor"]: each["run_id"] for each in records if "run_id" in each}
+    assert ids.keys() == {"shop.inner", "shop.outer"}
+    assert ids["shop.inner"] != ids["shop.outer"]
+    [failed] = [each for each in records if each.get("outcome") == "failed"]
+    assert failed["run_id"] == ids["shop.outer"]
+
+
+def test_threads_and_event_loops_belong_to_their_run() -> None:
+    seen = set()
+
+    def look(_: Errand) -> None:
+        seen.add(log_fields.running.get())
+
+    async def look_async(row: Errand) -> None:
+        look(row)
+
+    the.errands(4)
+    the.at_least_once(look, name="shop.look").run(concurrency=2)
+    the.errands(4)
+    the.at_least_once(look_async, name="shop.look_async").run(concurrency=2)
+    assert {run.name for run in seen if run is not None} == {"shop.look", "shop.look_async"}
+    assert len(seen) == 2
+    assert log_fields.running.get() is None
+
+
+def test_a_project_with_a_field_of_the_same_name_gets_the_record() -> None:
+    make = logging.getLogRecordFactory()
+
+    def factory(*given: Any, **named: Any) -> logging.LogRecord:
+        record = make(*given, **named)
+        record.processor = "theirs"
+        return record
+
+    logging.setLogRecordFactory(factory)
+    try:
+        with json_log() as records:
+            log_error(ValueError("x"), "%s: %s", "name", extra={"processor": "ours"})
+    finally:
+        logging.setLogRecordFactory(make)
+    assert [(each["message"], each["processor"]) for each in records] == [("name: x", "theirs")]
+
+
+def test_no_field_is_one_that_records_have_already() -> None:
+    own = vars(logging.LogRecord("n", logging.INFO, "p", 1, "m", (), None))
+    assert not FIELDS & {*own, "message", "asctime"}

@@ -1,0 +1,277 @@
+"""The rows that an operator chose: kept as they were, and not all of them in memory."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from dcl_processor import BatchProcessor, Delivery, Retry, batch_processor, operator_writes
+from dcl_processor.operator_actions import to_requeue
+from dcl_processor.operator_choice import Chosen
+from dcl_processor.operator_writes import Written
+from tests.models import Errand
+
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+def filled(size: int, number: int) -> Chosen:
+    chosen = Chosen(size)
+    for pk in range(number):
+        chosen.add(pk, [NOW, f"row {pk}", True])
+    return chosen
+
+
+def in_memory(chosen: Chosen) -> int:
+    """Return the number of rows whose marks are in memory."""
+    return len(chosen._last) + sum(len(each) for each in chosen._full if not isinstance(each, int))
+
+
+@pytest.mark.parametrize("number", [0, 1, 9, 10, 11, 20, 105])
+def test_every_row_comes_back_in_its_order_and_as_it_was(number: int) -> None:
+    chosen = filled(10, number)
+    assert len(chosen) == number
+    assert bool(chosen) is (number > 0)
+    assert [*chosen] == [*range(number)]
+    assert in_memory(chosen) <= 10
+    rows = {pk: marks for chunk in chosen.chunks() for pk, marks in chunk.items()}
+    assert rows == {pk: [NOW, f"row {pk}", True] for pk in range(number)}
+    assert all(len(chunk) <= 10 for chunk in chosen.chunks())
+
+
+def test_chunks_can_be_smaller_and_be_read_again() -> None:
+    chosen = filled(10, 25)
+    assert [len(chunk) for chunk in chosen.chunks(4)] == [4, 4, 2, 4, 4, 2, 4, 1]
+    assert [len(chunk) for chunk in chosen.chunks(1)] == [1] * 25
+    assert (24 in chosen, 25 in chosen) == (True, False)
+
+
+def test_two_reads_at_once_do_not_disturb_each_other() -> None:
+    chosen = filled(10, 35)
+    assert [*zip(chosen, chosen, strict=True)] == [(pk, pk) for pk in range(35)]
+
+
+class Sealed:
+    """A value of a user's own field, which cannot be stored."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("sealed")
+
+
+class Changed:
+    """A value that is not equal to what is stored of it."""
+
+
+@pytest.mark.parametrize("make", [Sealed, Changed])
+def test_a_value_that_cannot_be_stored_stays_in_memory(make: Callable[[], object]) -> None:
+    chosen, value = Chosen(2), make()
+    for pk in range(5):
+        chosen.add(pk, [value])
+    assert in_memory(chosen) == 5
+    assert all(marks == [value] for chunk in chosen.chunks() for marks in chunk.values())
+
+
+def test_the_file_ends_with_the_object() -> None:
+    def open_files() -> int:
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    before = open_files()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        chosen = filled(10, 100)
+        assert open_files() == before + 1
+        del chosen
+        gc.collect()
+    assert open_files() == before
+
+
+# --- the actions
+
+
+def processor(**options: Any) -> BatchProcessor[Errand]:
+    @batch_processor(
+        pending=lambda: Errand.objects.filter(done=False, claimed=False),
+        done={"done": True},
+        claim={"claimed": True},
+        claimed_at="claimed_at",
+        reset={"claimed": False},
+        delivery=Delivery.AT_MOST_ONCE,
+        **options,
+    )
+    def fetch(errand: Errand) -> None: ...
+
+    return fetch
+
+
+def make(number: int) -> None:
+    Errand.objects.all().delete()
+    Errand.objects.bulk_create(Errand(claimed=True, claimed_at=NOW) for _ in range(number))
+
+
+def peak(act: Callable[[], None]) -> int:
+    """Return the bytes that were in use at most while the function ran, beyond those before."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_memory_of_an_action_does_not_grow_with_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operator_writes, "WINDOW", 50)
+    run, counts = processor(), list[int]()
+
+    def requeue() -> None:
+        counts.append(run.requeue(Errand.objects.filter(claimed=True)))
+
+    def least_peak(number: int) -> int:
+        """Return the lowest of three: a cache may grow while one of them runs."""
+        peaks = []
+        for _ in range(3):
+            make(number)
+            peaks.append(peak(requeue))
+        return min(peaks)
+
+    make(50)
+    requeue()  # imports, and caches
+    few, many = least_peak(500), least_peak(5_000)
+    assert counts == [50, *[500] * 3, *[5_000] * 3]
+    # With all marks in memory it was 8 times as much.
+    assert many < 1.5 * few
+    assert not Errand.objects.filter(claimed=True).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_changed_since_the_choice_are_left_in_every_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operator_writes, "WINDOW", 10)
+    make(35)
+    run = processor()
+    write, written = to_requeue(run, Errand.objects.all()), Written()
+    chosen = write.choose()
+    assert in_memory(chosen) <= 10
+    pks = [*chosen]
+    changed = [pks[3], pks[17], pks[34]]
+    Errand.objects.filter(pk__in=changed).update(claimed_at=datetime(2026, 11, 24, tzinfo=UTC))
+    write.to_free(chosen, written, seconds=60)
+    assert written == Written([pk for pk in pks if pk not in changed], changed)
+    assert [*Errand.objects.filter(claimed=True).values_list("pk", flat=True)] == changed
+
+
+@pytest.mark.django_db(transaction=True)
+def test_locked_rows_of_many_chunks_are_tried_again_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operator_writes, "WINDOW", 10)
+    make(30)
+    run = processor()
+    write, written = to_requeue(run, Errand.objects.all()), Written()
+    chosen = write.choose()
+    locked = [*chosen][::3]
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT 1 FROM tests_errand WHERE id = ANY(%s) FOR UPDATE", [locked])
+            write.to_free(chosen, written, seconds=0.3)
+    finally:
+        other.close()
+    assert written == Written([pk for pk in chosen if pk not in locked], [], locked)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_only_the_rows_of_the_first_choice_are_among_them() -> None:
+    make(6)
+    first, *_, last = Errand.objects.order_by("pk").values_list("pk", flat=True)
+    write = to_requeue(processor(), Errand.objects.all())
+    assert [*write.choose(among={first, last, -1})] == [first, last]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_locked_rows_of_a_chunk_are_compared_at_the_next_try() -> None:
+    """Those that are freed meanwhile are written to, if they are as they were."""
+    make(3)
+    run = processor()
+    write, written = to_requeue(run, Errand.objects.all()), Written()
+    chosen = write.choose()
+    pks = [*chosen]
+    other = connection.copy()
+    tries: list[str] = []
+
+    def free(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        if "SKIP LOCKED" in sql:
+            tries.append(sql)
+            if len(tries) == 2:  # the first one passed over the locked row
+                other.cursor().execute("ROLLBACK")  # its answer comes after the lock is gone
+        return execute(sql, *args)
+
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE", [pks[1]])
+            with connection.execute_wrapper(free):
+                write.to_free(chosen, written, seconds=30)
+    finally:
+        other.close()
+    assert written == Written([pks[0], pks[2], pks[1]])
+    assert len(tries) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_failed_anew_with_as_many_attempts_is_left() -> None:
+    """All that tells it from the row that was shown is its error."""
+    make(3)
+    run = processor(retry=Retry(max_attempts=4))
+    Errand.objects.update(attempts=4, last_error="ValueError: no route")
+    write, written = to_requeue(run, Errand.objects.all()), Written()
+    chosen = write.choose()
+    first, *others = chosen
+    Errand.objects.filter(pk=first).update(last_error="ValueError: closed")
+    write.to_free(chosen, written, seconds=1)
+    assert written == Written(others, [first])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_are_compared_with_the_digests_of_what_was_seen() -> None:
+    make(4)
+    write = to_requeue(processor(), Errand.objects.all())
+    same, settled, waits, unseen = write.choose()
+    Errand.objects.filter(pk=waits).update(claimed=False)
+    before = {
+        pk: write.digest(marks) for some in write.choose().chunks() for pk, marks in some.items()
+    }
+    assert [digest.endswith("+") for digest in before.values()] == [False, False, True, False]
+    assert {len(digest.rstrip("+")) for digest in before.values()} == {8}
+    assert before[same] != before[waits].rstrip("+")
+    del before[unseen]
+    Errand.objects.filter(pk=settled).update(done=True)
+    taken, changed = write.as_seen(write.choose(), before)
+    assert ([*taken], changed) == ([same, waits], [settled, unseen])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_has_come_to_be_pending_is_as_it_was_seen_and_not_the_reverse() -> None:
+    make(1)
+    write = to_requeue(processor(), Errand.objects.all())
+    ((pk, marks),) = next(write.choose().chunks()).items()
+    chosen, not_pending = Chosen(10), [*marks[:-1], False]
+    chosen.add(pk, [*marks[:-1], True])
+    taken, changed = write.as_seen(chosen, {pk: write.digest(not_pending)})
+    assert ([*taken], changed) == ([pk], [])
+    chosen = Chosen(10)
+    chosen.add(pk, not_pending)
+    taken, changed = write.as_seen(chosen, {pk: write.digest([*marks[:-1], True])})
+    assert ([*taken], changed) == ([], [pk])

@@ -1,0 +1,455 @@
+"""Spans and metrics for OpenTelemetry, as its SDK exports them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import pytest
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.context import Context, contextvars_context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExportResult,
+)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from dcl_processor import BatchProcessor, Discard, Retry, Snooze, observers
+from dcl_processor.contrib import otel
+from dcl_processor.execution import calls
+from dcl_processor.signals import row_finished, row_started
+from tests.contract.support import errands as the
+from tests.models import Errand
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@dataclass
+class Exported:
+    spans: InMemorySpanExporter
+    reader: InMemoryMetricReader
+    tracers: TracerProvider
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [each for each in self.spans.get_finished_spans() if each.name == name]
+
+    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+        """Return each metric's points, with their attributes."""
+        data: Any = self.reader.get_metrics_data()
+        return {
+            metric.name: [(dict(point.attributes), point) for point in metric.data.data_points]
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    spans, reader, tracers = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    meters = MeterProvider([reader])
+    otel.instrument(tracer_provider=tracers, meter_provider=meters)
+    yield Exported(spans, reader, tracers)
+    otel.uninstrument()
+    tracers.shutdown()
+    meters.shutdown()
+
+
+def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
+    rows = the.errands(2)
+    tracer = exported.tracers.get_tracer("theirs")
+
+    def handle(_: Errand) -> None:
+        with tracer.start_as_current_span("their call"):
+            pass
+
+    the.transactional(handle, name="shop.row").run()
+    [run] = exported.named("run shop.row")
+    spans = exported.named("process shop.row")
+    assert [span.parent for span in spans] == [None, None]
+    assert len({span.context.trace_id for span in [run, *spans]}) == 3
+    assert [span.kind for span in spans] == [SpanKind.CONSUMER] * 2
+    assert [[link.context for link in span.links] for span in spans] == [[run.context]] * 2
+    theirs = exported.named("their call")
+    assert [span.parent for span in theirs] == [span.context for span in spans]
+    run_id = (run.attributes or {})["dcl_processor.run.id"]
+    assert [dict(span.attributes or {}) for span in spans] == [
+        {
+            "messaging.system": "dcl_processor",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": "shop.row",
+            "messaging.message.id": str(row.pk),
+            "dcl_processor.copy": 0,
+            "dcl_processor.delivery": "transactional",
+            "dcl_processor.run.id": run_id,
+            "dcl_processor.outcome": "processed",
+        }
+        for row in rows
+    ]
+    assert (run.attributes or {})["dcl_processor.rows.processed"] == 2
+    assert trace.get_current_span().get_span_context().is_valid is False
+
+
+def test_a_run_without_rows_has_no_span(exported: Exported) -> None:
+    the.transactional(lambda row: None, name="shop.idle").run()
+    assert exported.spans.get_finished_spans() == ()
+
+
+def test_the_span_of_a_run_belongs_to_what_started_it(exported: Exported) -> None:
+    the.errands(2)
+    with exported.tracers.get_tracer("theirs").start_as_current_span("task") as task:
+        the.at_least_once(lambda row: None, name="shop.child").run(concurrency=2)
+    [run] = exported.named("run shop.child")
+    assert run.parent == task.get_span_context()
+
+
+def test_the_span_of_a_row_is_a_root_inside_other_spans(exported: Exported) -> None:
+    the.errands(1)
+    with exported.tracers.get_tracer("theirs").start_as_current_span("task"):
+        the.transactional(lambda row: None, name="shop.root").run()
+    [span] = exported.named("process shop.root")
+    assert span.parent is None
+
+
+def test_asynchronous_handlers_have_their_own_spans(exported: Exported) -> None:
+    the.errands(3)
+    seen = []
+
+    async def handle(_: Errand) -> None:
+        seen.append(trace.get_current_span().get_span_context().span_id)
+
+    the.at_least_once(handle, name="shop.async").run(concurrency=3)
+    spans = exported.named("process shop.async")
+    assert {span.context.span_id for span in spans if span.context} == {*seen}
+    assert len({*seen}) == 3
+
+
+def test_a_failure_is_the_status_of_its_span(exported: Exported) -> None:
+    the.errands(4)
+
+    def handle(row: Errand) -> None:
+        match row.place:
+            case 0:
+                raise OSError("no route\nto ann@example.org, card 4111111111111111" + "x" * 300)
+            case 1:
+                raise Snooze(delay=60)
+            case 2:
+                raise Discard("never")
+
+    retry = Retry(3, backoff=60, jitter=0)
+    the.at_least_once(handle, name="shop.fail", retry=retry, failed={"dead": True}).run()
+    failed, snoozed, discarded, processed = exported.named("process shop.fail")
+    assert failed.status.status_code is StatusCode.ERROR
+    text = failed.status.description or ""
+    assert text.startswith("no route to …, card …xxx")
+    assert len(text) == otel.LONGEST
+    assert (failed.attributes or {})["error.type"] == "OSError"
+    assert (failed.attributes or {})["dcl_processor.attempt"] == 1
+    assert failed.events == ()  # exceptions are log records
+    others = [snoozed, discarded, processed]
+    assert {each.status.status_code for each in others} == {StatusCode.UNSET}
+    assert [(each.attributes or {})["dcl_processor.outcome"] for each in others] == [
+        "snoozed",
+        "discarded",
+        "processed",
+    ]
+    [run] = exported.named("run shop.fail")
+    assert run.status.status_code is StatusCode.UNSET
+
+
+def test_a_batch_is_one_span(exported: Exported) -> None:
+    the.errands(3)
+
+    class Together(BatchProcessor[Errand]):
+        name = "shop.together"
+        done = {"done": True}
+        batch_size = 3
+
+        def pending(self) -> Any:
+            return the.PENDING
+
+        def process_batch(self, rows: Sequence[Errand], /, *args: Any) -> None:
+            """Do nothing."""
+
+    Together().run()
+    [span] = exported.named("process shop.together")
+    attributes = span.attributes or {}
+    assert attributes["messaging.batch.message_count"] == 3
+    assert "messaging.message.id" not in attributes
+
+
+def test_primary_keys_can_be_left_out(exported: Exported) -> None:
+    otel.uninstrument()
+    otel.instrument(tracer_provider=exported.tracers, row_ids=False)
+    the.errands(1)
+    the.transactional(lambda row: None, name="shop.secret").run()
+    [span] = exported.named("process shop.secret")
+    assert "messaging.message.id" not in (span.attributes or {})
+
+
+def test_metrics_have_no_primary_key_and_their_own_bounds(exported: Exported) -> None:
+    rows = the.errands(2)
+
+    def handle(row: Errand) -> None:
+        if row.place:
+            raise ValueError(f"row {row.pk}")
+
+    retry = Retry(3, backoff=60, jitter=0)
+    processor = the.at_least_once(handle, name="shop.meter", retry=retry)
+    processor.run()
+    points = exported.points()
+    assert points.keys() == {
+        "messaging.process.duration",
+        "dcl_processor.row.lock.duration",
+        "dcl_processor.rows",
+        "dcl_processor.row.retries",
+        "dcl_processor.row.lost_leases",
+    }
+    common = {"messaging.system": "dcl_processor", "messaging.destination.name": "shop.meter"}
+    durations = points["messaging.process.duration"]
+    own = {**common, "messaging.operation.name": "process"}
+    assert sorted((a for a, _ in durations), key=len) == [own, {**own, "error.type": "ValueError"}]
+    assert [point.explicit_bounds[-1] for _, point in durations] == [600.0, 600.0]
+    assert [(a["dcl_processor.outcome"], p.value) for a, p in points["dcl_processor.rows"]] == [
+        ("processed", 1),
+        ("failed", 1),
+    ]
+    assert [(a, p.value) for a, p in points["dcl_processor.row.retries"]] == [(common, 1)]
+    values = {str(v) for found in points.values() for a, _ in found for v in a.values()}
+    assert not values & {str(row.pk) for row in rows}
+
+
+def test_the_error_of_a_run_is_that_of_its_span(exported: Exported) -> None:
+    the.errands(2)
+
+    def interrupt(_: Errand) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        the.transactional(interrupt, name="shop.stop").run()
+    [run] = exported.named("run shop.stop")
+    assert run.status.status_code is StatusCode.ERROR
+    assert (run.attributes or {})["error.type"] == "KeyboardInterrupt"
+    [row] = exported.named("process shop.stop")
+    assert row.status.status_code is StatusCode.ERROR
+
+
+def test_a_worker_that_ends_sends_what_it_keeps(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+
+    def force_flush(milliseconds: int) -> bool:
+        flushed.append(milliseconds)
+        return True
+
+    monkeypatch.setattr(exported.tracers, "force_flush", force_flush)
+    observers.flush()
+    assert flushed == [otel.FLUSH_WITHIN]
+
+
+def test_an_exporter_that_waits_for_its_collector_holds_no_worker_up(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SDK's own processor does not heed the time limit that it is given."""
+    go, waits = threading.Event(), threading.Event()
+
+    class Waiting(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            waits.set()
+            go.wait(30)
+            return super().export(spans)
+
+    exported.tracers.add_span_processor(BatchSpanProcessor(Waiting()))
+    monkeypatch.setattr(otel, "FLUSH_WITHIN", 1_000)
+    the.errands(1)
+    the.transactional(lambda row: None).run()
+    try:
+        observers.flush()
+        assert waits.wait(30)
+        assert not go.is_set()
+    finally:
+        go.set()
+    assert "TracerProvider did not send what it keeps within 1 s" in caplog.text
+
+
+def test_what_a_flush_raises_is_reported(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def force_flush(_: int) -> bool:
+        raise OSError("the collector is gone")
+
+    monkeypatch.setattr(exported.tracers, "force_flush", force_flush)
+    observers.flush()
+    assert "Telemetry.flush() raised" in caplog.text
+
+
+def test_an_exporter_that_raises_costs_no_row(
+    exported: Exported, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(SimpleSpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            raise OSError("the collector is gone")
+
+    exported.tracers.add_span_processor(Broken(InMemorySpanExporter()))
+    the.errands(3)
+    report = the.transactional(lambda row: None, name="shop.broken").run()
+    assert (report.processed, report.stopped) == (3, "drained")
+    told = [each for each in caplog.records if "the run continues" in each.getMessage()]
+    assert [each.levelno for each in told] == [logging.WARNING] * 2  # handler_ended, run_ended
+
+
+# --- the context after a row is the one before it
+
+
+@contextmanager
+def contexts_between_rows() -> Iterator[list[Any]]:
+    """Yield the spans that are current where no handler is: before each row, and after it."""
+    found: list[Any] = []
+
+    def receive(**_: Any) -> None:
+        found.append(trace.get_current_span())
+
+    signals = (row_started, row_finished)
+    for each in signals:
+        each.connect(receive)
+    token = contexts.attach(Context())
+    try:
+        yield found
+    finally:
+        for each in signals:
+            each.disconnect(receive)
+        found.append(trace.get_current_span())
+        contexts.detach(token)
+
+
+def until_interrupted(_: Errand) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def attach_and_fail(_: Errand) -> None:
+    """Leave a span of its own current, as code does that an error has kept from its end."""
+    contexts.attach(trace.set_span_in_context(trace.get_tracer("theirs").start_span("lost")))
+    raise ValueError
+
+
+async def fail_later(row: Errand) -> None:
+    attach_and_fail(row)
+
+
+@pytest.mark.usefixtures("exported")
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("handler", [the.ignore, attach_and_fail, until_interrupted, fail_later])
+def test_no_span_is_current_between_rows(
+    handler: Callable[[Errand], Any], concurrency: int
+) -> None:
+    the.errands(3)
+    limit = {"handler_timeout": 0.2} if handler is until_interrupted else {}
+    with contexts_between_rows() as found:
+        the.at_least_once(handler, **limit).run(concurrency=concurrency)
+    assert found == [trace.INVALID_SPAN] * 7
+
+
+def test_no_span_is_current_after_a_handler_that_was_interrupted_as_it_began(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is over while the span is current already, and nothing keeps the token yet."""
+    the.errands(2)
+    attach, tokens = contexts.attach, list[Any]()
+
+    def slow(context: Any) -> Any:
+        tokens.append(attach(context))
+        if len(tokens) == 1:
+            until_interrupted(Errand())
+        return tokens[-1]
+
+    with contexts_between_rows() as found:
+        monkeypatch.setattr(contexts, "attach", slow)
+        report = the.at_least_once(the.ignore, name="shop.began", handler_timeout=1).run()
+    assert (report.failed, report.processed) == (1, 1)
+    assert found == [trace.INVALID_SPAN] * 5
+    assert [span.status.status_code for span in exported.named("process shop.began")] == [
+        StatusCode.ERROR,
+        StatusCode.UNSET,
+    ]
+
+
+#: What begins and ends the span of a row.
+ON_THE_WAY = {each.__file__ for each in (calls, observers, otel, contexts, contextvars_context)}
+
+
+@contextmanager
+def interrupted_at_step(at: int) -> Iterator[None]:
+    """Raise as Ctrl-C does, ``at`` calls, or returns from C, after a handler is announced.
+
+    CPython looks for signals where a function is entered, and when a call of C has returned.
+    """
+    steps = 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal steps
+        if event == "return" and frame.f_code is calls.announced.__code__:
+            sys.setprofile(None)
+        elif event in ("call", "c_return") and frame.f_code.co_filename in ON_THE_WAY:
+            steps += 1
+            if steps > at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    def begin(**_: Any) -> None:
+        sys.setprofile(profile)
+
+    before = sys.getprofile()
+    row_started.connect(begin)
+    try:
+        yield
+    finally:
+        row_started.disconnect(begin)
+        sys.setprofile(before)
+
+
+@pytest.mark.usefixtures("exported")
+def test_after_an_interrupt_the_span_of_the_caller_is_current(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At each step of the call; what the caller does next is no part of a row's trace."""
+    monkeypatch.setattr(calls, "_under_way", set())
+    tracer = trace.get_tracer("theirs")
+    for at in count():
+        Errand.objects.all().delete()
+        the.errands(1)
+        with tracer.start_as_current_span("task"):
+            before = contexts.get_current()
+            with suppress(KeyboardInterrupt), interrupted_at_step(at):
+                the.at_least_once(the.ignore).run()
+                break
+            assert contexts.get_current() is before, at
+    assert at > 20
+
+
+def test_no_span_is_current_after_a_handler_that_ends_its_instrumentation(
+    exported: Exported,
+) -> None:
+    """Nothing ends the span of a row but the observer that began it."""
+    the.errands(2)
+    with contexts_between_rows() as found:
+        the.transactional(lambda row: otel.uninstrument(), name="shop.off").run()
+    assert found == [trace.INVALID_SPAN] * 5
+    assert len(exported.named("process shop.off")) == 1

@@ -1,0 +1,322 @@
+"""Who holds the lock on a row, as PostgreSQL's tables show it, for each way to take it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.insights import row as rows
+from dcl_processor.insights import rows as rows_
+from dcl_processor.insights.answer import How
+from dcl_processor.insights.locks import Holder, Locked, locked
+from dcl_processor.insights.probe import Probed
+from dcl_processor.insights.status import status
+from tests.contract.support import errands as the
+from tests.contract.support.parcels import processor
+from tests.contract.support.sessions import connected
+from tests.models import Errand, Parcel, Scan, Trailer, Truck, Vehicle
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+RUN = processor(the.ignore)
+
+
+class Session:
+    """Another session, whose transactions end when the test says so."""
+
+    def __init__(self, name: str) -> None:
+        self._connection: BaseDatabaseWrapper = connection.copy()
+        self._connection.settings_dict = {
+            **connection.settings_dict,
+            "OPTIONS": {**connection.settings_dict["OPTIONS"], "application_name": name},
+        }
+        self.name = name
+
+    def execute(self, *statements: str) -> None:
+        with self._connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    @property
+    def pid(self) -> int:
+        with self._connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            pid: int = cursor.fetchone()[0]
+        return pid
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def session() -> Iterator[Callable[[str], Session]]:
+    opened: list[Session] = []
+
+    def open_session(name: str) -> Session:
+        opened.append(Session(name))
+        return opened[-1]
+
+    yield open_session
+    for each in opened:
+        each.close()
+
+
+Open = Callable[[str], Session]
+
+
+def lock(parcel: Parcel, mode: str = "FOR UPDATE") -> str:
+    return about(parcel, "SELECT 1 FROM tests_parcel WHERE id = :pk :mode").replace(":mode", mode)
+
+
+def about(parcel: Parcel, statement: str) -> str:
+    return statement.replace(":pk", str(parcel.pk))
+
+
+def found(*parcels: Parcel) -> Locked:
+    answer = locked(rows_.question_of(RUN, None), [parcel.pk for parcel in parcels])
+    assert answer.value is not None
+    return answer.value
+
+
+def probed(parcel: Parcel) -> Probed:
+    shown = rows.show(RUN, parcel.pk, with_probe=True)
+    assert shown.probed is not None
+    assert shown.probed.value is not None
+    return shown.probed.value
+
+
+def pids(holders: tuple[Holder, ...]) -> list[int | None]:
+    return [holder.pid for holder in holders]
+
+
+# --- the table
+
+
+def test_the_holder_of_a_lock_in_an_outer_transaction_is_found(session: Open) -> None:
+    parcel, free = Parcel.objects.create(), Parcel.objects.create()
+    worker = session("worker 1/2")
+    worker.execute("BEGIN", lock(parcel))
+    assert found(free).holders == ()
+    (holder,) = found(parcel, free).holders
+    assert (holder.pid, holder.rows, holder.application_name) == (worker.pid, 1, "worker 1/2")
+    assert holder.client == "local socket"
+    assert holder.since is not None
+    assert holder.query == lock(parcel)
+    assert holder.state == "idle in transaction"
+    assert holder.hidden == ()
+    assert pids(probed(parcel).holders) == [worker.pid]
+
+
+def test_the_holder_of_a_lock_in_an_open_savepoint_is_found(session: Open) -> None:
+    parcel = Parcel.objects.create()
+    worker = session("worker")
+    worker.execute("BEGIN", "SAVEPOINT a", lock(parcel))
+    assert pids(found(parcel).holders) == [worker.pid]
+    assert pids(probed(parcel).holders) == [worker.pid]
+
+
+def test_the_lock_of_a_released_savepoint_has_a_holder_whom_only_the_probe_names(
+    session: Open,
+) -> None:
+    parcel = Parcel.objects.create()
+    worker = session("worker")
+    worker.execute("BEGIN", "SAVEPOINT a", lock(parcel), "RELEASE SAVEPOINT a")
+    assert found(parcel) == Locked(1, (Holder(None),))
+    (holder,) = probed(parcel).holders
+    assert (holder.pid, holder.application_name) == (worker.pid, "worker")
+    worker.execute("ROLLBACK")
+    assert found(parcel) == Locked(0, ())
+    assert probed(parcel) == Probed(is_locked=False)
+
+
+def test_two_holders_of_one_row_are_both_found(session: Open) -> None:
+    """An insert of a child row locks its parent, which keeps no worker from it."""
+    parcel = Parcel.objects.create()
+    worker, clerk = session("worker"), session("clerk")
+    worker.execute("BEGIN", lock(parcel, "FOR NO KEY UPDATE"))
+    clerk.execute(
+        "BEGIN",
+        about(parcel, "INSERT INTO tests_scan (parcel_id, ok) VALUES (:pk, true)"),
+        "SET CONSTRAINTS ALL IMMEDIATE",
+    )
+    holders = {holder.pid: holder for holder in found(parcel).holders}
+    assert {pid: holder.mode for pid, holder in holders.items()} == {
+        worker.pid: "fornokeyupd",
+        clerk.pid: "keysh",
+    }
+    assert [holders[each.pid].blocks for each in (worker, clerk)] == [True, False]
+    assert found(parcel).rows == 1
+    assert pids(probed(parcel).holders) == [worker.pid]
+    worker.execute("ROLLBACK")
+    assert found(parcel).rows == 0
+    assert pids(found(parcel).holders) == [clerk.pid]
+    assert Scan.objects.count() == 0
+
+
+def test_a_row_that_was_locked_has_no_holder(session: Open) -> None:
+    """Its ``xmax`` stays as it was."""
+    parcel = Parcel.objects.create()
+    for end in ("COMMIT", "ROLLBACK"):
+        worker = session("worker")
+        worker.execute("BEGIN", lock(parcel), end)
+        assert found(parcel) == Locked(0, ())
+    assert probed(parcel) == Probed(is_locked=False)
+
+
+# --- what else may be in the way
+
+
+def test_a_session_that_changes_the_row_holds_it(session: Open) -> None:
+    parcel = Parcel.objects.create()
+    worker = session("worker")
+    worker.execute("BEGIN", about(parcel, "UPDATE tests_parcel SET sent = true WHERE id = :pk"))
+    answer: dict[str, Any] = dict(status(RUN, only=("locked", "pending")).answers)
+    assert answer["pending"].value == 1
+    assert pids(answer["locked"].value.holders) == [worker.pid]
+    assert rows.show(RUN, parcel.pk).reason.startswith("a session has locked it, or ")
+
+
+def test_a_session_is_counted_once_with_all_of_its_rows(session: Open) -> None:
+    parcels = [Parcel.objects.create() for _ in range(5)]
+    worker, other = session("worker"), session("other")
+    worker.execute("BEGIN", *map(lock, parcels[:3]))
+    other.execute("BEGIN", lock(parcels[3]))
+    answer: Any = status(RUN, only=("locked",)).answers["locked"].value
+    assert answer.rows == 4
+    assert [(each.pid, each.rows) for each in answer.holders] == [(worker.pid, 3), (other.pid, 1)]
+
+
+def test_a_number_that_is_another_sessions_transaction_names_nobody(session: Open) -> None:
+    """A multixact may have the number of a transaction that is open, and has locked no row here."""
+    parcel = Parcel.objects.create()
+    worker, stranger = session("worker"), session("stranger")
+    worker.execute("BEGIN", lock(parcel))
+    stranger.execute("BEGIN", "SELECT pg_current_xact_id()")
+    with connection.cursor() as cursor:
+        from dcl_processor.insights.locks import _HOLDERS
+
+        cursor.execute(
+            "SELECT transactionid::text::bigint FROM pg_locks"
+            " WHERE pid = %s AND locktype = 'transactionid'",
+            [stranger.pid],
+        )
+        number = cursor.fetchone()[0]
+        cursor.execute(_HOLDERS, {"numbers": [number], "table": "tests_depot"})
+        assert cursor.fetchall() == []
+        cursor.execute(_HOLDERS, {"numbers": [number, 1, 4294967295], "table": "tests_parcel"})
+        named = [pid for _, _, pid, *_ in cursor.fetchall() if pid is not None]
+    assert named == []
+
+
+@contextmanager
+def as_role(name: str) -> Iterator[None]:
+    """Work on the default connection with the rights of a role that may read the parcels."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {name}; GRANT SELECT ON tests_parcel TO {name}")
+        cursor.execute(f"SET ROLE {name}")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET ROLE")
+            cursor.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_a_role_without_rights_sees_who_it_is_and_not_what_it_does(session: Open) -> None:
+    parcel = Parcel.objects.create()
+    worker = session("worker 1/2")
+    worker.execute("BEGIN", lock(parcel))
+    # Roles are the server's, which other runs of this test use at the same time.
+    looker = f"dcl_looker_{secrets.token_hex(4)}"
+    with as_role(looker):
+        (holder,) = found(parcel).holders
+        with connection.cursor() as cursor:
+            cursor.execute(f"RESET ROLE; GRANT pg_read_all_stats TO {looker}; SET ROLE {looker}")
+        (seen,) = found(parcel).holders
+    assert (holder.pid, holder.application_name) == (worker.pid, "worker 1/2")
+    assert holder.hidden == ("client", "since", "state", "query")
+    assert (holder.query, holder.state, holder.since, holder.client) == (None, None, None, None)
+    assert (seen.hidden, seen.client, seen.state) == ((), "local socket", "idle in transaction")
+
+
+def test_a_worker_at_work_is_the_holder_of_its_row() -> None:
+    """In the middle of a handler of each delivery that works under the lock."""
+    seen: list[tuple[str, Any]] = []
+
+    def handle(row: Errand) -> None:
+        def look() -> None:
+            shown = rows.show(run, row.pk)
+            seen.append((shown.reason, shown.locked and shown.locked.value))
+
+        the.elsewhere(look)
+
+    run = the.transactional(handle)
+    the.errands(2)
+    assert run().processed == 2
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        own = cursor.fetchone()[0]
+    assert all(reason.startswith("a session has locked it") for reason, _ in seen)
+    assert [pids(each.holders) for _, each in seen] == [[own], [own]]
+
+
+def test_the_parameters_may_be_bound_by_the_server(session: Open) -> None:
+    parcel = Parcel.objects.create()
+    worker = session("worker")
+    worker.execute("BEGIN", lock(parcel))
+    with connected({"server_side_binding": True}):
+        assert pids(found(parcel).holders) == [worker.pid]
+        assert pids(probed(parcel).holders) == [worker.pid]
+
+
+def test_the_only_lock_of_a_row_may_be_that_of_a_foreign_key(session: Open) -> None:
+    """PostgreSQL does not show its mode; a worker takes the row all the same."""
+    parcel = Parcel.objects.create()
+    other = session("web")
+    other.execute("BEGIN", lock(parcel, "FOR KEY SHARE"))
+    said = rows.show(RUN, parcel.pk).reason
+    assert said == "a session has locked it, or has only inserted a row that refers to it"
+    assert rows.show(RUN, parcel.pk, with_probe=True).reason == "a run would handle it now"
+    assert RUN(wait_for_locked=0).processed == 1
+
+
+@pytest.mark.parametrize("model", [Truck, Trailer])
+def test_the_part_of_a_row_in_its_parents_table_is_looked_at_as_well(
+    session: Open, model: type[Any]
+) -> None:
+    """The key of a trailer is not that of its part there."""
+    Vehicle.objects.create(inspected=True)
+    row = model.objects.create()
+    run: BatchProcessor[Any] = batch_processor(
+        pending=model.objects.filter(inspected=False), done={"inspected": True}
+    )(the.ignore)
+    other = session("web")
+    other.execute("BEGIN", "SELECT 1 FROM tests_vehicle WHERE NOT inspected FOR UPDATE")
+    answer = locked(rows_.question_of(run, None), [row.pk])
+    assert answer.value is not None
+    assert (answer.value.rows, pids(answer.value.holders)) == (1, [other.pid])
+    shown = rows.show(run, row.pk, with_probe=True)
+    assert shown.probed is not None
+    assert shown.probed.value is not None
+    assert shown.probed.value.is_locked
+    assert run(wait_for_locked=0).processed == 0
+
+
+def test_with_more_pending_rows_than_are_looked_at_no_lock_is_not_the_answer(
+    session: Open,
+) -> None:
+    parcels = [Parcel.objects.create() for _ in range(3)]
+    answer = status(RUN, only=["locked"], most=2).answers["locked"]
+    assert (answer.value, answer.how) == (None, How.UNKNOWN)
+    session("web").execute("BEGIN", lock(parcels[0]))
+    answer = status(RUN, only=["locked"], most=2).answers["locked"]
+    assert answer.value is not None
+    assert (answer.value.rows, answer.how) == (1, How.MORE_THAN)
+    assert status(RUN, only=["locked"], most=3).answers["locked"].how is How.EXACT
