@@ -6,16 +6,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	done)
 python := .venv/bin/python
 
-.PHONY: demo test whole quick fuzz lint docs explore mutants bench chaos keys clean
+.PHONY: demo test long quick fuzz lint docs explore mutants bench chaos keys clean
 
 demo: .venv/sample.stamp ## the shop's main job, by four copies at once [ORDERS=file.csv]
 	@$(python) sample_app/manage.py demo $(if $(ORDERS),--orders "$(ORDERS)")
 
-test: .venv/dev.stamp ## every test, on every database and Django that can be had here [SHARE=]
-	@$(if $(SHARE),SHARE=$(SHARE)) $(python) -m tests.suite
+test: .venv/dev.stamp ## the gate: every promise, on each database and Django [SHARE= PATIENCE=]
+	@$(if $(SHARE),SHARE=$(SHARE)) $(if $(PATIENCE),PATIENCE=$(PATIENCE)) $(python) -m tests.suite
 
-whole: .venv/dev.stamp ## the same with every set of parameters and every point of the searches
-	@WHOLE=1 $(python) -m tests.suite
+long: .venv/dev.stamp .venv-bench/bench.stamp ## everything in full, one to two hours
+	@$(python) -m tests.suite long
 
 quick: .venv/dev.stamp ## style, types and the fast part of the contract, in a minute or two
 	@$(python) -m tests.quick
@@ -71,6 +71,9 @@ clean: ## back to a fresh checkout, without the embedded PostgreSQL's data
 
 define install
 @echo "Installing what '$*' needs into $(@D)"
-@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+@mkdir -p build; for try in 1 2 3; do \
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]" \
+		>build/pip.log 2>&1 && exit 0; sleep 5; done; \
+	cat build/pip.log; echo "PREPARE FAILED (network): pip could not install '$*'"; exit 1
 @touch $@
 endef

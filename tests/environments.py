@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-
-
-class EnvironmentBrokenError(Exception):
-    """An environment could not be made; pip or venv has said why."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +35,23 @@ class Environment:
         """Return a Python of the right version that can make environments, or None."""
         return next((found for found in self._candidates() if self._suits(found)), None)
 
-    def make(self, python: str) -> str:
-        """Make the environment unless it is there already, and return its Python."""
+    @property
+    def own_python(self) -> str:
+        """Return the path of the environment's Python."""
+        return str(CHECKOUT / f".venv-{self.name}" / "bin" / "python")
+
+    def make(self, python: str, call: Callable[..., None]) -> None:
+        """Make the environment unless it is there already; ``call`` runs a command."""
         folder = CHECKOUT / f".venv-{self.name}"
         made, made_from = folder / "made-from", f"{python}\n{_metadata()}"
-        inside = str(folder / "bin" / "python")
         if not made.exists() or made.read_text() != made_from:
-            print(f"Making {folder.name} with {python}", flush=True)
-            _call(python, "-m", "venv", "--clear", str(folder))
-            _call(
-                *(inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-                *("--editable", ".[test]", f"Django~={self.django}.0"),
+            call(python, "-m", "venv", "--clear", str(folder))
+            call(
+                *(self.own_python, "-m", "pip", "install", "--quiet"),
+                *("--disable-pip-version-check", "--editable", ".[test]"),
+                f"Django~={self.django}.0",
             )
             made.write_text(made_from)
-        return inside
 
     def _candidates(self) -> Iterator[str]:
         """Find Pythons where people have them; a pyenv shim may be on PATH and not work."""
@@ -80,11 +79,6 @@ class Environment:
 
 def _metadata() -> str:
     return (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def _call(*command: str) -> None:
-    if subprocess.call(command, cwd=CHECKOUT) != 0:
-        raise EnvironmentBrokenError
 
 
 ENVIRONMENTS = (

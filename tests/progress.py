@@ -1,92 +1,114 @@
-"""Commands side by side, each of which tells how far it is."""
+"""What is printed of a run: a line when a stage starts and ends, and in the end what failed."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-#: How pytest ends a line, and whatever else is to be shown.
-_PERCENT = re.compile(r"\[ *(\d+)%\]$")
-#: Percent between two lines of one command.
-STEP = 10
+from tests import machine
+from tests.failures import Failure
+from tests.shares import selected_by
+
+#: What is read of a log is its end.
+MOST_LINES = 80
+WIDTH = 240
+
+
+class Progress:
+    """A line for each start and end, with minutes and seconds since the run began."""
+
+    def __init__(self, began: float, names: Sequence[str]) -> None:
+        self._began = began
+        self._width = max(map(len, names), default=0)
+        self._starts: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def line(self, name: str, said: str) -> None:
+        """Print one whole line: those of several stages mix."""
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        with self._lock:
+            print(f"{minutes:3}:{seconds:02}  {name:{self._width}}  {said}", flush=True)
+
+    def started(self, name: str) -> None:
+        self._starts[name] = time.monotonic()
+        self.line(name, "started")
+
+    def ended(self, name: str, said: str, budget: float, failed: Sequence[Failure]) -> None:
+        """Print what a stage came to, and its time beside its budget."""
+        took = time.monotonic() - self._starts[name]
+        said = said or ("" if failed else "passed")
+        self.line(name, f"{'FAILED  ' * bool(failed)}{said}; {took:.0f} s of {budget:.0f}")
+        for each in failed:
+            self.line(name, f"{'LATE' if each.late else 'FAILED'} {each.test}")
 
 
 @dataclass
-class Progress:
-    """What is printed while the commands run: a line for each start, step and end.
+class Report:
+    """What failed in a run, by stage, and what became of it."""
 
-    Whole lines, on a terminal and through a pipe: those of several commands can be mixed.
-    """
+    factor: float
+    failed: list[tuple[str, Failure]] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
-    names: Sequence[str]
-    failed: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    _began: float = field(default_factory=time.monotonic)
+    def add(self, stage: str, failed: Sequence[Failure]) -> None:
+        """Take down what failed in a stage."""
+        self.failed += [(stage, each) for each in failed]
 
-    def line(self, name: str, said: str) -> None:
-        """Print what a command has come to, and the minutes and seconds since the first start."""
-        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        width = max(map(len, self.names))
-        print(f"{minutes:3}:{seconds:02}  {name:{width}}  {said}", flush=True)
+    def repeated(self, stage: str, failure: Failure, again: Sequence[Failure]) -> None:
+        """Take down how a test that was late ended when it was repeated alone."""
+        self.late.append(f"LATE {stage}: {failure.test}: {_first_line(failure.error)}")
+        self.failed.remove((stage, failure))
+        self.failed += [(stage, each) for each in again]
 
-    def ended(self, name: str, code: int, lines: Sequence[str]) -> None:
-        """Print how a command ended."""
-        last = next((line for line in reversed(lines) if " passed" in line), "").strip(" =\n")
-        if code:
-            self.failed.append(name)
-        elif any(line.startswith("Left out: ") for line in lines):
-            self.left_out.append(name)
-            last = "left out"
-        self.line(name, f"FAILED  {last}" if code else last or "passed")
-        for line in lines if code else []:
-            if line.startswith(("FAILED ", "ERROR ")):
-                self.line(name, line.rstrip("\n"))
+    def is_red(self) -> bool:
+        """Say whether something failed, or was left out although CI leaves nothing out."""
+        return bool(self.failed) or (bool(self.left_out) and os.environ.get("CI") == "true")
 
+    def print(self, folder: Path) -> None:
+        """Print what one has to read, in at most 80 lines; all of it goes to a file."""
+        lines = [line for each in self.failed for line in _described(*each)]
+        (folder / "failures.txt").write_text("\n".join(lines) + "\n")
+        end = [
+            *(f"Left out: {name}, because {why}." for name, why in self.left_out.items()),
+            *self.late,
+            machine.described(self.factor),
+            self._verdict(),
+        ]
+        room = MOST_LINES - len(end) - 2
+        if len(lines) > room:
+            names = [f"FAILED {stage}: {each.test}" for stage, each in self.failed]
+            lines = [*names[: room // 2], "", *lines][: room - 1]
+            lines.append(f"… all {len(self.failed)} failures are in {folder / 'failures.txt'}")
+        print("\n".join(["", *lines, "", *end]), flush=True)
 
-def side_by_side(commands: Mapping[str, Sequence[str]], most: int) -> int:
-    """Run the commands by their names, so many at once; return 1 if one failed.
-
-    What the failed ones have printed comes last, where it is looked for.
-    """
-    progress = Progress([*commands])
-    printed: dict[str, list[str]] = {name: [] for name in commands}
-
-    def run(name: str) -> None:
-        progress.line(name, "started")
-        shown = 0
-        with subprocess.Popen(
-            commands[name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                printed[name].append(line)
-                found = _PERCENT.search(line)
-                percent = int(found[1]) if found else 0
-                if shown + STEP <= percent < 100:  # the end has its own line
-                    shown = percent - percent % STEP
-                    progress.line(name, f"{percent} %")
-        progress.ended(name, process.returncode, printed[name])
-
-    with ThreadPoolExecutor(most) as pool:
-        list(pool.map(run, commands))
-    for name in progress.failed:
-        print(f"\n=== output of {name}\n{''.join(printed[name])}", flush=True)
-    print(f"\n=== {verdict(progress.failed, progress.left_out)}", flush=True)
-    return 1 if progress.failed else 0
+    def _verdict(self) -> str:
+        again = f"again: SHARE={selected_by()}"
+        if self.failed:
+            if all(failure.late for _, failure in self.failed):
+                return f"=== RED: {len(self.failed)} waits ran out: machine or deadlock; {again}"
+            stages = ", ".join(dict.fromkeys(stage for stage, _ in self.failed))
+            return f"=== RED: {len(self.failed)} failed in {stages}; {again}"
+        if self.is_red():
+            return f"=== RED: left out: {', '.join(self.left_out)}"
+        without = f", without {', '.join(self.left_out)}" if self.left_out else ""
+        late = f", {len(self.late)} were late and passed three times alone" if self.late else ""
+        return f"=== GREEN{without}{late}"
 
 
-def verdict(failed: Sequence[str], left_out: Sequence[str]) -> str:
-    """Return the last line of a run."""
-    if failed:
-        return f"failed: {', '.join(failed)}"
-    return f"all is well{', without ' if left_out else ''}{', '.join(left_out)}"
+def _described(stage: str, failure: Failure) -> list[str]:
+    return [
+        f"FAILED {stage}: {failure.test}",
+        *([f"    {failure.where}"[:WIDTH]] if failure.where else []),
+        *(f"    {line}"[:WIDTH] for line in failure.error.splitlines()[:4]),
+        *(f"    | {line}"[:WIDTH] for line in failure.log),
+        f"    again: .venv/bin/python -m tests.suite '{stage}' '{failure.test}'",
+    ]
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0][:WIDTH] if text else ""

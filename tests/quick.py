@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import time
 
 from tests.environments import CHECKOUT
-from tests.progress import side_by_side
+from tests.progress import Progress, Report
+from tests.suite import FOLDER, Run, Stage, stages
 
 #: Files of the contract that take most of its time.
 SLOW = frozenset(
@@ -43,14 +44,18 @@ def fast_files() -> list[str]:
 
 def main() -> int:
     """Return 1 if something is wrong."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     files = fast_files()
-    pytest = (sys.executable, "-m", "pytest", "-q")
-    commands = {
-        "tests, one half": (*pytest, *files[::2]),
-        "tests, other half": (*pytest, *files[1::2]),
-        "lint": (sys.executable, "-m", "tests.suite", "lint"),
-    }
-    return side_by_side(commands, most=1 + (os.cpu_count() or 1))
+    listed = [
+        Stage("one half", "the fast tests", 90, tests=tuple(files[::2])),
+        Stage("other half", "the fast tests", 90, tests=tuple(files[1::2])),
+        *(each for each in stages("gate") if each.name == "lint"),
+    ]
+    report = Report(factor=1.0)
+    progress = Progress(time.monotonic(), [each.name for each in listed])
+    Run("gate").all(listed, progress, report)
+    report.print(FOLDER)
+    return int(report.is_red())
 
 
 if __name__ == "__main__":

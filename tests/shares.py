@@ -4,11 +4,10 @@ Two things take too long for each run: searches that try every point of somethin
 tests on another database or Django. A run does a share of them, which the commit selects.
 
 - A search tries some of its points.
-- MariaDB and SQLite run each test with some of its sets of parameters, and with one at least.
-- PostgreSQL runs each test with all its sets, under the Django whose turn it is. What is about
-  Django runs under each, with some of the sets.
+- MariaDB, SQLite and the other Djangos run each test with some of its sets of parameters, and with
+  one at least. The number of the sets is the same for each commit.
 
-``WHOLE=1`` (``make whole``) has no shares.
+``WHOLE=1`` (``make long``) has no shares.
 
 ``SHARE=…`` instead of the commit selects another share; a run prints its own.
 """
@@ -23,13 +22,12 @@ from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from itertools import count
-from pathlib import Path
 
 import django
 import pytest
 from django.db import connection
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+from tests.environments import CHECKOUT
 
 
 @cache
@@ -70,42 +68,33 @@ def has_point(number: int, name: str, of: int) -> bool:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("shares")
     group.addoption("--share", type=int, default=1, help="run one in so many sets of parameters")
-    group.addoption("--turn", default="0/1", help="2/3: run the tests whose turn of three is 2")
-    group.addoption("--always", action="append", default=[], help="run these files in each turn")
+    group.addoption("--whole", action="append", default=[], help="run these files with all sets")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    if is_whole():
+    share = config.getoption("--share")
+    if is_whole() or share == 1:
         return None
-    share, turn = config.getoption("--share"), config.getoption("--turn")
-    return f"share: 1/{share} of the sets of parameters, turn {turn}; again: SHARE={selected_by()}"
+    return f"share: 1/{share} of the sets of parameters; again: SHARE={selected_by()}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that are always run, or whose turn it is, with a share of their sets.
-
-    Of fewer sets than the share has, one is left. The tests of another turn run elsewhere, so
-    those of this one have all their sets.
-    """
-    if is_whole():
+    """Leave each test a share of its sets; of fewer sets than the share has, one is left."""
+    share, here = config.getoption("--share"), f"{connection.vendor} {django.__version__}"
+    if is_whole() or share == 1:
         return
-    most, here = config.getoption("--share"), f"{connection.vendor} {django.__version__}"
-    turn, turns = map(int, config.getoption("--turn").split("/"))
-    always = tuple(config.getoption("--always"))
     sets: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         sets[_subject(item)].append(item)
     left = set[pytest.Item]()
     for name, its in sets.items():
-        if turns == 1 or name.startswith(always):
-            of = min(most, len(its)) if name.partition("::")[0].endswith(".py") else 1
-            left.update(its[first(f"{name} {here}", of) :: of])
-        elif first(f"{name}, turn", turns) == turn:
-            left.update(its)
+        whole = name.startswith(tuple(config.getoption("--whole")))
+        begin, of = first(f"{name} {here}", len(its)), 1 if whole else share
+        left.update(its[(begin + at) % len(its)] for at in range(0, len(its), of))
     items[:] = [item for item in items if item in left]
 
 
 def _subject(item: pytest.Item) -> str:
-    """Name the test without its parameters; the blocks of a page need each other."""
+    """Name the test without its parameters."""
     path, _, name = item.nodeid.partition("::")
-    return f"{path}::{name.partition('[')[0]}" if path.endswith(".py") else path
+    return f"{path}::{name.partition('[')[0]}"
