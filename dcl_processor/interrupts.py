@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import time
 import traceback
+from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Seconds between two looks for an interrupt by a thread that waits.
+LOOK = 1.0
 
 
 class Interruption(BaseException):
@@ -16,6 +25,23 @@ class HandlerCancelled(BaseException):
     No ``Exception``, so that a handler that goes on after errors does not go on after this one. It
     ends a run that the handler has started.
     """
+
+
+def wait_for_next(queue: SimpleQueue[T], timeout: float | None = None) -> T:
+    """Return the next item of a queue; raise ``Empty`` after ``timeout`` seconds.
+
+    Python looks for signals between two instructions. One that comes between its last look and the
+    wait itself, or that the system delivers to another thread, ends no wait: without a look now
+    and then, Ctrl-C would be noticed when the next handler ends.
+    """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        left = max(0.0, end - time.monotonic())
+        try:
+            return queue.get(timeout=min(left, LOOK))
+        except Empty:
+            if left <= LOOK:
+                raise
 
 
 def ends_the_run(error: BaseException) -> bool:

@@ -33,7 +33,7 @@ from dcl_processor.execution.handler import (
     not_prepared,
     understood,
 )
-from dcl_processor.interrupts import ends_the_run
+from dcl_processor.interrupts import ends_the_run, wait_for_next
 from dcl_processor.log_fields import running as running_now
 from dcl_processor.signals import row_started
 
@@ -148,7 +148,7 @@ class EventLoop:
             # It may be woken for outcomes that are forgotten already.
             while not self._outcomes:
                 left = None if timeout is None else max(0.0, end - time.monotonic())
-                self._ended.get(timeout=left)
+                wait_for_next(self._ended, left)
         return bool(self._outcomes)
 
     def ended(self, pks: Iterable[Any]) -> dict[Any, Together | Prepared]:

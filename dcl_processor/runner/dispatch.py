@@ -20,6 +20,7 @@ from django.db import connections
 from dcl_processor.delivery.batch import Batch, Context
 from dcl_processor.delivery.deliveries import deliver
 from dcl_processor.execution.handler import Handled
+from dcl_processor.interrupts import wait_for_next
 
 
 def has_failed(batch: Batch[Any]) -> bool:
@@ -164,8 +165,9 @@ class ThreadDispatcher:
         first: BaseException | None = None
         while self._batches:
             full = self._batches >= self._most
+            may_wait = full or everything or one or first is not None
             try:
-                ended = self._done.get(block=full or everything or one or first is not None)
+                ended = wait_for_next(self._done) if may_wait else self._done.get_nowait()
             except Empty:
                 break
             if ended is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,10 +23,12 @@ from dcl_processor.delivery.deliveries import deliver
 from dcl_processor.delivery.marks import MarkedRows
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import execute
+from dcl_processor.interrupts import wait_for_next
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.models import Errand
 from tests.shares import points
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,7 +37,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 COMMITTED: CodeType = MarkedRows.record_commit.__code__
 BEGUN: CodeType = execute.__code__
 START: CodeType = EventLoop.start.__code__
-WAIT: CodeType = EventLoop.wait.__code__
+WAIT: CodeType = wait_for_next.__code__
 CLOSE: CodeType = EventLoop.close.__code__
 
 PACKAGE = str(Path(dcl_processor.__file__).parent)
@@ -267,7 +270,7 @@ def test_i10_an_interrupt_while_handlers_on_an_event_loop_start_settles_what_end
     async def handle(row: Errand) -> None:
         handled.append(row.pk)
         try:
-            await asyncio.sleep(3)
+            await asyncio.sleep(the.PATIENCE)
         except asyncio.CancelledError:
             if row.place:
                 raise
@@ -301,6 +304,7 @@ ON_THE_WAY = tuple(
         "delivery/async_handlers",
         "delivery/settle",
         "execution/event_loop",
+        "interrupts",
         "runner/async_dispatch",
     )
 )
@@ -360,3 +364,35 @@ def test_i10_an_interrupt_loses_no_outcome_of_a_handler_on_an_event_loop(kind: s
             return
         finally:
             end_unused_coroutines()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.usefixtures("interrupt")
+def test_i10_an_interrupt_that_wakes_nobody_ends_the_run(is_async: bool) -> None:
+    """It came to another thread, or between Python's last look for it and the wait."""
+    the.errands(1)
+    main, over = threading.get_ident(), threading.Event()
+
+    def press() -> None:
+        def waits() -> bool:
+            frame: FrameType | None = sys._current_frames()[main]
+            return frame is not None and frame.f_code is WAIT
+
+        until(waits, "the run to wait")
+        over.wait(0.1)  # until it has left the interpreter
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    async def handle_on_a_loop(row: Errand) -> None:
+        press()
+        await asyncio.Event().wait()
+
+    def handle(row: Errand) -> None:
+        press()
+        the.wait(over)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            the.at_least_once(handle_on_a_loop if is_async else handle)(concurrency=2)
+    finally:
+        over.set()
+    until(lambda: not the.our_threads(), "the threads to end")
