@@ -26,7 +26,7 @@ class Late(Exception):
     """What a test waited for did not come within ``PATIENCE``."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"expected {what} within {PATIENCE:g} s, and waited in vain")
+        super().__init__(f"expected {what} within {PATIENCE:g} s, and it did not come")
 
 
 class Ends(Protocol):
