@@ -118,7 +118,8 @@ class Definition(Generic[M]):
 
         The second argument is the ``resource()``, if there is one. The return value is passed to
         ``get_done()``. If it raises, the row fails, and what it wrote with the row is rolled back;
-        ``delivery``, ``retry`` and ``failed`` decide what the row has then.
+        ``delivery``, ``retry`` and ``failed`` decide what the row has then. An exception that is
+        returned, such as ``Snooze`` or ``Discard``, is taken as raised.
         """
         raise NotImplementedError
 

@@ -31,6 +31,7 @@ from dcl_processor.execution.handler import (
     Together,
     judge,
     not_prepared,
+    raise_returned,
     understood,
 )
 from dcl_processor.interrupts import ends_the_run, wait_for_next
@@ -305,6 +306,7 @@ class EventLoop:
             else:
                 call = self._noted([pk], attempt)
                 result = await self._handle(processor, call, processor.process, given, *arguments)
+                raise_returned(result)
                 outcome = Handled(result, call.duration)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:

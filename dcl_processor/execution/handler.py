@@ -63,7 +63,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler raised ``Snooze``: not now. ``unprepared``, ``duration``: as for ``Failed``."""
+    """The handler raised or returned ``Snooze``: not now. ``unprepared``, ``duration``: as for ``Failed``."""
 
     delay: float | timedelta | None = None
     until: datetime | None = None
@@ -74,7 +74,7 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """The handler raised ``Discard``: never. ``unprepared``, ``duration``: as for ``Failed``."""
+    """The handler raised or returned ``Discard``: never. ``unprepared``, ``duration``: as for ``Failed``."""
 
     error: Discard
     kept: bool = False
@@ -139,6 +139,7 @@ def execute(
             result = noted(call, limit, processor.process, row, *arguments)
         if result is not None:
             _refuse_coroutine(processor, result)
+            raise_returned(result)
     except BaseException as error:
         if ends_the_run(error):
             raise
@@ -322,9 +323,23 @@ def _by_key(
 
 
 def _returned(result: Any, duration: float | None) -> Outcome:
-    if isinstance(result, BaseException):
-        return judge(result, kept=True, duration=duration)
+    try:
+        raise_returned(result)
+    except BaseException as error:  # noqa: BLE001  # the row's outcome
+        return judge(error, kept=True, duration=duration)
     return Handled(result, duration)
+
+
+def raise_returned(result: Any) -> None:
+    """Raise an exception that a handler has returned, or its class.
+
+    "return Snooze()" is one word away from "raise Snooze()". Taken for a result, it would flip the
+    row without its work.
+    """
+    if isinstance(result, BaseException) or (
+        isinstance(result, type) and issubclass(result, BaseException)
+    ):
+        raise result
 
 
 def _no_result(pk: Any, duration: float | None) -> Outcome:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from django.db.models import QuerySet
 
-from dcl_processor import Discard, Retry, Snooze
+from dcl_processor import Delivery, Discard, Lease, Retry, Snooze
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import in_batches, parcels
@@ -189,3 +190,56 @@ def test_a_claimed_row_that_nothing_puts_back_cannot_be_snoozed() -> None:
     assert_run(report, failed=1)
     assert "got none, so the row stays claimed" in str(report.failures[0].error)
     assert the.state(row)["claimed"] is True
+
+
+LEASE: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
+CLAIM: dict[str, Any] = {
+    "delivery": Delivery.AT_MOST_ONCE,
+    "claim": {"claimed": True},
+    "reset": {"claimed": False},
+}
+RETURNED = [Snooze(delay=60), Discard("never"), ValueError("no"), Snooze, "a result"]
+
+
+def return_it(row: Errand) -> Any:
+    Errand.objects.filter(pk=row.pk).update(result="worked")
+    return RETURNED[row.place]
+
+
+async def return_it_later(row: Errand) -> Any:
+    return RETURNED[row.place]
+
+
+def return_them(rows: list[Errand]) -> Any:
+    return [RETURNED[row.place] for row in rows]
+
+
+async def return_them_later(rows: list[Errand]) -> Any:
+    return return_them(rows)
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "concurrency"),
+    [
+        (return_it, {}, 1),
+        (return_it, {"batch_size": 10}, 1),
+        *((return_it, kind, concurrency) for kind in (LEASE, CLAIM) for concurrency in (1, 2)),
+        *((return_it_later, kind, 2) for kind in (LEASE, CLAIM)),
+        *((the.ignore, {**kind, "process_batch": return_them}, 1) for kind in ({}, LEASE, CLAIM)),
+        *((the.ignore, {**kind, "process_batch": return_them_later}, 1) for kind in (LEASE, CLAIM)),
+    ],
+)
+def test_an_exception_that_is_returned_is_the_outcome(
+    handler: Any, options: dict[str, Any], concurrency: int
+) -> None:
+    """As a result it would flip its row: a mail would be lost by "return" for "raise"."""
+    the.errands(5)
+    if "process_batch" in options:
+        options = {"batch_size": 10, **options}
+    run = retrying(handler, **{"reset": {"done": False}, "failed": {"dead": True}, **options})
+    report = run(concurrency=concurrency)
+    assert_run(report, processed=1, snoozed=2, discarded=1, failed=1, retried=1)
+    assert Errand.objects.get(done=True).place == 4
+    assert Errand.objects.get(dead=True).place == 1
+    if handler is return_it and "delivery" not in options:
+        assert Errand.objects.get(result="worked").place == 4  # the work of the others is undone
