@@ -314,7 +314,7 @@ def reads(sql: str) -> bool:
 def test_an_explanation_waits_for_no_writer() -> None:
     """With the settings that Django recommends for SQLite, a transaction would."""
     Errand.objects.create()
-    analyze(Errand)  # a table that nobody has analyzed is a finding of its own
+    analyze(Errand)  # a table that was never analyzed is a finding of its own
     is_sqlite = connection.vendor == "sqlite"
     run = processor(lambda: Errand.objects.filter(done=False), done={"done": True})
     with (

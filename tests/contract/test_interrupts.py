@@ -368,7 +368,7 @@ def test_i10_an_interrupt_loses_no_outcome_of_a_handler_on_an_event_loop(kind: s
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.usefixtures("interrupt")
-def test_i10_an_interrupt_that_wakes_nobody_ends_the_run(is_async: bool) -> None:
+def test_i10_an_interrupt_that_ends_no_wait_ends_the_run(is_async: bool) -> None:
     """It came to another thread, or between Python's last look for it and the wait."""
     the.errands(1)
     main, over = threading.get_ident(), threading.Event()
