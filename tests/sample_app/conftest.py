@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ from django.test import override_settings
 from environ import Env
 from psycopg import sql
 
+from dcl_processor import Lease
 from sample_app.embedded import database_url
 from sample_app.mail_settings import smtp_settings
 from sample_app.shop import payment_gateway, warehouse
@@ -26,15 +29,16 @@ from sample_app.shop.demo import payment_stub, warehouse_stub
 from sample_app.shop.demo.copies import MANAGE_PY
 from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.orders_csv import COLUMNS
+from sample_app.shop.packing import pack_orders
+from sample_app.shop.processors import capture_payments, push_to_warehouse
+from tests.waiting import PATIENCE
 
 REAL_FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "northwind_orders.csv"
 ORDERS, SHIPPED = 830, 809
-PATIENCE = 150  # seconds, for a demo on a machine that has other things to do
 STAND_IN, REAL = "stand-in", "northwind"
 
 WriteOrders = Callable[..., Path]
 LoadOrders = Callable[..., None]
-AnswerWithin = Callable[[float], None]
 Start = Callable[..., subprocess.Popen[str]]
 LookAtOrders = Callable[[], dict[int, tuple[bool, bool]]]
 
@@ -102,22 +106,30 @@ def order_file(request: pytest.FixtureRequest, write_orders: WriteOrders) -> Pat
 
 
 @pytest.fixture(autouse=True)
-def answer_within(monkeypatch: pytest.MonkeyPatch) -> AnswerWithin:
-    """Have the shop wait for an answer as long as a loaded machine needs, or these seconds.
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the shop wait for an answer, and for its next attempt, longer than a machine may stop.
 
     Who is not to answer at all stays silent until the stub is closed.
     """
-
-    def wait(seconds: float) -> None:
-        for room in (payment_gateway, warehouse):
-            monkeypatch.setattr(room, "ANSWER_WITHIN", seconds)
-
-    wait(PATIENCE)
+    for room in (payment_gateway, warehouse):
+        monkeypatch.setattr(room, "ANSWER_WITHIN", PATIENCE)
     for stub in (payment_stub, warehouse_stub):
         monkeypatch.setattr(stub, "TOO_SLOW", PATIENCE)
     pauses = {payment_stub.Mood.CHARGED_IN_SILENCE: PATIENCE}
     monkeypatch.setattr(payment_stub, "PAUSES", payment_stub.PAUSES | pauses)
-    return wait
+    for processor in (capture_payments, push_to_warehouse, pack_orders):
+        assert processor.retry
+        monkeypatch.setattr(processor, "retry", replace(processor.retry, backoff=PATIENCE))
+    for leased in (push_to_warehouse, pack_orders):
+        monkeypatch.setattr(leased, "lease", Lease(PATIENCE))
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Give a port that refuses, and that no other program can get: bound, and not listened at."""
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        yield bound.getsockname()[1]
 
 
 @pytest.fixture
@@ -148,7 +160,7 @@ def start(empty_database: str, tmp_path: Path) -> Start:
         database = {
             "DJANGO_SETTINGS_MODULE": "sample_app.settings",
             "DATABASE_URL": empty_database,
-            # As for this process, see answer_within().
+            # As for this process, see no_hurry().
             "WAREHOUSE_ANSWER_WITHIN": str(PATIENCE),
         }
         return subprocess.Popen(

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from sample_app.settings import *  # noqa: F403
 from sample_app.shop import payment_gateway
+from tests.waiting import PATIENCE
 
-payment_gateway.ANSWER_WITHIN = 60.0
+payment_gateway.ANSWER_WITHIN = PATIENCE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import pytest
 from sample_app.shop.demo.hand_out_stage import PACKINGS
 from sample_app.shop.demo.invented_orders import FIRST_NUMBER
 from sample_app.shop.demo.invented_orders import ORDERS as INVENTED
-from tests.sample_app.conftest import ORDERS, PATIENCE, SHIPPED, LookAtOrders, Start, connect, ended
+from tests.sample_app.conftest import ORDERS, SHIPPED, LookAtOrders, Start, connect, ended
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
@@ -141,19 +141,14 @@ def test_an_interrupt_ends_the_copies_too(start: Start, empty_database: str) -> 
     code, _, errors = ended(demo)
 
     assert (code, errors) == (130, "Interrupted.\n")
-    assert connections_left(empty_database) == 0
+    until(lambda: connections_left(empty_database) == 0, "the copies to leave the database")
 
 
-def connections_left(url: str, within: float = 10) -> int:
-    """Return how many clients the database still has, once there are none or time is up."""
+def connections_left(url: str) -> int:
     question = (
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
-    deadline = time.monotonic() + within
     with connect(url) as connection:
-        while True:
-            [left] = connection.execute(question).fetchone() or [0]
-            if not left or time.monotonic() > deadline:
-                return int(left)
-            time.sleep(0.05)
+        [left] = connection.execute(question).fetchone() or [0]
+        return int(left)

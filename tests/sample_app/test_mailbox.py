@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import smtplib
 import socket
+from contextlib import suppress
 
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
@@ -47,6 +48,8 @@ def test_answers_without_the_delay_of_small_packets() -> None:
 
 def test_a_closed_mailbox_takes_nothing() -> None:
     with Mailbox() as mailbox:
-        port = mailbox.port
-    with pytest.raises(ConnectionRefusedError):
-        smtplib.SMTP(HOST, port, local_hostname="localhost")
+        pass
+    # Another program may have its port by now.
+    with suppress(OSError), smtplib.SMTP(HOST, mailbox.port, local_hostname="localhost") as client:
+        client.ehlo()
+    assert mailbox.sessions == 0

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -21,8 +20,8 @@ from sample_app.shop.demo.packing_robot import weigh
 from sample_app.shop.models import Order, Packing, Robot
 from sample_app.shop.packing import MOST_HELD, confirm, has_room, held_by
 from sample_app.shop.packing_views import NO_ROOM
-from tests.edge.manage import wait_for
-from tests.sample_app.conftest import PATIENCE, LoadOrders
+from tests.sample_app.conftest import LoadOrders
+from tests.waiting import Barrier, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -161,7 +160,7 @@ def test_two_requests_that_both_find_room_for_one_packing_get_one(
     """Both have counted before either reserves."""
     for _ in range(MOST_HELD - 1):
         pull()
-    both = Barrier(2, timeout=PATIENCE)
+    both = Barrier(2)
 
     def counted(name: str) -> bool:
         found = has_room(name)
@@ -195,7 +194,7 @@ def test_two_requests_that_have_both_reserved_are_counted_one_after_the_other(
         with transaction.atomic():
             Robot.objects.select_for_update().get(name="one")
             answers = pool.map(pull_in_a_thread, ["one", "one"])
-            wait_for(both_wait, "both requests to wait for the robot's row")
+            until(both_wait, "both requests to wait for the robot's row")
         assert_one_was_handed_out([*answers], packings)
 
 

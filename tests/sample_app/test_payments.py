@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
@@ -15,10 +14,13 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 from django.utils import timezone
+from httpx2 import Timeout
 
 from dcl_processor import Delivery
 from dcl_processor.testing import assert_processed_once, race
+from sample_app.shop import payment_gateway
 from sample_app.shop.demo.copies import MANAGE_PY
+from sample_app.shop.demo.http_stub import HOST
 from sample_app.shop.demo.payment_audit import audit
 from sample_app.shop.demo.payment_stub import Charge, Mood, PaymentStub
 from sample_app.shop.doubts import Answer, resolve_doubts
@@ -26,7 +28,8 @@ from sample_app.shop.models import Order, Payment
 from sample_app.shop.payment_gateway import open_gateway
 from sample_app.shop.processors import capture_payments
 from tests.edge.manage import environment
-from tests.sample_app.conftest import AnswerWithin, LoadOrders
+from tests.sample_app.conftest import LoadOrders
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -141,11 +144,11 @@ def test_a_refused_card_is_never_charged(load_orders: LoadOrders) -> None:
     assert row.last_error == "Refused: the card is refused"
 
 
-def test_a_gateway_that_cannot_be_reached_has_charged_nothing(load_orders: LoadOrders) -> None:
+def test_a_gateway_that_cannot_be_reached_has_charged_nothing(
+    load_orders: LoadOrders, closed_port: int
+) -> None:
     load_orders(7)
-    with PaymentStub({}) as stub:
-        gone = stub.url
-    with override_settings(PAYMENTS_URL=gone):
+    with override_settings(PAYMENTS_URL=f"http://{HOST}:{closed_port}"):
         assert capture_payments().failed == 1
     assert payment(7).state == State.DUE
     assert payment(7).last_error.startswith("NotCharged: the gateway cannot be reached")
@@ -162,12 +165,14 @@ def test_without_a_gateway_the_run_ends_and_no_payment_is_charged_for_it(
 
 @pytest.mark.parametrize(("mood", "charged"), [(Mood.CHARGED_IN_SILENCE, True), (Mood.LOST, False)])
 def test_no_answer_leaves_the_payment_in_doubt_until_the_gateway_was_asked(
-    load_orders: LoadOrders, answer_within: AnswerWithin, mood: Mood, charged: bool
+    load_orders: LoadOrders, monkeypatch: pytest.MonkeyPatch, mood: Mood, charged: bool
 ) -> None:
     load_orders(7)
-    answer_within(3)
     with gateway({7: mood}) as stub:
-        assert capture_payments().failed == 1
+        with monkeypatch.context() as impatient:
+            impatient.setattr(payment_gateway, "ANSWER_WITHIN", Timeout(PATIENCE, read=0.5))
+            assert capture_payments().failed == 1
+        until(lambda: stub.log if charged else not stub._moods, "the request to arrive")
         row = payment(7)
         assert row.state == State.CAPTURING
         assert row.capturing_since is not None
@@ -197,13 +202,9 @@ def test_a_copy_that_is_killed_leaves_one_payment_in_doubt_and_costs_no_other(
         variables = environment(PAYMENTS_URL=stub.url, DJANGO_SETTINGS_MODULE=settings)
         command = [sys.executable, str(MANAGE_PY), "processors", "run", capture_payments.name]
         with subprocess.Popen(command, env=variables) as process:
-            deadline = time.monotonic() + 30
-            while stub.held is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            assert stub.held == process.pid
+            assert until(lambda: stub.held, "a process that is charging") == process.pid
             os.kill(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(PATIENCE)
             stub.let_go()
         assert [row.order.number for row in capture_payments.in_doubt(older_than=0)] == [8]
 

@@ -114,13 +114,11 @@ def test_a_mail_that_fails_leaves_its_order_due_and_the_others_sent(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_mail_server_that_is_gone_ends_the_run_and_charges_no_order(
-    write_orders: WriteOrders,
+    write_orders: WriteOrders, closed_port: int
 ) -> None:
     call_command("load_orders", str(write_orders(*(order_line(n) for n in (7, 8, 9)))))
-    with Mailbox() as mailbox:
-        gone = smtp_settings(HOST, mailbox.port)
 
-    with override_settings(**gone):
+    with override_settings(**smtp_settings(HOST, closed_port)):
         report = send_shipped_emails()
 
     assert (report.stopped, report.processed, report.failed) == ("failures", 0, 0)
