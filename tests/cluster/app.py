@@ -14,10 +14,15 @@ from dcl_processor.signals import run_finished
 
 #: Seconds between two beats; what a run handles here takes longer.
 INTERVAL = 0.5
+#: Seconds until a beat's message expires: longer than a machine may stop.
+EXPIRY = 60
 
 app = Celery("cluster", set_as_current=False)
 app.conf.beat_schedule = {
-    "deliver": every(INTERVAL, "cluster.deliver", copies=2),
+    "deliver": {
+        **every(INTERVAL, "cluster.deliver", copies=2),
+        "options": {"expires": EXPIRY},
+    },
 }
 # A worker takes no more than it has processes for: what waited with one while the other is free
 # would keep the copies apart.

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import TimeoutError as NoResultError
 
 from tests.cluster.processes import Started, worker
 from tests.cluster.processors import PLAIN, WAITS
-from tests.edge.manage import at_gate, wait_for
+from tests.edge.manage import at_gate
 from tests.models import Errand, Parcel
 from tests.servers.redis import is_installed, redis
-
-PATIENCE = 30.0  # seconds for one result
+from tests.waiting import PATIENCE, Late, until
 
 
 @dataclass
@@ -53,6 +53,12 @@ class Cluster:
     def runs(self) -> list[tuple[int, str]]:
         """Return the runs that have ended: rows processed, and what ended the run."""
         return [(int(processed), stopped) for processed, stopped in self._lines("runs")]
+
+    def come_to_rest(self) -> None:
+        """Wait until the workers that most tests share have nothing to do, and forget the rest."""
+        self.app.control.purge()
+        both = self.app.control.inspect(destination=["one@test", "two@test"], timeout=PATIENCE)
+        until(lambda: not any((*both.reserved().values(), *both.active().values())), "rest")
 
     def clear(self) -> None:
         for path in self.gate.iterdir():
@@ -106,6 +112,14 @@ def both(_cluster: Cluster, django_db_setup: None) -> Iterator[tuple[Started, St
         yield one, two
 
 
+def got(result: Any) -> Any:
+    """Wait for the result of a task."""
+    try:
+        return result.get(PATIENCE)
+    except NoResultError:
+        raise Late(f"the result of {result}") from None
+
+
 def errands(*places: int) -> list[int]:
     """Have rows with these places, and return their keys."""
     rows = Errand.objects.bulk_create(Errand(place=place) for place in places)
@@ -139,4 +153,4 @@ def at_the_gate(cluster: Cluster) -> None:
 
 def told_to_stop(cluster: Cluster) -> None:
     """Wait until the run of the handler at the gate knows that it is to stop."""
-    wait_for(lambda: any(cluster.gate.glob("stopping-*")), "the word to stop")
+    until(lambda: any(cluster.gate.glob("stopping-*")), "the word to stop")

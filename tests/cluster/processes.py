@@ -13,9 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.edge.manage import CHECKOUT, environment, wait_for
-
-ENDS_WITHIN = 30.0  # seconds
+from tests.edge.manage import CHECKOUT, environment
+from tests.waiting import PATIENCE, until
 
 
 @dataclass
@@ -69,7 +68,7 @@ def celery(
         # Politely first: the pool's connections would outlive it for a moment otherwise.
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDS_WITHIN)
+            process.wait(PATIENCE)
         started.kill()
 
 
@@ -85,7 +84,7 @@ def worker(
         *("--without-gossip", "--without-mingle", "--without-heartbeat", *arguments),
         variables=variables,
     ) as started:
-        wait_for(lambda: _is_ready(started), f"worker {name}")
+        until(lambda: _is_ready(started), f"worker {name}")
         yield started
 
 

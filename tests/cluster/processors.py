@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ from django.db.models import QuerySet
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
 from tests.models import Errand, Parcel
-from tests.warehouse.processors import PATIENCE, wait_at_gate
+from tests.waiting import until
+from tests.warehouse.processors import wait_at_gate
 
 # What an errand's place makes its handler do.
 PLAIN, FAILS, WAITS, MEETS = range(4)
@@ -37,11 +37,7 @@ def act(row: Errand) -> None:
 def _meet_the_other_worker() -> None:
     gate = Path(os.environ["GATE"])
     (gate / f"worker-{os.getppid()}").touch()
-    deadline = time.monotonic() + PATIENCE
-    while len(list(gate.glob("worker-*"))) < 2:
-        if time.monotonic() > deadline:
-            raise TimeoutError("the other worker did not come")
-        time.sleep(0.01)
+    until(lambda: len(list(gate.glob("worker-*"))) == 2, "the other worker")
 
 
 plain: dict[str, Any] = {"pending": pending, "done": {"done": True}}

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from tests.cluster.app import INTERVAL
-from tests.cluster.conftest import PATIENCE, Cluster, at_the_gate, done, errands, first_waits, work
+from tests.cluster.conftest import Cluster, at_the_gate, done, errands, first_waits, got, work
 from tests.cluster.processes import Started, beat, worker
 from tests.cluster.processors import FAILS, MEETS, PLAIN
-from tests.edge.manage import at_gate, wait_for
+from tests.edge.manage import at_gate
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,7 +20,7 @@ def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
 ) -> None:
     rows = errands(*[MEETS] * 200)
     first = cluster.send(copies=4, timeout=PATIENCE)
-    reports = [first.get(PATIENCE), *(each.get(PATIENCE) for each in first.children)]
+    reports = [got(first), *(got(each) for each in first.children)]
     assert len(reports) == 4
     assert sum(report["processed"] for report in reports) == len(rows)
     assert {report["stopped"] for report in reports} == {"drained"}
@@ -33,11 +33,11 @@ def test_copies_share_a_limit_and_none_is_sent_for_nothing(
     cluster: Cluster, both: tuple[Started, Started]
 ) -> None:
     idle = cluster.send(copies=4)
-    assert idle.get(PATIENCE)["processed"] == 0
+    assert got(idle)["processed"] == 0
     assert idle.children == []
     errands(*[PLAIN] * 20)
     first = cluster.send(copies=4, limit=11)
-    reports = [first.get(PATIENCE), *(each.get(PATIENCE) for each in first.children)]
+    reports = [got(first), *(got(each) for each in first.children)]
     assert sorted(report["processed"] for report in reports) == [2, 2, 2, 5]
     assert sum(cluster.effects().values()) == len(done()) == 11
 
@@ -48,26 +48,25 @@ def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Sta
         at_the_gate(cluster)
         so_far = len(cluster.runs())
         # The first is held by its handler all the while, and the others have been done.
-        wait_for(lambda: len(cluster.runs()) >= so_far + 4, "further beats")
-        wait_for(lambda: done() == set(rows[1:]), "the other rows")
+        until(lambda: len(cluster.runs()) >= so_far + 4, "further beats")
+        until(lambda: done() == set(rows[1:]), "the other rows")
         assert cluster.effects() == Counter(rows)
         cluster.open_gate()
-        wait_for(lambda: done() == set(rows), "the first row")
+        until(lambda: done() == set(rows), "the first row")
         so_far = len(cluster.runs())
-        wait_for(lambda: len(cluster.runs()) >= so_far + 2, "runs with nothing to do")
+        until(lambda: len(cluster.runs()) >= so_far + 2, "runs with nothing to do")
+    cluster.come_to_rest()
     assert cluster.effects() == work() == Counter(rows)
 
 
 def test_what_no_worker_took_in_time_is_not_run_later(cluster: Cluster) -> None:
     rows = errands(PLAIN)
-    entry = cluster.app.conf.beat_schedule["deliver"]
-    assert entry["options"] == {"expires": INTERVAL}
     late = [cluster.send(options={"expires": 0.001, "queue": "late"}) for _ in range(3)]
-    in_time = cluster.send(options={"queue": "late", **entry["options"], "expires": 60})
+    in_time = cluster.send(options={"queue": "late", "expires": 3600})
     with worker(cluster.folder, "late", "--queues=late", size=1, variables=cluster.variables):
-        assert in_time.get(PATIENCE)["processed"] == 1
+        assert got(in_time)["processed"] == 1
         for each in late:
-            wait_for(lambda each=each: each.state == "REVOKED", "the late ones to be thrown away")  # type: ignore[misc]
+            until(lambda each=each: each.state == "REVOKED", "the late ones to be thrown away")  # type: ignore[misc]
     assert cluster.runs() == [(1, "drained")]
     assert cluster.effects() == Counter(rows)
 
@@ -80,8 +79,8 @@ def test_further_copies_go_where_the_first_came_from(
         cluster.folder, "apart", "--queues=apart", size=1, variables=cluster.variables
     ) as apart:
         first = cluster.send(options={"queue": "apart"}, copies=2, limit=2)
-        assert [first.get(PATIENCE)["processed"], len(first.children)] == [1, 1]
-        assert first.children[0].get(PATIENCE)["processed"] == 1
+        assert [got(first)["processed"], len(first.children)] == [1, 1]
+        assert got(first.children[0])["processed"] == 1
         assert cluster.took_part() == {apart.pid}
     assert done() == set(rows)
 
@@ -97,11 +96,11 @@ def test_the_other_worker_finishes_what_a_lost_one_leaves(cluster: Cluster) -> N
         cluster.send(options={"queue": "lost"})
         at_gate(cluster.gate)
         result = cluster.send(options={"queue": "other"}, wait_for_locked=PATIENCE)
-        wait_for(lambda: len(done()) == len(rows) - 1, "the rows that are not locked")
+        until(lambda: len(done()) == len(rows) - 1, "the rows that are not locked")
         # The pool's process would find the gate open and go on, so all of it goes.
         lost.kill()
         cluster.open_gate()
-        assert result.get(PATIENCE)["processed"] == len(rows)
+        assert got(result)["processed"] == len(rows)
         assert cluster.took_part() == {lost.pid, other.pid}
     assert done() == set(rows)
     # Work in the database is done once; what is outside may be repeated for the row at hand.
@@ -113,12 +112,12 @@ def test_failed_rows_are_in_the_report_or_fail_the_task(
     cluster: Cluster, both: tuple[Started, Started]
 ) -> None:
     good, bad = errands(PLAIN, FAILS)
-    report = cluster.send().get(PATIENCE)
+    report = got(cluster.send())
     assert (report["processed"], report["failed"], report["ok"]) == (1, 1, False)
     assert [failure["pk"] for failure in report["failures"]] == [bad]
     strict = cluster.send(raise_for_failures=True)
     with pytest.raises(Exception, match="deliver: 1 failed in") as raised:
-        strict.get(PATIENCE)
+        got(strict)
     assert type(raised.value).__name__ == "RowsFailed"
     assert done() == {good}
 
@@ -134,8 +133,8 @@ def test_an_unknown_name_is_answered_with_one_sentence(
 
     result = cluster.send("cluster.deliwer")
     with pytest.raises(Exception, match=r"got 'cluster\.deliwer'; did you mean cluster\.deliver\?"):
-        result.get(PATIENCE)
-    wait_for(lambda: "raised expected: UnknownProcessor" in said(), "the end of the task")
+        got(result)
+    until(lambda: "raised expected: UnknownProcessor" in said(), "the end of the task")
     (error,) = [line for line in said().splitlines() if "ERROR" in line]
     assert "did you mean cluster.deliver?" in error
     assert "Traceback" not in said()

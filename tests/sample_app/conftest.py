@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,9 @@ def empty_database() -> Iterator[str]:
 
 
 @pytest.fixture
-def start(empty_database: str, tmp_path: Path) -> Start:
+def start(empty_database: str, tmp_path: Path) -> Iterator[Start]:
     """Start manage.py with these arguments; environment variables may be given by name."""
+    stack = ExitStack()
 
     def start(*arguments: object, **environment: str) -> subprocess.Popen[str]:
         database = {
@@ -163,7 +165,7 @@ def start(empty_database: str, tmp_path: Path) -> Start:
             # As for this process, see no_hurry().
             "WAREHOUSE_ANSWER_WITHIN": str(PATIENCE),
         }
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, str(MANAGE_PY), *map(str, arguments)],
             env={**os.environ, **database, **environment},
             cwd=tmp_path,
@@ -171,13 +173,20 @@ def start(empty_database: str, tmp_path: Path) -> Start:
             stderr=subprocess.PIPE,
             text=True,
         )
+        stack.enter_context(process)
+        stack.callback(process.kill)
+        return process
 
-    return start
+    with stack:
+        yield start
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for its end; return the exit code and what it said on stdout and stderr."""
-    output, errors = process.communicate(timeout=PATIENCE)
+    """Wait for its end; return the exit code and what it said on stdout and stderr.
+
+    A demo is many programs, one after another.
+    """
+    output, errors = process.communicate(timeout=4 * PATIENCE)
     return process.returncode, output, errors
 
 

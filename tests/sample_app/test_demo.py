@@ -15,7 +15,7 @@ from sample_app.shop.demo.invented_orders import ORDERS as INVENTED
 from tests.sample_app.conftest import ORDERS, SHIPPED, LookAtOrders, Start, connect, ended
 from tests.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.timeout(2 * PATIENCE)
+pytestmark = pytest.mark.timeout(9 * PATIENCE)
 
 SHARES = re.compile(r"^  copies +([0-9,+ ]+) rows in [0-9.]+ s$", re.MULTILINE)
 ALL_WELL = "All is well"
