@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from tests.environments import CHECKOUT
+from tests.waiting import PATIENCE
 
 
 def test_the_sessions_of_one_copy_are_those_on_the_page() -> None:
@@ -19,7 +20,7 @@ def test_the_sessions_of_one_copy_are_those_on_the_page() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=PATIENCE,
     )
     assert ran.returncode == 0, ran.stderr
     counts = dict(re.findall(r"sessions of one copy, (.*): (\d+)", ran.stdout))

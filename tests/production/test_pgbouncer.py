@@ -20,6 +20,7 @@ from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
 from tests.models import Errand
 from tests.servers.pgbouncer import is_installed, pgbouncer
+from tests.waiting import PATIENCE, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
@@ -121,7 +122,7 @@ def test_a_waiting_worker_keeps_no_server_connection() -> None:
     direct = connections["default"].settings_dict
     with (
         pgbouncer(
-            direct, mode="transaction", default_pool_size=2, query_wait_timeout=5
+            direct, mode="transaction", default_pool_size=2, query_wait_timeout=int(PATIENCE)
         ) as settings,
         other(HOST=settings["HOST"], PORT=settings["PORT"]) as pooled,
     ):
@@ -203,8 +204,11 @@ def test_only_a_session_of_ones_own_hears_a_notify(mode: str) -> None:
         ears.execute("LISTEN shop")
         with connection.cursor() as cursor:
             cursor.execute("NOTIFY shop")
-        patience = 30 if mode == "session" else 1
-        heard = [each.channel for each in ears.notifies(timeout=patience, stop_after=1)]
+
+        def hear() -> list[str]:
+            return [each.channel for each in ears.notifies(timeout=1, stop_after=1)]
+
+        heard = until(hear, "the word") if mode == "session" else hear()
     assert heard == (["shop"] if mode == "session" else [])
 
 

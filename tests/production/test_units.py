@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge.manage import CHECKOUT
+from tests.waiting import PATIENCE
 
 PAGE = CHECKOUT / "docs" / "howto" / "schedule.md"
 UNIT = re.compile(r"```ini\n# /etc/systemd/system/(\S+)\n(.*?)```", re.DOTALL)
@@ -66,7 +67,7 @@ def test_systemd_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     ours = [line for line in ran.stderr.splitlines() if "shop-" in line]
     assert ours == []
