@@ -38,7 +38,7 @@ from sample_app.supervisor import PORT, try_lock
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 WHEEL_FOLDER = "pginstall18"
-READY_WITHIN = 60.0  # seconds; initdb on a slow disk takes most of it
+READY_WITHIN = 120.0  # seconds; initdb on a slow disk takes most of it
 SOCKET_PATH_LIMIT = 100  # bytes; 104 on macOS and 108 on Linux, with the final zero
 
 _in_use: dict[Path, int] = {}  # folder → descriptor of its users.lock, held until this process ends
@@ -54,7 +54,7 @@ def database_url(name: str = "shop", *, home: Path | None = None) -> str:
     The database is created if there is none of that ``name``. The URL is in the format of
     django-environ's ``db_url``; it connects by a socket in ``home`` (default: this checkout's own
     folder). Raises ``EmbeddedServerError`` if there are no binaries for this platform, or if the
-    server does not start within a minute.
+    server does not start within two minutes.
     """
     home = home or default_home()
     _make_private(home)

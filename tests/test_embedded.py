@@ -22,14 +22,21 @@ import pytest
 
 from sample_app import embedded, supervisor
 from sample_app.embedded import CHECKOUT, EmbeddedServerError, database_url
+from tests.waiting import PATIENCE, until
 
-WITHIN = 30.0  # seconds
 USER = """
 import sys
 from pathlib import Path
-from sample_app.embedded import database_url
-print(database_url("shop", home=Path(sys.argv[1])), flush=True)
+from sample_app import embedded
+if sys.argv[2:]:
+    embedded._wheel = lambda: Path(sys.argv[2])
+print(embedded.database_url("shop", home=Path(sys.argv[1])), flush=True)
 sys.stdin.read()
+"""
+#: Begins as the real one does, and never gets further.
+ENDLESS_INITDB = """#!/bin/sh
+echo 18 > "$2/PG_VERSION"
+while :; do kill -STOP $$; done
 """
 REMOVER = """
 import sys
@@ -43,9 +50,9 @@ remove(Path(sys.argv[1]))
 class User:
     """A process that asks for the server and uses it until an order to end."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, *arguments: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", USER, str(home)],
+            [sys.executable, "-c", USER, *map(str, arguments)],
             cwd=CHECKOUT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -57,14 +64,14 @@ class User:
         return self.process.stdout.readline().strip()
 
     def end(self) -> None:
-        self.process.communicate("", timeout=WITHIN)
+        self.process.communicate("", timeout=PATIENCE)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate(timeout=WITHIN)
+        self.process.communicate(timeout=PATIENCE)
 
 
-StartUser = Callable[[Path], User]
+StartUser = Callable[..., User]
 
 
 @pytest.fixture
@@ -72,8 +79,8 @@ def start_user() -> Iterator[StartUser]:
     """Give the way to start users; none outlives its test."""
     users: list[User] = []
 
-    def start(home: Path) -> User:
-        users.append(User(home))
+    def start(*arguments: Path) -> User:
+        users.append(User(*arguments))
         return users[-1]
 
     yield start
@@ -89,7 +96,7 @@ def folder() -> Iterator[Path]:
     path.chmod(0o711)
     yield path
     kill(processes_of(path))
-    wait_until(lambda: not processes_of(path))
+    until(lambda: not processes_of(path), "the end of the servers")
     shutil.rmtree(path)
 
 
@@ -142,13 +149,16 @@ def test_it_opens_no_folder_to_the_world(home: Path, start_user: StartUser) -> N
 def test_killed_while_its_data_folder_is_being_made_it_starts_again(
     folder: Path, start_user: StartUser
 ) -> None:
-    home = folder / "half"
-    user = start_user(home)
-    wait_until((home / "fresh" / "PG_VERSION").exists)
+    home, initdb = folder / "half", folder / "stub" / "wheel" / "bin" / "initdb"
+    initdb.parent.mkdir(parents=True)
+    initdb.write_text(ENDLESS_INITDB)
+    initdb.chmod(0o755)
+    user = start_user(home, initdb.parents[1])
+    until((home / "fresh" / "PG_VERSION").exists, "initdb to begin")
     kill(processes_of(home))
     user.kill()
     assert (home / "fresh").exists()
-    assert not (home / "data").exists(), "too late: initdb was through"
+    assert not (home / "data").exists()
 
     user = start_user(home)
     assert user.url()
@@ -185,7 +195,7 @@ def test_a_server_without_supervisor_gets_a_new_one_and_stops(
     assert first.url()
     started = started_at(home)
     kill(process for process in processes_of(home) if supervisor.__file__ in process.cmdline())
-    wait_until(lambda: not supervisor.is_locked(home / "supervisor.lock"))
+    until(lambda: not supervisor.is_locked(home / "supervisor.lock"), "the supervisor's end")
 
     second = start_user(home)
     assert second.url()
@@ -243,7 +253,7 @@ def test_removing_it_waits_until_nobody_uses_it(folder: Path) -> None:
         remover.wait(5 * supervisor.POLL)
     assert home.exists()
     os.close(in_use)
-    remover.communicate(timeout=WITHIN)
+    remover.communicate(timeout=PATIENCE)
     assert not home.exists()
 
 
@@ -298,13 +308,6 @@ def kill(processes: Iterable[psutil.Process]) -> None:
                 end(process)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def wait_until_stopped(home: Path) -> None:
     locks = [home / "supervisor.lock", home / "server.lock"]
-    wait_until(lambda: not any(supervisor.is_locked(lock) for lock in locks))
+    until(lambda: not any(supervisor.is_locked(lock) for lock in locks), "the server's end")
