@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from .software import READY_WITHIN, ServerMissingError, Software
+from tests.waiting import PATIENCE
+
+from .software import ServerMissingError, Software
 
 SOFTWARE = Software(
     "MariaDB", ("mariadb-install-db", "mariadbd"), package="mariadb-server", user="mysql"
@@ -45,7 +47,7 @@ def mariadb(*more: str) -> Iterator[str]:
 def _greets(path: Path) -> bool:
     """Say whether the server sends its greeting: it takes connections long before it is ready."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(READY_WITHIN)
+        client.settimeout(PATIENCE)
         try:
             client.connect(str(path))
             return bool(client.recv(1))

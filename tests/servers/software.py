@@ -12,14 +12,12 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-READY_WITHIN = 60.0  # seconds
-STOP_WITHIN = 30.0  # seconds, after which it is killed
+from tests.waiting import PATIENCE, until
 
 
 class ServerMissingError(RuntimeError):
@@ -69,7 +67,7 @@ class Software:
     def serving(self, folder: Path, *command: str, is_ready: Callable[[], bool]) -> Iterator[None]:
         """Run the server for the ``with`` block, from when it is ready.
 
-        Raises ``RuntimeError``, with the last it said, if it is not ready within a minute.
+        Raises ``RuntimeError``, with the last it said, if it ends before.
         """
         with _log(folder).open("ab") as log:
             # Of its own session: Ctrl-C is for who started it, and still needs the server then.
@@ -77,12 +75,10 @@ class Software:
                 [*self._as_whom(), *command], stdout=log, stderr=log, start_new_session=True
             )
         try:
-            deadline = time.monotonic() + READY_WITHIN
-            while not is_ready():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    said = _log(folder).read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"Expected {self.name} to start, but it did not:\n{said}")
-                time.sleep(0.05)
+            until(lambda: is_ready() or process.poll() is not None, f"{self.name} to start")
+            if process.poll() is not None:
+                said = _log(folder).read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"Expected {self.name} to start, but it did not:\n{said}")
             yield
         finally:
             _stop(process)
@@ -114,7 +110,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     # SIGINT would have some wait for their clients to leave.
     process.terminate()
     try:
-        process.wait(STOP_WITHIN)
+        process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
