@@ -13,9 +13,9 @@ from typing import Any
 
 from django.db import connections
 
-_spawn = multiprocessing.get_context("spawn")
+from tests.waiting import PATIENCE, Late
 
-PATIENCE = 120.0  # seconds for a whole race; nothing waits longer than this
+_spawn = multiprocessing.get_context("spawn")
 
 
 @dataclass
@@ -34,7 +34,8 @@ class Copies:
             pipe.send(name)
         handled = []
         for pipe in self.pipes:
-            assert pipe.poll(PATIENCE), "a copy did not answer in time"
+            if not pipe.poll(PATIENCE):
+                raise Late("the end of a copy's race")
             answer = pipe.recv()
             if isinstance(answer, str):
                 raise AssertionError(answer)  # noqa: TRY004  # a copy's own finding
@@ -62,7 +63,7 @@ def copies(number: int) -> Iterator[Copies]:
         for pipe in team.pipes:
             pipe.send(None)
         for process in processes:
-            process.join(30)
+            process.join(PATIENCE)
             if process.is_alive():
                 process.kill()
 
@@ -85,7 +86,7 @@ def _copy(pipe: Connection, barrier: Any, names: dict[str, Any], seed: int) -> N
 
         processor = getattr(processors, name)(handle)
         barrier.wait(PATIENCE)
-        report = processor(wait_for_locked=60)
+        report = processor(wait_for_locked=PATIENCE)
         agreed = (report.processed, report.failed, report.skipped) == (len(handled), 0, 0)
         pipe.send(handled if agreed else f"{len(handled)} handler calls, but {report}")
     connections.close_all()

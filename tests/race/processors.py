@@ -5,33 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.db.models import F
-
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
-from tests.models import Entry, Errand, Parcel
-
-
-def own_table(handle: Callable[[Any], Any]) -> BatchProcessor[Parcel]:
-    """Ask about the row's own columns: one statement locks and asks again."""
-    pending = Parcel.objects.filter(sent=False)
-    return batch_processor(pending=pending, done={"sent": True})(handle)
-
-
-def spanning(handle: Callable[[Any], Any]) -> BatchProcessor[Parcel]:
-    """Ask across a join: a second statement asks again."""
-    pending = Parcel.objects.filter(sent=False, depot__open=True).select_related("depot")
-    return batch_processor(pending=pending, done={"sent": True})(handle)
-
-
-def batches(handle: Callable[[Any], Any]) -> BatchProcessor[Parcel]:
-    """Take twenty rows at a time, and write something for each."""
-    pending = Parcel.objects.filter(sent=False)
-
-    def work(row: Parcel) -> None:
-        handle(row)
-        Parcel.objects.filter(pk=row.pk).update(tries=F("tries") + 1)
-
-    return batch_processor(pending=pending, done={"sent": True}, batch_size=20)(work)
+from tests.models import Entry, Errand
+from tests.waiting import PATIENCE
 
 
 def _chat(handle: Callable[[Any], Any], **options: Any) -> BatchProcessor[Errand]:
@@ -57,4 +33,4 @@ def chat_at_most_once(handle: Callable[[Any], Any]) -> BatchProcessor[Errand]:
 
 
 def chat_at_least_once(handle: Callable[[Any], Any]) -> BatchProcessor[Errand]:
-    return _chat(handle, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(60))
+    return _chat(handle, delivery=Delivery.AT_LEAST_ONCE, lease=Lease(PATIENCE))

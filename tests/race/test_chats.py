@@ -29,7 +29,6 @@ def updates(*, hot: float) -> list[Errand]:
     return list(Errand.objects.order_by("pk"))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("hot", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["transactional", "at_most_once", "at_least_once"])
