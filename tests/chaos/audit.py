@@ -28,6 +28,8 @@ class Call:
     raised_at: float | None = None
     #: The session that its work in the database was done in, if it came to that.
     backend: int | None = None
+    #: When its process began the row before.
+    before: float = float("-inf")
 
     @property
     def over(self) -> float | None:
@@ -57,10 +59,12 @@ def read(path: Path) -> list[Call]:
     """Return the calls in the order in which they began."""
     calls: list[Call] = []
     latest: dict[tuple[int, int, int], Call] = {}
+    last: dict[int, float] = {}
     for what, place, pk, pid, route, at, value in _lines(path):
         key = int(place), int(pk), int(pid)
         if what == "begin":
-            latest[key] = Call(*key, route, float(at))
+            latest[key] = Call(*key, route, float(at), before=last.get(key[2], float("-inf")))
+            last[key[2]] = float(at)
             calls.append(latest[key])
         elif what == "worked":
             latest[key].backend = int(value)

@@ -1,7 +1,8 @@
 """What the monkey does, each as a function that is over when the blow is.
 
-A function notes at once the moment and whom it hits: the audit explains by it why a
-row was handled again. Those that hold something run beside the others.
+A function notes at once the moment and whom it hits, and waits until the process or the session has
+ended: the audit explains by it why a row was handled again. Those that hold something run beside
+the others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import psutil
 import psycopg
+
+from tests.waiting import PATIENCE, until
 
 from . import server as servers
 from .crew import Watcher
@@ -56,8 +59,7 @@ def kill_worker(reach: Reach, blow: Blow) -> None:
         copy = reach.dice.choice(copies)
         blow.pids.add(copy.pid)
         blow.routes = (watcher.route,)
-        with suppress(psutil.NoSuchProcess):
-            copy.kill()
+        _kill(copy)
 
 
 def kill_watcher(reach: Reach, blow: Blow) -> None:
@@ -66,8 +68,13 @@ def kill_watcher(reach: Reach, blow: Blow) -> None:
     watcher.copies()
     blow.routes = (watcher.route,)
     blow.pids.add(watcher.parent.pid)
+    _kill(watcher.parent)
+
+
+def _kill(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
-        watcher.parent.kill()
+        process.kill()
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE, "the end of what was killed")
 
 
 def terminate(reach: Reach, blow: Blow) -> None:
@@ -83,7 +90,7 @@ def _terminate(reach: Reach, blow: Blow, session: Session, number: int) -> None:
     ).fetchall()
     for (pid,) in reach.dice.sample(found, min(number, len(found))):
         blow.backends.add(pid)
-        session.execute("SELECT pg_terminate_backend(%s)", [pid])
+        session.execute("SELECT pg_terminate_backend(%s, %s)", [pid, int(1000 * PATIENCE)])
 
 
 def restart_fast(reach: Reach, blow: Blow) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from tests.waiting import PATIENCE
+
 from .routes import Routes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-STOP_WITHIN = 30.0  # seconds, after which what is left is killed
 MOST_SAID = 6_000  # characters of a log that tell what a worker was at
 
 
@@ -131,9 +132,9 @@ def at_work(
     finally:
         for watcher in watchers:
             watcher.ask_to_stop()
-        deadline = time.monotonic() + STOP_WITHIN
+        deadline = time.monotonic() + PATIENCE
         stuck = [what for watcher in watchers for what in watcher.end(deadline)]
     if stuck:
         raise TimeoutError(
-            f"workers did not end within {STOP_WITHIN:g} s of being asked: {'; '.join(stuck)}"
+            f"workers did not end within {PATIENCE:g} s of being asked: {'; '.join(stuck)}"
         )

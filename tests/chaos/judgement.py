@@ -10,8 +10,8 @@ from itertools import pairwise
 from .audit import Call
 from .blows import Blow
 
-#: Seconds that a server under load may take to obey, after a blow was dealt.
-LATE = 3.0
+#: Seconds around a row's calls of which its history tells.
+AROUND = 3.0
 
 #: Seconds after a handler began from which its lease may have lapsed.
 LAPSES_AFTER = 2.0
@@ -225,11 +225,12 @@ def find_unexplained(records: Records) -> set[int]:
 
 
 def _hits(blow: Blow, call: Call, over: float) -> bool:
-    if blow.began > over or blow.ended + LATE < call.began:
+    # A worker may begin one more row, which it had locked before, until it learns of the blow.
+    if blow.began > over or blow.ended < call.before:
         return False
     # A watcher without copies is a worker itself.
     if blow.kind in {"kill_worker", "kill_watcher"}:
-        return call.pid in blow.pids
+        return blow.ended >= call.began and call.pid in blow.pids
     # A session of which no handler said the number may be any of those that were ended.
     by_session = bool(blow.backends) and (call.backend is None or call.backend in blow.backends)
     return by_session or call.route in blow.routes
@@ -258,7 +259,7 @@ def _history(pk: int, calls: Sequence[Call], records: Records) -> str:
     """Return what happened to a row, and around it, in the order of time."""
     if not calls:
         return ""
-    start, end = calls[0].began - LATE, calls[-1].began + LATE
+    start, end = calls[0].began - AROUND, calls[-1].began + AROUND
     events = [(call.began, f"process {call.pid} on {call.route} begins") for call in calls]
     events += [(call.ended, f"process {call.pid} ends") for call in calls if call.ended]
     events += [(at, "a person requeues it") for at in records.decided.get(pk, ())]

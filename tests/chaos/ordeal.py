@@ -10,18 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE, until
+
 from . import audit, figures, judgement, person, table
 from .blows import Blow, Reach
 from .crew import Watcher, at_work
 from .monkey import Monkey
 from .routes import ROUTES, Routes
-from .server import Server, wait_until
-
-#: Seconds for all workers to start.
-START_WITHIN = 120.0
-
-#: Seconds for the rows that were begun, when time was up for those that were not.
-LAST = 20.0
+from .server import Server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +93,7 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
             after = _calm(stage, names, plan, watchers, lines)
             withdrawn = _drain(stage, names, plan, watchers, lines)
         # The last decision may have put a row back.
-        _is_drained(stage, names, watchers, LAST)
+        _is_drained(stage, names, watchers, PATIENCE)
         stage.say("the workers stop")
     stage.say("the judgement")
     ordeal = Ordeal(blows=monkey.blows, cut_short=monkey.cut_short)
@@ -122,7 +118,7 @@ def _wait_for_all(
         keep()
         return len({call.pid for call in audit.read(lines) if call.began >= since}) >= number
 
-    wait_until(are_there, f"{number} workers to begin", START_WITHIN)
+    until(are_there, f"{number} workers to begin", pause=0.1)
 
 
 def _restart(watchers: Sequence[Watcher]) -> None:
@@ -149,7 +145,7 @@ def _calm(
     start = time.monotonic()
     places = {table.PLACES[name] for name in names}
     while time.monotonic() < start + plan.baseline or (
-        time.monotonic() < start + START_WITHIN and not places <= _handled(lines, start)
+        time.monotonic() < start + PATIENCE and not places <= _handled(lines, start)
     ):
         _mend(stage, names, plan, watchers)
         time.sleep(0.2)
@@ -192,7 +188,7 @@ def _drain(
         return {}
     calls = audit.read(lines)
     withdrawn = {name: table.withdraw(stage.server, name, calls) for name in names}
-    _is_drained(stage, names, watchers, LAST)
+    _is_drained(stage, names, watchers, PATIENCE)
     return withdrawn
 
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 
 from sample_app import embedded, supervisor
+from tests.waiting import PATIENCE, until
 
 NAME = "chaos"
 USER = "postgres"
 FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # what pg_ctl sends
-PATIENCE = 90.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Server:
     def stop(self, how: signal.Signals) -> None:
         pid = int((self.folder / "postmaster.pid").read_text().split("\n", 1)[0])
         os.kill(pid, how)
-        wait_until(lambda: not supervisor.is_locked(self.home / "supervisor.lock"), "its end")
+        until(lambda: not supervisor.is_locked(self.home / "supervisor.lock"), "its end")
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         """Open a session of the monkey's or the audit's own."""
@@ -96,11 +96,3 @@ def started() -> Iterator[Server]:
             os.close(embedded._in_use.pop(server.home))
             embedded.remove(server.home)
             shutil.rmtree(server.home, ignore_errors=True)
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:g} s without a result for {what}")
-        time.sleep(0.1)

@@ -46,7 +46,6 @@ def test_every_delivery_keeps_its_promise_through_every_kind_of_blow(tmp_path: P
         assert counts["done"] + counts["in_doubt"] == counts["rows"], said
         # On a slow machine, rows that no worker has begun are withdrawn at the end.
         assert counts["rows"] + counts["withdrawn"] >= 250, said
-        assert counts["ratio_after"] > 0, said
 
 
 @pytest.mark.timeout(1_800)
@@ -56,8 +55,9 @@ def test_workers_that_are_wrong_are_found(tmp_path: Path) -> None:
     kills = ("--blows", "kill_worker", "--calm", "5")
     found: set[str] = set()
     # On a busy machine all kills of one delivery may come while its workers start.
-    for _ in range(10):
-        code, said, result = chaos(tmp_path, "--only", *deliveries, "--broken", *kills)
+    for seed in range(10):
+        again = ("--only", *deliveries, "--broken", "--seed", str(seed), *kills)
+        code, said, result = chaos(tmp_path, *again)
         counts = result["deliveries"]
         assert code == any(counts[name]["faults"] for name in deliveries), said
         # Killed between the flip and the work: the row is done, and the work is not.

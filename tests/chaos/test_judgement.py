@@ -130,6 +130,14 @@ def test_the_end_of_a_session_explains_what_was_done_in_it(
     assert (found == []) is explained
 
 
+def test_the_end_of_a_session_explains_the_next_row_of_its_worker_and_no_further_one() -> None:
+    again = replace(CALL, pid=72, began=11.0)
+    blow = Blow("restart_fast", 1.0, 2.0, routes=("direct",))
+    for before, found in ((0.5, []), (9.0, ["row 1 was handled again for no reason"])):
+        calls = [replace(CALL, before=before), again]
+        assert faults("transactional", replace(GOOD, calls=calls, blows=[blow])) == found
+
+
 def test_a_double_is_never_excused_at_most_once() -> None:
     again = replace(CALL, pid=72, began=11.0, ended=11.1)
     twice = replace(GOOD, calls=[CALL, again])
@@ -306,6 +314,7 @@ def test_the_audit_gives_back_what_was_noted(
     audit.note("end", 0, 1)
     audit.note("raised", 0, 2, "OperationalError")
     first, second = audit.read(path)
+    assert (first.before, second.before) == (float("-inf"), first.began)
     assert (first.pk, first.route, first.backend, first.raised) == (1, "wire", 99, "")
     assert first.ended is not None
     assert first.over == first.ended

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import wire
+from tests.waiting import PATIENCE
 
-PATIENCE = 10.0  # seconds
 SOON = 0.2  # seconds in which nothing is to come
 
 

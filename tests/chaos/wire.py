@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.waiting import PATIENCE
+
 T = TypeVar("T")
 
 #: Closing a socket that has this set sends a reset, and no orderly end.
@@ -50,7 +52,7 @@ class Wire:
         self._do(self._end(wires))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 
     async def _listen(self) -> None:
         self._listener = await asyncio.start_server(self._carry, "127.0.0.1", 0)
