@@ -16,12 +16,12 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processo
 from tests.crash import trace
 from tests.crash.audit import effect
 from tests.models import Depot, Errand, Express, Parcel
+from tests.waiting import PATIENCE
 from tests.warehouse.processors import wait_at_gate
 
 # What an errand's place makes its handler do.
 PLAIN, FAILS, KILLS, WAITS, HANGS, EXITS, QUITS = range(7)
 QUIT = 70  # exit code of a process that a handler ends
-HANGS_FOR = 60.0  # seconds; it is killed long before
 
 # At once again, so that the next copy shows what the one before has left.
 AT_ONCE: dict[str, Any] = {"backoff": 0, "jitter": 0}
@@ -68,7 +68,7 @@ def act(row: Errand | Express) -> None:
     if place == WAITS:
         wait_at_gate()
     if place == HANGS:
-        time.sleep(HANGS_FOR)
+        time.sleep(PATIENCE)
         raise TimeoutError("it was not killed")
     if place == FAILS:
         raise ValueError("not at home")

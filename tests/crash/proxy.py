@@ -15,8 +15,7 @@ from typing import Any
 from django.db import connections
 
 from tests.contract.support.sessions import until_gone
-
-PATIENCE = 30.0  # seconds for a server to notice that its client has hung up
+from tests.waiting import wait
 
 
 @dataclass
@@ -152,7 +151,7 @@ class _Wire:
                 # The session has ended, and let go of its locks, before the client hears of it:
                 # who comes first otherwise is a matter of luck.
                 self._server.shutdown(socket.SHUT_WR)
-                assert self._server_has_gone.wait(PATIENCE)
+                wait(self._server_has_gone, "the server to notice that its client has hung up")
                 if self._session is not None:
                     until_gone(self._session)
                 return False

@@ -17,7 +17,7 @@ from tests.contract.support.gate import INSTALL_GATE, KEY
 from tests.crash import processors, tally, victims
 from tests.crash.audit import effects
 from tests.crash.rows import FIRST, SECOND, fresh, those, time_passes
-from tests.edge.manage import wait_for
+from tests.waiting import join, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -60,13 +60,13 @@ def test_i9_killed_between_snapshot_and_lock(
             cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s)", [waiters])
             return bool(cursor.fetchone()[0] == 0)
 
-        wait_for(came, "the claim to come to the gate")
+        until(came, "the claim to come to the gate")
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.join(victims.PATIENCE)
+        join(process)
         tally.processes_killed += 1
         cursor.execute("SELECT pg_advisory_unlock(%s)", [KEY])
-        wait_for(gone, "its session to end")
+        until(gone, "its session to end")
 
     before = {FIRST} if at else set()
     assert effects() == Counter(before)

@@ -15,18 +15,14 @@ from typing import Any
 import pytest
 
 from dcl_processor import BatchProcessor, Reservation
-from tests.contract.support.heartbeat import until
 from tests.crash import processors, tally, victims
 from tests.crash.audit import effects
 from tests.crash.left import KEPT, Left
 from tests.crash.rows import FIRST, ROWS, SECOND, fresh, rows, state, those, time_passes
 from tests.shares import has_point
+from tests.waiting import until
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True),
-    # Each of the kills is followed by several hand-outs and settlements.
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 Check = Callable[[BatchProcessor[Any], Left], None]
 
@@ -66,7 +62,7 @@ def kill_at_each(name: str, audit: str, check: Check) -> None:
         code, *_ = victims.run(name, audit, all_rows, at, act=reserve_and_settle)
         tally.processes_killed += 1
         # What its session has locked until the server notices the kill is not handed out.
-        until(lambda: victims.sessions() <= before)  # noqa: B023  # called here
+        until(lambda: victims.sessions() <= before, "its session's end")  # noqa: B023  # called here
         try:
             assert code == -signal.SIGKILL
             left = Left.behind(all_rows, boundaries[: number + 1])

@@ -16,6 +16,7 @@ from tests.crash.processors import WAITS
 from tests.crash.rows import FIRST, ROWS, SECOND, THIRD, fresh, rows, those
 from tests.edge.manage import at_gate, besides_lifecycle, started
 from tests.models import Errand
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,7 +48,7 @@ def test_i10_the_row_at_hand_is_finished_and_the_others_are_free(gate: Path, nam
         process.send_signal(signal.SIGTERM)
         at_gate(gate, "stopping")
         (gate / "open").touch()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, besides_lifecycle(err)) == (0, "")
     report = json.loads(out)
     assert (report["processed"], report["stopped"]) == (1, "signal")
@@ -70,7 +71,7 @@ def stop_at_once(gate: Path, name: str) -> None:
         process.send_signal(signal.SIGTERM)
         at_gate(gate, "stopping")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (128 + signal.SIGTERM, "")
     assert besides_lifecycle(err).startswith("CommandError: stopped at once by SIGTERM")
     assert effects() == Counter([FIRST])

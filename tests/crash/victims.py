@@ -21,8 +21,7 @@ from tests.contract.support import gate
 from tests.crash import processors, trace
 from tests.crash.trace import Boundary, Trace
 from tests.edge.manage import database_url
-
-PATIENCE = 60.0  # seconds for one run
+from tests.waiting import PATIENCE, Late, join
 
 _fork = multiprocessing.get_context("forkserver")
 
@@ -52,16 +51,29 @@ def run(
     process = _fork.Process(target=_victim, args=(theirs, name, audit, rows, kill_at, act))
     process.start()
     theirs.close()
+    boundaries: list[Boundary] = []
+    result = None
     try:
-        boundaries, result = ours.recv() if ours.poll(PATIENCE) else ([], None)
+        if not ours.poll(PATIENCE):
+            process.kill()
+            raise Late(f"the end of {name}")
+        boundaries, result = ours.recv()
     except EOFError:
-        boundaries, result = [], None
-    process.join(PATIENCE)
-    if process.is_alive():
-        process.kill()
-    code = process.exitcode
-    process.close()
+        pass
+    finally:
+        code = _end(process)
     return code, boundaries, result
+
+
+def _end(process: Any) -> int | None:
+    """Wait for the process's end, and return its exit code."""
+    try:
+        join(process)
+    finally:
+        process.kill()
+    code: int | None = process.exitcode
+    process.close()
+    return code
 
 
 def sessions() -> set[int]:
@@ -86,12 +98,7 @@ def run_until_renewal(name: str, audit: str, when: str) -> int | None:
     """Run in a process that dies ``before`` or ``after`` its heartbeat first renews a lease."""
     process = _fork.Process(target=_renewing_victim, args=(name, audit, when))
     process.start()
-    process.join(PATIENCE)
-    if process.is_alive():
-        process.kill()
-    code = process.exitcode
-    process.close()
-    return code
+    return _end(process)
 
 
 def start_at_gate(name: str, audit: str, at: int) -> Any:
