@@ -9,9 +9,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-_spawn = get_context("spawn")
+from tests.waiting import PATIENCE, Late
 
-PATIENCE = 1_800.0  # seconds for one round
+_spawn = get_context("spawn")
 
 #: The part of the rows that is in the hot key.
 SKEWS = {"skewed": 0.9, "even": 0.0}
@@ -54,14 +54,14 @@ class Crew:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(10)
+            process.join(PATIENCE)
             if process.is_alive():
                 process.kill()
 
     @staticmethod
     def _hear(pipe: Connection) -> Any:
         if not pipe.poll(PATIENCE):
-            raise TimeoutError(f"a worker did not answer within {PATIENCE:g} s")
+            raise Late("a worker's answer")
         answer = pipe.recv()
         if isinstance(answer, BaseException):
             raise answer

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from .crew import PATIENCE, SKEWS, Crew, Round
+from tests.waiting import until
+
+from .crew import SKEWS, Crew, Round
 
 #: Rows for which trouble of each kind is made once.
 ROWS_PER_TROUBLE = 100
@@ -40,12 +41,11 @@ def play(crew: Crew, of: Round, rows: int, work: float) -> Result:
     troubles = Troubles(of.delivery, of.mode, waits, times=max(2, rows // ROWS_PER_TROUBLE))
     troubles.start()
     crew.begin(of, work)
-    deadline = time.monotonic() + PATIENCE
     try:
-        _wait_until_done(deadline)
+        _wait_until_done()
     finally:
         troubles.end()
-    _wait_until_done(deadline)  # the rows that came at last
+    _wait_until_done()  # the rows that came at last
     reports = [report for reports in crew.end() for report in reports]
     lines = table.log()
     options, most = MODES[of.mode]
@@ -71,10 +71,9 @@ def play(crew: Crew, of: Round, rows: int, work: float) -> Result:
     return result
 
 
-def _wait_until_done(deadline: float) -> None:
+def _wait_until_done() -> None:
     from tests.models import Errand
 
-    while Errand.objects.filter(done=False).exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"rows are left after {PATIENCE:g} s")
-        time.sleep(0.02)
+    waiting = Errand.objects.filter(done=False)
+    while left := waiting.count():
+        until(lambda: waiting.count() != left, "a row to be handled", pause=0.1)

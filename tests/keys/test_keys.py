@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from tests.waiting import PATIENCE
+
 from .audit import Line, Wait, judge
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="its triggers are PostgreSQL's"),
-]
+pytestmark = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="its triggers are PostgreSQL's"
+)
 
 
 def run(tmp_path: Path, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
@@ -33,7 +34,7 @@ def run(tmp_path: Path, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=4 * PATIENCE,
     )
     said = ended.stdout + ended.stderr
     assert path.exists(), said
