@@ -8,12 +8,14 @@ from typing import Any
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from tests.waiting import PATIENCE
+
 #: What migrations put into the test database, the same for every test.
 KEPT = {"django_content_type", "auth_permission"}
 #: How PostgreSQL lists the session.
 NAME = "cleaner"
 #: Seconds that it waits for the locks of a session that a test has left open.
-PATIENCE = 60
+LOCKED = int(PATIENCE)
 
 
 class Cleaner:
@@ -68,10 +70,10 @@ class Cleaner:
         deletes = [f"DELETE FROM {table}" for table in emptied]  # noqa: S608  # quoted
         match session.vendor:
             case "postgresql":
-                known = [f"SET application_name = '{NAME}'", f"SET lock_timeout = '{PATIENCE}s'"]
+                known = [f"SET application_name = '{NAME}'", f"SET lock_timeout = '{LOCKED}s'"]
                 return session, ["; ".join([*known, *deletes])]
             case "mysql":
-                patience = f"SET innodb_lock_wait_timeout = {PATIENCE}, foreign_key_checks = 0"
+                patience = f"SET innodb_lock_wait_timeout = {LOCKED}, foreign_key_checks = 0"
                 return session, ["; ".join([patience, *deletes])]
             case _:
                 return session, ["PRAGMA foreign_keys = OFF", "BEGIN", *deletes, "COMMIT"]

@@ -17,6 +17,7 @@ from sybil.parsers.myst import CodeBlockParser
 
 from tests.docs.blocks import EXIT_CODE, caption, commands
 from tests.docs.output import difference
+from tests.waiting import PATIENCE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 AT_THE_END = ", at the end"
@@ -87,7 +88,7 @@ class Reader:
         )
         os.close(screen)
         printed = b"".join(_read(terminal)).decode().replace("\r\n", "\n")
-        self.exit_code = process.wait(timeout=60)
+        self.exit_code = process.wait(PATIENCE)
         return printed.removeprefix("\n")  # what the bar leaves on such a terminal
 
 

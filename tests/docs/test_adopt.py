@@ -15,8 +15,6 @@ from django.db import connection
 from tests.docs.output import unbroken
 from tests.docs.reader import Reader, empty_database, url_of
 
-pytestmark = pytest.mark.timeout(600)  # a million rows, and a process for each step
-
 #: Orders of the last years. The page says a million, and the first order of today comes after that.
 ROWS = int(os.environ.get("ADOPT_ROWS", "1000000"))
 

@@ -6,8 +6,7 @@ import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,14 +16,9 @@ from django.db import connection
 
 from tests.docs.reader import Reader, empty_database
 from tests.servers.redis import is_installed, redis
+from tests.waiting import PATIENCE, until
 
-ENDS_WITHIN = 30.0  # seconds
-PATIENCE = 90.0  # seconds: two Celerys start, and beat waits for ten seconds first
-
-pytestmark = [
-    pytest.mark.skipif(not is_installed(), reason="redis-server is not installed"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.skipif(not is_installed(), reason="redis-server is not installed")
 
 
 @pytest.fixture
@@ -62,17 +56,10 @@ def started(reader: Reader, command: str) -> Iterator[Path]:
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(ENDS_WITHIN)
+            process.wait(PATIENCE)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def wait_for(happened: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
 
 
 def unsent(variables: dict[str, str]) -> int:
@@ -96,7 +83,7 @@ def test_a_worker_and_beat_as_the_page_has_them_handle_each_row_once(
     worker, beat = [start for start in reader.starts if start.startswith("celery ")]
     assert unsent(variables) == 20
     with started(reader, worker) as log, started(reader, beat):
-        wait_for(lambda: unsent(variables) == 0, log)
-        wait_for(lambda: " succeeded in " in log.read_text(), log)
+        until(lambda: unsent(variables) == 0, f"all mails to be sent ({log})", pause=0.1)
+        until(lambda: " succeeded in " in log.read_text(), f"the end of a task ({log})")
         said = re.findall(r"Order (\d+) is on its way", log.read_text())
         assert sorted(map(int, said)) == list(range(1, 21))

@@ -9,7 +9,6 @@ import pytest
 from tests.docs.reader import Reader, empty_database, url_of
 
 
-@pytest.mark.timeout(600)  # sixteen processes, one after another
 @pytest.mark.django_db(transaction=True)
 def test_every_step_does_what_the_page_says(tmp_path: Path) -> None:
     with empty_database("tutorial") as name:

@@ -115,7 +115,7 @@ def test_eight_are_under_way_at_once_over_one_client(load_paid: LoadOrders) -> N
             together.wait()
             return super().answer(request)
 
-    # Of more, the last ones might wait for ever: a run fills its places some at a time.
+    # Of more, the last ones might wait and never meet: a run fills its places some at a time.
     load_paid(*range(1, 9))
     with Gathering({}) as stub, override_settings(WAREHOUSE_URL=stub.url):
         assert push_to_warehouse(concurrency=8).processed == 8
