@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -13,13 +14,16 @@ from .candidates.question import Question, ask
 from .clock import DatabaseNow
 from .definition.model_columns import check_columns
 from .exceptions import InvalidOption
-from .operator_writes import Proof, Write, is_pending, is_timeless, settled_constants
+from .operator_states import claimed, is_distinct, unsettled
+from .operator_writes import Proof, Write, is_pending
 from .outcomes import Discard
 from .settlement.flip import with_cleared_retry
-from .values import TEN_YEARS, Values, as_timedelta, constants_of, expect_seconds
+from .values import TEN_YEARS, Values, as_timedelta, expect_seconds
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
+
+logger = logging.getLogger("dcl_processor")
 
 
 def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> QuerySet[Any, Any]:
@@ -57,14 +61,22 @@ def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:
 
 
 def mark_done(
-    processor: Definition[Any], rows: QuerySet[Any, Any], values: Values | None = None
+    processor: Definition[Any],
+    rows: QuerySet[Any, Any],
+    values: Values | None = None,
+    *,
+    force: bool = False,
 ) -> int:
-    """Write the flip, or ``values``, to those of the rows that are claimed."""
-    return to_mark_done(processor, rows, values).to_all()
+    """Write the flip, or ``values``, to those of the rows that are claimed; ``force``: to all."""
+    return _to_all(to_mark_done(processor, rows, values, force=force), "mark_done", "not claimed")
 
 
 def to_mark_done(
-    processor: Definition[Any], rows: QuerySet[Any, Any], values: Values | None = None
+    processor: Definition[Any],
+    rows: QuerySet[Any, Any],
+    values: Values | None = None,
+    *,
+    force: bool = False,
 ) -> Write:
     """Return what ``mark_done()`` writes, and to which rows."""
     if processor.claim is None:
@@ -76,15 +88,19 @@ def to_mark_done(
     done = with_cleared_retry(processor, _flip_of(processor, values, question.model))
     _refuse_indistinct(processor, "mark_done")
     proof = None if values is None else Proof.of(processor, "mark_done")
-    return Write.of(processor, question, rows, claimed(processor), done, proof=proof)
+    condition = Q() if force else claimed(processor)
+    return Write.of(processor, question, rows, condition, done, proof=proof)
 
 
-def requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> int:
-    """Put rows back into ``pending``, as if they had never been tried."""
-    return to_requeue(processor, rows).to_all()
+def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False) -> int:
+    """Put those of the rows back that are not done, as if they had never been tried."""
+    state = "neither pending nor claimed nor given up: done, or not waiting yet"
+    return _to_all(to_requeue(processor, rows, force=force), "requeue", state)
 
 
-def to_requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> Write:
+def to_requeue(
+    processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False
+) -> Write:
     """Return what ``requeue()`` writes, and to which rows."""
     if processor.reset is None:
         raise InvalidOption(
@@ -93,7 +109,25 @@ def to_requeue(processor: Definition[Any], rows: QuerySet[Any, Any]) -> Write:
         )
     question = _check_rows(processor, rows, "requeue")
     reset = with_cleared_retry(processor, processor.reset)
-    return Write.of(processor, question, rows, Q(), reset)
+    # Race: double claim. Under its lock, because a worker may have settled the row meanwhile: a
+    # paid charge that is put back is paid twice.
+    condition = Q() if force else unsettled(processor, question)
+    return Write.of(processor, question, rows, condition, reset)
+
+
+def _to_all(write: Write, method: str, state: str) -> int:
+    """Write to the rows in the state of the action, and tell of the others; return how many."""
+    if write.condition:
+        number, some = write.others()
+        if number:
+            more = ", …" if number > len(some) else ""
+            logger.warning(
+                "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, or %s; force=True takes "
+                "those that are not leased.",
+                *(write.name, method, number, "row" if number == 1 else "rows"),
+                *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, state),
+            )
+    return write.to_all()
 
 
 def discard(
@@ -103,7 +137,8 @@ def discard(
     values: Values | None = None,
 ) -> int:
     """Write ``failed``, or ``values``, to those of the rows that are pending or claimed."""
-    return to_discard(processor, rows, reason, values).to_all()
+    write = to_discard(processor, rows, reason, values)
+    return _to_all(write, "discard", "neither pending nor claimed")
 
 
 def to_discard(
@@ -190,29 +225,9 @@ def _rows(processor: Definition[Any]) -> QuerySet[Any, Any]:
     return QuerySet(question.model, using=question.using)
 
 
-def claimed(processor: Definition[Any]) -> Q:
-    """Recognise a claimed row by the constants that the claim wrote, and by its time."""
-    # A settled row may still contain the claim's constants, but neither the time of the claim nor
-    # a lease; one that was put back may have a lease that was taken away.
-    since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
-    leased = processor.lease.in_flight() if processor.lease else Q()
-    marks = constants_of(processor.claim or {})
-    found = Q(**marks, **since) & leased
-    if processor.claim is None or not is_timeless(processor):
-        return found
-    for constants in settled_constants(processor):
-        # A dead letter that is a part of the claim does not tell the two apart.
-        if not constants.items() <= marks.items():
-            found &= ~Q(**constants)
-    return found
-
-
 def _refuse_indistinct(processor: Definition[Any], method: str) -> None:
     """Raise unless a column distinguishes a claimed row from one that is settled."""
-    if processor.claim is None or not is_timeless(processor):
-        return
-    done = constants_of(processor.done or {}) if processor._has_fixed_flip else {}
-    if done.items() <= constants_of(processor.claim).items():
+    if processor.claim is not None and not is_distinct(processor):
         raise InvalidOption(
             f"{processor.name}: expected claimed_at=… for {method}(), because no constant of "
             "done=… tells a handled row from a claimed one, got a claim without it; set it to a "

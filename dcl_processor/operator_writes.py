@@ -29,6 +29,9 @@ from .values import Values, constants_of, resolve
 if TYPE_CHECKING:
     from .definition.definition import Definition
 
+#: Keys that are shown of rows that an action leaves.
+SHOWN = 5
+
 #: Seconds between two tries to lock the rows that other sessions have locked.
 PAUSE = 0.1
 
@@ -147,6 +150,14 @@ class Write:
                     chosen.add(pk, self._plain(marks))
                 last = pk
         return chosen
+
+    def others(self) -> tuple[int, list[Any]]:
+        """Return how many of the rows do not meet the condition, and the keys of some of them."""
+        met = self.rows.filter(self.free, self.condition).order_by().values("pk")
+        others = (
+            self.rows.exclude(pk__in=met).order_by("pk").values_list("pk", flat=True).distinct()
+        )
+        return others.count(), [*others[:SHOWN]]
 
     def digest(self, marks: Sequence[Any]) -> str:
         """Return a short text for the marks, the same in each process while they are the same."""

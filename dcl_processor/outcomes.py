@@ -1,4 +1,4 @@
-"""What a handler raises, or returns, to choose another outcome for its row than success or failure."""
+"""What a handler raises or returns to choose another outcome than success or failure."""
 
 from __future__ import annotations
 

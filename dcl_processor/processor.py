@@ -113,30 +113,41 @@ class BatchProcessor(Definition[M]):
         """
         return operator_actions.in_progress(self)
 
-    def mark_done(self, rows: QuerySet[M, M], *, values: Mapping[str, Any] | None = None) -> int:
+    def mark_done(
+        self,
+        rows: QuerySet[M, M],
+        *,
+        values: Mapping[str, Any] | None = None,
+        force: bool = False,
+    ) -> int:
         """Write ``done`` to claimed rows whose work turned out to be done; return how many.
 
         ``values``: written instead of ``done``, which may depend on the handler's result. Each row
         is locked, and checked again: it has to be among ``rows`` and claimed, and without a lease
-        that has not lapsed. Raises
+        that has not lapsed. Others stay as they are, and a warning is logged with their number and
+        the first keys. ``force``: also rows that are not claimed. Raises
         ``InvalidOption`` without ``claim``, without ``values`` if ``done`` is a function, and if
         ``rows`` is no queryset of the processor's model, or a slice of one; ``InvalidDone`` for
         values that name no column; ``StillPending`` for values that do not settle a row;
         ``InsideTransaction`` as ``requeue()``.
         """
-        return operator_actions.mark_done(self, rows, values)
+        return operator_actions.mark_done(self, rows, values, force=force)
 
-    def requeue(self, rows: QuerySet[M, M]) -> int:
+    def requeue(self, rows: QuerySet[M, M], *, force: bool = False) -> int:
         """Put rows back into ``pending``, as if they had never been tried; return how many.
 
-        Writes ``reset``, and the ``retry``'s columns. Each row is locked, and checked again: a row
-        that a worker has claimed or settled since it was read here stays as it is, and so does a
-        row whose lease has not lapsed. Raises ``InvalidOption`` without ``reset``, and if ``rows``
-        is no queryset of the processor's model, or a slice of one; ``InsideTransaction`` inside a
-        transaction that is not at READ COMMITTED (on PostgreSQL only if ``pending`` asks other
-        tables).
+        Writes ``reset``, and the ``retry``'s columns, to rows that are in doubt, given up or
+        pending. Each row is locked, and checked again. A row that is done stays as it is, also if a
+        worker has settled it since it was read here, and so does a row whose lease has not lapsed;
+        a warning is logged with their number and the first keys. Where no column shows the state,
+        as with a claim that has neither a time nor a lease, only pending rows are put back.
+        ``force``: also rows that are done, which a worker then handles again.
+
+        Raises ``InvalidOption`` without ``reset``, and if ``rows`` is no queryset of the
+        processor's model, or a slice of one; ``InsideTransaction`` inside a transaction that is not
+        at READ COMMITTED (on PostgreSQL only if ``pending`` asks other tables).
         """
-        return operator_actions.requeue(self, rows)
+        return operator_actions.requeue(self, rows, force=force)
 
     def reserve(
         self,

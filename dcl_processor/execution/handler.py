@@ -63,7 +63,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler raised or returned ``Snooze``: not now. ``unprepared``, ``duration``: as for ``Failed``."""
+    """``Snooze``: not now. ``unprepared``, ``duration``: as for ``Failed``."""
 
     delay: float | timedelta | None = None
     until: datetime | None = None
@@ -74,7 +74,7 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """The handler raised or returned ``Discard``: never. ``unprepared``, ``duration``: as for ``Failed``."""
+    """``Discard``: never. ``unprepared``, ``duration``: as for ``Failed``."""
 
     error: Discard
     kept: bool = False

@@ -14,7 +14,7 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
 from dcl_processor.durations import span
 from dcl_processor.masking import masked, shown
-from dcl_processor.operator_actions import claimed
+from dcl_processor.operator_states import claimed
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import constants_of
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q, QuerySet
 
-from dcl_processor import operator_actions
+from dcl_processor import operator_actions, operator_states
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.database.contention import is_database_error, is_statement_timeout
@@ -25,7 +25,7 @@ from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain, one_line
 from dcl_processor.errors import printable
 from dcl_processor.operator_choice import Chosen
-from dcl_processor.operator_writes import Write, Written, is_pending
+from dcl_processor.operator_writes import Write, Written
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import as_timedelta
 
@@ -256,7 +256,7 @@ class Chooser:
         write = action.prepare(self.processor, rows, self.options)
         for why, condition in [
             ("leased by a worker", write.free),
-            *self._needs(action),
+            *self._needs(),
             (action.needs, write.condition),
         ]:
             if not condition:
@@ -321,25 +321,19 @@ class Chooser:
                 returncode=USAGE_ERROR,
             ) from error
 
-    def _needs(self, action: Action) -> Iterator[Need]:
+    def _needs(self) -> Iterator[Need]:
         """Yield what a row has to meet besides the action's own condition."""
         processor = self.processor
         if self.options["pk"] is None or self.options["force"]:
             return
         if processor.claim is not None and processor.lease is None:
             yield from self._old_claim()
-        if action is REQUEUE:
-            why = (
-                "neither pending nor claimed nor given up: done, or not waiting yet; --force puts "
-                "it back all the same"
-            )
-            yield why, self._unsettled()
 
     def _old_claim(self) -> Iterator[Need]:
         """Yield that a claim is old enough for its worker to be gone."""
         from dcl_processor.insights.status import default_age  # as above
 
-        processor, held = self.processor, operator_actions.claimed(self.processor)
+        processor, held = self.processor, operator_states.claimed(self.processor)
         if processor.claimed_at is None:
             why = "claimed, and no column has the time: a worker may be at work; use --force"
             yield why, ~held
@@ -348,17 +342,6 @@ class Chooser:
         young = {f"{processor.claimed_at}__gt": DatabaseNow() - as_timedelta(age)}
         why = f"claimed less than {age:g} s ago: a worker may be at work; use --force"
         yield why, ~Q(held, **young)
-
-    def _unsettled(self) -> Q:
-        question, processor = self.question, self.processor
-        unsettled = is_pending(question)
-        if processor.claimed_at is not None or processor.lease is not None:
-            unsettled |= operator_actions.claimed(processor)
-        given_up = self._recorded_given_up(question)
-        if given_up is not None:
-            # By the row's key, as is_pending() does.
-            unsettled |= Q(Exists(given_up.order_by().filter(pk=OuterRef("pk"))))
-        return unsettled
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,8 +418,8 @@ def _values(question: Question[Any], options: dict[str, Any]) -> dict[str, Any] 
     return typed_values(question.model, options.get("set", [])) or None
 
 
-def _requeue(processor: BatchProcessor[Any], rows: QuerySet[Any], _: dict[str, Any]) -> Write:
-    return operator_actions.to_requeue(processor, rows)
+def _requeue(processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]) -> Write:
+    return operator_actions.to_requeue(processor, rows, force=options["force"])
 
 
 def _mark_done(
@@ -454,7 +437,8 @@ REQUEUE = Action(
     name="requeue",
     did="put back into pending",
     prepare=_requeue,
-    needs="",
+    needs="neither pending nor claimed nor given up: done, or not waiting yet; --force puts it "
+    "back all the same",
 )
 MARK_DONE = Action(
     HELP="Write done to claimed rows whose work turned out to be done.",

@@ -102,6 +102,57 @@ def test_requeue_takes_what_in_doubt_gives_and_the_row_is_handled_again() -> Non
     assert handled == [doubtful.pk]
 
 
+def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A charge that is paid would be paid twice."""
+    paid, _ = the.errands(2)
+    doubtful = as_a_killed_process_leaves_it(minutes=10)
+    run = processor()
+    assert_run(run(filter=the.only(paid)), processed=1)
+    assert run.requeue(Errand.objects.all()) == 2
+    assert the.state(paid)["done"]
+    assert the.untouched(doubtful)
+    said = (
+        f"requeue() leaves 1 row as it is ({paid.pk}): leased by a worker, or neither pending nor"
+    )
+    assert [said in line for line in caplog.messages] == [True]
+    assert run.requeue(Errand.objects.filter(pk=paid.pk)) == 0
+    assert run.requeue(Errand.objects.filter(pk=paid.pk), force=True) == 1
+    assert not the.state(paid)["claimed"]
+
+
+def test_requeue_asks_under_the_lock_whether_a_row_is_done() -> None:
+    """Interleaving: in doubt when it was chosen; its worker settles it; then it is locked."""
+    row = as_a_killed_process_leaves_it(minutes=10)
+    run = processor()
+
+    def settle() -> None:
+        settled = {"done": True, "claimed_at": None}
+        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**settled))
+
+    with before_statement(is_lock, settle):
+        assert run.requeue(Errand.objects.all()) == 0
+    assert the.state(row)["done"]
+
+
+@pytest.mark.parametrize("act", ["mark_done", "discard"])
+def test_rows_that_are_not_claimed_are_left_and_named(
+    act: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = the.errands(7, done=True)
+    doubtful = as_a_killed_process_leaves_it(minutes=10)
+    run = processor(failed={"dead": True})
+    assert getattr(run, act)(Errand.objects.all()) == 1
+    shown = ", ".join(str(row.pk) for row in rows[:5])
+    assert f"{act}() leaves 7 rows as they are ({shown}, …)" in caplog.text
+    assert the.state(doubtful)["done"] is (act == "mark_done")
+
+
+def test_mark_done_by_force_takes_rows_that_are_not_claimed() -> None:
+    (row,) = the.errands(1)
+    assert processor().mark_done(Errand.objects.all(), force=True) == 1
+    assert the.state(row)["done"]
+
+
 def test_requeue_forgets_attempts_and_errors() -> None:
     row = Errand.objects.create(
         dead=True, claimed=True, attempts=3, last_error="ValueError", next_attempt_at=Now()
@@ -440,7 +491,7 @@ def test_values_of_a_class_of_the_projects_own_are_compared_by_their_texts(
     for name, method in methods.items():
         monkeypatch.setattr(field, name, method, raising=False)
     run = the.transactional(the.ignore, reset={"dead": False}, failed={"dead": True, "result": "x"})
-    write, written = to_requeue(run, Errand.objects.all()), Written()
+    write, written = to_requeue(run, Errand.objects.all(), force=True), Written()
     chosen = write.choose()
     seen = {pk: write.digest(marks) for some in chosen.chunks() for pk, marks in some.items()}
     with connection.cursor() as cursor:
@@ -623,7 +674,7 @@ if HAS_ROW_LOCKS:
 
         def beside() -> Any:
             the.wait(begins)
-            return inspect.requeue(Trailer.objects.filter(pk__in=[second.pk, third.pk]))
+            return inspect.requeue(Trailer.objects.filter(pk__in=[second.pk, third.pk]), force=True)
 
         def begin() -> None:
             begins.set()
@@ -636,7 +687,7 @@ if HAS_ROW_LOCKS:
         with the.meanwhile(beside) as counts:
             try:
                 with before_statement(is_second_chunk, begin):
-                    assert inspect.requeue(Trailer.objects.all()) == 3
+                    assert inspect.requeue(Trailer.objects.all(), force=True) == 3
             finally:
                 begins.set()
         assert counts == [0]
@@ -834,7 +885,7 @@ def test_a_row_whose_part_in_a_parents_table_is_locked_is_left() -> None:
     Vehicle.objects.create()
     rows = [Trailer.objects.create(inspected=True, axles=3) for _ in range(2)]
     part = Vehicle.objects.filter(pk=rows[0].vehicle_id)
-    write = to_requeue(inspect, Trailer.objects.all())
+    write = to_requeue(inspect, Trailer.objects.all(), force=True)
     written = written_beside(write, lambda: part.update(plate="locked"))
     free = [rows[1].pk] if HAS_ROW_LOCKS else []
     assert sorted(written.written + written.locked) == [row.pk for row in rows]

@@ -388,7 +388,7 @@ def test_what_a_person_asks_for_is_asked_again_under_the_lock() -> None:
 
     begins = " FOR " if HAS_ROW_LOCKS else "1 = 0"
     with before_statement(lambda sql: begins in sql, change):
-        assert run.requeue(Express.objects.filter(dead=True)) == 1
+        assert run.requeue(Express.objects.filter(dead=True), force=True) == 1
     assert (state(one)["result"], state(one)["attempts"]) == ("changed", 3)
     assert not state(two)["dead"]
 

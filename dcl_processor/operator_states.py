@@ -1,0 +1,130 @@
+"""The states in which an operator finds rows: claimed, or given up on.
+
+A function returns ``None`` where no row can be in the state, and raises ``NotRecordedError`` where
+rows may be, but no column shows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
+
+from .candidates.question import Question
+from .operator_writes import is_pending, is_timeless, settled_constants
+from .values import constants_of
+
+if TYPE_CHECKING:
+    from .definition.definition import Definition
+
+Rows = QuerySet[Any, Any] | None
+
+
+class NotRecordedError(Exception):
+    """No column shows what was asked; the message names the option that would."""
+
+
+def claimed(processor: Definition[Any]) -> Q:
+    """Recognise a claimed row by the constants that the claim wrote, and by its time."""
+    # A settled row may still contain the claim's constants, but neither the time of the claim nor
+    # a lease; one that was put back may have a lease that was taken away.
+    since = {f"{processor.claimed_at}__isnull": False} if processor.claimed_at else {}
+    leased = processor.lease.in_flight() if processor.lease else Q()
+    marks = constants_of(processor.claim or {})
+    found = Q(**marks, **since) & leased
+    if processor.claim is None or not is_timeless(processor):
+        return found
+    for constants in settled_constants(processor):
+        # A dead letter that is a part of the claim does not tell the two apart.
+        if not constants.items() <= marks.items():
+            found &= ~Q(**constants)
+    return found
+
+
+def is_distinct(processor: Definition[Any]) -> bool:
+    """Return whether a column tells a claimed row from one that is settled."""
+    if not is_timeless(processor):
+        return True
+    done = constants_of(processor.done or {}) if processor._has_fixed_flip else {}
+    return processor.claim is not None and not done.items() <= constants_of(processor.claim).items()
+
+
+def unsettled(processor: Definition[Any], question: Question[Any]) -> Q:
+    """Recognise a row that is not done: it is pending, claimed, or given up on."""
+    found = is_pending(question)
+    if is_distinct(processor):
+        found |= claimed(processor)
+    try:
+        dead = given_up(processor, question)
+    except NotRecordedError:
+        return found
+    # By the row's key, as is_pending() does.
+    return found if dead is None else found | Q(Exists(dead.order_by().filter(pk=OuterRef("pk"))))
+
+
+def given_up(processor: Definition[Any], question: Question[Any]) -> Rows:
+    """Return the rows that failed for good, or were discarded.
+
+    Such a row has the dead letter. Without one it is still pending, and has used up its attempts.
+    A row that was settled since, or that a worker has claimed, is neither.
+    """
+    if constants_of(processor.failed or {}):
+        found = _with_dead_letter(processor, question)
+    elif processor._has_dead_letter:
+        found = _with_any_dead_letter(processor, question)
+    else:
+        found = _used_up(processor, question)
+    if found is None:
+        return None
+    if processor.lease is not None:
+        return found.filter(processor.lease.free())
+    # Without a time, a row that was given up on may still contain the claim's constants.
+    has_time = processor.claim is not None and processor.claimed_at is not None
+    return found.exclude(claimed(processor)) if has_time else found
+
+
+def _with_dead_letter(processor: Definition[Any], question: Question[Any]) -> Rows:
+    """Return the rows that contain the constants of ``failed``, and not those of ``done``."""
+    failed = constants_of(processor.failed or {})
+    error = processor.retry.last_error if processor.retry else None
+    if processor._has_fixed_flip:
+        # A dead letter that is also written to handled rows does not tell the two apart.
+        done = constants_of(processor.done or {})
+        if not failed.items() <= done.items():
+            found = question.table.filter(**failed)
+            # A row that was put back and handled may still contain the dead letter.
+            is_part = done.items() <= failed.items()
+            return found if is_part else found.exclude(**done)
+    elif error is not None:
+        # A function as ``done`` may write the same, but a success clears the error.
+        return question.table.filter(**failed, **{f"{error}__gt": ""})
+    raise NotRecordedError("set a constant in failed=… that done does not write")
+
+
+def _with_any_dead_letter(processor: Definition[Any], question: Question[Any]) -> Rows:
+    """Return the rows that have a dead letter without constants: by their last error."""
+    retry = processor.retry
+    done = constants_of(processor.done or {}) if processor._has_fixed_flip else {}
+    if retry is None or retry.next_attempt_at is None or retry.last_error is None or not done:
+        raise NotRecordedError("set failed={…} with a constant that done does not write")
+    ended = Q(**{f"{retry.next_attempt_at}__isnull": True, f"{retry.last_error}__gt": ""})
+    if processor.claimed_at is not None:
+        ended &= Q(**{f"{processor.claimed_at}__isnull": True})
+    left = has_attempts_left(processor, question)
+    goes_on = is_pending(question) if left is None else is_pending(question) & left
+    return question.table.filter(ended, ~goes_on).exclude(**done)
+
+
+def _used_up(processor: Definition[Any], question: Question[Any]) -> Rows:
+    """Return the pending rows that have no attempts left, and get no dead letter."""
+    retry = processor.retry
+    if retry is None or retry.max_attempts is None:
+        return None  # each failed row is tried again
+    left = has_attempts_left(processor, question)
+    if left is None:
+        raise NotRecordedError("set failed={…}: max_attempts is a function of the row")
+    return question.table.filter(~left, is_pending(question))
+
+
+def has_attempts_left(processor: Definition[Any], question: Question[Any]) -> Q | None:
+    return processor.retry.has_attempts_left(question.model) if processor.retry else None
