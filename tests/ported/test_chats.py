@@ -129,7 +129,7 @@ def test_six_hundred_updates_of_forty_chats_in_three_workers(
         for chat in range(40)
     ]
     ChatUpdate.objects.bulk_create(rows)
-    together(answer, workers=3, patience=100)
+    together(answer)
     answer()
     assert set(states().values()) == {"done"}
     began = [text for what, text in log if what == "begins"]

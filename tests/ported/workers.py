@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Barrier, Thread
-from time import monotonic, sleep
+from threading import Thread
 from typing import Any
 
 from django.db import connections
 
 from dcl_processor.columns import LeaseColumn
+from tests.waiting import Barrier, join, until
 
-PATIENCE = 30.0  # seconds
 
-
-def together(call: Callable[[], Any], workers: int = 3, patience: float = PATIENCE) -> None:
-    """Call the loop in so many threads, which begin together; raise the first error of one.
-
-    ``patience``: seconds for which each thread is waited for.
-    """
+def together(call: Callable[[], Any], workers: int = 3) -> None:
+    """Call the loop in so many threads, which begin together; raise the first error of one."""
     begin, errors = Barrier(workers), list[BaseException]()
 
     def work() -> None:
         try:
-            begin.wait(PATIENCE)
+            begin.wait()
             call()
         except BaseException as error:  # noqa: BLE001  # raised again below
             errors.append(error)
@@ -33,16 +28,12 @@ def together(call: Callable[[], Any], workers: int = 3, patience: float = PATIEN
     threads = [Thread(target=work) for _ in range(workers)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(patience)
-        assert not thread.is_alive()
+    join(*threads)
     if errors:
         raise errors[0]
 
 
 def renewed(row: LeaseColumn) -> None:
     """Return when the lease of the row is another one than that of the instance."""
-    table, end = type(row)._default_manager, monotonic() + PATIENCE
-    while table.filter(pk=row.pk, leased_until=row.leased_until).exists():
-        assert monotonic() < end, "expected a lease to be renewed, and it never was"
-        sleep(0.05)
+    same = type(row)._default_manager.filter(pk=row.pk, leased_until=row.leased_until)
+    until(lambda: not same.exists(), "the lease to be renewed", pause=0.05)
