@@ -7,8 +7,7 @@ import pty
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,8 +15,9 @@ from urllib.parse import quote
 
 from django.db import connection, connections
 
+from tests.waiting import PATIENCE, until
+
 CHECKOUT = Path(__file__).resolve().parents[2]
-PATIENCE = 30.0  # seconds
 
 
 class Install(Protocol):
@@ -77,7 +77,7 @@ def processors(*arguments: str, **variables: str) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         check=False,
-        timeout=3 * PATIENCE,
+        timeout=PATIENCE,
     )
 
 
@@ -123,17 +123,12 @@ def started(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]
             process.kill()
 
 
-def wait_for(happened: Callable[[], bool], what: str, *, seconds: float = PATIENCE) -> None:
-    """Wait, within bounds, for what another process is to do."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"waited without a result for {what}"
-        time.sleep(0.01)
+wait_for = until
 
 
 def at_gate(gate: Path, mark: str = "reached", handlers: int = 1) -> list[int]:
     """Wait until so many handlers have left the mark at the gate; return their processes."""
-    wait_for(lambda: len(list(gate.glob(f"{mark}-*"))) == handlers, f"{handlers} × {mark}")
+    until(lambda: len(list(gate.glob(f"{mark}-*"))) == handlers, f"{handlers} × {mark}")
     return sorted(int(path.name.rpartition("-")[2]) for path in gate.glob(f"{mark}-*"))
 
 

@@ -26,6 +26,7 @@ from dcl_processor.checks import check_found
 from dcl_processor.registry import Found
 from tests.edge.manage import CHECKOUT, Install, alias, environment
 from tests.models import Depot, Errand, Parcel, Scan, Trailer, Vehicle
+from tests.waiting import PATIENCE
 
 Pending = QuerySet[Any] | Callable[[], QuerySet[Any]]
 
@@ -517,7 +518,7 @@ def check(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE,
     )
 
 

@@ -26,8 +26,9 @@ from dcl_processor.insights import catalog, session_findings, table_findings
 from dcl_processor.insights.findings import Finding, Level, ok
 from dcl_processor.ledger.models import RecordedRun
 from sample_app import embedded, supervisor
-from tests.edge.manage import Install, Manage, wait_for
+from tests.edge.manage import Install, Manage
 from tests.models import Parcel
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -575,11 +576,11 @@ def server() -> Iterator[int]:
     command = [str(binaries / "postgres"), "-D", str(home / "data"), "-p", str(port), *options]
     process = subprocess.Popen(command, **how)
     try:
-        wait_for(lambda: answers(port), "the server")
+        until(lambda: answers(port), "the server")
         yield port
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE)
         shutil.rmtree(home)
 
 

@@ -27,6 +27,7 @@ from dcl_processor.management.headway import Headway, rounded
 from tests.edge.manage import shown_on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Depot
+from tests.waiting import wait
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -282,7 +283,7 @@ def test_a_thread_corrects_on_a_connection_of_its_own(monkeypatch: pytest.Monkey
         return found
 
     with each_moment(monkeypatch), corrected(way, ask):
-        assert asked.wait(30)
+        wait(asked)
     assert way.total == Answer(5)
     assert len(used) == 1
     assert connection.connection not in used

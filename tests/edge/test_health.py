@@ -25,8 +25,9 @@ from dcl_processor.processes.health import Health
 from dcl_processor.processes.health_file import HealthFile
 from dcl_processor.processes.sd_notify import Notifier
 from dcl_processor.processes.workers import Worker
-from tests.edge.manage import CHECKOUT, Manage, at_gate, processors, wait_for
+from tests.edge.manage import CHECKOUT, Manage, at_gate, processors
 from tests.edge.watchers import parcels, wait_until_sent, watching
+from tests.waiting import PATIENCE, until
 
 DELIVER = "warehouse.deliver"
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.hanging.settings"}
@@ -71,14 +72,12 @@ def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
                 file.exists() and sum("rows" in each for each in content(file)["workers"]) == number
             )
 
-        wait_for(all_named, "the rows at hand")
+        until(all_named, "the rows at hand")
         document = content(file)
         assert written_again(file)
         (gate / "open").touch()
         wait_until_sent()
-        wait_for(
-            lambda: all(each["state"] == "waits" for each in content(file)["workers"]), "the end"
-        )
+        until(lambda: all(each["state"] == "waits" for each in content(file)["workers"]), "the end")
         code, _, err = watcher.end()
     assert (code, err, file.exists()) == (0, "", False)
     assert (document["pid"], document["processors"]) == (watcher.process.pid, [DELIVER])
@@ -99,14 +98,14 @@ def test_one_worker_that_does_not_move_makes_it_old(
     arguments = (DELIVER, "--watch", "600", "--copies", "2", "--health-file", str(file))
     with watching(*arguments, GATE=str(gate)) as watcher:
         stopped, _ = at_gate(gate, handlers=2)
-        wait_for(file.exists, "the file")
+        until(file.exists, "the file")
         os.kill(stopped, signal.SIGSTOP)
         try:
-            wait_for(lambda: not written_again(file), "an old file")
+            until(lambda: not written_again(file), "an old file")
             probed = alive.main([str(file), "--max-age", "3"])
         finally:
             os.kill(stopped, signal.SIGCONT)
-        wait_for(lambda: written_again(file), "a fresh file")
+        until(lambda: written_again(file), "a fresh file")
         (gate / "open").touch()
         assert watcher.end()[0] == 0
     assert probed == 1
@@ -117,7 +116,7 @@ def test_a_run_has_one_too(gate: Path, file: Path) -> None:
     parcels("gate")
     with watching(DELIVER, "--health-file", str(file), GATE=str(gate)) as running:
         at_gate(gate)
-        wait_for(lambda: any("rows" in each for each in content(file)["workers"]), "the row")
+        until(lambda: any("rows" in each for each in content(file)["workers"]), "the row")
         (gate / "open").touch()
         code, _, _ = running.end(None)
     assert (code, file.exists()) == (0, False)
@@ -176,7 +175,7 @@ def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=PATIENCE,
     )
 
 
@@ -189,7 +188,7 @@ def test_the_probe_is_quick_because_it_imports_no_django(file: Path) -> None:
         "except SystemExit as ended:\n    assert ended.code == 0, ended.code\n"
         "assert 'django' not in sys.modules\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=False, timeout=30)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=False, timeout=PATIENCE)
     assert ran.returncode == 0
 
 
@@ -250,7 +249,7 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
     """Listen as systemd does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
-        listening.settimeout(30)
+        listening.settimeout(PATIENCE)
         yield listening
 
 
@@ -287,7 +286,7 @@ def test_an_address_may_be_abstract() -> None:
     name = f"dcl-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
-        listening.settimeout(30)
+        listening.settimeout(PATIENCE)
         notifier = Notifier.taken_from({"NOTIFY_SOCKET": f"@{name}"})
         assert notifier is not None
         notifier.send("READY=1")

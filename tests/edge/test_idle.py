@@ -18,13 +18,13 @@ from dcl_processor.watch.watch import Plan, Watch
 from tests.cleaner import NAME as CLEANER
 from tests.edge.manage import database_url
 from tests.edge.watchers import parcels, watching
+from tests.waiting import PATIENCE
 from tests.warehouse.processors import deliver, weigh
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SECONDS = 4.0
 SHARE = 0.02
-PATIENCE = 30.0
 
 
 @pytest.fixture(params=[0, 60])

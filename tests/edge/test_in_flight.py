@@ -23,9 +23,10 @@ from dcl_processor.candidates import groups, scan
 from dcl_processor.execution import in_flight
 from dcl_processor.runner import suspects
 from tests.contract.support.reports import assert_run
-from tests.edge.manage import at_gate, processors, started, wait_for
+from tests.edge.manage import at_gate, processors, started
 from tests.edge.watchers import parcels, watching
 from tests.models import Parcel
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -109,9 +110,9 @@ def test_a_watch_names_it_and_goes_on_with_the_others(folder: Path) -> None:
     """Its copy is started again, and comes to the row at the end of each run."""
     deadly = parcels("kill", "", "")[0]
     with watching(DELIVER, "--watch", "0.2", "--copies", "2") as watcher:
-        wait_for(lambda: bool(watcher.operations), "a word of the death")
+        until(lambda: bool(watcher.operations), "a word of the death")
         assert re.fullmatch(DIED.format(deadly, ".*"), watcher.operations[0])
-        wait_for(lambda: unsent() == [deadly], "the other rows")
+        until(lambda: unsent() == [deadly], "the other rows")
         code, _, _ = watcher.end()
     assert code == 0
     assert unsent() == [deadly]
@@ -136,7 +137,7 @@ def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Pat
         other = processors("run", DELIVER, "--timeout", "1")
         assert (other.returncode, other.stderr) == (0, "")
         (gate / "open").touch()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
     assert list(folder.iterdir()) == []
 
 
@@ -292,7 +293,7 @@ def test_all_rows_of_the_calls_on_an_event_loop_are_noted(folder: Path) -> None:
     at_work: list[int] = []
 
     async def note_has(*expected: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while [each.keys for path in folder.iterdir() for each in copied(path)] != [expected]:
                 await asyncio.sleep(0.01)
 
@@ -367,8 +368,8 @@ def test_all_leased_rows_of_the_handlers_on_an_event_loop_are_noted(folder: Path
         at_work.append(row.pk)
         expected = tuple(keys[:2]) if row.pk == rows[0] else (keys[1], keys[2])
         if row.pk == rows[1]:
-            return await until(lambda: len(at_work) == 4)
-        await until(lambda: len(at_work) >= 2 and noted_in(folder) == [expected])
+            return await becomes(lambda: len(at_work) == 4)
+        await becomes(lambda: len(at_work) >= 2 and noted_in(folder) == [expected])
         if row.pk == rows[2]:
             at_work.append(0)
         return None
@@ -446,8 +447,8 @@ def noted_in(folder: Path) -> list[tuple[str, ...]]:
     return [each.keys for path in folder.iterdir() for each in copied(path)]
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+async def becomes(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
         while not is_so():
             await asyncio.sleep(0.01)
 

@@ -16,9 +16,10 @@ import pytest
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.news import Died
 from dcl_processor.processes.supervisor import Supervisor
-from tests.edge.manage import at_gate, processors, started, wait_for
+from tests.edge.manage import at_gate, processors, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -89,7 +90,7 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
 def test_one_of_two_workers_is_killed(audit: Path, how: str) -> None:
     stuck, *_ = parcels(how, *[""] * 9)
     with started("run", DELIVER, "--copies", "2", "--json", **SETTINGS, AUDIT=str(audit)) as done:
-        out, err = done.communicate(timeout=60)
+        out, err = done.communicate(timeout=PATIENCE)
     assert done.returncode == 1
     assert unsent() == {stuck}
     found = re.findall(rf"{DELIVER}(?:, copy [12])?: ({HOW[how].format(stuck)})", err)
@@ -147,9 +148,9 @@ def test_a_worker_that_has_died_is_found_although_what_it_forked_keeps_its_pipe_
     command = ("run", "hanging.deliver_slowly", "--copies", "2")
     variables = {**SETTINGS, "AUDIT": str(audit), "LEFT": str(left), "PYTHONWARNINGS": "default"}
     with started(*command, **variables) as process:
-        code = process.wait(50)
+        code = process.wait(PATIENCE)
         os.kill(int(left.read_text()), signal.SIGKILL)  # it was alive until here
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=PATIENCE)
     assert (code, unsent()) == (1, {deadly})
     assert "killed by SIGKILL; its committed work stays" in err
 
@@ -157,7 +158,7 @@ def test_a_worker_that_has_died_is_found_although_what_it_forked_keeps_its_pipe_
 def test_a_limit_gives_the_only_worker_a_process_of_its_own(audit: Path) -> None:
     parcels("")
     with started("run", DELIVER, **SETTINGS, AUDIT=str(audit)) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
     assert re.fullmatch(rf"{DELIVER}: 1 processed in [\d.]+ s\n", out)
     assert process.pid not in pids(audit)
@@ -178,9 +179,9 @@ def test_a_stop_names_the_row_at_hand_and_a_worker_that_does_not_end_is_killed(
 ) -> None:
     stuck, _ = parcels("catches everything", "")
     with started("run", DELIVER, **SETTINGS, AUDIT=str(audit)) as process:
-        wait_for(lambda: handled(audit) == [stuck], "the handler")
+        until(lambda: handled(audit) == [stuck], "the handler")
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE)
     finishing, *_, sentence, _ = err.splitlines()
     words = rf"SIGTERM: finishing row {stuck} since [\d:]+ UTC of {DELIVER}"
     assert re.fullmatch(words, finishing)
@@ -198,7 +199,7 @@ def test_a_watch_says_when_it_starts_and_stops_and_what_it_finishes(
         at_gate(gate, handlers=int(copies))
         watcher.process.send_signal(signal.SIGTERM)
         # Each is named when its process has done so.
-        wait_for(lambda: len(watcher.about_itself) == 1 + int(copies), "the rows at hand")
+        until(lambda: len(watcher.about_itself) == 1 + int(copies), "the rows at hand")
         (gate / "open").touch()
         code, _, err = watcher.end(None)
     assert (code, err) == (0, "")

@@ -20,9 +20,10 @@ from dcl_processor.watch import notify
 from dcl_processor.watch.listener import Listener
 from dcl_processor.watch.watch import Plan, Watch
 from tests.contract.support.sessions import end_session
-from tests.edge.manage import processors, wait_for
+from tests.edge.manage import processors
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
 from tests.models import Parcel
+from tests.waiting import until
 from tests.warehouse.processors import deliver, weigh
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,7 +45,7 @@ def test_a_channel_that_another_client_of_a_pooler_has_asked_for_is_passed_over(
         with connection.cursor() as cursor:
             cursor.execute("NOTIFY dcl_theirs")
             cursor.execute("NOTIFY dcl_ours")
-        wait_for(lambda: listener.poll() == {"deliver"}, "the notification")
+        until(lambda: listener.poll() == {"deliver"}, "the notification")
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def latency(stamps: Path) -> float:
     Parcel.objects.create(note="stamp")
     called = time.monotonic()
     deliver.wake()
-    wait_for(lambda: len(stamps.read_text().splitlines()) > before, "the handler")
+    until(lambda: len(stamps.read_text().splitlines()) > before, "the handler")
     return float(stamps.read_text().splitlines()[-1]) - called
 
 
@@ -145,7 +146,7 @@ def test_a_burst_makes_one_run(installed: None) -> None:
                 "SELECT pg_notify(%s, burst::text) FROM generate_series(1, 50) AS burst",
                 [notify.channel(deliver.name)],
             )
-        wait_for(lambda: listener.poll() == {"deliver"}, "the notifications")
+        until(lambda: listener.poll() == {"deliver"}, "the notifications")
         assert listener.poll() == set()
 
 
@@ -155,7 +156,7 @@ def test_only_who_is_meant_is_woken(installed: None) -> None:
         listener.poll()
         notify._notified.clear()
         weigh.wake()
-        wait_for(lambda: listener.poll() == {weigh.name}, "the notification")
+        until(lambda: listener.poll() == {weigh.name}, "the notification")
 
 
 def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher, stamps: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher, stamp
     parcels("")  # no listener is woken: it is found because the connection goes
     end_session(before)
     wait_until_sent()
-    wait_for(lambda: listeners() not in ([], [before]), "another one that listens")
+    until(lambda: listeners() not in ([], [before]), "another one that listens")
     notify._notified.clear()
     latency(stamps)  # it is woken at all: its own next look is in ten minutes
     code, _, err = watcher.end()
@@ -187,7 +188,7 @@ def test_a_channel_may_have_quotes_in_its_name() -> None:
         listener.poll()
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_notify(%s, '')", [channel])
-        wait_for(lambda: listener.poll() == {"odd"}, "the notification")
+        until(lambda: listener.poll() == {"odd"}, "the notification")
 
 
 def test_listening_where_nobody_can_is_refused(tmp_path: Path) -> None:

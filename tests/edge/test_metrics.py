@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -38,9 +39,10 @@ from dcl_processor.metrics.tally import DURATIONS, Distribution, Tally
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import copies_counted
-from tests.edge.manage import CHECKOUT, Install, Manage, environment, processors, started, wait_for
+from tests.edge.manage import CHECKOUT, Install, Manage, environment, processors, started
 from tests.edge.watchers import parcels
 from tests.models import Parcel
+from tests.waiting import PATIENCE, take, until, wait
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -141,7 +143,7 @@ def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
 
     with sent(send, is_share=False):
         observers.tell("row_ended", "shop.a", "processed", is_retried=False)
-        assert arrived.wait(10)
+        wait(arrived)
         assert messages == [1]
     assert messages == [1]
 
@@ -156,11 +158,11 @@ def test_a_file_whose_lock_another_process_keeps_costs_no_run(
     path = tmp_path / "dcl.prom"
     monkeypatch.setattr(textfile, "LOCKED_WITHIN", 0.05)
     monkeypatch.setattr(metering, "INTERVAL", 0.01)
-    tries = threading.Semaphore(0)
+    tries = SimpleQueue[None]()
     flock = textfile.fcntl.flock
 
     def locked(*how: Any) -> None:
-        tries.release()
+        tries.put(None)
         flock(*how)
 
     monkeypatch.setattr(textfile.fcntl, "flock", locked)
@@ -171,7 +173,7 @@ def test_a_file_whose_lock_another_process_keeps_costs_no_run(
             assert on_counts is not None
             on_counts("shop.a", full())
             for _ in range(20):
-                assert tries.acquire(timeout=10)
+                take(tries, "another try")
             assert not path.exists()
             flock(other, textfile.fcntl.LOCK_UN)
     (told,) = [each for each in caplog.records if "could not be written" in each.getMessage()]
@@ -271,7 +273,7 @@ def test_a_file_that_cannot_be_written_any_more_ends_no_run(
         path.with_name("dcl.prom.lock").unlink()
         folder.rmdir()
         on_counts("shop.a", full())
-        wait_for(lambda: bool(warned()), "the warning")
+        until(lambda: bool(warned()), "the warning")
         on_counts("shop.a", full())
         folder.mkdir()
     assert len(warned()) == 1
@@ -282,7 +284,7 @@ def test_a_file_that_cannot_be_written_any_more_ends_no_run(
 
 
 def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -297,12 +299,12 @@ def test_a_watch_serves_the_counts_of_its_copies(installed: None) -> None:
     port = free_port()
     watch = ("run", "warehouse.deliver", "--watch", "0.1", "--copies", "2")
     with started(*watch, "--metrics-port", str(port), "--max-rows", "6") as process:
-        wait_for(lambda: is_served(port), "the port")
-        wait_for(lambda: rows(scrape(port)) == {"processed": 4}, "the counts")
+        until(lambda: is_served(port), "the port")
+        until(lambda: rows(scrape(port)) == {"processed": 4}, "the counts")
         success = "dcl_processor_last_success_timestamp_seconds"
-        wait_for(lambda: success in samples(scrape(port)), "the success")
+        until(lambda: success in samples(scrape(port)), "the success")
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_the_port_is_closed_at_the_end(manage: Manage) -> None:
@@ -386,7 +388,7 @@ def test_the_multi_process_mode_of_the_client_works(tmp_path: Path, installed: N
             cwd=CHECKOUT,
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
     own_registry = CollectorRegistry()
     MultiProcessCollector(own_registry, path=str(tmp_path))  # type: ignore[no-untyped-call]  # it has no types
@@ -564,7 +566,7 @@ def test_a_run_without_the_options_imports_no_metrics() -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.stdout.split() == []
 

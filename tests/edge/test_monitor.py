@@ -29,6 +29,7 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.lateness import Lateness, OwnTime
 from dcl_processor.processes.monitor import FIRST_WARNING, Monitor
 from dcl_processor.processes.results import Inbox, Results
+from tests.waiting import join, until, wait
 
 MINUTE = 60.0
 
@@ -139,12 +140,7 @@ def test_the_thread_survives_an_error(call: Call) -> None:
         raise ValueError("no")
 
     with Monitor(send, Stop(), pace=0.01):
-        deadline = time.monotonic() + 30
-        while len(sent) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    number = len(sent)
-    assert number >= 3
+        until(lambda: len(sent) >= 3, "three beats")
 
 
 def test_a_slow_log_handler_does_not_hold_up_the_beats(call: Call) -> None:
@@ -153,17 +149,14 @@ def test_a_slow_log_handler_does_not_hold_up_the_beats(call: Call) -> None:
 
     class Slow(logging.Handler):
         def emit(self, _: logging.LogRecord) -> None:
-            go.wait(60)
+            go.wait()
 
     slow, to = Slow(), logging.getLogger("dcl_processor.operations")
     to.addHandler(slow)
     call.since -= 6 * MINUTE
     try:
         with Monitor(sent.append, Stop(), pace=0.01):
-            deadline = time.monotonic() + 10
-            while len(sent) < 5:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: len(sent) >= 5, "five beats")
     finally:
         go.set()
         to.removeHandler(slow)
@@ -232,7 +225,7 @@ class Loop:
 
     def block(self) -> None:
         self.blocked.set()
-        self.go.wait(60)
+        self.go.wait()
 
 
 @contextmanager
@@ -258,7 +251,7 @@ def test_the_handler_that_blocks_the_event_loop_is_blamed(
     with looping(MINUTE) as on:
         for pk in ("waits", how):
             on.start(pk)
-        assert on.blocked.wait(30)
+        wait(on.blocked)
         monitor.look(time.monotonic() + 2 * MINUTE)
         (beat,) = beats
         assert beat.call is not None
@@ -273,11 +266,10 @@ def test_a_handler_that_blocks_the_event_loop_has_its_own_limit(
     """Those that it holds up are late earlier, and are not to blame."""
     with looping(MINUTE) as on:
         on.start("waits")
-        while not (found := calls.under_way()):
-            time.sleep(0.01)
+        found = until(calls.under_way, "the handler")
         found[0].since -= MINUTE / 2
         on.start("blocks")
-        assert on.blocked.wait(30)
+        wait(on.blocked)
         monitor.look(time.monotonic() + 3 / 4 * MINUTE)
         (beat,) = beats
         assert beat.call is not None
@@ -290,8 +282,7 @@ def test_what_an_ended_handler_left_behind_holds_no_other_up(
     """It has no limit of its own, so the one that waits has to be late for the worker to end."""
     with looping(MINUTE) as on:
         on.start("waits")
-        while not (found := calls.under_way()):
-            time.sleep(0.01)
+        found = until(calls.under_way, "the handler")
         loop = on.loop
         monkeypatch.setattr(loop, "_at_step", lambda: calls.Call("shop.task", ["ended"], loop))
         assert not loop.is_held_up(found[0])
@@ -302,9 +293,9 @@ def test_a_handler_that_was_cancelled_and_goes_on_is_blamed_itself(
 ) -> None:
     with looping(0.05) as on:
         on.start("ignores its end")
-        assert on.was_cancelled.wait(30)
+        wait(on.was_cancelled)
         on.start("blocks")
-        assert on.blocked.wait(30)
+        wait(on.blocked)
         monitor.look(time.monotonic() + MINUTE)
         (beat,) = beats
         assert beat.call is not None
@@ -338,7 +329,7 @@ def test_a_message_that_waits_for_the_parent_does_not_hold_up_the_beats(
         received: list[object] = []
         while not received:
             received = [*inbox.take()]
-        sending.join(10)
+        join(sending)
     assert received == [("shop.send", "x" * 1_000_000)]
     assert not results._stop.is_set()
 

@@ -15,6 +15,7 @@ from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.watch import notify
 from tests.contract.support.sessions import end_session
 from tests.models import Parcel
+from tests.waiting import join
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -152,7 +153,7 @@ def test_each_thread_that_commits_may_wake(heard: Heard) -> None:
 
     thread = threading.Thread(target=wake)
     thread.start()
-    thread.join(30)
+    join(thread)
     assert heard() == ["dcl_processor.depot.send"]
 
 

@@ -31,6 +31,7 @@ from tests.edge.manage import (
 )
 from tests.edge.watchers import parcels
 from tests.models import Errand, Parcel
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -123,7 +124,7 @@ def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> 
         process.terminate()
         at_gate(gate, "stopping")
         process.terminate()
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGTERM
     assert err.splitlines()[-1] == (
         "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back; "
@@ -147,7 +148,7 @@ def run_with(stdout: Any, *arguments: str, **variables: str) -> subprocess.Compl
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
 
 
@@ -239,7 +240,7 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(
         os.killpg(process.pid, signum)
         at_gate(gate, "stopping", int(copies))
         (gate / "open").touch()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, besides_lifecycle(err)) == (0, "")
     assert "stopped by signal" in out
     # Of the last row a copy may have made something before it came to the gate.
@@ -267,7 +268,7 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(watch: li
             time.sleep(0.1)
             process.terminate()
             began = time.monotonic()
-            _, err = process.communicate(timeout=30)
+            _, err = process.communicate(timeout=PATIENCE)
             ends.append(time.monotonic() - began)
         # Those that had come to their rows may have been ready with all of them.
         if process.returncode != 0:
@@ -301,7 +302,7 @@ def test_a_program_without_a_main_guard_is_told_in_one_sentence(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -421,7 +422,7 @@ def test_colours_are_left_out_where_they_are_not_wanted(
                 text += chunk
         except OSError:
             pass  # how a pseudo-terminal says that it is over
-        assert process.wait(30) == 1
+        assert process.wait(PATIENCE) == 1
     os.close(parent)
     failed = [line for line in text.decode().splitlines() if "no address" in line]
     assert failed

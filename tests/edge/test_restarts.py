@@ -21,8 +21,9 @@ import pytest
 
 from dcl_processor import alive
 from sample_app import embedded, supervisor
-from tests.edge.manage import CHECKOUT, at_gate, wait_for
+from tests.edge.manage import CHECKOUT, at_gate
 from tests.edge.watchers import watching
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -46,7 +47,7 @@ class Server:
     def stop(self, how: signal.Signals) -> None:
         pid = int((self.home / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
         os.kill(pid, how)
-        wait_for(lambda: not supervisor.is_locked(self.home / "supervisor.lock"), "its end")
+        until(lambda: not supervisor.is_locked(self.home / "supervisor.lock"), "its end")
 
     def ask(self, sql: str, *arguments: object) -> Any:
         """Execute a statement in a session of its own; a module of Django's would be in the way."""
@@ -63,7 +64,7 @@ class Server:
 
     def wait_until_sent(self) -> None:
         question = "SELECT count(*) FROM tests_parcel WHERE NOT sent"
-        wait_for(lambda: self.ask(question) == (0,), "the parcels to be sent")
+        until(lambda: self.ask(question) == (0,), "the parcels to be sent")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def url(home: Path) -> str:
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": url},
         cwd=CHECKOUT,
         check=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     return url
 
@@ -127,7 +128,7 @@ def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies
         server.stop(how)
         said = [watcher.says(GONE, err=True)]
         # A copy that noticed it only when the server is back would tell of it a second time.
-        wait_for(lambda: not connections_of(watcher.process.pid), "every copy to notice it")
+        until(lambda: not connections_of(watcher.process.pid), "every copy to notice it")
         time.sleep(1.5)  # it tries several times, and tells of each cause once
         server.start()
         server.parcel()
@@ -182,7 +183,7 @@ def test_a_lost_server_makes_no_worker_a_dead_one(
             oldest = max(oldest, time.time() - file.stat().st_mtime)
             time.sleep(0.1)
         age = ["--max-age", str(most)]
-        wait_for(lambda: alive.main([str(file), *age]) == 0, "a fresh file")
+        until(lambda: alive.main([str(file), *age]) == 0, "a fresh file")
         server.start()
         server.parcel()
         server.wait_until_sent()

@@ -15,10 +15,11 @@ from django.db import connection
 
 from dcl_processor.processes.child import EXIT_WITHIN
 from tests.cleaner import NAME as CLEANER
-from tests.edge.manage import at_gate, wait_for
+from tests.edge.manage import at_gate
 from tests.edge.test_supervisor import AGAIN, SPARED, handlers
 from tests.edge.test_workers import is_running
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,7 +53,7 @@ def test_the_spare_takes_the_place_of_a_worker_that_is_killed(gate: Path, audit:
         assert watcher.says(f"{DELIVER}, copy ", err=True).endswith(f"; {SPARED}")
         (gate / "open").touch()
         wait_until_sent()
-        wait_for(lambda: at_work(audit, 2), "the successor")
+        until(lambda: at_work(audit, 2), "the successor")
         assert handlers(audit) == {other, spare}
         following = watcher.spare()
         assert len({killed, other, spare, following}) == 4
@@ -63,7 +64,7 @@ def test_the_spare_takes_the_place_of_a_worker_that_is_killed(gate: Path, audit:
 def test_a_second_death_in_a_while_waits_although_there_is_a_spare(audit: Path) -> None:
     with watching(*TWO, "--watch", "0.2", AUDIT=str(audit)) as watcher:
         first = watcher.spare()
-        wait_for(lambda: at_work(audit, 2), "both workers")
+        until(lambda: at_work(audit, 2), "both workers")
         os.kill(min(handlers(audit)), signal.SIGKILL)
         death = watcher.says(f"{DELIVER}, copy ", err=True)
         second = watcher.spare()
@@ -73,7 +74,7 @@ def test_a_second_death_in_a_while_waits_although_there_is_a_spare(audit: Path) 
         assert re.search(f"{AGAIN}$", again)
         assert death.partition(":")[0] == again.partition(":")[0]
         # Then the spare takes the place.
-        wait_for(lambda: at_work(audit, 1) and second in handlers(audit), "the spare")
+        until(lambda: at_work(audit, 1) and second in handlers(audit), "the spare")
         assert watcher.end()[0] == 0
 
 
@@ -98,7 +99,7 @@ def test_the_end_of_a_spare_is_no_death_of_a_worker(
         with suppress(ProcessLookupError):  # after SIGKILL it may be gone already
             os.kill(spare, signal.SIGCONT)
         (gate / "open").touch()
-        wait_for(lambda: at_work(audit, 2), "the successor")
+        until(lambda: at_work(audit, 2), "the successor")
         (successor,) = handlers(audit) - {other}
         assert successor != spare
         os.kill(successor, signal.SIGKILL)
@@ -132,7 +133,7 @@ def test_a_spare_has_no_connection(gate: Path, variables: dict[str, str]) -> Non
     with watching(*TWO, "--watch", SELDOM, GATE=str(gate), **variables) as watcher:
         at_gate(gate, handlers=2)
         spare = psutil.Process(watcher.spare())
-        wait_for(lambda: sessions() == 2, "the sessions of the two workers, and no other")
+        until(lambda: sessions() == 2, "the sessions of the two workers, and no other")
         assert spare.net_connections("all") == []
         (gate / "open").touch()
         assert watcher.end()[0] == 0
@@ -161,7 +162,7 @@ def test_the_spare_ends_when_the_supervisor_is_killed(spare_gate: Path, is_loadi
         watcher.process.wait()
         (spare_gate / "open").touch()
         try:
-            wait_for(lambda: not is_running(spare), "the spare to end")
+            until(lambda: not is_running(spare), "the spare to end")
         finally:
             with suppress(ProcessLookupError):
                 os.kill(spare, signal.SIGKILL)
@@ -214,10 +215,10 @@ def test_a_spare_that_is_loading_keeps_no_place(audit: Path, spare_gate: Path) -
     variables = {"AUDIT": str(audit), "SPARE_GATE": str(spare_gate)}
     with watching(*TWO, "--watch", "0.2", **variables) as watcher:
         (spare,) = at_gate(spare_gate)
-        wait_for(lambda: at_work(audit, 2), "both workers")
+        until(lambda: at_work(audit, 2), "both workers")
         os.kill(min(handlers(audit)), signal.SIGKILL)
         assert re.search(f"{AGAIN}$", watcher.says(f"{DELIVER}, copy ", err=True))
-        wait_for(lambda: at_work(audit, 3), "the successor")
+        until(lambda: at_work(audit, 3), "the successor")
         assert spare not in handlers(audit)
         began = time.monotonic()
         code, _, err = watcher.end()

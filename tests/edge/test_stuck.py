@@ -24,19 +24,11 @@ from dcl_processor.management import conditions, nagios
 from dcl_processor.management import status as status_action
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import before_statement
-from tests.edge.manage import (
-    CHECKOUT,
-    PATIENCE,
-    Install,
-    Manage,
-    at_gate,
-    environment,
-    processors,
-    started,
-)
+from tests.edge.manage import CHECKOUT, Install, Manage, at_gate, environment, processors, started
 from tests.edge.stuck import another_session, claimed, on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Errand, Parcel
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,19 +21,10 @@ from django.utils import timezone
 from dcl_processor import operator_writes
 from dcl_processor.management.typed_values import typed_values
 from dcl_processor.person import this_user
-from tests.edge.manage import (
-    CHECKOUT,
-    PATIENCE,
-    Install,
-    Manage,
-    at_gate,
-    command,
-    environment,
-    started,
-    wait_for,
-)
+from tests.edge.manage import CHECKOUT, Install, Manage, at_gate, command, environment, started
 from tests.edge.stuck import another_session, claimed, on_a_terminal
 from tests.models import Errand, Message, Sample, Seat, Voucher
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -325,10 +316,10 @@ def test_ctrl_c_tells_how_many_rows_had_been_written(way: tuple[str, ...]) -> No
     lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
     with another_session(lock, rows[1].pk), started(*arguments) as process:
         written = Errand.objects.filter(done=True)
-        wait_for(lambda: written.count() == 2, "the rows that are free")
+        until(lambda: written.count() == 2, "the rows that are free")
         now = database_now()
         # The command notes the rows that it has written before it sends its next statement.
-        wait_for(lambda: another_session_asks_after(now), "the command's next statement")
+        until(lambda: another_session_asks_after(now), "the command's next statement")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

@@ -23,15 +23,13 @@ from sample_app.shop.demo.payment_stub import Mood, PaymentStub
 from sample_app.shop.models import Customer, Order, Payment
 from tests.docs.blocks import EXIT_CODE, MANAGE, commands
 from tests.docs.output import difference
-from tests.edge.manage import CHECKOUT, environment, wait_for
+from tests.edge.manage import CHECKOUT, environment
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
 
 PAGE = CHECKOUT / "docs/howto/stuck.md"
 TITLE = "\n## One night, from the alarm to the morning\n"
-
-#: Seconds, on a machine that has other things to do, until a process has begun, or has ended.
-LONGEST = 120
 
 #: How long after the deaths the alarm is raised.
 LATER = timedelta(hours=2)
@@ -54,8 +52,8 @@ class Gateway(PaymentStub):
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     """Run a gateway that stays silent for longer than the test lasts."""
-    monkeypatch.setattr(payment_stub, "TOO_SLOW", LONGEST)
-    monkeypatch.setattr(payment_stub, "PAUSES", {Mood.CHARGED_IN_SILENCE: LONGEST})
+    monkeypatch.setattr(payment_stub, "TOO_SLOW", PATIENCE)
+    monkeypatch.setattr(payment_stub, "PAUSES", {Mood.CHARGED_IN_SILENCE: PATIENCE})
     with Gateway() as stub:
         yield stub
 
@@ -99,7 +97,7 @@ def start(command: str, gateway: Gateway) -> subprocess.Popen[str]:
 
 def kill_both_workers(gateway: Gateway) -> None:
     """Kill each worker while it waits for the answer to its charge."""
-    wait_for(lambda: set(gateway.asked) == {1, 2}, "two charges", seconds=LONGEST)
+    until(lambda: set(gateway.asked) == {1, 2}, "two charges")
     assert len(set(gateway.asked.values())) == 2
     for pid in gateway.asked.values():
         os.kill(pid, signal.SIGKILL)
@@ -123,7 +121,7 @@ def test_the_night_goes_as_the_page_tells_it(gateway: Gateway, payments: None) -
             try:
                 if number == 1:
                     kill_both_workers(gateway)
-                output, _ = process.communicate(timeout=LONGEST)
+                output, _ = process.communicate(timeout=PATIENCE)
             finally:
                 process.kill()
         code = process.returncode

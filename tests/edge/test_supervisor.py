@@ -18,9 +18,10 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.news import Died
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.watch.polling import BACKOFF
-from tests.edge.manage import at_gate, wait_for
+from tests.edge.manage import at_gate
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -80,7 +81,7 @@ def test_the_others_go_on_while_one_is_dead(gate: Path, audit: Path) -> None:
             parcels(*[""] * 5)
             return len(handlers(audit)) >= 2
 
-        wait_for(both_at_work, "the copy that was started again")
+        until(both_at_work, "the copy that was started again")
         assert watcher.end()[0] == 0
 
 
@@ -119,7 +120,7 @@ def test_a_process_that_cannot_be_had_now_is_tried_again_later(audit: Path) -> N
         parent, spare = watcher.process.pid, watcher.spare()
         before = resource.prlimit(parent, resource.RLIMIT_NOFILE, (3, HARD))
         os.kill(spare, signal.SIGKILL)
-        wait_for(lambda: not psutil.pid_exists(spare), "the parent to notice the spare's end")
+        until(lambda: not psutil.pid_exists(spare), "the parent to notice the spare's end")
         os.kill(min(handlers(audit)), signal.SIGKILL)
         assert "killed by SIGKILL" in watcher.says(f"{DELIVER}, copy ", err=True)
         again = watcher.says(f"{DELIVER}, copy ", err=True)
@@ -129,7 +130,7 @@ def test_a_process_that_cannot_be_had_now_is_tried_again_later(audit: Path) -> N
             parcels(*[""] * 5)
             return len(handlers(audit)) >= 3
 
-        wait_for(both_at_work, "the copy that could not be started")
+        until(both_at_work, "the copy that could not be started")
         assert watcher.end()[0] == 0
     assert re.search(rf"could not be started: OSError: .*Too many open files.*; {AGAIN}$", again)
 
@@ -169,7 +170,7 @@ def test_copies_end_when_the_parent_is_killed(gate: Path, audit: Path) -> None:
         watcher.process.kill()
         at_gate(gate, "stopping", handlers=2)
         (gate / "open").touch()
-        wait_for(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
+        until(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
     assert len(unsent()) == 2
 
 

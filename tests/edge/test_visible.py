@@ -19,6 +19,7 @@ from dcl_processor.processes import visible
 from dcl_processor.processes.visible import label, named_sessions, session_name
 from tests.edge.manage import at_gate, started
 from tests.edge.watchers import parcels
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -56,7 +57,7 @@ def test_the_sessions_of_a_worker_have_its_name_while_it_works(
         (gate / "open").touch()
         if how:
             process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
     numbers = [f" {number}/{copies}" if copies > 1 else "" for number in range(1, copies + 1)]
     assert found == {f"shop dcl {DELIVER}{number} {HOST}" for number in numbers}
 
@@ -69,7 +70,7 @@ def test_the_processes_of_copies_have_titles(gate: Path) -> None:
             for pid in at_gate(gate, handlers=2)
         }
         (gate / "open").touch()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
     assert titles == {f"dcl {DELIVER} 1/2", f"dcl {DELIVER} 2/2"}
 
 
@@ -80,7 +81,7 @@ def test_a_command_of_several_processors_has_their_number(gate: Path) -> None:
         at_gate(gate)
         found = names()
         (gate / "open").touch()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
     assert found == {f"dcl 2 processors {HOST}"}
 
 

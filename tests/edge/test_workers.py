@@ -36,15 +36,9 @@ from dcl_processor.processes.news import Died
 from dcl_processor.processes.results import portable
 from dcl_processor.processes.run_outcomes import Outcomes
 from dcl_processor.report import Failure
-from tests.edge.manage import (
-    alias,
-    at_gate,
-    besides_lifecycle,
-    processors,
-    started,
-    wait_for,
-)
+from tests.edge.manage import alias, at_gate, besides_lifecycle, processors, started
 from tests.models import Parcel
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -165,7 +159,7 @@ def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path)
         with started(*alone, "--wait-for-slot", "30", "--json", GATE=str(gate)) as waiting:
             os.kill(killed.pid, signal.SIGKILL)
             (gate / "open").touch()
-            out, _ = waiting.communicate(timeout=30)
+            out, _ = waiting.communicate(timeout=PATIENCE)
     report = json.loads(out)
     assert (report["processed"], report["stopped"]) == (4, "drained")
     assert {pid for _, pid in handled(audit)} == {waiting.pid}
@@ -179,7 +173,7 @@ def test_every_copy_gets_a_row_and_a_share_of_the_limit(gate: Path, audit: Path)
     with started(*arguments, GATE=str(gate)) as process:
         copies = at_gate(gate, handlers=3)
         (gate / "open").touch()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
     assert out.startswith("warehouse.deliver: 3 processed")
     assert out.endswith("; stopped by limit (3 copies: 1, 1, 1)\n")
@@ -232,9 +226,9 @@ def test_a_copy_that_is_killed_costs_the_others_nothing(
         killed, _ = at_gate(gate, handlers=2)
         os.kill(killed, signum)
         # The database may hear of it later than the other one needs to come to the end.
-        wait_for(lambda: free() == 1, "the row of the process that was killed")
+        until(lambda: free() == 1, "the row of the process that was killed")
         (gate / "open").touch()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     # What it had at hand, as far as the other one looked for that in time.
     *deaths, lost, summary = err.splitlines()
@@ -316,7 +310,7 @@ def test_one_signal_lets_every_copy_finish_its_row(
         os.killpg(process.pid, signum)
         at_gate(gate, "stopping", handlers=2)
         (gate / "open").touch()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, besides_lifecycle(err)) == (0, "")
     report = json.loads(out)
     assert (report["processed"], report["stopped"]) == (2, "signal")
@@ -334,7 +328,7 @@ def test_a_second_signal_stops_every_copy_at_once(gate: Path, audit: Path) -> No
         os.kill(process.pid, signum)
         at_gate(gate, "stopping", handlers=2)
         os.killpg(process.pid, signum)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (128 + signum, "")
     assert besides_lifecycle(err) == (
         f"CommandError: stopped at once by {signum.name}; uncommitted work is rolled back.\n"
@@ -352,8 +346,8 @@ def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
         process.kill()
         at_gate(gate, "stopping", handlers=2)
         (gate / "open").touch()
-        wait_for(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
-        _, err = process.communicate(timeout=30)
+        until(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
+        _, err = process.communicate(timeout=PATIENCE)
     assert err == ""
     assert len(handled(audit)) == 2
     assert unsent() == 2
@@ -548,7 +542,7 @@ def test_a_signal_ignored_by_whoever_started_us_stays_ignored(interrupts: None) 
 def test_the_second_signal_is_raised_where_the_run_is(interrupts: None) -> None:
     with polite_stop() as stop:
         signal.raise_signal(signal.SIGTERM)
-        assert stop.wait(5)
+        assert stop.wait()
         with pytest.raises(StoppedAtOnce, match="SIGINT"):
             signal.raise_signal(signal.SIGINT)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import re
 import signal
 import subprocess
@@ -10,10 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from typing import IO
 
-from tests.edge.manage import PATIENCE, started, wait_for
+from tests.edge.manage import started
 from tests.models import Parcel
+from tests.waiting import PATIENCE, take, until
 
 #: Seconds: a watcher that has this interval does not look again while a test runs.
 SELDOM = "600"
@@ -29,27 +30,19 @@ class Watcher:
         #: What a watch says of itself: that it begins, finishes rows, and ends.
         self.about_itself: list[str] = []
         #: The processes that were the spare, each since it was ready; only with --verbosity 2.
-        self.spares: queue.Queue[int] = queue.Queue()
+        self.spares: SimpleQueue[int] = SimpleQueue()
         self.out = _follow(process.stdout, [], [], self.spares)
         self.err = _follow(process.stderr, self.operations, self.about_itself, self.spares)
 
     def says(self, start: str, *, err: bool = False) -> str:
         """Wait for the next line, which is to begin like this, and return it."""
-        try:
-            line = (self.err if err else self.out).get(timeout=PATIENCE)
-        except queue.Empty:
-            raise AssertionError(f"waited without a result for {start!r}") from None
+        line = take(self.err if err else self.out, f"a line {start!r}")
         assert line.startswith(start), line
         return line
 
     def spare(self) -> int:
         """Wait for the next spare, and return its process."""
-        try:
-            return self.spares.get(timeout=PATIENCE)
-        except queue.Empty:
-            raise AssertionError(
-                "expected a line that a spare is ready, got none in time"
-            ) from None
+        return take(self.spares, "a line that a spare is ready")
 
     def end(self, signum: signal.Signals | None = signal.SIGTERM) -> tuple[int, str, str]:
         """Send the signal, if any; return the exit code, and what was said and not yet read."""
@@ -59,7 +52,7 @@ class Watcher:
         return code, _rest(self.out), _rest(self.err)
 
 
-Lines = queue.Queue[str]
+Lines = SimpleQueue[str]
 
 
 @contextmanager
@@ -72,9 +65,9 @@ def _follow(
     stream: IO[str] | None,
     operations: list[str],
     about_itself: list[str],
-    spares: queue.Queue[int],
+    spares: SimpleQueue[int],
 ) -> Lines:
-    lines: Lines = queue.Queue()
+    lines: Lines = SimpleQueue()
     assert stream is not None
     pipe = stream
 
@@ -99,7 +92,7 @@ def _follow(
 
 
 def _rest(lines: Lines) -> str:
-    return "\n".join(iter(lambda: lines.get(timeout=PATIENCE), ""))
+    return "\n".join(iter(lambda: take(lines, "the end of the output"), ""))
 
 
 def parcels(*notes: str) -> list[int]:
@@ -112,5 +105,5 @@ def unsent() -> set[int]:
 
 def wait_until_sent(*but: int) -> float:
     """Wait until every parcel is on its way, but these; return the time by the monotonic clock."""
-    wait_for(lambda: unsent() == set(but), "the parcels to be sent")
+    until(lambda: unsent() == set(but), "the parcels to be sent")
     return time.monotonic()

@@ -28,9 +28,10 @@ from dcl_processor.management import controlling
 from dcl_processor.person import this_user
 from tests.contract.support import errands as the
 from tests.edge.conftest import gate, manage  # noqa: F401  # fixtures
-from tests.edge.manage import PATIENCE, Manage, Ran, at_gate, processors, started, wait_for
+from tests.edge.manage import Manage, Ran, at_gate, processors, started
 from tests.edge.watchers import SELDOM, Watcher, parcels
 from tests.models import Errand, Parcel
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -220,7 +221,7 @@ def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
         (row,) = _records()
         api.pause(DELIVER)
         # It is "pausing" while a look for rows is under way.
-        wait_for(lambda: api.state(DELIVER).phase == "paused", "the watch to see the pause")
+        until(lambda: api.state(DELIVER).phase == "paused", "the watch to see the pause")
         assert api.state(DELIVER).seen == 1
         parcels("")
         api.run_now(DELIVER)
@@ -235,7 +236,7 @@ def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
 
 def test_run_now_wakes_a_watch_that_looks_seldom() -> None:
     with watching(SELDOM) as watcher:
-        wait_for(lambda: bool(api.state(DELIVER).looked_at), "the first look")
+        until(lambda: bool(api.state(DELIVER).looked_at), "the first look")
         parcels("")
         api.run_now(DELIVER)
         watcher.says(f"{DELIVER}: 1 processed")
@@ -244,11 +245,11 @@ def test_run_now_wakes_a_watch_that_looks_seldom() -> None:
 
 def test_two_workers_of_a_watch_obey_and_their_supervisor_ends_in_good_order() -> None:
     with watching("0.5", "--copies", "2") as watcher:
-        wait_for(lambda: bool(api.state(DELIVER).looked_at), "the first look")
+        until(lambda: bool(api.state(DELIVER).looked_at), "the first look")
         api.pause(DELIVER)
         parcels("", "")
         api.resume(DELIVER)
-        wait_for(lambda: sent() == 2, "two rows")
+        until(lambda: sent() == 2, "two rows")
         api.stop(DELIVER)
         assert watcher.process.wait(PATIENCE) == 0, watcher.operations
 
@@ -261,7 +262,7 @@ def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
     with started(*arguments, **ON, GATE=str(gate)) as process:
         at_gate(gate, handlers=2)
         api.pause(DELIVER, by="anna")
-        wait_for(lambda: api.state(DELIVER).seen == 1, "the command to see the pause")
+        until(lambda: api.state(DELIVER).seen == 1, "the command to see the pause")
         assert api.state(DELIVER).phase == "pausing"
         assert "(1 of 1 commands have seen it)" in api.state(DELIVER).sentence
         (gate / "open").touch()
@@ -279,7 +280,7 @@ def test_a_command_that_was_killed_is_shown_as_at_work_until_it_counts_as_lost(
     parcels("gate")
     with started("run", DELIVER, **ON, GATE=str(gate)) as process:
         at_gate(gate)
-        wait_for(RecordedRun.objects.exists, "its record")
+        until(RecordedRun.objects.exists, "its record")
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE)
     (found,) = api.history(DELIVER)
@@ -383,7 +384,7 @@ def test_the_page_of_the_admin_takes_what_runs_have_finished_since_its_last_look
 
 
 def _records() -> list[RecordedRun]:
-    wait_for(RecordedRun.objects.exists, "a record")
+    until(RecordedRun.objects.exists, "a record")
     return list(RecordedRun.objects.all())
 
 

@@ -35,9 +35,9 @@ from dcl_processor.ledger.tables import alias
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
-from tests.edge.manage import wait_for
 from tests.ledger.failing import failing
 from tests.models import Errand
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -276,10 +276,10 @@ def test_a_thread_that_waits_for_questions_is_not_replaced(clock: Clock) -> None
     ask(desk, lambda: None)
     line = desk._line
     assert line is not None
-    wait_for(lambda: line.busy_since is None, "the thread to wait")
+    until(lambda: line.busy_since is None, "the thread to wait")
     clock.now += 3600
     ask(desk, lambda: None)
-    wait_for(lambda: line.busy_since is None, "the thread to wait")
+    until(lambda: line.busy_since is None, "the thread to wait")
     desk.relieve()
     assert desk._line is line
     desk.close()
@@ -443,7 +443,7 @@ def test_orders_that_are_read_late_are_not_put_over_newer_ones(
     api.pause(NAME)
     clock.now += DEAD
     ledger.desk.relieve()
-    wait_for(lambda: ledger.orders[NAME].is_paused, "the new thread to read the pause")
+    until(lambda: ledger.orders[NAME].is_paused, "the new thread to read the pause")
     answer.set()
     the.wait(old.has_ended)
     assert ledger.orders[NAME].is_paused
@@ -475,7 +475,7 @@ def test_a_run_whose_ledger_has_a_dead_connection_still_follows_orders_and_is_re
         the.wait(wire.made)
         api.pause(NAME)
         clock.now += DEAD
-        wait_for(lambda: ledger.orders[NAME].is_paused, "the pause to be read")
+        until(lambda: ledger.orders[NAME].is_paused, "the pause to be read")
 
     with (
         override_settings(DATABASE_ROUTERS=[Elsewhere()]),
@@ -520,8 +520,8 @@ def test_the_end_of_a_record_is_tried_again_by_the_thread_of_the_ledger(
     monkeypatch.setattr(process, "AT_ONCE_FOR", 0.0)
     failing(monkeypatch, 4)
     processor(the.ignore)()
-    wait_for(lambda: [each.state for each in api.history(NAME)] == ["finished"], "its end")
-    wait_for(lambda: ledger._unwritten == [], "it to be forgotten")
+    until(lambda: [each.state for each in api.history(NAME)] == ["finished"], "its end")
+    until(lambda: ledger._unwritten == [], "it to be forgotten")
 
 
 def test_the_session_of_the_ledger_ends_sooner_than_a_database_can_be_dropped(
@@ -531,5 +531,5 @@ def test_the_session_of_the_ledger_ends_sooner_than_a_database_can_be_dropped(
     the.errands(1)
     processor(the.ignore)()
     began = time.monotonic()
-    wait_for(lambda: ledger.desk._line is None, "the thread to end")
+    until(lambda: ledger.desk._line is None, "the thread to end")
     assert time.monotonic() - began < 4

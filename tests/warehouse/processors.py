@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -17,13 +16,12 @@ from django.db.models import QuerySet
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.processes.graceful_stop import Stop
 from tests.models import Errand, Parcel
-
-PATIENCE = 30.0  # seconds
+from tests.waiting import PATIENCE, Barrier, until
 
 if "ASK_AT_IMPORT" in os.environ:
     Parcel.objects.count()  # which opens a connection
 
-three_at_once = threading.Barrier(3)
+three_at_once = Barrier(3)
 
 
 @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
@@ -38,7 +36,7 @@ def deliver(parcel: Parcel) -> None:
         case "gate":
             wait_at_gate()
         case "meet":
-            three_at_once.wait(PATIENCE)
+            three_at_once.wait()
         case "stamp":
             with Path(os.environ["STAMPS"]).open("a") as file:
                 file.write(f"{time.monotonic()}\n")  # a clock that processes share
@@ -94,6 +92,7 @@ class Weigh(BatchProcessor[Parcel]):
 weigh = Weigh()
 
 four_at_once = asyncio.Barrier(4)
+alone = asyncio.Lock()
 
 
 @batch_processor(
@@ -103,8 +102,24 @@ four_at_once = asyncio.Barrier(4)
     lease=Lease(PATIENCE),
 )
 async def gather(_: Errand) -> None:
-    """Go on when four are there."""
-    await asyncio.wait_for(four_at_once.wait(), PATIENCE / 6)
+    """Go on when four are there, who then wait at the gate if there is one.
+
+    With the variable ALONE, fail if another one is there.
+    """
+    if "ALONE" in os.environ:
+        assert not alone.locked(), "expected no other handler to be at work"
+        async with alone:
+            await asyncio.sleep(0.1)  # time for another one to come
+        return
+    gate = Path(os.environ["GATE"]) if "GATE" in os.environ else None
+    if gate is not None and (gate / "open").exists():
+        return
+    async with asyncio.timeout(PATIENCE):
+        await four_at_once.wait()
+        if gate is not None:
+            (gate / f"met-{os.getpid()}").touch()
+            while not (gate / "open").exists():
+                await asyncio.sleep(0.01)
 
 
 @batch_processor(
@@ -132,11 +147,6 @@ def fetch(errand: Errand) -> None:
         wait_at_gate()
 
 
-def told_to_stop() -> bool:
-    """Tell whether this run is to stop after this row; a handler is not meant to know."""
-    return any(issubclass(type(each), Stop) and each.is_set() for each in gc.get_objects())
-
-
 def audit(parcel: Parcel) -> None:
     if path := os.environ.get("AUDIT"):
         # One short line in append mode is written whole, even if other processes write.
@@ -147,15 +157,17 @@ def audit(parcel: Parcel) -> None:
 def wait_at_gate(variable: str = "GATE") -> None:
     """Say that a handler is at work, and stay there until the gate is opened."""
     gc.collect()  # what an earlier run of this process was given
+    # A handler is not meant to know whether its run is to stop after this row.
+    stops = [each for each in gc.get_objects() if issubclass(type(each), Stop)]
     gate = Path(os.environ[variable])
     (gate / f"reached-{os.getpid()}").touch()
-    deadline = time.monotonic() + PATIENCE
-    while not (gate / "open").exists():
-        if told_to_stop():
+
+    def is_open() -> bool:
+        if any(stop.is_set() for stop in stops):
             (gate / f"stopping-{os.getpid()}").touch()
-        if time.monotonic() > deadline:
-            raise TimeoutError("the gate was not opened")
-        time.sleep(0.01)
+        return (gate / "open").exists()
+
+    until(is_open, "the gate to be opened")
 
 
 if "SPARE_GATE" in os.environ and multiprocessing.current_process().name == "spare":
