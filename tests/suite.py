@@ -33,8 +33,9 @@ from tests.shares import selected_by
 FOLDER = CHECKOUT / "build" / "gate"
 #: Twice as many as there are processors: tests of processes wait a good part of their time.
 LANES = 2 * (os.cpu_count() or 1)
-#: So many times its budget, and a stage hangs.
-LIMIT = 3
+#: So many times its budget, and half an hour at least, and a stage hangs. A test that hangs ends
+#: earlier, by the time limit of pytest.
+LIMIT, LEAST_LIMIT = 3, 1800.0
 #: Waits that ran out are looked at again so often, if they are at most so many.
 REPEATS, MOST_LATE = 3, 5
 PATIENCE, MOST_PATIENCE = 120.0, 300.0  # seconds
@@ -117,7 +118,7 @@ class Run:
     def limit(self, stage: Stage) -> float:
         """Return the seconds after which the stage hangs."""
         scale = 1 if self.kind == "gate" else 8
-        return LIMIT * stage.budget * max(1.0, self.factor) * scale
+        return max(LEAST_LIMIT, LIMIT * stage.budget * max(1.0, self.factor) * scale)
 
     def environment(self, stage: Stage, name: str) -> dict[str, str]:
         patience = min(MOST_PATIENCE, PATIENCE * max(1.0, self.factor))
