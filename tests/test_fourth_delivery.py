@@ -81,7 +81,7 @@ def test_a_delivery_without_a_function_is_refused_before_the_first_row(
         run()
 
 
-@pytest.mark.timeout(620)  # over the subprocess's own
+@pytest.mark.timeout(660)  # over the subprocess's own
 def test_a_fourth_delivery_takes_forty_lines_at_most_and_keeps_the_contract() -> None:
     lines = inspect.getsource(archive.archive) + inspect.getsource(archive.pytest_configure)
     assert len(lines.splitlines()) <= 40

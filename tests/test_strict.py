@@ -120,7 +120,6 @@ def test_a_session_that_a_test_ends_with_success_fails(tmp_path: Path) -> None:
     assert code == 1, said
 
 
-@pytest.mark.timeout(300)  # it imports the whole suite
 def test_every_test_that_is_written_is_collected() -> None:
     """A file's name, a second function of one name, or a class may hide it from pytest."""
     listed = subprocess.run(

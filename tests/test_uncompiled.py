@@ -29,7 +29,6 @@ NEED_ITS_SPEED = {
 }
 
 
-@pytest.mark.timeout(300)
 def test_the_contract_is_kept_without_compiled_statements() -> None:
     files = [f"tests/contract/test_{name}.py" for name in CONTRACT.split()]
     others = [

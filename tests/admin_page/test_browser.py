@@ -23,7 +23,6 @@ from tests.admin_page.conftest import MakePayments
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not is_installed(), reason=f"{CHROMIUM} is not installed"),
 ]
 

@@ -67,7 +67,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-@pytest.mark.timeout(240)
 def test_everybody_drains_and_the_figures_are_written(tmp_path: Path) -> None:
     written = tmp_path / "results.json"
     scenarios = "one-by-one,batches,copies,statements,backlog,snapshot"
@@ -92,7 +91,6 @@ def test_everybody_drains_and_the_figures_are_written(tmp_path: Path) -> None:
     assert 2 <= counts["transactional, batch 1"] < counts["spanning, batch 1"]
 
 
-@pytest.mark.timeout(600)
 def test_everybody_drains_through_each_network(tmp_path: Path) -> None:
     written = tmp_path / "results.json"
     done = run("--rows", "10", "--only", "network", "--json", str(written))

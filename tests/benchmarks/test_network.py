@@ -33,7 +33,6 @@ from tests.models import Errand
 
 pytestmark = [
     pytest.mark.skipif(connection.vendor != "postgresql", reason="it knows PostgreSQL's protocol"),
-    pytest.mark.timeout(240),
 ]
 
 PATIENCE = 60.0  # seconds

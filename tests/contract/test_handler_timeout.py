@@ -36,7 +36,6 @@ from tests.models import Errand, Parcel
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    pytest.mark.timeout(60),
 ]
 
 POSTGRESQL = connection.vendor == "postgresql"

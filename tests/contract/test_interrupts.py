@@ -256,7 +256,6 @@ def end_unused_coroutines() -> None:
             each.close()
 
 
-@pytest.mark.timeout(60)  # it waits without end for what was not sent
 # Of coroutines that an interrupt has left before they were used.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
@@ -334,7 +333,6 @@ def interrupted_at_step(at: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
 def test_i10_an_interrupt_loses_no_outcome_of_a_handler_on_an_event_loop(kind: str) -> None:

@@ -25,8 +25,6 @@ from tests.edge.manage import CHECKOUT, at_gate
 from tests.edge.watchers import watching
 from tests.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.timeout(240)
-
 FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # what pg_ctl sends
 GONE = "warehouse.deliver: expected the database 'default' to answer, got"
 #: What a look meets that comes just as the server is back; and the look after it.

@@ -26,7 +26,7 @@ from tests.docs.output import difference
 from tests.edge.manage import CHECKOUT, environment
 from tests.waiting import PATIENCE, until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 PAGE = CHECKOUT / "docs/howto/stuck.md"
 TITLE = "\n## One night, from the alarm to the morning\n"

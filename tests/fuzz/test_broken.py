@@ -14,7 +14,6 @@ from tests.fuzz.test_fuzz import search
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-    pytest.mark.timeout(600),  # up to three searches
 ]
 
 

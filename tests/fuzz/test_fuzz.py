@@ -62,7 +62,7 @@ def search(
     return came_to
 
 
-@pytest.mark.timeout(max(300, 5 * FUZZ))
+@pytest.mark.timeout(max(600, 5 * FUZZ))
 @pytest.mark.parametrize("delivery", Delivery)
 def test_a_generated_pair_is_refused_by_name_or_goes_right(
     delivery: Delivery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -92,7 +92,7 @@ def count_waiting(patch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-@pytest.mark.timeout(max(300, 5 * FUZZ))
+@pytest.mark.timeout(max(600, 5 * FUZZ))
 @pytest.mark.parametrize("delivery", Delivery)
 def test_generated_rows_go_right_whose_flips_wait_for_the_next_claim(
     delivery: Delivery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -106,7 +106,7 @@ def test_generated_rows_go_right_whose_flips_wait_for_the_next_claim(
     assert came_to[TROUBLED] > EXAMPLES / 2
 
 
-@pytest.mark.timeout(max(300, 5 * FUZZ))
+@pytest.mark.timeout(max(600, 5 * FUZZ))
 def test_generated_rows_go_right_that_have_a_mark_beside_their_lease(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
