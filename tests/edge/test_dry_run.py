@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,21 @@ from django.test.utils import CaptureQueriesContext
 
 from tests.edge.conftest import HEAD
 from tests.edge.manage import CHECKOUT, Install, Manage, processors
-from tests.edge.watchers import parcels
+from tests.edge.watchers import parcels, watching
 from tests.models import Parcel
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CAREFUL = """
-@batch_processor(
-    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, max_pending=2
-)
+import os
+
+def pending():
+    with open(os.environ.get("LOOKS", os.devnull), "a") as looks:
+        looks.write(".")
+    return Parcel.objects.filter(sent=False)
+
+@batch_processor(pending=pending, done={"sent": True}, max_pending=2)
 def send(parcel):
     pass
 """
@@ -137,23 +142,22 @@ def test_a_run_that_refuses_says_how_many_wait_and_how_to_go_on(
     assert manage("run", "careful.send").out.startswith("careful.send: 1 processed")
 
 
-def careful(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the processor in a process that finds its app, and so do its workers."""
+def careful(folder: Path) -> dict[str, str]:
+    """Return the variables of a process that finds the processor's app, and so do its workers."""
     (folder / "careful").mkdir()
     (folder / "careful" / "__init__.py").touch()
     (folder / "careful" / "processors.py").write_text(HEAD + CAREFUL)
     settings = "from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, 'careful']\n"
     (folder / "careful_settings.py").write_text(settings)
-    found = {
+    return {
         "PYTHONPATH": f"{CHECKOUT}:{folder}",
         "DJANGO_SETTINGS_MODULE": "careful_settings",
     }
-    return processors("run", "careful.send", *arguments, **found)
 
 
 def test_with_several_workers_the_sentence_comes_once(tmp_path: Path) -> None:
     parcels("", "", "")
-    done = careful(tmp_path, "--copies", "2")
+    done = processors("run", "careful.send", "--copies", "2", **careful(tmp_path))
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"careful.send: {REFUSED}",
@@ -164,7 +168,12 @@ def test_with_several_workers_the_sentence_comes_once(tmp_path: Path) -> None:
 
 def test_a_watch_reports_it_once_and_goes_on(tmp_path: Path) -> None:
     parcels("", "", "")
-    done = careful(tmp_path, "--watch", "0.1", "--max-runtime", "2")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.count(REFUSED) == 1
+    looks = tmp_path / "looks"
+    looks.touch()
+    variables = careful(tmp_path)
+    with watching("careful.send", "--watch", "0.1", **variables, LOOKS=str(looks)) as watcher:
+        watcher.says(f"careful.send: {REFUSED}", err=True)
+        asked = looks.stat().st_size
+        until(lambda: looks.stat().st_size >= 3 * asked, "a third look")
+        assert watcher.end() == (0, "", "")
     assert unsent() == 3

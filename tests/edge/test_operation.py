@@ -8,10 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dcl_processor import batch_processor
@@ -29,7 +29,7 @@ from tests.edge.manage import (
     processors,
     started,
 )
-from tests.edge.watchers import parcels
+from tests.edge.watchers import SELDOM, parcels, watching
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE
 
@@ -72,8 +72,9 @@ def test_in_json_it_is_one_object_with_both(copies: list[str]) -> None:
 
 def test_a_watch_tells_both() -> None:
     parcels("", "read only", "")
-    done = processors("run", DELIVER, "--watch", "0.2", "--max-runtime", "3", "--json")
-    first, second, *_ = map(json.loads, done.stdout.splitlines())
+    with watching(DELIVER, "--watch", "0.2", "--json") as watcher:
+        first, second = (json.loads(watcher.says("{")) for _ in range(2))
+        watcher.end()
     assert (first["name"], first["processed"], first["ok"]) == (DELIVER, 2, False)
     assert (second["name"], second["ok"]) == (DELIVER, False)
     assert second["error"].startswith(READ_ONLY)
@@ -193,13 +194,13 @@ def test_a_full_disk_ends_no_watch() -> None:
 # --- a run that cannot be made, in JSON
 
 
-@pytest.mark.parametrize("more", [[], ["--watch", "0.2", "--max-runtime", "1"]], ids=" ".join)
+@pytest.mark.parametrize("more", [[], ["--watch", "0.2"]], ids=" ".join)
 def test_a_run_that_cannot_be_made_is_a_json_object(more: list[str]) -> None:
     nowhere = "postgres://nobody@127.0.0.1:1/nowhere"
-    done = processors("run", DELIVER, "--json", *more, DATABASE_URL=nowhere)
-    documents = [json.loads(line) for line in done.stdout.splitlines()]
-    assert documents
-    for document in documents:
+    with watching(DELIVER, "--json", *more, DATABASE_URL=nowhere) as watcher:
+        said = watcher.says("{")
+        _, rest, _ = watcher.end(signal.SIGTERM if more else None)
+    for document in map(json.loads, [said, *rest.splitlines()]):
         assert (document["name"], document["ok"]) == (DELIVER, False)
         assert document["error"].startswith("expected the database 'default' to answer, got: ")
 
@@ -248,37 +249,42 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(
     assert unsent() == 3 - int(out.split()[1])
 
 
+#: The settings of workers that do not come to their end while they load.
+LOADING = """
+import multiprocessing, os, pathlib, time
+from tests.warehouse.settings import *
+if multiprocessing.parent_process() is not None:
+    (pathlib.Path(os.environ["GATE"]) / f"reached-{os.getpid()}").touch()
+    time.sleep(600)
+"""
+
+
 @pytest.mark.parametrize("watch", [[], ["--watch", "1"]], ids=" ".join)
-def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(watch: list[str]) -> None:
-    """Of three tries the fastest counts, measured by how fast this machine starts a process."""
+def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(
+    tmp_path: Path, gate: Path, watch: list[str]
+) -> None:
+    """It waits for none that is loading."""
     parcels(*[""] * 50)
-    starts, ends = list[float](), list[float]()
-    for wait in (0.0, 0.1, 0.3):
-        began = time.monotonic()
-        with started("run", DELIVER, "--copies", "4", *watch) as process:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            deadline = time.monotonic() + 30
-            # The resource tracker is the first.
-            while len(children.read_text().split()) < 2 and process.poll() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            starts.append(time.monotonic() - began)
-            time.sleep(wait)
-            process.terminate()
-            time.sleep(0.1)
-            process.terminate()
-            began = time.monotonic()
-            _, err = process.communicate(timeout=PATIENCE)
-            ends.append(time.monotonic() - began)
-        # Those that had come to their rows may have been ready with all of them.
-        if process.returncode != 0:
-            assert process.returncode == 128 + signal.SIGTERM
-            assert besides_lifecycle(err).splitlines() == [
-                "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back."
-            ]
-        assert "Traceback" not in err
-    # A command that waits for the copies that it has started takes seconds more.
-    assert min(ends) < 1 + min(starts), (starts, ends)
+    (tmp_path / "loading.py").write_text(LOADING)
+    arguments = ("run", DELIVER, "--copies", "4", *watch)
+    variables = {
+        "DJANGO_SETTINGS_MODULE": "loading",
+        "PYTHONPATH": f"{CHECKOUT}:{tmp_path}",
+        "GATE": str(gate),
+        "EXIT_WITHIN": SELDOM,
+    }
+    with started(*arguments, **variables) as process:
+        copies = at_gate(gate, handlers=4)
+        # Two that come before it looks are one to it, if they are equal.
+        process.send_signal(signal.SIGHUP)
+        process.terminate()
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert besides_lifecycle(err).splitlines() == [
+        "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back."
+    ]
+    assert not any(map(psutil.pid_exists, copies))
+    assert unsent() == 50
 
 
 UNGUARDED = """

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from django.db import connection
 
-from dcl_processor.processes.child import EXIT_WITHIN
 from tests.cleaner import NAME as CLEANER
 from tests.edge.manage import at_gate
 from tests.edge.test_supervisor import AGAIN, SPARED, handlers
@@ -25,6 +24,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
 TWO = (DELIVER, "--copies", "2", "--verbosity", "2")
+#: A process that does not end by itself is killed later than a test waits, and so ends no gate.
+NO_KILL = {"EXIT_WITHIN": SELDOM, "PATIENCE": SELDOM}
 
 
 @pytest.fixture
@@ -171,11 +172,10 @@ def test_the_spare_ends_when_the_supervisor_is_killed(spare_gate: Path, is_loadi
 @pytest.mark.parametrize("is_loading", [False, True])
 @pytest.mark.parametrize("how", ["signal", "signal to the group", "rows"])
 def test_the_spare_ends_with_the_watch(spare_gate: Path, how: str, is_loading: bool) -> None:
-    """It is not killed in the end, which would take longer, and the watch waits for no import."""
+    """It is not killed after a while, and the watch waits for no import."""
     arguments = (*TWO, "--watch", "0.2", "--max-rows", "2")
-    with watching(*arguments, SPARE_GATE=str(spare_gate)) as watcher:
+    with watching(*arguments, **NO_KILL, SPARE_GATE=str(spare_gate)) as watcher:
         spare = spare_of(watcher, spare_gate, is_loading=is_loading)
-        began = time.monotonic()
         match how:
             case "signal":
                 watcher.process.send_signal(signal.SIGTERM)
@@ -184,10 +184,8 @@ def test_the_spare_ends_with_the_watch(spare_gate: Path, how: str, is_loading: b
             case "rows":
                 parcels("", "")
         code, _, err = watcher.end(None)
-        took = time.monotonic() - began
     assert (code, err) == (0, "")
     assert not is_running(spare)
-    assert took < EXIT_WITHIN
 
 
 @pytest.mark.parametrize("is_loading", [False, True])
@@ -195,24 +193,21 @@ def test_a_second_signal_ends_the_spare_at_once(
     gate: Path, spare_gate: Path, is_loading: bool
 ) -> None:
     parcels("gate", "gate")
-    variables = {"GATE": str(gate), "SPARE_GATE": str(spare_gate)}
+    variables = {**NO_KILL, "GATE": str(gate), "SPARE_GATE": str(spare_gate)}
     with watching(*TWO, "--watch", SELDOM, **variables) as watcher:
         at_gate(gate, handlers=2)
         spare = spare_of(watcher, spare_gate, is_loading=is_loading)
         watcher.process.send_signal(signal.SIGTERM)
         at_gate(gate, "stopping", handlers=2)
-        began = time.monotonic()
         code, _, err = watcher.end(signal.SIGTERM)
-        took = time.monotonic() - began
     assert code == 128 + signal.SIGTERM
     assert err.startswith("CommandError: stopped at once by SIGTERM; ")
     assert not is_running(spare)
-    assert took < EXIT_WITHIN
 
 
 def test_a_spare_that_is_loading_keeps_no_place(audit: Path, spare_gate: Path) -> None:
     """Neither the successor of a worker nor a stop waits for it."""
-    variables = {"AUDIT": str(audit), "SPARE_GATE": str(spare_gate)}
+    variables = {**NO_KILL, "AUDIT": str(audit), "SPARE_GATE": str(spare_gate)}
     with watching(*TWO, "--watch", "0.2", **variables) as watcher:
         (spare,) = at_gate(spare_gate)
         until(lambda: at_work(audit, 2), "both workers")
@@ -220,12 +215,9 @@ def test_a_spare_that_is_loading_keeps_no_place(audit: Path, spare_gate: Path) -
         assert re.search(f"{AGAIN}$", watcher.says(f"{DELIVER}, copy ", err=True))
         until(lambda: at_work(audit, 3), "the successor")
         assert spare not in handlers(audit)
-        began = time.monotonic()
         code, _, err = watcher.end()
-        took = time.monotonic() - began
     assert (code, err) == (0, "")
     assert not is_running(spare)
-    assert took < EXIT_WITHIN
 
 
 def test_a_spare_that_is_killed_again_and_again_is_started_later_each_time() -> None:

@@ -7,19 +7,22 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from django.db import connection
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor.processes import child
 from dcl_processor.processes.graceful_stop import Stop
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, Barrier, until
 
 if "ASK_AT_IMPORT" in os.environ:
     Parcel.objects.count()  # which opens a connection
+
+if "EXIT_WITHIN" in os.environ:
+    child.EXIT_WITHIN = float(os.environ["EXIT_WITHIN"])
 
 three_at_once = Barrier(3)
 
@@ -37,9 +40,6 @@ def deliver(parcel: Parcel) -> None:
             wait_at_gate()
         case "meet":
             three_at_once.wait()
-        case "stamp":
-            with Path(os.environ["STAMPS"]).open("a") as file:
-                file.write(f"{time.monotonic()}\n")  # a clock that processes share
         case "print":
             print(f"at the door of {parcel.pk}")
     audit(parcel)
