@@ -43,14 +43,9 @@ def content(file: Path) -> dict[str, Any]:
     return document
 
 
-def written_again(file: Path) -> bool:
-    """Tell whether the file is written again within a few of its paces."""
-    before, deadline = file.stat().st_mtime_ns, time.monotonic() + 4
-    while time.monotonic() < deadline:
-        if file.exists() and file.stat().st_mtime_ns != before:
-            return True
-        time.sleep(0.05)
-    return False
+def wait_until_written_again(file: Path) -> None:
+    before = file.stat().st_mtime_ns
+    until(lambda: file.stat().st_mtime_ns != before, "the file to be written again")
 
 
 # --- the file of a command
@@ -74,7 +69,7 @@ def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
 
         until(all_named, "the rows at hand")
         document = content(file)
-        assert written_again(file)
+        wait_until_written_again(file)
         (gate / "open").touch()
         wait_until_sent()
         until(lambda: all(each["state"] == "waits" for each in content(file)["workers"]), "the end")
@@ -101,14 +96,12 @@ def test_one_worker_that_does_not_move_makes_it_old(
         until(file.exists, "the file")
         os.kill(stopped, signal.SIGSTOP)
         try:
-            until(lambda: not written_again(file), "an old file")
-            probed = alive.main([str(file), "--max-age", "3"])
+            until(lambda: alive.main([str(file), "--max-age", "3"]) == 1, "an old file")
         finally:
             os.kill(stopped, signal.SIGCONT)
-        until(lambda: written_again(file), "a fresh file")
+        wait_until_written_again(file)
         (gate / "open").touch()
         assert watcher.end()[0] == 0
-    assert probed == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -325,15 +318,16 @@ def test_a_service_is_ready_is_pinged_and_stops(manager: socket.socket, gate: Pa
 
 @pytest.mark.django_db(transaction=True)
 def test_the_last_row_of_a_service_has_the_time_of_its_limit(
-    manager: socket.socket, tmp_path: Path
+    manager: socket.socket, tmp_path: Path, gate: Path
 ) -> None:
-    parcels("until its limit")
+    parcels("gate")
     audit = tmp_path / "audit"
     audit.touch()
     arguments = ("hanging.deliver", "--watch", "600")
     # With a watchdog the command shows its state each 0.1 s, so before the row ends.
     watchdog = {"WATCHDOG_USEC": "200000"}
     more = {**environment(manager), **watchdog, **SETTINGS, "AUDIT": str(audit)}
+    more |= {"LIMIT": "600", "GATE": str(gate)}
     with watching(*arguments, **more) as watcher:
         said: list[str] = []
         while not any("1 of 1 workers at work" in line for line in said):
@@ -341,10 +335,11 @@ def test_the_last_row_of_a_service_has_the_time_of_its_limit(
         watcher.process.send_signal(signal.SIGTERM)
         while "STOPPING=1" not in said:
             said = received(manager)
+        (gate / "open").touch()
         assert watcher.end(None)[0] == 0
     (extended,) = [line for line in said if line.startswith("EXTEND_TIMEOUT_USEC=")]
-    # The limit is 2 s and the grace is 1 s.
-    assert 0 < int(extended.partition("=")[2]) / 1e6 <= 3 + health_module.MARGIN
+    # The limit is 600 s and the grace is 1 s.
+    assert 0 < int(extended.partition("=")[2]) / 1e6 <= 601 + health_module.MARGIN
 
 
 def test_only_while_all_are_alive_it_is_written_and_pinged(

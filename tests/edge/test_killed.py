@@ -122,10 +122,10 @@ def test_in_a_watch_it_is_killed_and_another_takes_its_place(
 
 def test_a_row_within_its_limit_is_handled_in_peace(audit: Path) -> None:
     """Together they take longer than the limit and the grace."""
-    parcels(*["long"] * 14)
-    done = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit))
+    parcels(*["long"] * 3)
+    done = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit), LIMIT="240")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{DELIVER}: 14 processed")
+    assert done.stdout.startswith(f"{DELIVER}: 3 processed")
     assert len(pids(audit)) == 1
 
 
