@@ -5,26 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from django.db import connection, connections
 
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import run_finished
+from dcl_processor.watch import notify
+from dcl_processor.watch import watch as watch_module
 from dcl_processor.watch.connection_age import Recycler
+from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Plan, Watch
 from tests.cleaner import NAME as CLEANER
 from tests.edge.manage import database_url
 from tests.edge.watchers import parcels, watching
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 from tests.warehouse.processors import deliver, weigh
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SECONDS = 4.0
-SHARE = 0.02
 
 
 @pytest.fixture(params=[0, 60])
@@ -98,39 +98,39 @@ def test_a_look_is_one_statement(max_age: int) -> None:
     assert (connection.connection is None) == (max_age == 0)
 
 
+@pytest.mark.parametrize("listen", [False, True])
+def test_between_two_looks_it_sleeps(monkeypatch: pytest.MonkeyPatch, listen: bool) -> None:
+    """It only wakes for a moment each 0.2 s, and where it listens, on what comes."""
+    stop, waits = Stop(), list[tuple[int, float]]()
+
+    def wait(files: list[Any], pause: float) -> list[Any]:
+        waits.append((len(files), pause))
+        if len(waits) == 10:
+            stop.set()
+        return []
+
+    monkeypatch.setattr(notify, "BURST", 0.0)  # it looks again after that
+    monkeypatch.setattr(watch_module, "connection", SimpleNamespace(wait=wait))
+    with runs() as made:
+        Watch([deliver], Plan(interval=600, listen=listen), stop, lambda *_: None).run()
+    assert waits == [(int(listen), POLL_IDLE)] * 10
+    assert 1 <= len(made) <= 2 + listen
+
+
 @pytest.mark.parametrize("options", [[], ["--listen"]])
-def test_idle_it_has_no_open_transaction_and_needs_no_processor(options: list[str]) -> None:
+def test_idle_it_has_no_open_transaction(options: list[str]) -> None:
     parcels("")
     url = f"{database_url()}?conn_max_age=60"
-    arguments = ("warehouse.deliver", "--watch", "1", *options)
-    with watching(*arguments, DATABASE_URL=url) as watcher:
+    with watching("warehouse.deliver", "--watch", "1", *options, DATABASE_URL=url) as watcher:
         watcher.says("warehouse.deliver: 1 processed in ")
-        process = psutil.Process(watcher.process.pid)
         states: list[tuple[str, ...]] = []
-        shares: list[float] = []
-        # The run after it may come in the first.
-        while len(shares) < 3 and min(shares, default=1) > SHARE:
-            shares.append(share_used(process, states))
+        for _ in range(80):
+            states.append(sessions())
+            time.sleep(0.05)
+        until(lambda: sessions() == ("idle",) * (1 + len(options)), "its sessions to be idle")
         assert watcher.end() == (0, "", "")
-    print(f"idle, {' '.join(arguments)}: {min(shares):.2%} of a processor")
-    assert min(shares) <= SHARE
     # Its statements may be seen under way, but no transaction of theirs between two of them.
     assert {state for seen in states for state in seen} <= {"idle", "active"}
-    assert ("idle",) * (1 + len(options)) in states
-
-
-def share_used(process: psutil.Process, states: list[tuple[str, ...]]) -> float:
-    """Note the states of the sessions for some seconds; return what it used of a processor."""
-    began, used = time.monotonic(), used_by(process)
-    while time.monotonic() - began < SECONDS:
-        states.append(sessions())
-        time.sleep(0.05)
-    return (used_by(process) - used) / (time.monotonic() - began)
-
-
-def used_by(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def sessions() -> tuple[str, ...]:
