@@ -206,7 +206,7 @@ def offered(processor: BatchProcessor[Any]) -> dict[str, bool]:
     none = question.table.none()
     found = {}
     for name, action in ACTIONS.items():
-        options: dict[str, Any] = {"values": None, "reason": ""}
+        options: dict[str, Any] = {"values": None, "reason": "", "force": False}
         if _can(action, processor, none, options):
             found[name] = False
         elif action.takes_values and _can(

@@ -311,6 +311,26 @@ def test_rows_that_may_be_at_work_are_left_with_the_reason(
     assert "a worker may be at work" in asked.content.decode()
 
 
+def test_a_charge_that_is_paid_is_left_with_the_reason(
+    operator: Client, payments: MakePayments
+) -> None:
+    """Before the confirmation, and also if it is paid between the confirmation and the action."""
+
+    def pay(row: Payment) -> None:
+        paid = {"state": State.CAPTURED, "capturing_since": None, "charge_id": f"ch_{row.pk}"}
+        Payment.objects.filter(pk=row.pk).update(**paid)
+
+    since = timezone.now() - timedelta(hours=2)
+    rows = payments(3, state=State.CAPTURING, capturing_since=since)
+    pay(rows[0])
+    asked = post(operator, ACT, action="requeue", state="rows", pk=[row.pk for row in rows])
+    assert button(asked) == "Put back 2 rows"
+    assert "neither pending nor claimed nor given up: done" in asked.content.decode()
+    pay(rows[1])
+    post(operator, ACT, plan=hidden(asked))
+    assert states() == [State.CAPTURED, State.CAPTURED, State.DUE]
+
+
 @pytest.mark.parametrize(
     "sent",
     [
