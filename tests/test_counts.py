@@ -159,6 +159,24 @@ def test_a_batch_costs_what_one_row_does(size: int) -> None:
     assert each == Cost(2, 1, 1) / size
 
 
+def test_rows_that_fail_cost_no_statement() -> None:
+    """Nor does their batch. The wrapper keeps batches apart: those with failures always are."""
+
+    def spent(failing: int) -> Cost:
+        def fail(row: Parcel) -> None:
+            if row.pk % 100 < failing:
+                raise ValueError(row.pk)
+
+        processor = batch_processor(pending=PARCELS, done={"sent": True}, batch_size=100)(fail)
+        parcels(500)
+        bad = 5 * failing
+        with connection.execute_wrapper(lambda execute, *statement: execute(*statement)):
+            return cost(lambda: assert_run(processor(), processed=500 - bad, failed=bad))
+
+    spent(0)  # what is done once on a connection is not counted
+    assert spent(0) == spent(3)
+
+
 def test_an_empty_run_costs_one_look() -> None:
     assert cost(transactional()) == Cost(1, 1, 0)
     assert cost(transactional(pending=SPANNING)) == Cost(1, 1, 0)

@@ -11,7 +11,17 @@ from django.db import connection
 from django.db.models import Q
 
 from . import rows
-from .contenders import ARTICLE, BATCH, CONCURRENT, ONE_MESSAGE, OURS, SPANNING
+from .contenders import (
+    ARTICLE,
+    BATCH,
+    CONCURRENT,
+    LEDGER,
+    METRICS,
+    ONE_MESSAGE,
+    OURS,
+    SPANNING,
+    WITH_FAILURES,
+)
 from .contenders.raw import connect
 from .measuring import Bench, Measurement, alone, drain, take_turns
 from .network import NETWORKS
@@ -57,6 +67,13 @@ def one_by_one(bench: Bench) -> None:
 def batches(bench: Bench) -> None:
     """One worker, many rows for each commit, a handler that does nothing."""
     take_turns(_more(bench), "batches", BATCHES, 20 * bench.unit)
+
+
+def extras(bench: Bench) -> None:
+    """One worker, and what costs it something beside its rows: failures, and what is noted."""
+    take_turns(_more(bench), "extras", (OURS, LEDGER, METRICS, ARTICLE), bench.unit)
+    more = (BATCH, WITH_FAILURES, "raw statements, batch 100")
+    take_turns(_more(bench), "extras", more, 10 * bench.unit)
 
 
 def queues(bench: Bench) -> None:
@@ -182,6 +199,7 @@ def repetitive(bench: Bench) -> None:
 SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "one-by-one": one_by_one,
     "batches": batches,
+    "extras": extras,
     "queues": queues,
     "network": network,
     "copies": copies,

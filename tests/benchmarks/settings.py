@@ -17,10 +17,13 @@ TIME_ZONE = "UTC"
 INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "dcl_processor",
+    "dcl_processor.ledger",
     "tests",
     # Contenders that are installed only in the benchmarks' own environment.
     *(app for app in ("django_tasks", "django_tasks_db", "mailer") if find_spec(app)),
 ]
+
+DCL_PROCESSOR_LEDGER = False  # a contender switches it on
 
 TASKS = {"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}}
 

@@ -6,7 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from .contenders import ARTICLE, BATCH, CONCURRENT, ONE_MESSAGE, OURS, SPANNING
+from .contenders import (
+    ARTICLE,
+    BATCH,
+    CONCURRENT,
+    FAILING,
+    LEDGER,
+    METRICS,
+    ONE_MESSAGE,
+    OURS,
+    SPANNING,
+    WITH_FAILURES,
+)
 from .measuring import Measurement
 from .network import SOCKET
 
@@ -158,6 +169,36 @@ def _racing() -> Iterator[Target]:
         )
 
 
+def _extras() -> Iterator[Target]:
+    """In this process's own time: what the server takes depends on what else runs there."""
+    ratios = (
+        ("batch 100, vs the bare driver's", BATCH, "raw statements, batch 100", 7.5),
+        ("batch 100, vs the article's loop", BATCH, ARTICLE, 0.04),
+        (f"batch 100, {FAILING} % of rows fail, vs none", WITH_FAILURES, BATCH, 1.5),
+        ("batch 1, metrics and traces, vs neither", METRICS, OURS, 1.75),
+    )
+    for what, ours, theirs, bound in ratios:
+        yield Target(
+            what=f"processor time of a row: {what}",
+            scenario="extras",
+            ours=Side([ours]),
+            theirs=Side([theirs]),
+            figure="CPU ms per row",
+            bound=bound,
+            at_most=True,
+        )
+    yield Target(
+        what="processor time of a row: ms more with the ledger",
+        scenario="extras",
+        ours=Side([LEDGER]),
+        theirs=Side([OURS]),
+        figure="CPU ms per row",
+        bound=0.15,
+        at_most=True,
+        difference=True,
+    )
+
+
 TARGETS: Sequence[Target] = (
     *_one_by_one(),
     Target(
@@ -195,6 +236,7 @@ TARGETS: Sequence[Target] = (
         theirs=Side(["procrastinate, concurrency 10"]),
         bound=2,
     ),
+    *_extras(),
     *_racing(),
     *_crowd("own-table", OURS, 2.2),
     *_crowd("spanning", SPANNING, 3.2),

@@ -30,19 +30,21 @@ TABLE = "tests_errand."
 
 #: Contenders in this environment, by how many scenarios each is in below.
 HERE = {
-    "transactional, batch 1": 3,  # one by one, copies, statements
-    "transactional, batch 100": 1,
+    "transactional, batch 1": 4,  # one by one, extras, copies, statements
+    "transactional, batch 1, ledger": 1,
+    "transactional, batch 100": 2,
+    "transactional, batch 100, 3 % fail": 1,
     "transactional, batch 500": 1,
     "at most once, batch 1": 1,
     "at least once, batch 1": 1,
     "spanning, batch 1": 1,
-    "article's loop": 2,
+    "article's loop": 3,
     "raw statements, batch 1": 1,
     "raw prepared statements, batch 1": 1,
     "raw one message, batch 1": 1,
     "raw claim, batch 1": 1,
     "raw prepared claim, batch 1": 1,
-    "raw statements, batch 100": 1,
+    "raw statements, batch 100": 2,
     "raw statements, batch 500": 1,
     "raw claim, batch 100": 1,
     "raw claim, batch 500": 1,
@@ -69,7 +71,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_everybody_drains_and_the_figures_are_written(tmp_path: Path) -> None:
     written = tmp_path / "results.json"
-    scenarios = "one-by-one,batches,copies,statements,backlog,snapshot"
+    scenarios = "one-by-one,batches,extras,copies,statements,backlog,snapshot"
     done = run("--rows", "20", "--copies", "2", "--only", scenarios, "--json", str(written))
 
     assert done.returncode == 0, done.stdout + done.stderr

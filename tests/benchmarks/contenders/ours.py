@@ -14,8 +14,8 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(copies: int, *, delivery: str, batch_size: int, **run: Any) -> Drained:
-    """Run once; ``run`` are the parameters of ``run()``."""
+def drain(copies: int, *, delivery: str, batch_size: int, failing: int = 0, **run: Any) -> Drained:
+    """Run once; ``failing``: of a hundred rows; ``run``: the parameters of ``run()``."""
     handle = handling.handle
     options: dict[str, Any] = {"lease": Lease(60)} if delivery == Delivery.AT_LEAST_ONCE else {}
 
@@ -28,6 +28,10 @@ def drain(copies: int, *, delivery: str, batch_size: int, **run: Any) -> Drained
     )
     def errands(row: Errand) -> None:
         handle(row.pk)
+        if row.pk % 100 < failing:
+            raise ValueError(row.pk)
 
-    report = errands(wait_for_locked=60, **run).raise_for_failures()
+    report = errands(wait_for_locked=60, **run)
+    if not failing:
+        report.raise_for_failures()
     return Drained(report.processed)
