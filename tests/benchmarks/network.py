@@ -19,12 +19,13 @@ from typing import Any
 
 from django.db import connection
 
+from tests.waiting import PATIENCE, Late
+
 from .protocol import Counts
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 LIFETIME = 3600.0  # seconds, after which a proxy ends in any case
-PATIENCE = 60.0  # seconds for a proxy to start, or to answer
 
 #: The networks that are compared, each with the seconds that it adds to a round trip.
 SOCKET = "socket"
@@ -54,11 +55,11 @@ class Proxy:
         line = b""
         while not line.endswith(b"\n"):
             ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
-            more = os.read(self.process.stdout.fileno(), 4096) if ready else b""
+            if not ready:
+                raise Late("a line from the delay proxy")
+            more = os.read(self.process.stdout.fileno(), 4096)
             if not more:
-                raise ProxyFailedError(
-                    f"expected a line from the delay proxy within {PATIENCE:.0f} s, got none."
-                )
+                raise ProxyFailedError("expected a line from the delay proxy, got its end.")
             line += more
         return line.decode().strip()
 

@@ -12,9 +12,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE
+
 _spawn = multiprocessing.get_context("spawn")
 
-PATIENCE = 600.0  # seconds for one measurement, after which it counts as hanging
+#: Seconds for one measurement, of which some take minutes; after that it counts as hanging.
+ENDS_WITHIN = 5 * PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Team:
         for _, pipe in self._members:
             pipe.close()
         for process, _ in self._members:
-            process.join(10)
+            process.join(PATIENCE)
             if process.is_alive():
                 process.kill()
         self._members.clear()
@@ -106,8 +109,8 @@ def _start(number: int) -> tuple[Any, Connection]:
 
 
 def _hear(pipe: Connection, order: Order) -> Any:
-    if not pipe.poll(PATIENCE):
-        raise CopyFailedError(f"{order.contender}: expected an end within {PATIENCE:.0f} s.")
+    if not pipe.poll(ENDS_WITHIN):
+        raise CopyFailedError(f"{order.contender}: expected an end within {ENDS_WITHIN:.0f} s.")
     try:
         answer = pipe.recv()
     except EOFError:

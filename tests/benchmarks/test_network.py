@@ -28,14 +28,13 @@ from tests.benchmarks.measuring import COMMITS, DELAY, MESSAGES, Measurement
 from tests.benchmarks.network import CHECKOUT, Proxy, ProxyFailedError, measured_delay, proxy
 from tests.benchmarks.network_table import headings, lines
 from tests.benchmarks.protocol import Conversation, Counts, EncryptedError
-from tests.edge.manage import wait_for
 from tests.models import Errand
+from tests.waiting import PATIENCE, until
 
-pytestmark = [
-    pytest.mark.skipif(connection.vendor != "postgresql", reason="it knows PostgreSQL's protocol"),
-]
+pytestmark = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="it knows PostgreSQL's protocol"
+)
 
-PATIENCE = 60.0  # seconds
 TRIES = 50
 
 
@@ -253,7 +252,8 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         running = psutil.Process(int(pid))
         assert Path(host).exists()
         os.kill(parent.pid, signal.SIGKILL)
-    wait_for_the_end(running)
+    with suppress(psutil.NoSuchProcess):
+        until(lambda: running.status() == psutil.STATUS_ZOMBIE, "the end of the proxy")
     assert not Path(host).exists()
 
 
@@ -304,7 +304,7 @@ def test_a_query_can_be_cancelled(through: Proxy) -> None:
     ):
         driver.pgconn.send_query(b"SELECT pg_sleep(100)")
         # A cancel that overtakes the query does nothing.
-        wait_for(lambda: is_active(other, driver.info.backend_pid), "the query")
+        until(lambda: is_active(other, driver.info.backend_pid), "the query")
         driver.pgconn.get_cancel().cancel()
         assert sqlstate_of(answer_to(driver)) == QueryCanceled.sqlstate
 
@@ -369,11 +369,3 @@ def seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
-
-
-def wait_for_the_end(process: psutil.Process) -> None:
-    deadline = time.monotonic() + PATIENCE
-    with suppress(psutil.NoSuchProcess):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, "expected the proxy to end, but it has not"
-            time.sleep(0.05)

@@ -29,9 +29,8 @@ from queue import SimpleQueue
 from tests.mutants.listed import CHECKOUT, Mutant, mutants
 from tests.servers.mariadb import mariadb
 from tests.shares import selected_by
+from tests.waiting import PATIENCE
 
-#: Seconds for the tests of one mutant, on a machine that is busy.
-PATIENCE = 120
 PASSED, FAILED, HUNG = 0, 1, -1  # of pytest's other exit codes none is an answer
 LEFT_BEHIND = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "_build")
 
@@ -65,6 +64,8 @@ def ends(mutant: Mutant, place: Place, *, patience: float) -> tuple[int, str]:
     quiet = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "CI": "false"}
     # The point of a search that finds the fault is in one share.
     quiet["WHOLE"] = "1"
+    # A test whose wait runs out because of the fault ends, and fails, in time.
+    quiet["PATIENCE"] = str(patience / 4)
     with subprocess.Popen(
         [*command, *shlex.split(mutant.tests)],
         cwd=folder,
@@ -93,7 +94,7 @@ def judged(
     code, said = PASSED, ""
     try:
         if (mutant.tests, mutant.on) not in sound:
-            code, said = ends(mutant, place, patience=PATIENCE)
+            code, said = ends(mutant, place, patience=4 * PATIENCE)
         if code != PASSED:
             complaint = f"its tests do not pass without it (exit code {code})"
         else:
