@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -23,8 +22,8 @@ from tests.environments import CHECKOUT
 from tests.servers import mariadb as module
 from tests.servers.mariadb import mariadb
 from tests.servers.software import ServerMissingError
+from tests.waiting import PATIENCE, until
 
-WITHIN = 100.0  # seconds, for a whole life of a server on a busy machine
 PRINT_URL = "import os, sys; print(os.environ['DATABASE_URL'], flush=True); sys.stdin.read()"
 
 
@@ -46,7 +45,7 @@ def test_it_serves_utf8mb4_and_is_gone_afterwards() -> None:
 
 def test_the_command_gets_the_url_and_its_exit_code_is_passed_on() -> None:
     question = "import os, sys; sys.exit(7 * os.environ['DATABASE_URL'].startswith('mysql://'))"
-    assert subprocess.call(command(question), cwd=CHECKOUT, timeout=WITHIN) == 7
+    assert subprocess.call(command(question), cwd=CHECKOUT, timeout=PATIENCE) == 7
 
 
 def test_a_killed_starter_takes_the_server_with_it() -> None:
@@ -57,10 +56,7 @@ def test_a_killed_starter_takes_the_server_with_it() -> None:
         socket_path = socket_of(starter.stdout.readline().strip())
         assert answers(socket_path)
         starter.kill()
-    deadline = time.monotonic() + WITHIN
-    while answers(socket_path):
-        assert time.monotonic() < deadline, "the server lives on"
-        time.sleep(0.05)
+    until(lambda: not answers(socket_path), "the server's end")
     shutil.rmtree(socket_path.parent)
 
 
@@ -71,7 +67,7 @@ def test_without_a_command_it_says_how_to_call_it() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=WITHIN,
+        timeout=PATIENCE,
     )
     assert finished.returncode == 2
     assert finished.stderr == "Usage: python -m tests.servers.mariadb -- COMMAND…\n"

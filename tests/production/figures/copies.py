@@ -10,6 +10,7 @@ from typing import Any
 import django
 
 from tests.production.figures.bench import parcels, processor, say
+from tests.waiting import PATIENCE
 
 
 def _get_ready(barriers: dict[int, Any]) -> None:
@@ -19,7 +20,7 @@ def _get_ready(barriers: dict[int, Any]) -> None:
 
 def _copy(number: int, seconds_each: float) -> float:
     run = processor(handler=lambda row: time.sleep(seconds_each))
-    _barriers[number].wait(60)
+    _barriers[number].wait(PATIENCE)
     return float(run.run(wait_for_locked=0).duration)
 
 
