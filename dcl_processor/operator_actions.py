@@ -68,7 +68,8 @@ def mark_done(
     force: bool = False,
 ) -> int:
     """Write the flip, or ``values``, to those of the rows that are claimed; ``force``: to all."""
-    return _to_all(to_mark_done(processor, rows, values, force=force), "mark_done", "not claimed")
+    state = "not claimed; force=True marks what is not leased"
+    return _to_all(to_mark_done(processor, rows, values, force=force), "mark_done", state)
 
 
 def to_mark_done(
@@ -94,7 +95,10 @@ def to_mark_done(
 
 def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False) -> int:
     """Put those of the rows back that are not done, as if they had never been tried."""
-    state = "neither pending nor claimed nor given up: done, or not waiting yet"
+    state = (
+        "neither pending nor claimed nor given up: done, or not waiting yet; force=True puts back "
+        "what is not leased"
+    )
     return _to_all(to_requeue(processor, rows, force=force), "requeue", state)
 
 
@@ -122,8 +126,7 @@ def _to_all(write: Write, method: str, state: str) -> int:
         if number:
             more = ", …" if number > len(some) else ""
             logger.warning(
-                "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, or %s; force=True takes "
-                "those that are not leased.",
+                "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, or %s.",
                 *(write.name, method, number, "row" if number == 1 else "rows"),
                 *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, state),
             )
