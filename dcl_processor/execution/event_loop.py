@@ -25,13 +25,12 @@ from dcl_processor import observers
 from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.execution.handler import (
     Failed,
-    Handled,
     Lost,
     Prepared,
     Together,
     judge,
     not_prepared,
-    raise_returned,
+    returned,
     understood,
 )
 from dcl_processor.interrupts import ends_the_run, wait_for_next
@@ -306,8 +305,7 @@ class EventLoop:
             else:
                 call = self._noted([pk], attempt)
                 result = await self._handle(processor, call, processor.process, given, *arguments)
-                raise_returned(result)
-                outcome = Handled(result, call.duration)
+                outcome = returned(result, call.duration, kept=False)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
                 return None  # interrupted: neither done nor failed

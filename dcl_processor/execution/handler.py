@@ -139,12 +139,11 @@ def execute(
             result = noted(call, limit, processor.process, row, *arguments)
         if result is not None:
             _refuse_coroutine(processor, result)
-            raise_returned(result)
     except BaseException as error:
         if ends_the_run(error):
             raise
         return judge(error, duration=call.duration)
-    return Handled(result, call.duration)
+    return returned(result, call.duration, kept=False)
 
 
 def _refused(
@@ -298,7 +297,9 @@ def outcomes_of(
             f"{processor.name}: expected process_batch() to return None or one result for each of "
             f"{len(keys)} rows, got {len(results)}."
         )
-    return {pk: _returned(result, duration) for pk, result in zip(keys, results, strict=True)}
+    return {
+        pk: returned(result, duration, kept=True) for pk, result in zip(keys, results, strict=True)
+    }
 
 
 def _by_key(
@@ -317,29 +318,28 @@ def _by_key(
                 f"key {key!r}; use row.pk as the key."
             )
     return {
-        pk: _returned(results[pk], duration) if pk in results else _no_result(pk, duration)
+        pk: returned(results[pk], duration, kept=True)
+        if pk in results
+        else _no_result(pk, duration)
         for pk in keys
     }
 
 
-def _returned(result: Any, duration: float | None) -> Outcome:
-    try:
-        raise_returned(result)
-    except BaseException as error:  # noqa: BLE001  # the row's outcome
-        return judge(error, kept=True, duration=duration)
-    return Handled(result, duration)
-
-
-def raise_returned(result: Any) -> None:
-    """Raise an exception that a handler has returned, or its class.
+def returned(result: Any, duration: float | None, *, kept: bool) -> Outcome:
+    """Return the outcome that a row's result stands for: an exception, or its class, is none.
 
     "return Snooze()" is one word away from "raise Snooze()". Taken for a result, it would flip the
-    row without its work.
+    row without its work. It is not raised: an object that a module keeps for all its rows would
+    collect their tracebacks.
     """
-    if isinstance(result, BaseException) or (
-        isinstance(result, type) and issubclass(result, BaseException)
-    ):
-        raise result
+    if isinstance(result, type) and issubclass(result, BaseException):
+        try:
+            result = result()
+        except Exception as error:  # noqa: BLE001  # it needs arguments
+            result = error
+    if isinstance(result, BaseException):
+        return judge(result, kept=kept, duration=duration)
+    return Handled(result, duration)
 
 
 def _no_result(pk: Any, duration: float | None) -> Outcome:

@@ -439,7 +439,7 @@ def with_ledger(manage: Manage) -> Iterator[Manage]:
 def test_a_lease_is_compared_with_the_slowest_handler_of_the_recorded_runs(
     with_ledger: Manage,
 ) -> None:
-    """The lease is for 30 seconds."""
+    """The lease is for 600 seconds."""
     name = "warehouse.gather"
     assert doctor(with_ledger, name).level("lease") == "left_out"  # no run is recorded
     at = timezone.now()
@@ -448,11 +448,11 @@ def test_a_lease_is_compared_with_the_slowest_handler_of_the_recorded_runs(
     fast = RecordedRun.objects.create(processor=name, started_at=at, slowest=15, **of)
     assert doctor(with_ledger, name).level("lease") == "ok"
     old = at - timedelta(hours=1)
-    RecordedRun.objects.create(processor=name, started_at=old, slowest=15.1, **of)
+    RecordedRun.objects.create(processor=name, started_at=old, slowest=301, **of)
     found = doctor(with_ledger, name)
     assert (found.code, found.level("lease")) == (1, "warning")
     assert found.what("lease") == (
-        "the lease is for 30 s, less than twice the 15.1 s of the slowest handler"
+        "the lease is for 600 s, less than twice the 301 s of the slowest handler"
     )
     # Recorded before these columns existed, or no handler has ended yet.
     RecordedRun.objects.exclude(pk=fast.pk).delete()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
 TWO = (DELIVER, "--copies", "2", "--verbosity", "2")
-#: A process that does not end by itself is killed later than a test waits, and so ends no gate.
+#: A process that does not end is killed later than a test waits, and so ends no gate.
 NO_KILL = {"EXIT_WITHIN": SELDOM, "PATIENCE": SELDOM}
 
 

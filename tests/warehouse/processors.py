@@ -99,7 +99,7 @@ alone = asyncio.Lock()
     pending=lambda: Errand.objects.filter(done=False),
     done={"done": True},
     delivery=Delivery.AT_LEAST_ONCE,
-    lease=Lease(PATIENCE),
+    lease=Lease(600),
 )
 async def gather(_: Errand) -> None:
     """Go on when four are there, who then wait at the gate if there is one.
