@@ -116,7 +116,7 @@ def put_back(troubles: Troubles) -> bool:
         return False
     pk = troubles.dice.choice(pks)
     came = time.time()
-    count = troubles.processor().requeue(done.filter(pk=pk))
+    count = troubles.processor().requeue(done.filter(pk=pk), force=True)
     if count:
         troubles.again[pk] += 1
         troubles.waits.append(Wait(pk, 0, came, time.time()))
