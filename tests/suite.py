@@ -121,7 +121,7 @@ class Run:
         return max(LEAST_LIMIT, LIMIT * stage.budget * max(1.0, self.factor) * scale)
 
     def environment(self, stage: Stage, name: str) -> dict[str, str]:
-        patience = min(MOST_PATIENCE, PATIENCE * max(1.0, self.factor))
+        patience = round(min(MOST_PATIENCE, PATIENCE * max(1.0, self.factor)))
         variables = {
             "PATIENCE": os.environ.get("PATIENCE", str(patience)),
             "PYTHONUNBUFFERED": "1",

@@ -305,7 +305,7 @@ class EventLoop:
             else:
                 call = self._noted([pk], attempt)
                 result = await self._handle(processor, call, processor.process, given, *arguments)
-                outcome = returned(result, call.duration, kept=False)
+                outcome = returned(result, call.duration)
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises is its row's failure
             if isinstance(error, asyncio.CancelledError) and pk in self._given_up:
                 return None  # interrupted: neither done nor failed

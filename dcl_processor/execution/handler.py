@@ -143,7 +143,8 @@ def execute(
         if ends_the_run(error):
             raise
         return judge(error, duration=call.duration)
-    return returned(result, call.duration, kept=False)
+    # Most results are None, and a call for each row is saved.
+    return Handled(None, call.duration) if result is None else returned(result, call.duration)
 
 
 def _refused(
@@ -325,7 +326,7 @@ def _by_key(
     }
 
 
-def returned(result: Any, duration: float | None, *, kept: bool) -> Outcome:
+def returned(result: Any, duration: float | None, *, kept: bool = False) -> Outcome:
     """Return the outcome that a row's result stands for: an exception, or its class, is none.
 
     "return Snooze()" is one word away from "raise Snooze()". Taken for a result, it would flip the

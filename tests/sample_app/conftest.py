@@ -122,7 +122,7 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         assert processor.retry
         monkeypatch.setattr(processor, "retry", replace(processor.retry, backoff=PATIENCE))
     for leased in (push_to_warehouse, pack_orders):
-        monkeypatch.setattr(leased, "lease", Lease(PATIENCE))
+        monkeypatch.setattr(leased, "lease", Lease(600))
 
 
 @pytest.fixture
