@@ -138,7 +138,9 @@ class Histories(RuleBasedStateMachine):
     def somebody_requeues(self, places: set[int]) -> None:
         rows = self.model.rows
         there = {place for place in places & rows.keys() if not rows[place].leased}
-        assert self._processor({}, 1).requeue(Errand.objects.filter(place__in=places)) == len(there)
+        assert self._processor({}, 1).requeue(
+            Errand.objects.filter(place__in=places), force=True
+        ) == len(there)
         self.model.requeue(there)
 
     @rule(places=places)
@@ -228,7 +230,7 @@ class Histories(RuleBasedStateMachine):
 
     def _meet(self, how: str, row: Errand) -> None:
         if how == "requeued":
-            self._processor({}, 1).requeue(_own(row))
+            self._processor({}, 1).requeue(_own(row), force=True)
             return
         if how == "late":
             _own(row).update(leased_until=DatabaseNow())
