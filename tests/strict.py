@@ -9,7 +9,10 @@ file for what its threads did then.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
+import sys
+import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -39,6 +42,7 @@ class Count:
 
 
 COUNT = pytest.StashKey[Count]()
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,8 +82,22 @@ def pytest_runtest_makereport(
         if expected:
             del report.wasxfail  # pytest's exit code goes by it
     if report.failed:
+        item.stash[FAILED] = True
         failures.write(failures.of(item, call, report))
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Collect what a failed test left open, or it would fail the test that happens to do so."""
+    yield
+    if item.stash.get(FAILED, False):
+        # The traceback that Python and pytest keep for a debugger holds the test's objects.
+        for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+            vars(sys).pop(name, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 @pytest.hookimpl(wrapper=True)
