@@ -26,7 +26,6 @@ SLOW = frozenset(
         "shapes",
         "shapes_wanted",
         "shapes_one_statement",
-        "shapes_race",
         "shapes_windows",
         "wrong_flips",
     )

@@ -38,7 +38,6 @@ if not HAS_GATE:
 if HAS_ROW_LOCKS:
     collect_ignore += ["test_busy_reads.py"]  # a read never waits
 else:
-    collect_ignore += ["test_shapes_race.py"]  # copies take turns there
     collect_ignore += ["test_max_workers.py"]  # no lock there ends with a session
 
 OPEN_PARCELS = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from threading import Event
@@ -163,10 +162,7 @@ def test_no_handler_is_started_in_the_place_of_one_that_ends_the_run(
     def started(self: EventLoop, *arguments: Any, **options: Any) -> None:
         start(self, *arguments, **options)
         if len(self._given) == 1:
-            end = time.monotonic() + the.PATIENCE
-            while not self._outcomes:
-                assert time.monotonic() < end
-                time.sleep(0.001)
+            until(lambda: self._outcomes)
 
     monkeypatch.setattr(EventLoop, "start", started)
 
@@ -328,8 +324,7 @@ def test_handlers_may_ask_the_database(make: Make) -> None:
 
     assert_run(make(handle)(concurrency=2), processed=4)
     assert [the.state(row)["result"] for row in rows] == ["work"] * 4
-    if before is not None:
-        until(lambda: the.sessions() == before)
+    until(lambda: the.sessions() <= before)
 
 
 @each_delivery

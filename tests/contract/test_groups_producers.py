@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from threading import Barrier, Event
+from threading import Event
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from django.db import OperationalError, connection, connections, transaction
 
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
-from tests.contract.support.gate import HAS_ROW_LOCKS, PATIENCE
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
     Make,
@@ -24,6 +23,7 @@ from tests.contract.support.groups import (
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Tag
+from tests.waiting import Barrier, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -39,15 +39,17 @@ def two_at_once(delivery: str, handler: Any) -> Any:
 if HAS_ROW_LOCKS:
 
     def until_a_session_waits_for_a_key() -> None:
-        deadline = time.monotonic() + PATIENCE
         with connection.cursor() as cursor:
-            while time.monotonic() < deadline:
+
+            def is_waiting() -> bool:
                 cursor.execute(
                     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    " AND database = (SELECT oid FROM pg_database"
+                    " WHERE datname = current_database())"
                 )
-                if cursor.fetchone()[0]:
-                    return
-        raise AssertionError("expected a session to wait for a key, and none did")
+                return bool(cursor.fetchone()[0])
+
+            until(is_waiting, "a session to wait for a key")
 
     @pytest.mark.parametrize("make", [grouped, in_order])
     def test_a_producer_waits_for_the_row_at_work_and_sees_what_it_did(make: Make) -> None:
@@ -85,7 +87,7 @@ if HAS_ROW_LOCKS:
         both_are_at_work = Barrier(2)
 
         def handler(_: Errand) -> None:
-            both_are_at_work.wait(PATIENCE)
+            both_are_at_work.wait()
             errands.lock_key(1)
 
         errands = two_at_once("transactional", handler)

@@ -20,15 +20,16 @@ from dcl_processor.checks import check_found
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.registry import Found
 from dcl_processor.testing import hold_lock
+from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import grouped, keys
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, part_locked, until_a_session_waits
+from tests.contract.support.sessions import before_statement, part_locked
 from tests.models import Depot, Parcel, Ride, Vehicle
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 LEASED: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
 CLAIMED: dict[str, Any] = {
@@ -382,7 +383,7 @@ if HAS_GATE:
         with hold_lock(depots[0]):
             producer = meanwhile(produce)
             results = producer.__enter__()
-            until_a_session_waits()
+            wait_until_a_session_waits()
             assert got == []
         producer.__exit__(None, None, None)
         assert (got, results) == (["locked"], [None])

@@ -37,6 +37,7 @@ from tests.contract.support.errands import (
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
+from tests.waiting import Barrier
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -245,7 +246,7 @@ if HAS_ROW_LOCKS:
         """The turn goes on from a copy that does not come to its next step."""
         monkeypatch.setattr(turns, "PATIENCE", 0.5)
         errands(2)
-        together = threading.Barrier(2, timeout=30)
+        together = Barrier(2)
         assert race(transactional(lambda row: together.wait()), copies=2).processed == 2
 
     def test_a_row_that_is_held_is_left_alone() -> None:

@@ -16,6 +16,7 @@ from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import temporary
 from tests.contract.test_settle_later import at_update, places
 from tests.models import Errand
+from tests.waiting import Barrier
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -151,12 +152,12 @@ def test_a_thread_starts_no_row_after_an_interrupt(make: the.Make) -> None:
     """Not even one of a batch that was dispatched in advance."""
     the.errands(40)
     handled: list[tuple[int, int]] = []
-    both = threading.Barrier(2)
+    both = Barrier(2)
 
     def handle(row: Errand) -> None:
         handled.append((threading.get_ident(), row.place))
         if row.place in (10, 11):
-            both.wait(the.PATIENCE)  # while more rows wait for a thread
+            both.wait()  # while more rows wait for a thread
         if row.place == 10:
             raise KeyboardInterrupt
 

@@ -8,11 +8,10 @@ from contextlib import ExitStack
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from threading import Event
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import F, Value
 from django.db.models.functions import Now
 
@@ -22,7 +21,7 @@ from dcl_processor.exceptions import InvalidDone
 from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
-from tests.contract.support.deadlocks import PATIENCE, POLL, WAITING
+from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Express, Message, Sample, Truck, Voucher
@@ -345,16 +344,6 @@ def test_a_field_that_takes_an_expression_for_a_value_is_written_row_by_row(
 
 if HAS_ROW_LOCKS:
 
-    def until_a_session_waits() -> None:
-        end = monotonic() + PATIENCE
-        with connections["other"].cursor() as cursor:
-            while True:
-                cursor.execute(WAITING[connection.vendor])
-                if cursor.fetchone()[0]:
-                    return
-                assert monotonic() < end, "expected the settlement to wait, and it never did"
-                sleep(POLL)
-
     @pytest.mark.parametrize("is_lost", [False, True], ids=["changed", "taken over"])
     def test_a_row_that_another_session_changes_meanwhile(is_lost: bool) -> None:
         """The statement waits for the lock, and checks the new version of the row alone."""
@@ -368,7 +357,7 @@ if HAS_ROW_LOCKS:
                 if is_lost:
                     mine.update(leased_until=F("leased_until") + timedelta(hours=1))
                 changed.set()
-                until_a_session_waits()
+                wait_until_a_session_waits()
 
         def handle(given: list[Errand]) -> list[str]:
             block.enter_context(the.meanwhile(change))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, connected
+from tests.contract.support.sessions import before_statement, connected, until_ended
 from tests.models import Errand, Parcel
 from tests.servers.mariadb import mariadb
 
@@ -59,7 +58,7 @@ if HAS_SERVER:
         def handle(row: Errand) -> None:
             if row.place == 1:
                 execute(f"SET SESSION {timeout}")
-                time.sleep(2.5 if MARIADB else 0.5)  # as long as the server's own clock takes
+                until_ended(connection)
 
         report = batch_processor(
             pending=Errand.objects.filter(done=False),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.temporary import temporary
 from tests.models import Errand
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -219,15 +219,14 @@ def interrupt_sleeper() -> None:
         "SELECT count(*) FROM pg_stat_activity "
         "WHERE wait_event = 'PgSleep' AND datname = current_database()"
     )
-    end = time.monotonic() + the.PATIENCE
     with connection.cursor() as cursor:
-        while time.monotonic() < end:
+
+        def is_asleep() -> bool:
             cursor.execute(sleeps)
-            if cursor.fetchone()[0]:
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-            time.sleep(0.01)
-    raise AssertionError("no session came to its sleep")
+            return bool(cursor.fetchone()[0])
+
+        until(is_asleep, "a session to come to its sleep")
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @the.each_delivery

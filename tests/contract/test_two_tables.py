@@ -26,7 +26,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, part_locked, until_a_session_waits
+from tests.contract.support.sessions import before_statement, part_locked
 from tests.models import Express, Freight, RoadTrain, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -296,7 +296,7 @@ if HAS_GATE:
 
         def let_the_save_wait() -> None:
             go_on.set()
-            until_a_session_waits()
+            wait_until_a_session_waits()
 
         with the.meanwhile(save) as saved:
             the.wait(here)

@@ -12,16 +12,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from dcl_processor import BatchProcessor
 from tests.contract.support import gate
+from tests.contract.support.errands import sessions
 from tests.crash import processors, trace
 from tests.crash.trace import Boundary, Trace
 from tests.edge.manage import database_url
-from tests.waiting import PATIENCE, Late, join
+from tests.waiting import PATIENCE, Late, join, until
 
 _fork = multiprocessing.get_context("forkserver")
 
@@ -45,8 +45,10 @@ def run(
     """Run the named processor, or do with it what ``act`` does, in a process of its own.
 
     Returns the process's exit code and, if it came to its end, what it passed, and the report or
-    what ``act`` has returned.
+    what ``act`` has returned. The sessions of the process have ended, too, so that its locks are
+    released.
     """
+    before = sessions()
     ours, theirs = _fork.Pipe(duplex=False)
     process = _fork.Process(target=_victim, args=(theirs, name, audit, rows, kill_at, act))
     process.start()
@@ -62,6 +64,7 @@ def run(
         pass
     finally:
         code = _end(process)
+    until(lambda: sessions() <= before, "the end of its sessions")
     return code, boundaries, result
 
 
@@ -74,24 +77,6 @@ def _end(process: Any) -> int | None:
     code: int | None = process.exitcode
     process.close()
     return code
-
-
-def sessions() -> set[int]:
-    """Return the numbers of the sessions of the test database.
-
-    A server takes a session off its list when it has released the session's locks. MariaDB's list
-    of transactions would not do: it is a copy that may be 0.1 s old.
-    """
-    asked = {
-        "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
-        "AND backend_type = 'client backend'",
-        "mysql": "SELECT id FROM information_schema.processlist WHERE db = database()",
-    }
-    if connection.vendor not in asked:
-        return set()  # SQLite: the system releases the locks of a file with its process
-    with connection.cursor() as cursor:
-        cursor.execute(asked[connection.vendor])
-        return {number for (number,) in cursor.fetchall()}
 
 
 def run_until_renewal(name: str, audit: str, when: str) -> int | None:

@@ -178,7 +178,7 @@ def test_a_row_that_stays_locked_is_named_and_the_others_are_written(manage: Man
     rows = [claimed() for _ in range(3)]
     lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
     with another_session(lock, rows[1].pk):
-        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "0.3", "--yes")
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "3", "--yes")
     assert (done.code, done.out.splitlines()) == (
         1,
         [
@@ -192,7 +192,7 @@ def test_a_row_that_stays_locked_is_named_and_the_others_are_written(manage: Man
 def test_a_table_in_which_no_row_can_be_locked_ends_the_wait(manage: Manage) -> None:
     row = claimed()
     with another_session("LOCK TABLE tests_errand IN EXCLUSIVE MODE"):
-        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "0.3", "--yes")
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "3", "--yes")
     assert done.code == 1
     assert done.out == f"{FETCH}: 1 row ({row.pk}) left: locked by other sessions\n"
     row.refresh_from_db()
@@ -202,9 +202,9 @@ def test_a_table_in_which_no_row_can_be_locked_ends_the_wait(manage: Manage) -> 
 def test_a_choice_that_takes_too_long_is_ended(manage: Manage) -> None:
     row = claimed()
     with another_session("LOCK TABLE tests_errand IN ACCESS EXCLUSIVE MODE"):
-        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "0.3", "--yes")
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "3", "--yes")
     assert done.code == 3
-    assert "expected the rows within 0.3 s, got no answer; raise --timeout, or name" in done.err
+    assert "expected the rows within 3 s, got no answer; raise --timeout, or name" in done.err
     row.refresh_from_db()
     assert not row.done
 

@@ -147,8 +147,11 @@ def test_no_more_copies_start_than_max_workers(installed: None, audit: Path) -> 
 
 
 def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path) -> None:
-    """Another command waits for the slot meanwhile, and a third one leaves."""
-    notes = ["alone, gate", *["alone"] * 3]
+    """Another command waits for the slot meanwhile, and a third one leaves.
+
+    It comes to the gate with a row of its own before it meets the row of the one that was killed.
+    """
+    notes = ["alone, gate", "alone, gate", "alone", "alone"]
     Parcel.objects.bulk_create(Parcel(note=note) for note in notes)
     alone = ("run", "warehouse.deliver_alone")
     with started(*alone, GATE=str(gate)) as killed:
@@ -158,6 +161,8 @@ def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path)
         assert handled(audit) == []
         with started(*alone, "--wait-for-slot", "30", "--json", GATE=str(gate)) as waiting:
             os.kill(killed.pid, signal.SIGKILL)
+            at_gate(gate, handlers=2)
+            until(lambda: free() == 3, "the row of the process that was killed")
             (gate / "open").touch()
             out, _ = waiting.communicate(timeout=PATIENCE)
     report = json.loads(out)

@@ -13,11 +13,12 @@ from typing import Any
 from django.db import connections, transaction
 
 from dcl_processor import Discard, Snooze
-from tests.contract.support.gate import HAS_ROW_LOCKS, PATIENCE
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.fuzz.cases import CLOCK, Case
 from tests.fuzz.fresh import writing
 from tests.fuzz.troubles import AFTER, BEFORE, Act, Lapse, Touch
 from tests.fuzz.words import PAST
+from tests.waiting import PATIENCE
 
 
 class PlannedError(Exception):

@@ -15,12 +15,13 @@ from django.db.models import QuerySet
 from dcl_processor import BatchProcessor, Report, batch_processor
 from dcl_processor.exceptions import ProcessorError
 from tests import models as tables
-from tests.contract.support.gate import PATIENCE, other_than, run_and_meanwhile
+from tests.contract.support.gate import other_than, run_and_meanwhile
 from tests.fuzz import keyed
 from tests.fuzz.acting import Actor, Log, in_thread
 from tests.fuzz.cases import RACE, STRANGER, Case
 from tests.fuzz.fresh import stale_facts
 from tests.fuzz.oracle import Columns
+from tests.waiting import PATIENCE
 
 #: What the handler writes into a spare column.
 MARK = "by the handler"

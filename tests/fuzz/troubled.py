@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tests.contract.support.gate import PATIENCE
 from tests.fuzz import keyed, model, oracle
 from tests.fuzz.acting import Log
 from tests.fuzz.cases import CLOCK, MOST, STRANGER, Case
 from tests.fuzz.meeting import Met, meet, run
 from tests.fuzz.oracle import Columns, Flipped
+from tests.waiting import PATIENCE
 
 #: Runs after the meeting, at most: each calls a row's handler once, or one handler of each key.
 RUNS = 6 * MOST

@@ -27,6 +27,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
 from tests.models import Errand
+from tests.waiting import Barrier, join
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -84,18 +85,17 @@ def test_two_machines_that_take_tokens_at_once_get_no_more_than_there_are(clock:
 
 def test_many_machines_share_the_tokens_of_a_window(clock: Any) -> None:
     ensure(NAME)
-    start = threading.Barrier(4)
+    start = Barrier(4)
     got: list[int] = []
 
     def machine() -> None:
-        start.wait(the.PATIENCE)
+        start.wait()
         got.extend(the.elsewhere(lambda: tokens.take(NAME, 25, 3).tokens) for _ in range(10))
 
     threads = [threading.Thread(target=machine) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(the.PATIENCE)
+    join(*threads)
     assert sum(got) == 25
 
 
@@ -298,7 +298,6 @@ def test_a_timeout_ends_the_wait_for_a_token() -> None:
     report = the.transactional(the.ignore, name=NAME, rate=0.2)(timeout=0.3)
     assert report.stopped == "timeout"
     assert report.processed <= 2
-    assert report.duration < 3
 
 
 def test_a_stop_ends_the_wait_for_a_token() -> None:
@@ -309,7 +308,6 @@ def test_a_stop_ends_the_wait_for_a_token() -> None:
     report = the.transactional(the.ignore, name=NAME, rate=0.2)(stop=stop)
     timer.join()
     assert report.stopped == "signal"
-    assert report.duration < 3
 
 
 @pytest.mark.parametrize("option", ["rate", "breaker"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -10,8 +9,8 @@ from threading import Event, Thread
 from django.db import connection, connections, transaction
 
 from tests.models import Depot, Tag
+from tests.waiting import join, until, wait
 
-PATIENCE = 30.0  # seconds until a test gives up on a session
 POLL = 0.15  # seconds; InnoDB shows an old list if it is asked more often than every 0.1
 HEAVY = 500  # rows that the other session has written; InnoDB ends the one that wrote less
 
@@ -35,7 +34,7 @@ def deadlock() -> Iterator[Callable[[], None]]:
                 Tag.objects.using("other").bulk_create([Tag(name="heavy") for _ in range(HEAVY)])
                 Depot.objects.using("other").filter(pk=theirs.pk).update(name="other")
                 holds.set()
-                assert go.wait(PATIENCE)
+                wait(go)
                 Depot.objects.using("other").filter(pk=ours.pk).update(name="other")
         finally:
             connections.close_all()
@@ -50,12 +49,11 @@ def deadlock() -> Iterator[Callable[[], None]]:
 
     thread.start()
     try:
-        assert holds.wait(PATIENCE)
+        wait(holds)
         yield run_into_it
     finally:
         go.set()
-        thread.join(PATIENCE)
-    assert not thread.is_alive()
+        join(thread)
     assert set(Depot.objects.values_list("name", flat=True)) == {"other"}
 
 
@@ -67,11 +65,11 @@ def _let_the_other_wait() -> None:
 
 
 def wait_until_a_session_waits() -> None:
-    end = time.monotonic() + PATIENCE
+    """Return when a session of the test database waits for a lock."""
     with connections["other"].cursor() as cursor:
-        while True:
+
+        def is_waiting() -> bool:
             cursor.execute(WAITING[connection.vendor])
-            if cursor.fetchone()[0]:
-                return
-            assert time.monotonic() < end, "expected the other session to wait, and it never did"
-            time.sleep(POLL)
+            return bool(cursor.fetchone()[0])
+
+        until(is_waiting, "a session to wait for a lock", POLL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Thread
 from threading import enumerate as living_threads
 from typing import Any, TypeVar
 
@@ -13,11 +13,12 @@ from django.db import connection, connections
 from django.db.models import Q
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from tests import waiting
 from tests.models import Errand
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+PATIENCE, wait = waiting.PATIENCE, waiting.wait
 
 PENDING = Errand.objects.filter(done=False, dead=False, claimed=False)
 
@@ -79,8 +80,7 @@ def elsewhere(act: Callable[[], T]) -> T:
 
     thread = Thread(target=work)
     thread.start()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    waiting.join(thread)
     if errors:
         raise errors[0]
     return results[0]
@@ -104,12 +104,7 @@ def meanwhile(act: Callable[[], Any]) -> Iterator[list[Any]]:
     try:
         yield results
     finally:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-
-
-def wait(event: Event) -> None:
-    assert event.wait(PATIENCE), "expected another thread to come here, and it never did"
+        waiting.join(thread)
 
 
 def state(row: Errand) -> dict[str, Any]:
@@ -140,17 +135,20 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threads if thread.name.startswith("tests.")]
 
 
-def sessions(using: str = "default") -> int | None:
-    """Return how many sessions the test database has, where it can tell."""
-    if connection.vendor == "sqlite":
-        return None
-    question = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND backend_type = 'client backend'"
-        if connection.vendor == "postgresql"
-        else "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE()"
-    )
+def sessions(using: str = "default") -> set[int]:
+    """Return the numbers of the sessions of the test database, where it can tell.
+
+    A test compares the sessions themselves: those of the test before may still be on the list. A
+    server takes a session off it when it has released the session's locks. MariaDB's list of
+    transactions would not do: it is a copy that may be 0.1 s old.
+    """
+    asked = {
+        "postgresql": "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+        " AND backend_type = 'client backend'",
+        "mysql": "SELECT id FROM information_schema.processlist WHERE db = DATABASE()",
+    }
+    if connection.vendor not in asked:
+        return set()
     with connections[using].cursor() as cursor:
-        cursor.execute(question)
-        count: int = cursor.fetchone()[0]
-    return count
+        cursor.execute(asked[connection.vendor])
+        return {number for (number,) in cursor.fetchall()}

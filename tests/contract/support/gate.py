@@ -9,13 +9,14 @@ the other session commits just before the lock statement is sent.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any, TypeVar
 
 from django.db import connection, connections
+
+from tests.waiting import join, until
 
 T = TypeVar("T")
 
@@ -24,7 +25,6 @@ HAS_GATE = connection.vendor == "postgresql"
 
 #: The advisory lock's key, of no meaning.
 KEY = 20_011
-PATIENCE = 30.0  # seconds until a test gives up on a session
 
 INSTALL_GATE = f"""
     CREATE OR REPLACE FUNCTION tests_gate() RETURNS boolean VOLATILE LANGUAGE plpgsql AS $$
@@ -117,8 +117,7 @@ def _run_through_the_gate(run: Callable[[], T], act: Callable[[], None], using: 
                 act()
         finally:
             cursor.execute("SELECT pg_advisory_unlock(%s)", [KEY])
-            thread.join(PATIENCE)
-    assert not thread.is_alive()
+            join(thread)
     if errors:
         raise errors[0]
     return results[0]
@@ -133,16 +132,18 @@ def _put_the_gate_in(sql: str) -> str:
 
 def _somebody_is_at_the_gate(cursor: Any, thread: Thread) -> bool:
     """Wait for it; False when the run ended without coming there, and has an error to tell."""
-    end = time.monotonic() + PATIENCE
-    while thread.is_alive():
-        assert time.monotonic() < end, "expected the run to come to the gate, and it never did"
+    is_there = False
+
+    def came_or_ended() -> bool:
+        nonlocal is_there
         cursor.execute(
             "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database"
             " WHERE locktype = 'advisory' AND objid = %s AND NOT granted"
             " AND datname = current_database()",
             [KEY],
         )
-        if cursor.fetchone()[0]:
-            return True
-        time.sleep(0.001)
-    return False
+        is_there = bool(cursor.fetchone()[0])
+        return is_there or not thread.is_alive()
+
+    until(came_or_ended, "the run to come to the gate", 0.001)
+    return is_there

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,8 @@ from django.db import connection
 from django.db.backends.signals import connection_created
 
 from dcl_processor.delivery import heartbeat
-from tests.contract.support.errands import PATIENCE
+from tests import waiting
+from tests.waiting import wait
 
 HAS_ROW_LOCKS = connection.features.has_select_for_update
 
@@ -30,7 +30,7 @@ class Beat:
     sent: list[str] = field(default_factory=list)
 
     def await_it(self) -> None:
-        assert self.came.wait(PATIENCE), f"expected a heartbeat, got {self.sent}"
+        wait(self.came, "a heartbeat")
 
 
 def beat_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def held_beat(
             if where(sql) and not beat.came.is_set():
                 first(connection)
                 beat.came.set()
-                assert beat.go.wait(PATIENCE)
+                wait(beat.go)
             return execute(sql, *args)
 
         connection.execute_wrappers.append(wrapper)
@@ -85,7 +85,4 @@ def held_beat(
 
 def until(true: Callable[[], Any]) -> None:
     """Wait until it is true, looking often, for a limited time."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, "expected something to become true, and it never did"
-        time.sleep(0.01)
+    waiting.until(true, "something to become true")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from threading import Event
@@ -12,7 +11,7 @@ from django.db import connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet
 
-from tests.contract.support.errands import PATIENCE, meanwhile, wait
+from tests.contract.support.errands import meanwhile, sessions, wait
 from tests.contract.support.heartbeat import until
 from tests.contract.support.messages import separately
 
@@ -83,22 +82,18 @@ def end_session(session: Any = connection) -> None:
             assert cursor.fetchone() == (True,)
 
 
+def until_ended(session: Any) -> None:
+    """Wait until the server itself has ended the session that a connection has, locks and all."""
+    driver = session.connection
+    number = driver.thread_id() if connection.vendor == "mysql" else driver.info.backend_pid
+    until(lambda: number not in sessions("other"))
+
+
 def until_gone(session: int) -> None:
     """Wait until MariaDB has rolled a session back, which it does behind the end of its socket."""
     listed = "SELECT count(*) FROM information_schema.processlist WHERE id = %s"
     with closing(connection.copy()) as other, other.cursor() as cursor:
         until(lambda: cursor.execute(listed, [session]) and cursor.fetchone() == (0,))
-
-
-def until_a_session_waits() -> None:
-    """Return when a session of this PostgreSQL waits for a lock."""
-    deadline = time.monotonic() + PATIENCE
-    with connection.cursor() as cursor:
-        while time.monotonic() < deadline:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            if cursor.fetchone()[0]:
-                return
-    raise AssertionError("expected a session to wait for a lock, and none did")
 
 
 @contextmanager
