@@ -309,7 +309,7 @@ def main(
     if work is not None:
         obey.start()
     try:
-        with _django(databases):
+        with _undisturbed_end(), _django(databases):
             if work is None:
                 title("spare")
                 _load_processors()
@@ -325,6 +325,15 @@ def main(
         known = isinstance(error, ProcessorError)
         end = Trouble(one_line(error) if known else describe(error), traceback.format_exc())
     send(None, end)
+
+
+@contextmanager
+def _undisturbed_end() -> Iterator[None]:
+    """Ignore signals from the end of the block: what is left is to send how the work ended."""
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,8 @@ from tests.edge.manage import at_gate
 from tests.edge.test_supervisor import AGAIN, SPARED, handlers
 from tests.edge.test_workers import is_running
 from tests.edge.watchers import SELDOM, Watcher, parcels, wait_until_sent, watching
-from tests.waiting import until
+from tests.environments import CHECKOUT
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -203,6 +206,46 @@ def test_a_second_signal_ends_the_spare_at_once(
     assert code == 128 + signal.SIGTERM
     assert err.startswith("CommandError: stopped at once by SIGTERM; ")
     assert not is_running(spare)
+
+
+#: A child that gets the order to stop at once when its work has ended, and waits for the signal.
+LATE = """
+import multiprocessing, threading
+from dcl_processor.processes import child
+
+control, parent = multiprocessing.Pipe(duplex=False)
+
+class Results(child.Results):
+    def send(self, name, event):
+        if isinstance(event, child.Ended):
+            parent.send(child.STOP_AT_ONCE)
+            for thread in threading.enumerate():
+                if thread is not threading.main_thread():
+                    thread.join()
+        super().send(name, event)
+
+child.Results = Results
+results, beats = (multiprocessing.Pipe(duplex=False) for _ in range(2))
+child.main(lambda stop, send: False, {}, control, results[1], beats[1])
+while not isinstance(event := results[0].recv()[1], child.Ended):
+    pass
+print("sent")
+"""
+
+
+def test_a_signal_behind_the_end_of_the_work_does_not_keep_it_from_being_sent() -> None:
+    """Forced: the order to stop at once comes between the end of the work and the last message."""
+    variables = {"DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": "sqlite://:memory:"}
+    ended = subprocess.run(
+        [sys.executable, "-c", LATE],
+        cwd=CHECKOUT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "sent\n", "")
 
 
 def test_a_spare_that_is_loading_keeps_no_place(audit: Path, spare_gate: Path) -> None:
