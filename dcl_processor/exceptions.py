@@ -205,10 +205,15 @@ class HandlerTimeout(ProcessorError):
 
 
 class AttemptsUsedUp(ProcessorError):
-    """A row has used up its attempts, and the last attempt ended without an outcome."""
+    """A row has used up its attempts, and was not given up on by the last of them.
 
-    def __init__(self, attempts: int) -> None:
-        super().__init__(
-            f"all {attempts} attempts were used up, and the last one ended without an outcome: the "
-            "process died, or lost its lease"
+    ``is_known``: the outcome of the last one was recorded.
+    """
+
+    def __init__(self, attempts: int, *, is_known: bool = False) -> None:
+        why = (
+            "the row is still pending: the values of failed were not written to it"
+            if is_known
+            else "the last one ended without an outcome: the process died, or lost its lease"
         )
+        super().__init__(f"all {attempts} attempts were used up, and {why}")

@@ -12,6 +12,8 @@ from django.db.models import Model, Q, QuerySet
 from . import operator_actions, reservation
 from .definition import validation
 from .definition.definition import Definition
+from .engine.run import Run as LaneRun
+from .engine.run import suits
 from .execution.nesting import entered, refuse_key_with_others
 from .locking import producer_lock
 from .report import DryRun, Report
@@ -258,7 +260,8 @@ class BatchProcessor(Definition[M]):
         then.
         """
         with entered(self):
-            return Run(
+            make = LaneRun if suits(self) else Run
+            return make(
                 self,
                 filter=filter,
                 using=using,

@@ -26,6 +26,8 @@ from dcl_processor.delivery import (
 from dcl_processor.delivery.batch import Context
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.delivery.marks import Mark, MarkedRows, Waiting
+from dcl_processor.engine import claim as engine_claim
+from dcl_processor.engine import session
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.locking import claiming, key_lock, row_transactions
 from dcl_processor.locking.transaction_guard import TransactionGuard
@@ -40,13 +42,16 @@ NARROWED: Seam = ((question.Question, "narrowed"),)
 # The claim
 CLAIM: Seam = ((deliveries, "claim"), (claim_and_commit, "claim"))
 LOCKING: Seam = ((claiming, "_locking"),)
+LOCK_CLAUSE: Seam = ((engine_claim, "lock_clause"),)
 KEY_LOCK: Seam = ((key_lock, "_lock"),)
 IN_FLIGHT: Seam = ((key_lock, "_in_flight"),)
 REAP: Seam = ((key_lock, "_reap"),)
 HEAD: Seam = ((key_lock, "head"),)
 SEND_ALL: Seam = ((row_transactions, "send_all"),)
 ANSWERED: Seam = ((Waiting, "answered"),)
-IS_OBSERVED: Seam = ((row_transactions, "is_observed"),)
+BEGIN: Seam = ((session, "BEGIN"),)
+SEND_TOGETHER: Seam = ((session, "send_together"),)
+IS_OBSERVED: Seam = ((row_transactions, "is_observed"), (session, "is_observed"))
 SUITS_ONE_STATEMENT: Seam = ((one_statement, "suits"),)
 SHOW: Seam = ((claim_and_commit, "show"),)
 LEASE_MARK: Seam = ((deliveries, "lease_mark"),)

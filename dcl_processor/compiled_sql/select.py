@@ -82,6 +82,11 @@ class CompiledSelect(Generic[R]):
         """Return the statement for these rows, and its parameters."""
         return self._statement.sql, self._statement.params(self._keys.filled(pks))
 
+    @property
+    def columns(self) -> str:
+        """The SQL of what it selects."""
+        return ", ".join(sql for sql, _ in self._rows.selected)
+
     def build(self, answers: Sequence[Sequence[Any]]) -> list[R]:
         """Return the rows that these answers stand for."""
         return self._rows.build(answers)

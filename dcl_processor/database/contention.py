@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+)
 
 from dcl_processor.exceptions import (
     ProcessorError,
@@ -111,6 +117,29 @@ def may_pass(error: BaseException | None) -> bool:
         return True
     is_of_the_server = isinstance(error, OperationalError | InterfaceError)
     return is_of_the_server and _sqlite_code(error.__cause__) != _SQLITE_ERROR
+
+
+# Classes of PostgreSQL's SQLSTATE that are about the values of a row: 22 data exception, 23
+# integrity constraint violation, 27 triggered data change, 2F, 38 and 39 errors of functions, 44
+# WITH CHECK OPTION, P0 an error that a function raised. Django has classes for most of these
+# elsewhere.
+_ABOUT_ROWS = frozenset({"22", "23", "27", "2F", "38", "39", "44", "P0"})
+
+
+def is_about_rows(error: BaseException) -> bool:
+    """Return whether a row's values caused the error, so that other rows may have none."""
+    state = _sqlstate(error.__cause__)
+    return state[:2] in _ABOUT_ROWS if state else isinstance(error, DataError | IntegrityError)
+
+
+# Of PostgreSQL: 40 transaction rollback, 53 insufficient resources, 55 object not in the right
+# state, 57 operator intervention, 58 system error.
+_OF_THE_MOMENT = frozenset({"40", "53", "55", "57", "58"})
+
+
+def is_of_the_moment(error: BaseException) -> bool:
+    """Return whether PostgreSQL may answer the same statement otherwise a moment later."""
+    return (_sqlstate(error.__cause__) or "")[:2] in _OF_THE_MOMENT
 
 
 def is_database_error(error: BaseException) -> bool:

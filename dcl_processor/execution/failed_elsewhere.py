@@ -290,6 +290,11 @@ def _record(file: SharedFile, label: str, keys: Collection[Any]) -> None:
         file.add_at_once([run.digest(key) for key in keys])
 
 
+def is_shared(label: str) -> bool:
+    """Return whether a run of this processor shares anything with other workers."""
+    return _joined is not None and label in _joined.names
+
+
 def of_run(label: str, using: str) -> FailedElsewhere | None:
     """Return what a run of this processor shares with other workers, if anything."""
     member = _joined

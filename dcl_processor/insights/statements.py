@@ -19,6 +19,7 @@ from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery import one_statement
 from dcl_processor.delivery.marks import claim_mark, lease_mark
+from dcl_processor.engine import claim
 from dcl_processor.locking import claiming
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.processor import BatchProcessor
@@ -111,10 +112,12 @@ class Asked:
         mark = self._mark()
         try:
             if mark is not None and one_statement.suits(question):
-                claim, params = one_statement.statement(question, mark, wanted)
-                found = [(claim.sql, params)]
-            else:
+                update, params = one_statement.statement(question, mark, wanted)
+                found = [(update.sql, params)]
+            elif mark is not None:
                 found = claiming.statements(question, wanted)
+            else:
+                found = [*claim.statements(question, wanted)]
         except EmptyResultSet:
             return []
         return [Statement(sql, params, question.using) for sql, params in found]

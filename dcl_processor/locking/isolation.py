@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from dcl_processor.database.driver import in_transaction
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 
 _READ_COMMITTED = 2  # psycopg's IsolationLevel
@@ -39,6 +40,12 @@ def refuse_outer_transaction(using: str, label: str) -> None:
                 f"separately, got one inside transaction.atomic() on {using!r}; start it after the "
                 "block, or in transaction.on_commit()."
             )
+    elif connection.connection is not None and in_transaction(connection):
+        raise InsideTransaction(
+            f"{label}: expected a run outside any transaction, because each row is committed "
+            f"separately, got one that was begun on {using!r} without Django, by a BEGIN of its "
+            "own; end it before the run, or use transaction.atomic() and start the run after it."
+        )
     elif not connection.get_autocommit():
         raise Unsupported(
             f"{label}: expected a connection in autocommit mode, got AUTOCOMMIT=False on "

@@ -9,14 +9,15 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction
-from django.db.models import Model, Value
+from django.db import Error, connections, transaction
+from django.db.models import Model, QuerySet, Value
 from django.db.models.functions import Now
 
 from dcl_processor import clock
 from dcl_processor.candidates.flip_coverage import decided, keeps_all
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.database.contention import is_about_rows
 from dcl_processor.database.transaction_id import has_id
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.definition.model_columns import by_attname
@@ -63,7 +64,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
         effect = _rehearsed(processor, question, pk, _written(processor, question, option, values))
         if effect is FlipEffect.STILL_PENDING:
             raise StillPending(still_pending(processor, option, pk, values))
-        if effect is FlipEffect.THIS_ROW_LEFT:
+        if effect is not FlipEffect.EVERY_ROW_LEAVES:
             unproven.add(option)
     _check_reset(processor, question, pk)
     _check_on_failure(processor, question, pk)
@@ -109,7 +110,10 @@ def _stays_pending(processor: Definition[Any], question: Question[Any], pk: Any)
         **({at: DatabaseNow()} if at else {}),
         lease.field: DatabaseNow() + timedelta(seconds=lease.seconds),
     }
-    if _rehearsed(processor, question, pk, [mark]) is not FlipEffect.STILL_PENDING:
+    effect = _rehearsed(processor, question, pk, [mark])
+    if effect is FlipEffect.UNKNOWN:
+        return False
+    if effect is not FlipEffect.STILL_PENDING:
         raise InvalidDone(not_pending(processor, pk))
     written = by_attname(question.model, mark)
     # The time of the lease differs from row to row, but is a time of now in all of them.
@@ -214,7 +218,8 @@ def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -
     if not processor.claim or not processor.reset:
         return
     back = _written(processor, question, "reset", processor.reset)
-    if _rehearsed(processor, question, pk, back) is not FlipEffect.STILL_PENDING:
+    known = FlipEffect.STILL_PENDING, FlipEffect.UNKNOWN
+    if _rehearsed(processor, question, pk, back) not in known:
         raise InvalidDone(
             f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
             f"back into pending, got row {pk} not pending after it; no handler was called."
@@ -229,7 +234,8 @@ def _check_on_failure(processor: Definition[Any], question: Question[Any], pk: A
     # A claimed row is put back by the same statement.
     back = processor.reset or {} if processor.claim and processor.lease is None else {}
     writes = _written(processor, question, "on_failure", {**back, **retry.on_failure})
-    if _rehearsed(processor, question, pk, writes) is not FlipEffect.STILL_PENDING:
+    known = FlipEffect.STILL_PENDING, FlipEffect.UNKNOWN
+    if _rehearsed(processor, question, pk, writes) not in known:
         raise InvalidDone(
             f"{processor.name}: expected on_failure={dict(retry.on_failure)!r} to keep row {pk} in "
             "pending while it has attempts left, got a row that left pending; no handler was "
@@ -290,6 +296,8 @@ class FlipEffect(Enum):
     STILL_PENDING = "still pending"
     #: The flip may still leave another row pending.
     THIS_ROW_LEFT = "this row left"
+    #: The database refused it, as it may not once the handler has done its part.
+    UNKNOWN = "unknown"
     EVERY_ROW_LEAVES = "every row leaves"
 
 
@@ -300,6 +308,22 @@ def _rehearsed(
     values = {name: value for write in writes for name, value in write.items()}
     constants = {meta.get_field(n).attname for n, value in values.items() if _is_constant(value)}
     alike = decided(question.unfiltered, constants)
+    try:
+        return _tried(processor, question, pk, writes, alike)
+    except Error as error:
+        if not is_about_rows(error):
+            raise
+        return FlipEffect.UNKNOWN
+
+
+def _tried(
+    processor: Definition[Any],
+    question: Question[Any],
+    pk: Any,
+    writes: Sequence[Values],
+    alike: QuerySet[Any] | None,
+) -> FlipEffect:
+    """Write, look, and roll back; ``alike``: the rows that would show that not every one leaves."""
     with transaction.atomic(using=question.using):
         for each in writes:
             writing.write(question, [pk], each, processor)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from dcl_processor.engine.source import Source
 from dcl_processor.runner import limits
 from dcl_processor.runner.rescan import RescanPolicy
 from tests.contract.support.clocks import Clock
@@ -81,6 +82,7 @@ def functions(django_db_setup: None, django_db_blocker: Any) -> None:
 def choosing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run choose from its first claim on, as if it had met another copy before."""
     monkeypatch.setattr(RescanPolicy, "should_choose", lambda self, *, own_table: True)
+    monkeypatch.setattr(Source, "_among_others", True)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ import pytest
 from django.db import DatabaseError, connection, connections, transaction
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze
-from dcl_processor.delivery import recovery
+from dcl_processor.engine import recovery
+from dcl_processor.engine.settlement import Claimed
 from dcl_processor.exceptions import (
     HandlerTimeout,
     InsideTransaction,
@@ -26,7 +27,6 @@ from dcl_processor.exceptions import (
 )
 from dcl_processor.execution import calls, time_limit
 from dcl_processor.interrupts import HandlerCancelled
-from dcl_processor.locking.claiming import Claimed, Miss
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.heartbeat import until
@@ -644,10 +644,10 @@ def test_an_attempt_is_counted_when_the_server_has_released_the_row(
     tries: list[int] = []
     claim: Any = vars(recovery)["claim"]
 
-    def late(question: Any, wanted: Any) -> Any:
+    def late(*arguments: Any) -> Any:
         tries.append(len(tries))
-        found = claim(question, wanted)
-        return Claimed({}, {row.pk: Miss.ABSENT}) if len(tries) == 1 else found
+        found = claim(*arguments)
+        return Claimed([], absent=[row.pk]) if len(tries) == 1 else found
 
     monkeypatch.setattr(recovery, "claim", late)
     run = the.transactional(lambda _: hang(), handler_timeout=SOON, retry=the.retry())

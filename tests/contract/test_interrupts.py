@@ -21,6 +21,7 @@ from django.db import connection
 import dcl_processor
 from dcl_processor.delivery.deliveries import deliver
 from dcl_processor.delivery.marks import MarkedRows
+from dcl_processor.engine.lane import Lane
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import execute
 from dcl_processor.interrupts import wait_for_next
@@ -38,6 +39,8 @@ COMMITTED: CodeType = MarkedRows.record_commit.__code__
 BEGUN: CodeType = execute.__code__
 START: CodeType = EventLoop.start.__code__
 WAIT: CodeType = wait_for_next.__code__
+#: The functions that deliver a batch.
+DELIVER = (deliver.__code__, Lane.deliver.__code__)
 CLOSE: CodeType = EventLoop.close.__code__
 
 PACKAGE = str(Path(dcl_processor.__file__).parent)
@@ -135,7 +138,7 @@ def interrupted_after(handled: list[Any], at: int) -> Iterator[None]:
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         nonlocal calls
-        if event == "return" and frame.f_code is deliver.__code__:
+        if event == "return" and frame.f_code in DELIVER:
             sys.setprofile(None)
         elif event == "call" and handled and is_of_the_package(frame):
             calls += 1
@@ -180,7 +183,7 @@ def interrupted_between(handled: list[Any], at: int) -> Iterator[None]:
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         nonlocal calls, deliveries
-        if frame.f_code is deliver.__code__:
+        if frame.f_code in DELIVER:
             deliveries += {"call": 1, "return": -1}.get(event, 0)
         if event == "call" and len(handled) == 2 and frame.f_code is BEGUN:
             sys.setprofile(None)

@@ -22,7 +22,6 @@ from dcl_processor.exceptions import (
     StillPending,
     Unsupported,
 )
-from dcl_processor.locking import claiming
 from dcl_processor.testing import hold_lock, race, turns
 from tests import seams
 from tests.contract.support.errands import (
@@ -163,10 +162,7 @@ if HAS_ROW_LOCKS:
     def test_a_missing_lock_is_caught(
         make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lock_nothing(queryset: Any, using: str) -> Any:
-            return queryset
-
-        monkeypatch.setattr(claiming, "_locking", lock_nothing)
+        seams.replace(monkeypatch, seams.LOCK_CLAUSE, lambda *_: "")
         monkeypatch.setattr(turns, "PATIENCE", 0.5)
         errands(3)
         # On MariaDB the rehearsal of the flip waits for the first copy, which has finished then.

@@ -9,8 +9,8 @@ import pytest
 from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
+from dcl_processor.engine.source import Source
 from dcl_processor.exceptions import HandlerExited
-from dcl_processor.runner.passes import Passes
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.parcels import parcels
@@ -252,13 +252,13 @@ def test_no_row_that_was_redone_is_remembered_until_the_end(
 ) -> None:
     """A run over a large backlog may redo all of it."""
     parcels(6)
-    runs: list[Passes] = []
-    real = Passes.first
+    sources: list[Source] = []
+    real = Source.finish
 
-    def first(passes: Passes) -> None:
-        runs.append(passes)
-        real(passes)
+    def finish(source: Source) -> None:
+        sources.append(source)
+        real(source)
 
-    monkeypatch.setattr(Passes, "first", first)
+    monkeypatch.setattr(Source, "finish", finish)
     assert_run(Together(bad=[1, 4], batch_size=3)(), processed=4, failed=2)
-    assert [passes._alone for passes in runs] == [set()]
+    assert [(list(each._alone), each._in_flight) for each in sources] == [([], set())]

@@ -13,9 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import scan
+from dcl_processor.engine.source import ALONE_AFTER, MOST_MISSES, Source
 from dcl_processor.locking.wanted import SPARE
-from dcl_processor.runner import passes
-from dcl_processor.runner.rescan import ALONE_AFTER, MISSES_BEFORE_RESCAN
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.models import Parcel
@@ -186,15 +185,15 @@ def test_what_is_remembered_does_not_grow_with_the_backlog(
         real(by_key, ask, tried)
         remembered.append(tried)
 
-    def spy_on_run(passes_of_run: Any) -> None:
-        under_way.append(passes_of_run._in_flight)
-        real_first(passes_of_run)
+    def spy_on_run(source: Any) -> Any:
+        under_way.append(source._in_flight)
+        return real_first(source)
 
     remembered: list[set[Any]] = []
     under_way: list[set[Any]] = []
-    real_first = passes.Passes.first
+    real_first = Source._first
     monkeypatch.setattr(scan.KeyScan, "__init__", spy)
-    monkeypatch.setattr(passes.Passes, "first", spy_on_run)
+    monkeypatch.setattr(Source, "_first", spy_on_run)
     pks = list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
 
     def handle(row: Parcel) -> None:
@@ -229,20 +228,23 @@ if connection.features.has_select_for_update:
 
 if connection.features.has_select_for_update:
 
-    def test_rows_that_are_under_way_are_not_looked_at_again_and_again() -> None:
+    def test_rows_that_are_under_way_are_not_looked_at_again_and_again(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
         """Other threads have them; the run's own has nothing left to hand out."""
         pks = [row.pk for row in parcels(8)]
-        looks: list[str] = []
+        looks: list[int] = []
         calls: list[int] = []
+        real: Any = vars(scan)["_read"]
         many_looks, finished, looked = (threading.Event() for _ in range(3))
 
-        def look(execute: Any, sql: str, *args: Any) -> Any:
-            if "LIMIT 6" in sql:
-                looks.append(sql)
+        def look(keys: Any, size: int) -> Any:
+            if size == scan.WIDE_WINDOW:
+                looks.append(size)
                 looked.set()
                 if len(looks) > 10:
                     many_looks.set()
-            return execute(sql, *args)
+            return real(keys, size)
 
         def handle(row: Parcel) -> None:
             calls.append(row.pk)
@@ -256,8 +258,8 @@ if connection.features.has_select_for_update:
             if len(calls) == 7:  # the last one, while the other thread has nothing to do
                 many_looks.wait(3)
 
-        with connection.execute_wrapper(look):
-            report = processor(handle)(concurrency=2, wait_for_locked=0)
+        monkeypatch.setattr(scan, "_read", look)
+        report = processor(handle)(concurrency=2, wait_for_locked=0)
         assert len(calls) == len(set(calls)) == 7
         assert_run(report, processed=7, stale=1)
         assert 0 < len(looks) <= 10
@@ -289,7 +291,7 @@ def test_a_copy_that_slept_over_its_window_soon_looks_again(
         report = processor(handle)()
     if connection.features.has_select_for_update:
         # Where a claim may choose, it finds out about as many rows as it may choose among.
-        missed = 1 + SPARE if connection.vendor == "postgresql" else MISSES_BEFORE_RESCAN
+        missed = 1 + SPARE if connection.vendor == "postgresql" else MOST_MISSES
         assert_run(report, processed=2, stale=1 + missed)
     else:
         # One lock for the whole database: no other copy is met while a handler runs.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
+from dcl_processor.engine.run import Run
+from dcl_processor.engine.source import Source
 from dcl_processor.interrupts import Interruption
-from dcl_processor.runner.passes import Passes
-from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
@@ -199,7 +199,7 @@ if connection.features.has_select_for_update:
         stopped = threading.Event()
         real = Run.must_stop
 
-        def must_stop(run: Run[Any]) -> bool:
+        def must_stop(run: Run) -> bool:
             if real(run):
                 stopped.set()
             return run.stopped is not None
@@ -222,13 +222,13 @@ if connection.features.has_select_for_update:
         """Failures make the run try rows at random places; this success is counted just before."""
         parcels(6)
         probing = threading.Event()
-        real = Passes._probes
+        real = Source._probe
 
-        def probes(passes: Passes, *args: Any) -> bool:
+        def probe(source: Source) -> None:
             probing.set()
-            return real(passes, *args)
+            real(source)
 
-        monkeypatch.setattr(Passes, "_probes", probes)
+        monkeypatch.setattr(Source, "_probe", probe)
 
         def handle(row: Parcel) -> None:
             if row.priority:

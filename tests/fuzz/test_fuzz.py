@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from dcl_processor import Delivery
+from dcl_processor.engine import session
 from dcl_processor.locking import row_transactions
 from dcl_processor.locking.row_transactions import Send, Statement
 from tests import seams
@@ -88,7 +89,15 @@ def count_waiting(patch: pytest.MonkeyPatch) -> Counter[str]:
         )
         return real(send, cursor, statements)
 
+    def send_together(cursor: Any, statements: Sequence[Any]) -> Any:
+        ends = [place for place, each in enumerate(statements) if each.sql == "COMMIT"]
+        if ends and len(statements) > ends[0] + 1:
+            last = statements[-1].sql.split(None, 1)[0]
+            counts[last] += sum("UPDATE" in each.sql for each in statements[: ends[0]])
+        return session.in_one_message(cursor, statements)
+
     seams.replace(patch, seams.SEND_ALL, send_all)
+    seams.replace(patch, seams.SEND_TOGETHER, send_together)
     return counts
 
 

@@ -11,6 +11,7 @@ import pytest
 import dcl_processor.ledger as api
 from dcl_processor import Breaker, Report, Snooze, ledger
 from dcl_processor.candidates import scan
+from dcl_processor.engine.lane import Lane
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.ledger import breaking
 from dcl_processor.ledger.ledger import Ledger
@@ -18,7 +19,6 @@ from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.overseer import LOOK
 from dcl_processor.ledger.tables import ensure
 from dcl_processor.oversight import Hold
-from dcl_processor.runner.dispatch import InlineDispatcher
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
@@ -299,16 +299,16 @@ if SENDS_SEVERAL:  # elsewhere each COMMIT is sent at once
         Errand.objects.all().delete()
         the.errands(6)
         handled: list[int] = []
-        real = InlineDispatcher.confirm
+        real = Lane.settle
 
-        def confirm(self: InlineDispatcher) -> None:
-            waited = self._context.transactions.unconfirmed is not None
+        def settle(self: Lane) -> None:
+            waited = self._after is not None
             real(self)
             if waited and len(handled) == 4:
                 Control.objects.filter(processor=NAME).update(**opened)
                 ledger.read_again(NAME)
 
-        monkeypatch.setattr(InlineDispatcher, "confirm", confirm)
+        monkeypatch.setattr(Lane, "settle", settle)
         report = processor(lambda row: handled.append(row.pk)).run(timeout=20)
         assert_run(report, processed=4, stopped="breaker")
 

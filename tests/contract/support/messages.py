@@ -43,6 +43,15 @@ def one_by_one(send: Send, cursor: Any, statements: Sequence[Statement]) -> Any:
     return result
 
 
+def each_alone(cursor: Any, statements: Sequence[Any]) -> list[Any]:
+    """Send each statement as a message of its own, so that a test can act in between."""
+    answers: list[Any] = []
+    for each in statements:
+        cursor.execute(each.sql, each.params)
+        answers.append(cursor.fetchall() if cursor.description else cursor.rowcount)
+    return answers
+
+
 @contextmanager
 def separately() -> Iterator[None]:
     """Send the statements of one message one by one, so that a test can act in between.
@@ -51,6 +60,7 @@ def separately() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         seams.replace(patch, seams.SEND_ALL, one_by_one)
+        seams.replace(patch, seams.SEND_TOGETHER, each_alone)
         seams.replace(patch, seams.IS_OBSERVED, lambda *_: False)
         yield
 

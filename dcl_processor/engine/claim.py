@@ -1,0 +1,318 @@
+"""Lock rows, and check them again under their locks: what prevents a double claim is here.
+
+The result is what the user's queryset gives for these rows. What the engine has to know of a row
+stands beside it, in ``Held``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.core.exceptions import EmptyResultSet
+from django.db import connections
+from django.db.models import Model, Q, QuerySet
+from django.db.models.constants import LOOKUP_SEP
+
+from dcl_processor.candidates.question import KeyList, Question, RowFilter, these
+from dcl_processor.compiled_sql.select import CompiledSelect, RowBuilder
+from dcl_processor.database.transaction_id import has_id
+from dcl_processor.exceptions import InvalidPending
+from dcl_processor.locking.engines import refuse_without_transactions
+from dcl_processor.locking.wanted import Wanted
+
+from .session import Session
+from .settlement import Answer, Claimed, Held, Settlement, Statement
+
+#: Returns the queryset for rows that are named by their keys.
+Ask = Callable[[RowFilter], QuerySet[Any, Any]]
+
+#: In the place of a question that no row can meet, for which Django has no statement.
+_NOTHING = Statement("SELECT 1 FROM (SELECT 1 AS one) AS dcl_nothing WHERE 1 = 0")
+
+_TRANSACTION_ID = "pg_current_xact_id()"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A statement that reads rows, and what makes the rows from its answer."""
+
+    statement: Statement
+    build: Callable[[Answer], list[Any]]
+
+
+def claim(
+    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+) -> Claimed:
+    """Open a transaction, ``after`` first, and lock the wanted rows that are still pending in it.
+
+    If it may choose, the result does not mention the rows behind the last one that was taken. Never
+    waits for a lock, if the database supports that. Raises ``NotSettled`` if ``after`` was in a
+    message that failed, ``InvalidPending`` if the question has several answers for one row, and
+    ``Unsupported`` if a table has no transactions.
+    """
+    connection = session.connection
+    refuse_without_transactions(question)
+    if not connection.features.has_select_for_update:
+        return _claim_database(session, question, wanted, after)
+    if question.own_table:
+        return _claim_own(session, question, wanted, after)
+    return _claim_spanning(session, question, wanted, after)
+
+
+def _claim_own(
+    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+) -> Claimed:
+    # Race: double claim. Another worker may have finished a row since its key was read. The lock
+    # and the second check are one statement, which checks the locked row's newest version.
+    read, statement = _own(question, wanted)
+    [answer] = session.begin([statement], after)
+    rows = _by_key(question, read.build(answer))
+    return _claimed(session, wanted.visited(rows), rows, (), _id_in(answer, statement))
+
+
+def _claim_spanning(
+    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+) -> Claimed:
+    pks, locks = wanted.pks, _locks(question, wanted)
+    ask = _read(question, ("ask", None), pks, _asked(question, pks))
+    statements = [statement for _, _, statement in locks]
+    # Race: stale second check. The snapshot of the locking statement is older than the lock, and
+    # joined rows would be read from it. The last statement has a snapshot of its own, also in one
+    # message. It answers for rows, too, that the others could not lock.
+    if wanted.choice is None and session.combines:
+        *answers, answer = session.begin([*statements, ask.statement], after)
+        ours = _locked(question, locks, answers)
+        rows = ask.build(answer)
+    else:
+        answers = session.begin(statements, after)
+        ours = _locked(question, locks, answers)
+        some = [pk for pk in pks if pk in ours]
+        ask = _read(question, ("ask", None), some or pks, _asked(question, some or pks))
+        rows = ask.build(session.execute(ask.statement)) if some else []
+    found = {pk: row for pk, row in _by_key(question, rows).items() if pk in ours}
+    return _claimed(session, wanted.visited(ours), found, ours, _id_in(answers[0], locks[0][2]))
+
+
+def _claim_database(
+    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+) -> Claimed:
+    # Race: double claim. Another worker may have finished a row before this lock was taken.
+    ask = _read(question, ("ask", None), wanted.pks, _asked(question, wanted.pks))
+    _, answer = session.begin([database_lock(question), ask.statement], after)
+    return _claimed(session, wanted.pks, _by_key(question, ask.build(answer)), wanted.pks, None)
+
+
+def database_lock(question: Question[Any]) -> Statement:
+    """Return the statement that takes the only lock of a database without row locks."""
+    # SQLite has one lock, for writing, and grants it at once only to a transaction that begins with
+    # a write, here an update that matches no row. After a read, the later write could fail.
+    quote, meta = connections[question.using].ops.quote_name, question.model._meta
+    table, column = quote(meta.db_table), quote(str(meta.pk_fields[0].column))
+    return Statement(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0")  # noqa: S608  # quoted
+
+
+def _claimed(
+    session: Session,
+    pks: Sequence[Any],
+    found: Mapping[Any, Any],
+    locked: Collection[Any],
+    transaction_id: str | None,
+) -> Claimed:
+    held = [Held(pk, found[pk]) for pk in pks if pk in found]
+    missed = [] if len(held) == len(pks) else [pk for pk in pks if pk not in found]
+    return Claimed(
+        held,
+        absent=[pk for pk in missed if pk not in locked],
+        stale=[pk for pk in missed if pk in locked],
+        transaction_id=transaction_id,
+        driver=session.connection.connection,
+    )
+
+
+# --- the statements
+
+
+def statements(question: Question[Any], wanted: Wanted) -> list[Statement]:
+    """Return the statements that ``claim()`` would send if it could lock all the rows.
+
+    Compiles them, and locks nothing.
+    """
+    connection = connections[question.using]
+    again = _read(question, ("ask", None), wanted.pks, _asked(question, wanted.pks)).statement
+    if not connection.features.has_select_for_update:
+        return [database_lock(question), again]
+    if question.own_table:
+        return [_own(question, wanted)[1]]
+    return [*(statement for _, _, statement in _locks(question, wanted)), again]
+
+
+def _own(question: Question[Any], wanted: Wanted) -> tuple[Read, Statement]:
+    """Return the statement that locks the rows and checks them, and what makes the rows."""
+
+    def asked(rows: RowFilter) -> QuerySet[Any, Any]:
+        return wanted.first(question.narrowed(rows), rows)
+
+    read = _read(question, ("claim", wanted.choice), wanted.pks, asked)
+    return read, _locking(read, question.queryset)
+
+
+def _locks(
+    question: Question[Any], wanted: Wanted
+) -> Sequence[tuple[Mapping[Any, Any], Read, Statement]]:
+    """Return for each table the keys of the rows' parts, and the statement that locks these."""
+    found = []
+    for table in question.tables:
+        keys = parts_of(question, table, wanted.pks)
+        named = wanted if table is question.model else Wanted([*keys.values()])
+        read = _lock_parts(question, table, named)
+        found.append((keys, read, _locking(read, QuerySet(table, using=question.using))))
+    return found
+
+
+def _read(question: Question[Any], name: tuple[Any, Any], pks: Sequence[Any], ask: Ask) -> Read:
+    """Return the read of rows by their keys, which is compiled once per window if possible."""
+    many = len(pks) > 1
+    model = question.model if isinstance(name[0], str) else name[0]
+    make = partial(CompiledSelect[Any], model, question.using, ask, many=many)
+    select: CompiledSelect[Any] | None = question.statements.get((name, many), make)
+    if select is not None:
+        return Read(Statement(*select.statement(pks)), select.build)
+    try:
+        rows: RowBuilder[Any] = RowBuilder(ask(KeyList(pks)), question.using)
+    except EmptyResultSet:
+        return Read(_NOTHING, lambda _: [])
+    return Read(Statement(rows.sql, rows.params), rows.build)
+
+
+def _locking(read: Read, queryset: QuerySet[Any, Any]) -> Statement:
+    """Let a statement lock its rows, and return the id of its transaction behind its columns.
+
+    The lock is the narrowest that the database has, with the option that waits least. It is not
+    Django's ``select_for_update()``, which has to be compiled inside a transaction; and the id is
+    no annotation, which would be an attribute of the user's instances.
+    """
+    connection, query = connections[queryset.db], queryset.query
+    own = connection.ops.quote_name(query.base_table or query.get_meta().db_table)
+    sql, params = read.statement
+    if has_id(connection):
+        sql = sql.replace(f" FROM {own}", f", {_TRANSACTION_ID} FROM {own}", 1)
+    return Statement(f"{sql} {lock_clause(connection, query, own)}", params)
+
+
+def lock_clause(connection: Any, query: Any, own: str) -> str:
+    """Return the clause that locks the rows of the table ``own`` alone."""
+    features = connection.features
+    skip_locked = features.has_select_for_update_skip_locked
+    # With one table OF is left out, because PostgreSQL accepts no schema-qualified name in it.
+    several = sum(map(bool, query.alias_refcount.values())) > 1
+    joins = several or query.extra_tables or query.select_related
+    clause: str = connection.ops.for_update_sql(
+        skip_locked=skip_locked,
+        nowait=not skip_locked and features.has_select_for_update_nowait,
+        # In case a statement joins a table after all: its rows stay free for other sessions.
+        of=(own,) if joins and features.has_select_for_update_of else (),
+        # The lock that an UPDATE of plain columns takes: other sessions can insert child rows.
+        no_key=features.has_select_for_no_key_update,
+    )
+    return clause
+
+
+def _id_in(answer: Answer, statement: Statement) -> str | None:
+    return answer[0][-1] if answer and _TRANSACTION_ID in statement.sql else None
+
+
+def _asked(question: Question[Any], pks: Sequence[Any]) -> Ask:
+    # A to-many join returns a row once per match, and only its annotations can differ.
+    most = None if _added(question) or len(pks) > 1 else 1
+    return lambda rows: question.narrowed(rows)[:most]
+
+
+def _lock_parts(question: Question[Any], table: type[Model], wanted: Wanted) -> Read:
+    """Return the read of the rows' parts in one table, their own or a parent's, for their lock."""
+
+    # Race: lock on joined rows. This statement joins no table: it has the row's keys alone, not the
+    # question, and no order, because the model's own may join rows that would be locked.
+    # With a choice, the question is added as a hint, like the read before it, and not as the check:
+    # it avoids useless locks of rows that were finished before this statement.
+    def parts(named: RowFilter) -> QuerySet[Any, Any]:
+        asked = named.condition
+        if wanted.choice is not None:
+            asked = Q(pk__in=question.narrowed(named).values("pk"))
+        rows = QuerySet[Any](table, using=question.using).filter(asked).order_by()
+        # By column, because Django cannot resolve OF for a composite key as a whole.
+        columns = [field.attname for field in table._meta.pk_fields]
+        return wanted.first(rows.values_list(*columns), named)
+
+    return _read(question, (table, wanted.choice), wanted.pks, parts)
+
+
+def parts_of(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> dict[Any, Any]:
+    """Return the keys of the rows' parts in one table, by the rows' own keys."""
+    steps = question.model._meta.get_path_to_parent(table)
+    if all(step.join_field.primary_key for step in steps):
+        return dict(zip(pks, pks, strict=True))
+    # A separate query, because MariaDB would lock the rows of a subquery as well. The answer stays
+    # valid, because nothing moves a row to another parent.
+    path = LOOKUP_SEP.join(step.join_field.name for step in steps)
+    rows = QuerySet[Any](question.model, using=question.using).filter(these(pks))
+    return dict(rows.values_list("pk", path))
+
+
+def _locked(
+    question: Question[Any],
+    locks: Sequence[tuple[Mapping[Any, Any], Read, Statement]],
+    answers: Sequence[Answer],
+) -> set[Any]:
+    """Return the rows of which each part was locked."""
+    ours: set[Any] | None = None
+    for table, (parts, read, _), answer in zip(question.tables, locks, answers, strict=True):
+        number = len(table._meta.pk_fields)
+        held = {row[:number] if number > 1 else row[0] for row in read.build(answer)}
+        here = {pk for pk, key in parts.items() if key in held}
+        if table is not question.model and len(here) < len(held):
+            here |= _spelled_otherwise(question, table, held.difference(parts.values()))
+        ours = here if ours is None else ours & here
+    return ours or set()
+
+
+def _spelled_otherwise(
+    question: Question[Any], parent: type[Model], held: Collection[Any]
+) -> set[Any]:
+    """Return the rows with these parts in a parent's table, for a collation that ignores case."""
+    steps = question.model._meta.get_path_to_parent(parent)
+    path = LOOKUP_SEP.join(step.join_field.name for step in steps)
+    named = QuerySet[Any](question.model, using=question.using).filter(**{f"{path}__in": held})
+    return set(named.values_list("pk", flat=True))
+
+
+# --- the rows
+
+
+def _by_key(question: Question[Any], rows: Iterable[Any]) -> dict[Any, Any]:
+    answers: dict[Any, Any] = {}
+    added = _added(question)
+    for row in rows:
+        first = answers.setdefault(row.pk, row)
+        if row is not first:
+            _refuse_two_answers(question, first, row, added)
+    return answers
+
+
+def _added(question: Question[Any]) -> list[str]:
+    query = question.queryset.query
+    return [*query.annotation_select, *query.extra_select]
+
+
+def _refuse_two_answers(
+    question: Question[Any], first: Any, row: Any, added: Iterable[str]
+) -> None:
+    for name in added:
+        if getattr(row, name) != getattr(first, name):
+            raise InvalidPending(
+                f"{question.model._meta.label}: expected pending to return each row once, got row "
+                f"{row.pk} several times with different values of {name!r}; aggregate that value, "
+                "or compute it in a subquery."
+            )

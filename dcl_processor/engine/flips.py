@@ -1,0 +1,233 @@
+"""What is written to the rows of a transaction at its end: flips, and notes of failures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+
+from dcl_processor import log_fields
+from dcl_processor.database.contention import is_about_rows
+from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
+from dcl_processor.interrupts import ends_the_run
+from dcl_processor.settlement import flip, grouping, writing
+from dcl_processor.settlement.failure_columns import notes
+from dcl_processor.values import Values, resolve
+
+from .settlement import COMMIT, ROLLBACK, Batch, Held, Settlement, Statement
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+    from .lane import Lane
+
+logger = logging.getLogger("dcl_processor")
+
+#: Values, and the keys of the rows that they are written to.
+Writes = list[tuple[Values, list[Any]]]
+
+
+def flips(lane: Lane, batch: Batch) -> Settlement:
+    """Return the end of the transaction that has the rows' locks: its flips, and the COMMIT.
+
+    Raises if a row cannot be settled; nothing of the transaction may be kept then.
+    """
+    # Race: flip without work. The work of a row whose handler raised was rolled back.
+    handled = [(held, o.result) for held, o in batch.ended if type(o) is Handled]
+    writes, noted = _flips_of(lane, batch, handled), _notes_of(lane, batch)
+    # Race: flip without work. If the transaction has ended, the lock and the work are lost, and the
+    # next transaction would contain the flip alone. No user code runs between this and the flip.
+    lane.session.check_for_the_last_time()
+    end = COMMIT if _is_kept(lane, batch, writes, noted) else ROLLBACK
+    if not noted and (later := _later(lane, batch, writes)) is not None:
+        return Settlement(batch, (*later, end))
+    _write_now(lane, batch, writes, noted)
+    # The flip could not be verified beforehand, or that proves nothing for these rows.
+    if handled and lane.run.needs_check("done"):
+        pks = [held.pk for held, _ in handled]
+        writing.refuse_pending(lane.processor, batch.question, pks)
+    if lane.session.connection.run_on_commit:
+        _keep_callbacks_apart(lane.session.connection)
+    return Settlement(batch, (end,))
+
+
+def _is_kept(lane: Lane, batch: Batch, writes: Writes, noted: Writes) -> bool:
+    """Return whether anything of the transaction is to be committed."""
+    if lane.session.connection.needs_rollback:
+        return False
+    # No generators: an interrupt at the end of one that is left early would be lost.
+    kept = [o for _, o in batch.ended if type(o) is Handled or getattr(o, "kept", False)]
+    return bool(kept or _some(writes) or _some(noted))
+
+
+def _some(writes: Writes) -> Writes:
+    """Return the writes that write something."""
+    return [(values, pks) for values, pks in writes if values]
+
+
+def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> Writes:
+    """Return what to write to the handled rows; rows with the same values are one write."""
+    processor, question = lane.processor, batch.question
+    moved = {held.pk: held.row for held, _ in handled if held.row.pk != held.pk}
+    if moved:
+        writing.refuse_moved(question, moved, processor)
+    if len(handled) == 1:
+        [(held, result)] = handled
+        return [(resolve(flip.flip(processor, held.row, result)), [held.pk])]
+    rows = {held.pk: held.row for held, _ in handled}
+    values = flip.flips(processor, rows, {held.pk: result for held, result in handled})
+    groups = grouping.group(values)
+    if lane.run.has_rules:
+        return groups
+    return grouping.merge(groups, question.model, question.using)
+
+
+def _notes_of(lane: Lane, batch: Batch) -> Writes:
+    """Return what to write to the rows that were not handled, and record their outcomes."""
+    noted: Writes = []
+    for place, (held, outcome) in enumerate(batch.ended):
+        if outcome is not None and type(outcome) is not Handled:
+            final, values = noted_of(lane, held, outcome)
+            batch.ended[place] = held, final
+            noted.append((values, [held.pk]))
+    return noted
+
+
+def noted_of(lane: Lane, held: Held, outcome: Outcome) -> tuple[Outcome, Values]:
+    """Return the outcome to report for a row that was not handled, and what to write to it."""
+    attempt, most = held.attempt, held.most
+    if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
+        attempt = most or attempt  # no handler was called
+    final, values = notes(lane.processor, held.row, outcome, attempt=attempt, most=most)
+    return final, resolve(values)
+
+
+def _later(lane: Lane, batch: Batch, writes: Writes) -> list[Statement] | None:
+    """Return the flips as statements of the message with the COMMIT, each of which may fail.
+
+    ``None``: one of them has to be written, and looked at, before the COMMIT.
+    """
+    claimed, connection = batch.claimed, lane.session.connection
+    assert claimed is not None
+    if claimed.transaction_id is None or not lane.session.combines or connection.run_on_commit:
+        return None
+    if connection.needs_rollback or len(_some(writes)) < len(writes):
+        return None if writes else []
+    if lane.run.needs_check("done") or lane.run.has_rules:
+        return None
+    found = writing.checked_flips(batch.question, writes, claimed.transaction_id)
+    return None if found is None else [Statement(*each) for each in found]
+
+
+def _write_now(lane: Lane, batch: Batch, writes: Writes, noted: Writes) -> None:
+    processor, question, claimed = lane.processor, batch.question, batch.claimed
+    assert claimed is not None
+    # Django refuses queries in a transaction that is to be rolled back, and nothing of it is kept.
+    is_kept = not lane.session.connection.needs_rollback
+    fence = claimed.transaction_id
+    if fence is not None and is_kept and not _some([*writes, *noted]):
+        writing.refuse_another(question.using, fence)
+    for values, pks in writes:
+        writing.write(question, pks, values, processor, fence, is_flip=True)
+    if some := _some(noted):
+        _write_notes(lane, batch, some)
+
+
+def write_notes(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Outcome:
+    """Write what is written to a row that was not handled; return the outcome to report."""
+    final, values = noted_of(lane, held, outcome)
+    if values:
+        _write_notes(lane, batch, [(values, [held.pk])])
+    return final
+
+
+def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
+    """Record failures, each with less of what belongs to it if the database refuses that.
+
+    Count and time are what matters: without them the row would be tried in every run.
+    """
+    if len(noted) > 1 and _is_written(lane, batch, noted) is None:
+        return
+    for values, pks in noted:
+        refused: Exception | None = None
+        for some in _reduced(lane.processor, values):
+            error = _is_written(lane, batch, [(some, pks)])
+            if error is None:
+                break
+            refused = refused or error
+        else:
+            assert refused is not None
+            raise refused
+        if refused is not None:
+            _tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
+
+
+def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
+    """Write notes; return the error if the database refuses their values, and write none then."""
+    assert batch.claimed is not None
+    fence = batch.claimed.transaction_id
+    try:
+        with transaction.atomic(using=batch.question.using):
+            for values, pks in noted:
+                writing.write(batch.question, pks, values, lane.processor, fence)
+    except Exception as error:
+        if is_about_rows(error) or isinstance(error, flip.UNWRITABLE):
+            return error
+        raise
+    return None
+
+
+def _reduced(processor: Definition[Any], values: Values) -> Iterator[Values]:
+    """Yield the values, and then less of them: with a plain text, without, the count alone."""
+    yield values
+    retry = processor.retry
+    if retry is None:
+        return
+    text, own = retry.last_error or "", {*retry.columns}
+    for some in (values, {name: each for name, each in values.items() if name in own}):
+        if isinstance(some.get(text), str):
+            yield {**some, text: some[text].encode("ascii", "replace").decode()}
+        yield {name: each for name, each in some.items() if name != text}
+
+
+def _tell_of_rest(
+    processor: Definition[Any], pks: Sequence[Any], left_out: Collection[str], error: Exception
+) -> None:
+    """Log which values of a failure could not be stored."""
+    name = processor.name
+    what = f"without {', '.join(sorted(left_out))}" if left_out else "with a plain text"
+    message = "%s: the failure of row %s was recorded %s, because the database refused it: %s"
+    extra = log_fields.fields(name, pk=pks[0], **log_fields.error_fields(error))
+    log_fields.log(logger, logging.WARNING, message, name, str(pks[0]), what, error, extra=extra)
+
+
+def _keep_callbacks_apart(connection: Any) -> None:
+    """Make the on_commit() callbacks robust, as ``on_commit(robust=True)`` does.
+
+    The rows are settled when the callbacks run. A callback that raises would make Django drop the
+    later ones, and would look like a failed commit; a robust one makes Django log the error.
+    """
+    connection.run_on_commit = [
+        (sids, _raising_exceptions(call), True) for sids, call, _ in connection.run_on_commit
+    ]
+
+
+def _raising_exceptions(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Turn ``sys.exit()`` and the like into an error that Django logs, as rows are committed."""
+
+    @wraps(call)
+    def calling() -> None:
+        try:
+            call()
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            raise as_exception(error)  # noqa: B904  # which says itself where it comes from
+
+    # Django logs the callback's name, and a callable object may have none.
+    calling.__qualname__ = getattr(call, "__qualname__", repr(call))
+    return calling

@@ -1,0 +1,224 @@
+"""What becomes of rows whose message failed, or whose transaction was rolled back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dcl_processor import log_fields
+from dcl_processor.database.connection import reconnected
+from dcl_processor.database.contention import (
+    is_about_rows,
+    is_contention,
+    is_database_error,
+    unwritable,
+)
+from dcl_processor.errors import add_note
+from dcl_processor.exceptions import HandlerTimeout, ProcessorError, SessionLost, TransactionLost
+from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
+from dcl_processor.interrupts import ends_the_run
+from dcl_processor.locking.wanted import Wanted
+from dcl_processor.masking import described
+from dcl_processor.settlement import writing
+from dcl_processor.settlement.rehearsal import RowRefused
+
+from . import flips, work
+from .claim import claim
+from .settlement import COMMIT, Batch, Held, NotSettled, Settlement
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+logger = logging.getLogger("dcl_processor")
+
+#: Seconds before each try to lock a row whose session this worker has closed: the server releases
+#: the lock when it has rolled the transaction back.
+WAITS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
+
+
+def settle_alone(lane: Lane, after: Settlement, error: BaseException) -> None:
+    """Find out what became of a settlement whose message failed, and settle what it did not."""
+    session, batch = lane.session, after.batch
+    if not ends_the_run(error) and session.settle_singly(after):
+        lane.count(after)
+        return
+    raised = writing.explained(error, lane.processor, [held.pk for held in batch.rows])
+    if raised is not error:
+        raised.__cause__ = error
+    recover(lane, batch, raised, waited=True)
+
+
+def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = False) -> None:
+    """Go on after an error that rolled back the batch's transaction and all its writes.
+
+    Counts the rows if the transaction was committed all the same. With several rows it is unknown
+    which of them caused the error, so each of them is redone in a batch of its own; a single row
+    fails. ``waited``: the COMMIT was sent with the next claim, in which the error may have come.
+
+    Raises the error if it ``ends_the_run()``, or if it came before any handler and no row can be
+    the cause.
+    """
+    lane.session.rollback()
+    if _is_settled(lane, batch, raised, waited=waited):
+        lane.source.end(batch)
+        if ends_the_run(raised):
+            raise raised
+        return
+    is_early = isinstance(raised, ProcessorError) and not batch.started
+    if ends_the_run(raised) or is_early:
+        raise raised
+    error = as_exception(raised)
+    if _is_transient(lane, batch, error):
+        lane.source.missed(batch)  # a later pass asks again
+        return
+    # A claim may fail because of one row that cannot be loaded.
+    ours = [held.pk for held in batch.rows] or [*batch.wanted.pks[: batch.wanted.limit]]
+    failed = batch.to_blame
+    if len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1):
+        failed = batch.rows[0] if batch.rows else Held(ours[0], None)
+    elif isinstance(error, TransactionLost):
+        _tell_of_end(lane, batch, failed)
+    if failed is None:
+        batch.ended = []
+    else:
+        known = {held.pk: outcome for held, outcome in batch.ended}.get(failed.pk)
+        outcome = _failed(lane, batch, failed, known, _explained(batch, error))
+        batch.ended = [(failed, outcome)]
+    # Race: poison row. Each row is redone alone, so that one fails and the others are done. A row
+    # that is known to be at fault would fail again, so its handler is not called again.
+    redone = [pk for pk in ours if failed is None or pk != failed.pk]
+    lane.source.end(batch, redone=redone)
+
+
+def _is_settled(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool) -> bool:
+    """Return whether the rows are flipped and committed."""
+    claimed = batch.claimed
+    if claimed is None or len(batch.ended) < len(claimed.rows) or not claimed.rows:
+        return False
+    if isinstance(raised, ProcessorError):
+        return False
+    is_lost = is_database_error(raised) and reconnected(lane.session.using, since=claimed.driver)
+    if not (waited or is_lost) or not lane.session.was_committed(claimed.transaction_id):
+        return False
+    # Race: work without flip. A handler that commits the transaction itself commits no flip.
+    handled = [held.pk for held, each in batch.ended if isinstance(each, Handled)]
+    return lane.processor.repeats or not batch.question.still_pending(handled).exists()
+
+
+def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
+    """Return whether to leave the rows to a later pass; raises errors that no row caused."""
+    if not is_database_error(error):
+        return False
+    using = batch.question.using
+    wrote_nothing = batch.claimed is None or not (lane.run.is_verified or batch.started)
+    # A read-only InnoDB still grants locks, so each row's handler would be called before its flip
+    # is refused. Elsewhere a handler may have made its own transaction read-only.
+    is_mysql = lane.session.connection.vendor == "mysql"
+    if wrote_nothing or (batch.ended and is_mysql):
+        refused = unwritable(error, using)
+        if refused is not None:
+            raise refused from error
+    if not wrote_nothing:
+        return False
+    since = batch.claimed.driver if batch.claimed is not None else lane.driver
+    if is_contention(error) or reconnected(using, since=since):
+        return True
+    # Whatever the database answers to one row is that row's failure.
+    if batch.claimed is None and not is_about_rows(error):
+        raise error
+    return False
+
+
+def _tell_of_end(lane: Lane, batch: Batch, failed: Held | None) -> None:
+    """Log which rows are handled again; the work that was committed for them stays."""
+    again = [str(held.pk) for held in batch.started if held is not failed]
+    if again:
+        name = lane.processor.name
+        log_fields.log(
+            logger,
+            logging.WARNING,
+            "%s: %s ended the transaction of its batch; these other rows are handled again, and "
+            "work that was committed for them stays: %s%s.",
+            name,
+            "a handler" if failed is None else f"the handler of row {failed.pk}",
+            ", ".join(again[:5]),
+            " and others" if len(again) > 5 else "",
+            extra=log_fields.fields(name, pk=failed and failed.pk, row_count=len(again)),
+        )
+
+
+def _explained(batch: Batch, error: Exception) -> Exception:
+    """Return ``SessionLost`` instead of the error if the statement's session is gone."""
+    since = batch.claimed.driver if batch.claimed is not None else None
+    if is_database_error(error) and reconnected(batch.question.using, since=since):
+        lost = SessionLost()
+        lost.__cause__ = error
+        return lost
+    return error
+
+
+def _failed(
+    lane: Lane, batch: Batch, held: Held, known: Outcome | None, error: Exception
+) -> Outcome:
+    """Record a failure in a new transaction, because the row's own is lost.
+
+    ``known``: the outcome that was rolled back, if the handler had ended.
+    """
+    if isinstance(error, RowRefused):
+        # No handler was called, and no attempt is counted.
+        return Failed(error.error, handled=True)
+    failed: Outcome
+    if isinstance(known, Failed):
+        # The handler's own error explains more than that of the lost transaction.
+        if not isinstance(known.error, HandlerTimeout) and known.error is not error:
+            add_note(known.error, f"Its transaction was lost, too: {described(error)}")
+        failed = known
+    elif known is None or isinstance(known, Handled):
+        failed = Failed(error, handled=True, duration=getattr(known, "duration", None))
+    else:
+        failed = known
+    if isinstance(failed, Failed):
+        # The transaction with the row's notes is lost. They are written again below, if this worker
+        # gets the lock again and the row is still pending.
+        failed = replace(failed, attempt=None, again_in=None)
+        if not _is_to_be_noted(lane, failed):
+            return failed
+    return _note(lane, batch, held, failed)
+
+
+def _is_to_be_noted(lane: Lane, failed: Failed) -> bool:
+    """Return whether to write values to a row whose transaction is lost.
+
+    Without ``retry`` only a failure of the handler itself gives a row up.
+    """
+    processor = lane.processor
+    return processor.retry is not None or (processor._notes_failures and not failed.handled)
+
+
+def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
+    """Write what a failure writes, if this worker gets the row again; return its outcome."""
+    is_timeout = isinstance(failed, Failed) and isinstance(failed.error, HandlerTimeout)
+    try:
+        for pause in WAITS if is_timeout else WAITS[:1]:
+            time.sleep(pause)
+            # Race: double claim. Without the lock another worker may have finished the row.
+            again = Batch(batch.question, Wanted([held.pk]))
+            again.claimed = claim(lane.session, again.question, again.wanted, None)
+            if again.rows:
+                work.read_attempts(lane.processor, again.question, again.rows)
+                failed = flips.write_notes(lane, again, again.rows[0], failed)
+            lane.session.settle(Settlement(again, (COMMIT,)))
+            if again.rows:
+                break
+    except Exception as raised:  # noqa: BLE001  # the first is the one to be reported
+        lane.session.rollback()
+        second = raised.__cause__ if isinstance(raised, NotSettled) else raised
+        name = lane.processor.name
+        extra = log_fields.fields(
+            name, pk=held.pk, outcome="failed", **log_fields.error_fields(second or raised)
+        )
+        message = "%s: row %s failed, and no attempt was counted: %s"
+        log_fields.log(logger, logging.WARNING, message, name, str(held.pk), second, extra=extra)
+    return failed

@@ -1,0 +1,396 @@
+"""One run: what its lanes share, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from contextvars import copy_context
+from datetime import timedelta, tzinfo
+from functools import partial
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+from django.db.models import Q, QuerySet
+from django.utils import timezone, translation
+
+from dcl_processor import observers, oversight
+from dcl_processor.candidates.question import Question, ask
+from dcl_processor.definition import model_columns
+from dcl_processor.exceptions import Unsupported
+from dcl_processor.execution import failed_elsewhere
+from dcl_processor.execution.calls import beside
+from dcl_processor.execution.green_threads import refuse_green_threads
+from dcl_processor.execution.handler import Failed, Lost
+from dcl_processor.execution.in_flight import InFlight, Notes
+from dcl_processor.execution.resource import OpenFailure, Resource
+from dcl_processor.execution.time_limit import TimeLimit
+from dcl_processor.interrupts import LOOK
+from dcl_processor.locking.isolation import (
+    refuse_other_transactions,
+    refuse_outer_transaction,
+    refuse_test_case,
+)
+from dcl_processor.log_fields import Running, known_as
+from dcl_processor.report import Report, Stopped
+from dcl_processor.runner import limits
+from dcl_processor.runner.counters import Counters, attach_report, log_end
+from dcl_processor.runner.holds import LONGEST, Holds, refuse_without_ledger
+from dcl_processor.runner.pool import refuse_small_pool
+from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
+from dcl_processor.signals import row_finished, run_finished, run_started
+
+from .deliveries import DELIVERIES
+from .lane import Lane
+from .session import sight
+from .settlement import Ended, Held
+from .source import Source
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+
+def suits(processor: Definition[Any]) -> bool:
+    """Return whether lanes can deliver the processor's rows."""
+    return (
+        processor.delivery in DELIVERIES
+        and processor.group_by is None
+        and processor.max_workers is None
+        and not failed_elsewhere.is_shared(processor.name)
+    )
+
+
+class Run:
+    """One call of ``run()``; all state of a run is here and in its lanes, none on the processor."""
+
+    def __init__(
+        self,
+        processor: Definition[Any],
+        *,
+        filter: Q | None,
+        using: str | None,
+        limit: int | None,
+        max_failures: int | None,
+        timeout: float | timedelta | None,
+        wait_for_locked: float | timedelta,
+        wait_for_slot: float | timedelta,
+        concurrency: int | None,
+        stop: Event | None,
+    ) -> None:
+        limits.check_alias("using", using or processor.using)
+        limits.check_alias("read_using", processor.read_using)
+        limits.check_filter(filter)
+        self.concurrency = processor.concurrency if concurrency is None else concurrency
+        # The argument overrides the option. Inside TestCase, the option alone starts no threads.
+        self._asks_concurrency = concurrency is not None
+        limits.check_concurrency(self.concurrency, is_async=False)
+        limits.check_stop(stop)
+        limits.check_max_failures(max_failures)
+        self.limits = limits.Limits(
+            limit=limit,
+            timeout=timeout,
+            wait_for_locked=wait_for_locked,
+            wait_for_slot=wait_for_slot,
+            stop=stop,
+        )
+        self.processor = processor
+        self._calls_no_code_before_a_claim = (
+            self.limits.has_plain_stop and not processor._has_throttle
+        )
+        #: Whether something is written to a row that fails.
+        self.notes_failures = processor._notes_failures
+        self._filter = filter
+        self._alias = using or processor.using
+        self.counters = Counters(processor, max_failures)
+        self._open_failure = OpenFailure()
+        self.resource = Resource(processor, None, self._open_failure)
+        self.time_limit = self._make_time_limit()
+        self.notes = Notes(processor.name)
+        self.in_flight = InFlight(self.notes)
+        self.holds: Holds | None = None
+        self.stopped: Stopped | None = None
+        self.is_interrupted = False
+        self._most_pending = processor.max_pending if limit is None else None
+        self._rehearsal: Rehearsal | None = None
+        self._verifying = Lock()
+
+    def _make_time_limit(self) -> TimeLimit | None:
+        seconds, label = self.processor._time_limit, self.processor.name
+        if seconds is None:
+            return None
+        refuse_green_threads(label, "handler_timeout", "leave handler_timeout out")
+        return TimeLimit(seconds, label)
+
+    # --- the course of the run
+
+    def execute(self) -> Report:
+        """Do the run, and return its report."""
+        # Without the processor's own conditions, because their columns are not checked yet.
+        question = self.ask(due=False)
+        model_columns.check(self.processor, question.model, question.using)
+        refuse_outer_transaction(question.using, self.processor.name)
+        self.using = question.using
+        running = Running(self.processor.name, str(self.processor.delivery), self.using)
+        with known_as(running):
+            return self._execute(question, running)
+
+    def _execute(self, question: Question[Any], running: Running) -> Report:
+        self._prepare()
+        self.source = Source(self, question)
+        run_started.send_robust(type(self.processor), processor=self.processor, run_id=running.id)
+        if observers.active:
+            observers.tell("run_started", running)
+        overseer: oversight.Overseer | None = None
+        ended_by: BaseException | None = None
+        try:
+            overseer = self._oversee()
+            if not self._is_held_back():
+                self._drive()
+                self.source.finish()
+        except Exception as error:
+            self.stopped, ended_by = "failures", error
+            raise
+        except BaseException as error:
+            self.stopped, ended_by = "signal", error
+            raise
+        finally:
+            try:
+                self._leave()
+            except BaseException as error:
+                ended_by = ended_by or error
+                raise
+            finally:
+                report = self._conclude(running, overseer, ended_by)
+                ended_by = None  # or it would keep this frame, and this frame the error
+        sender = type(self.processor)
+        run_finished.send_robust(sender, processor=self.processor, report=report)
+        return report
+
+    def _conclude(
+        self, running: Running, overseer: oversight.Overseer | None, error: BaseException | None
+    ) -> Report:
+        report = self.counters.report(self.stopped or "drained", self._open_failure.error)
+        if overseer is not None:
+            overseer.end(report, error)
+        log_end(report)
+        if observers.active:
+            observers.tell("run_ended", running, report, error)
+        attach_report(error, report)
+        return report
+
+    def _prepare(self) -> None:
+        """Raise if the run cannot be made here."""
+        name = self.processor.name
+        if self.concurrency > 1:
+            if self._asks_concurrency:
+                refuse_test_case(self.using, name)
+            elif connections[self.using].in_atomic_block:
+                self.concurrency = 1
+        if self.time_limit is not None:
+            refuse_other_transactions(self.using, name)
+        refuse_small_pool(
+            self.using,
+            name,
+            threads=self.concurrency if self.concurrency > 1 else 0,
+            heartbeat=False,
+            overseer=oversight.connections_of(self.using),
+        )
+        self.notes.using = self.using
+
+    def _drive(self) -> None:
+        """Let the lanes drive: one in this thread, or several in threads of their own."""
+        if self.concurrency == 1:
+            Lane(self).drive()
+            return
+        errors: list[BaseException] = []
+        mine = connections[self.using]
+        # A session that is not open yet will be as those of the threads.
+        seen = None if mine.connection is None else sight(mine)
+        zone, language = timezone.get_current_timezone(), translation.get_language()
+        name = f"{self.processor.name}: handlers"
+        # Daemons: one that an interrupt leaves at work does not keep the process from its end.
+        threads = [
+            Thread(
+                # The caller's context, which a log needs.
+                target=copy_context().run,
+                args=(self._drive_in_thread, seen, zone, language, errors),
+                name=f"{name}: {number + 1}",
+                daemon=True,
+            )
+            for number in range(self.concurrency)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            # An interrupt that comes before a wait ends it not: it is looked for now and then.
+            while any(map(Thread.is_alive, threads)):
+                for thread in threads:
+                    thread.join(LOOK)
+        except BaseException:
+            self.is_interrupted = True
+            raise
+        if errors:
+            raise errors[0]
+
+    def _refuse_other_sight(self, seen: Sequence[Any]) -> None:
+        """Raise ``Unsupported`` if this thread's session sees other rows than the run's own."""
+        if (found := sight(connections[self.using])) != seen:
+            raise Unsupported(
+                f"{self.processor.name}: expected the connections of all threads to see what that "
+                f"of the run sees, {list(seen)}, got {list(found)}; set what was changed in the "
+                "session for each connection, in OPTIONS or by connection_created, or leave "
+                "concurrency out."
+            )
+
+    def _drive_in_thread(
+        self,
+        seen: Sequence[Any] | None,
+        zone: tzinfo,
+        language: str | None,
+        errors: list[BaseException],
+    ) -> None:
+        try:
+            if seen is not None:
+                self._refuse_other_sight(seen)
+            # A question may depend on both, and Django keeps them for each thread.
+            with timezone.override(zone), translation.override(language):
+                Lane(self).drive()
+        except BaseException as error:  # noqa: BLE001  # raised in the run's own thread
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    def _leave(self) -> None:
+        """Close what the handlers used, also if an interrupt ends a step."""
+        with ExitStack() as steps:  # in reverse order
+            steps.callback(self.notes.close)
+            if self.time_limit is not None:
+                steps.callback(self.time_limit.close)
+
+    # --- what the lanes ask
+
+    def ask(self, *, due: bool = True) -> Question[Any]:
+        """Return a new question for the user's ``pending``."""
+        processor = self.processor
+        source: Any = processor.pending
+        if not isinstance(source, QuerySet):
+            source = partial(beside, processor.name, "pending()", (), source)
+        return ask(
+            source,
+            label=processor.name,
+            filter=self._filter,
+            using=self._alias,
+            read_using=processor.read_using,
+            due=processor._due if due else None,
+            flips=processor._locked_columns,
+        )
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the run asks for some of the pending rows only."""
+        return self._filter is not None
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the flips were tried on the first row of the run."""
+        return self._rehearsal is not None
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether PostgreSQL rewrites statements on the table, so that none may be joined."""
+        return self._rehearsal is None or self._rehearsal.has_rules
+
+    def needs_check(self, option: str) -> bool:
+        """Return whether each row is to be checked after the flip that this option describes."""
+        return self._rehearsal is not None and option in self._rehearsal.unproven
+
+    def verify(self, question: Question[Any], held: Held) -> None:
+        """Try the flips on the run's first row, before the first handler of any lane."""
+        if self._rehearsal is None:
+            with self._verifying:
+                if self._rehearsal is None:
+                    self._rehearsal = rehearse(self.processor, question, held.row, held.pk)
+
+    def refuse_backlog(self, question: Question[Any], seen: Collection[Any]) -> None:
+        """Raise ``TooManyPending`` before the first row; ``seen``: the keys of the first window."""
+        most, self._most_pending = self._most_pending, None
+        if most is not None:
+            limits.refuse_backlog(self.processor.name, question, most, seen=len(seen))
+
+    def may_start(self, so_far: Ended, resource: Resource) -> bool:
+        """Return whether one more handler of a batch may be called.
+
+        ``so_far``: the outcomes of its batch, which are not counted yet.
+        """
+        counters = self.counters
+        if self.is_interrupted or counters.streak.ends_the_run:
+            return False
+        if self.limits.exceeded(counters.handled):
+            return False
+        if self.holds is not None and self.holds.must_stop():
+            return False
+        if not so_far or not isinstance(so_far[-1][1], Failed | Lost):
+            return not so_far or resource.ready()
+        outcomes = {held.pk: outcome for held, outcome in so_far if outcome is not None}
+        return not counters.fails_too_often(outcomes) and resource.ready()
+
+    def goes_well(self) -> bool:
+        """Return whether nothing has to be decided, and no receiver called, after each row."""
+        streak = self.counters.streak
+        return (
+            streak.succeeded
+            and not streak.failed
+            and self._calls_no_code_before_a_claim
+            and not row_finished.has_listeners(type(self.processor))
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was decided that no row starts any more."""
+        return self.stopped is not None or self.is_interrupted
+
+    def must_stop(self) -> bool:
+        """Return whether no row may start any more. Once stopped, it stays so."""
+        if self.is_over:
+            return True
+        if self.counters.streak.ends_the_run or self._open_failure.error is not None:
+            self.stopped = "failures"
+        else:
+            self.stopped = self.limits.exceeded(self.counters.handled)
+        if self.stopped is None and self.holds is not None:
+            self.stopped = self._held_on(self.holds)
+        return self.stopped is not None
+
+    # --- what may keep rows from starting besides
+
+    def _oversee(self) -> oversight.Overseer | None:
+        """Return the overseer of the run, if there is one.
+
+        Raises ``Unsupported`` if the processor needs one and there is none.
+        """
+        overseer = oversight.of_run(self.processor, self.counters)
+        if overseer is None:
+            refuse_without_ledger(self.processor)
+        else:
+            self.counters.on_outcome = overseer.note
+        if overseer is not None or self.processor._has_throttle:
+            self.holds = Holds(self.processor, overseer, lambda: None)
+        return overseer
+
+    def _is_held_back(self) -> bool:
+        """Return whether the run ends before it has looked for rows."""
+        if self.holds is not None:
+            self.stopped = self._held_on(self.holds)
+        return self.stopped is not None
+
+    def _held_on(self, holds: Holds) -> Stopped | None:
+        """Return why no row may start any more; wait until rows may start, if that is soon."""
+        while (hold := holds.now()) is not None:
+            if hold.wait is None or hold.wait > LONGEST:
+                return hold.stopped
+            if self.source.is_busy:
+                return None  # it starts no row, and waits for the end of these
+            self.limits.pause(hold.wait)
+            if reason := self.limits.exceeded(self.counters.handled):
+                return reason
+        return None

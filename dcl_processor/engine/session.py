@@ -1,0 +1,341 @@
+"""One connection, and the messages that a lane sends on it.
+
+PostgreSQL executes the statements of one message one by one, each with a snapshot of its own, and
+an error skips the rest of the message, a COMMIT included. So a settlement, the BEGIN and the claim
+of the next rows are one round trip. Only psycopg 3 with client-side binding sends such messages
+and reports each answer. Elsewhere, and while other code looks at each statement, every statement is
+a message of its own, and a settlement is committed before the next claim.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from django.db import Error, connections
+from django.db.transaction import Atomic
+
+from dcl_processor import log_fields
+from dcl_processor.database.connection import reconnected
+from dcl_processor.database.contention import (
+    ends_transaction,
+    is_about_rows,
+    is_of_the_moment,
+    savepoint_is_gone,
+)
+from dcl_processor.database.driver import in_transaction
+from dcl_processor.database.transaction_id import has_id
+from dcl_processor.exceptions import SessionLost, TransactionLost
+from dcl_processor.locking.isolation import ReadCommitted
+
+from .settlement import BEGIN, ROLLBACK, Answer, NotSettled, Settlement, Statement
+
+logger = logging.getLogger("dcl_processor")
+
+#: A savepoint that is gone when its transaction ends, where transactions have no id.
+_FENCE = "dcl_fence"
+
+#: Seconds for which the server is asked about a transaction that it has not ended yet.
+ASK_FOR = 5.0
+
+
+class Session:
+    """The connection of one lane, and the transaction that is open on it, if one is."""
+
+    def __init__(self, using: str, label: str) -> None:
+        self.using = using
+        self._label = label
+        self.connection: Any = connections[using]
+        # A handler's own durable block is refused inside it.
+        self._atomic = Atomic(using, savepoint=True, durable=True)
+        #: Django's block around a transaction whose statements are sent one by one.
+        self._block: ReadCommitted | None = None
+        self._deadlock: Exception | None = None
+        self._is_open = False
+        self._is_refused = False
+
+    @property
+    def combines(self) -> bool:
+        """Whether several statements may be one message."""
+        return self._is_open or (
+            not self._is_refused
+            and can_combine(self.connection)
+            and not is_observed(self.connection)
+        )
+
+    def begin(self, statements: Sequence[Statement], after: Settlement | None) -> list[Answer]:
+        """Settle, open a transaction and execute the statements in it; return their answers.
+
+        Raises ``NotSettled`` if the settlement was in a message that failed, and otherwise what the
+        database raises; no transaction is open then.
+        """
+        if after is None:
+            self.connection.ensure_connection()
+        if not self.combines:
+            if after is not None:
+                self.settle(after)
+            return self._begin_alone(statements)
+        try:
+            return self._send(after, [BEGIN, *statements], opens=True)[1:]
+        except Error as error:
+            is_other = is_of_the_moment(error) or is_about_rows(error)
+            if is_other or not is_usable(self.connection):
+                raise
+            # The message as a whole may have been refused. If it was not, this is refused, too.
+            answers = self._begin_alone(statements)
+            self._refuse_messages()
+            return answers
+
+    def _begin_alone(self, statements: Sequence[Statement]) -> list[Answer]:
+        block = ReadCommitted(self.using)
+        block.__enter__()
+        self._block, self._deadlock = block, None
+        if self.connection.vendor == "mysql":
+            self.connection.execute_wrappers.append(self._notice)
+        try:
+            answers = [self.execute(each) for each in statements]
+            if not has_id(self.connection):
+                self.execute(Statement(f"SAVEPOINT {_FENCE}"))
+        except BaseException:
+            self.rollback()
+            raise
+        return answers
+
+    def settle(self, after: Settlement) -> None:
+        """Send a settlement alone; raises ``NotSettled``."""
+        if after.statements[-1] == ROLLBACK and self._is_open:
+            self.connection.run_on_commit = []
+        if self._block is not None:
+            self._commit_alone(after)
+        else:
+            self._send(after, (), closes=True)
+        if self.connection.run_on_commit and not self.connection.in_atomic_block:
+            self.connection.run_and_clear_commit_hooks()
+
+    def _notice(self, execute: Callable[..., Any], *arguments: Any) -> Any:
+        """Notice a deadlock, by which the server ends the transaction; a handler may hide it."""
+        try:
+            return execute(*arguments)
+        except Exception as error:
+            if ends_transaction(error):
+                self._deadlock = error
+            raise
+
+    def _end_block(self) -> ReadCommitted | None:
+        block, self._block = self._block, None
+        wrappers = self.connection.execute_wrappers
+        # By identity and not by position: a handler may have left a wrapper of its own on top.
+        wrappers[:] = [each for each in wrappers if each != self._notice]
+        return block
+
+    def _commit_alone(self, after: Settlement) -> None:
+        block = self._end_block()
+        assert block is not None
+        if after.statements[-1] == ROLLBACK:
+            self.connection.set_rollback(True)
+        try:
+            block.__exit__(None, None, None)
+        except BaseException as error:
+            raise NotSettled from error
+        after.answers = ()
+
+    def rollback(self) -> None:
+        """End the transaction that is open, if one is; its callbacks never run."""
+        connection, block = self.connection, self._end_block()
+        if block is not None:
+            # Not set_rollback(), which a handler that has reconnected makes fail.
+            connection.needs_rollback = True
+            with suppress(Error):  # a session that is lost has nothing to roll back
+                block.__exit__(None, None, None)
+        elif self._is_open:
+            self._leave()
+            connection.run_on_commit = []
+            try:
+                if in_transaction(connection):
+                    self.execute(ROLLBACK)
+            except Error:
+                connection.close()
+
+    def check(self) -> None:
+        """Raise ``TransactionLost`` if the transaction with the locks is known to have ended."""
+        connection = self.connection
+        if self._deadlock is not None:
+            raise TransactionLost from self._deadlock
+        if connection.closed_in_transaction:
+            raise TransactionLost from SessionLost()
+        if in_transaction(connection) is False:
+            raise TransactionLost
+
+    def check_for_the_last_time(self) -> None:
+        """Do the same just before the flips; elsewhere each flip has the transaction's id."""
+        self.check()
+        if self._block is None or has_id(self.connection) or self.connection.needs_rollback:
+            return
+        try:
+            self.execute(Statement(f"RELEASE SAVEPOINT {_FENCE}"))
+        except Error as error:
+            if savepoint_is_gone(error):
+                raise TransactionLost from error
+            raise SessionLost from error
+
+    def execute(self, statement: Statement) -> Answer:
+        """Execute a statement in a message of its own; return its answer."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement.sql, statement.params or None)
+            return cursor.fetchall() if cursor.description else cursor.rowcount
+
+    def _send(
+        self,
+        after: Settlement | None,
+        statements: Sequence[Statement],
+        *,
+        opens: bool = False,
+        closes: bool = False,
+    ) -> list[Answer]:
+        """Send one message; return the answers to ``statements``."""
+        first = after.statements if after is not None else ()
+        # A rollback that was asked for is the settlement's last statement.
+        self.connection.needs_rollback = False
+        try:
+            with self.connection.cursor() as cursor:
+                answers = send_together(cursor, [*first, *statements])
+        except BaseException as error:
+            # What the message has begun is ended where the error is handled.
+            self._is_open = self._is_open or opens
+            if after is None:
+                self.rollback()
+                raise
+            raise NotSettled from error
+        if after is not None:
+            after.answers = answers[: len(first)]
+        if opens:
+            self._enter()
+        elif closes:
+            self._leave()
+        return answers[len(first) :]
+
+    def _enter(self) -> None:
+        """Let Django know that a transaction is open: what a handler calls depends on it."""
+        connection = self.connection
+        self._is_open = connection.in_atomic_block = connection.commit_on_exit = True
+        connection.autocommit = connection.needs_rollback = False
+        # Without those that a handler has left open.
+        connection.savepoint_ids, connection.atomic_blocks = [], [self._atomic]
+
+    def _leave(self) -> None:
+        connection, self._is_open = self.connection, False
+        connection.in_atomic_block = connection.needs_rollback = False
+        connection.autocommit = True
+        connection.savepoint_ids, connection.atomic_blocks = [], []
+        if connection.closed_in_transaction:
+            connection.connection, connection.closed_in_transaction = None, False
+
+    def settle_singly(self, after: Settlement) -> bool:
+        """Send a settlement statement by statement; return whether that was possible.
+
+        It is, if the message was refused before the server executed any of it, as a pooler does
+        that accepts one statement at a time. From then on every statement is sent alone.
+        """
+        if not (self._is_open and is_healthy(self.connection)):
+            return False
+        try:
+            answers = [self.execute(each) for each in after.statements]
+        except Error:
+            return False
+        after.answers = answers
+        self._leave()
+        self._refuse_messages()
+        return True
+
+    def _refuse_messages(self) -> None:
+        self._is_refused = True
+        log_fields.log(
+            logger,
+            logging.WARNING,
+            "%s: expected the server to accept several statements in one message, got an error; "
+            "each statement is sent alone for the rest of the run.",
+            self._label,
+            extra=log_fields.fields(self._label),
+        )
+
+    def was_committed(self, transaction_id: str | None) -> bool:
+        """Return whether a transaction was committed although an error came; PostgreSQL only."""
+        if transaction_id is None:
+            return False
+        end = time.monotonic() + ASK_FOR
+        while True:
+            try:
+                asked = Statement("SELECT pg_xact_status(%s::xid8)", [transaction_id])
+                [[status]] = self.execute(asked)
+            except Error:
+                if not reconnected(self.using):
+                    return False
+                continue
+            if status != "in progress" or time.monotonic() > end:
+                return bool(status == "committed")
+            time.sleep(0.05)
+
+
+#: What decides which rows a session sees, and how it compares them.
+_SIGHT = {
+    "postgresql": "SELECT current_schemas(true)::text, current_user, session_user, "
+    "current_setting('TimeZone'), current_setting('row_security')",
+    "mysql": "SELECT DATABASE(), CURRENT_USER(), @@SESSION.time_zone",
+}
+
+
+def sight(connection: Any) -> Sequence[Any]:
+    """Return what decides which rows a session sees; it is to be the same in all of a run."""
+    asked = _SIGHT.get(connection.vendor)
+    if asked is None:
+        return ()
+    with connection.cursor() as cursor:
+        cursor.execute(asked)
+        found: Sequence[Any] = cursor.fetchone()
+    return found
+
+
+def can_combine(connection: Any) -> bool:
+    """Return whether the driver sends several statements as one message, with all answers."""
+    driver, client = connection.connection, getattr(connection.Database, "ClientCursor", None)
+    return (
+        client is not None
+        and driver is not None
+        and connection.vendor == "postgresql"
+        and issubclass(driver.cursor_factory, client)
+        and not connection.in_atomic_block  # of Django's TestCase
+    )
+
+
+def is_observed(connection: Any) -> bool:
+    """Return whether other code looks at each statement that this connection executes."""
+    return bool(connection.execute_wrappers)
+
+
+def is_usable(connection: Any) -> bool:
+    """Return whether the session is still there, after an error."""
+    return connection.connection is not None and connection.is_usable()
+
+
+def is_healthy(connection: Any) -> bool:
+    """Return whether the transaction that is open on the server has met no error."""
+    status = getattr(connection.connection, "pgconn", None)
+    return status is not None and status.transaction_status == 2  # libpq's PQTRANS_INTRANS
+
+
+def in_one_message(cursor: Any, statements: Sequence[Statement]) -> list[Answer]:
+    """Send the statements together; return their answers."""
+    params = [each for one in statements for each in one.params]
+    cursor.execute("; ".join([each.sql for each in statements]), params)
+    answers: list[Answer] = []
+    for _ in statements:
+        answers.append(cursor.fetchall() if cursor.description else cursor.rowcount)
+        cursor.nextset()
+    return answers
+
+
+#: How the statements of a message are sent: a test kit interleaves them with other sessions'.
+send_together = in_one_message

@@ -1,0 +1,119 @@
+"""The values that a delivery makes and the loop passes on.
+
+A settlement is what rows whose handlers have ended still have to send. A delivery returns it, and
+the loop sends it with the claim of the next rows, in one message. No code of the user runs between
+the two. A settlement that must not wait is sent alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dcl_processor.execution.handler import Handled, Outcome
+
+if TYPE_CHECKING:
+    from dcl_processor.candidates.question import Question
+    from dcl_processor.locking.wanted import Wanted
+
+#: Of each statement: the rows that it returned, or how many it wrote if it returns none.
+Answer = Any
+
+
+class Statement(NamedTuple):
+    """SQL, and its parameters."""
+
+    sql: str
+    params: Sequence[Any] = ()
+
+
+BEGIN = Statement("BEGIN ISOLATION LEVEL READ COMMITTED")
+COMMIT, ROLLBACK = Statement("COMMIT"), Statement("ROLLBACK")
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A row that this worker holds by a lock.
+
+    ``row``: the user's instance, to which nothing is added; ``attempt``: the number of this one,
+    from 1, if a ``retry`` counts it; ``most``: how many attempts the row has; ``None``: no limit.
+    ``refused``: its outcome if no handler may be called.
+    """
+
+    pk: Any
+    row: Any
+    attempt: int = 1
+    most: int | None = None
+    refused: Outcome | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Claimed:
+    """What a claim got, in the order of the candidates.
+
+    ``absent``: other sessions have locked these rows, or they are done; ``stale``: rows that were
+    locked, and are done. ``transaction_id``: of the transaction that has the locks, where the
+    database has such ids; ``driver``: the driver's connection that it is on.
+    """
+
+    rows: list[Held]
+    absent: Sequence[Any] = ()
+    stale: Sequence[Any] = ()
+    transaction_id: str | None = None
+    driver: Any = None
+
+
+#: Rows with their outcomes; ``None``: no handler was called, and the row waits again.
+Ended = list[tuple[Held, Outcome | None]]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The rows of one delivery, as far as it has come.
+
+    ``wanted``: the candidates; ``window``: of the ``rate``, whose tokens the rows have. The lane
+    fills in ``claimed``; ``started``: the rows whose handler was called; ``ended``; and
+    ``claimed_at``, by the monotonic clock, if an observer wants to know how long locks are held.
+    ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
+    many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
+    """
+
+    question: Question[Any]
+    wanted: Wanted
+    window: int = 0
+    claimed: Claimed | None = None
+    started: list[Held] = field(default_factory=list)
+    ended: Ended = field(default_factory=list)
+    claimed_at: float | None = None
+    to_blame: Held | None = None
+    counted: int = 0
+    is_counted: bool = False
+
+    @property
+    def rows(self) -> list[Held]:
+        """The claimed rows."""
+        return self.claimed.rows if self.claimed is not None else []
+
+
+@dataclass(slots=True, eq=False)
+class Settlement:
+    """What is left to send for a batch, and what is true once it is committed.
+
+    ``statements``: end with that of the batch's transaction; each of the others writes its rows,
+    or fails. ``answers``: set once, by the message that was committed.
+    """
+
+    batch: Batch
+    statements: tuple[Statement, ...]
+    answers: Sequence[Answer] | None = None
+
+    @property
+    def is_plain_success(self) -> bool:
+        """Whether each row was handled, so that nothing is decided by the outcomes."""
+        # No generator: an interrupt at the end of one that is left early would be lost.
+        return {Handled}.issuperset([type(outcome) for _, outcome in self.batch.ended])
+
+
+class NotSettled(Exception):
+    """The message that held a settlement failed: it is settled alone, before another claim."""

@@ -1,0 +1,367 @@
+"""The candidates of a run, which its lanes share, and the order in which they are met."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from threading import Condition
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.candidates import scan
+from dcl_processor.candidates.question import Question
+from dcl_processor.execution.calls import each_beside
+from dcl_processor.locking.wanted import Wanted, spare
+from dcl_processor.runner.suspects import Suspects
+
+from .settlement import Batch
+
+if TYPE_CHECKING:
+    from .run import Run
+
+#: What a run waits for when it reads the next rows.
+READ = "the read of pending"
+
+#: Locked rows that one run remembers and comes back to.
+MOST_LOCKED = 10_000
+
+#: Missed rows of a window that gave none, after which another one is read.
+MOST_MISSES = 8
+
+#: Rows that a worker claims without a miss before it takes itself for alone again.
+ALONE_AFTER = 100
+
+#: Seconds between two looks whether the run is to stop, of a lane that waits for another one.
+LOOK = 0.05
+
+
+class Step(Enum):
+    """What a lane that has no candidates does next."""
+
+    GO_ON = "take the candidates that are set"
+    WAIT = "wait for the rows in flight"
+    END = "end: there are no more"
+
+
+class Source:
+    """Gives rows to the lanes of a run, and takes note of what became of them.
+
+    Only ``refill()`` reads, or waits. ``question``: that of the window at hand.
+    """
+
+    #: Whether another worker has taken rows of this run not long ago.
+    _among_others = False
+
+    def __init__(self, run: Run, question: Question[Any]) -> None:
+        self._run = run
+        self.question = question
+        self._lock = Condition()
+        self._waiting: deque[Any] = deque()
+        #: Rows that were rolled back together with others, to be handled alone.
+        self._alone: deque[Any] = deque()
+        self._absent: list[Any] = []
+        self._locked: list[Any] = []
+        self._tried: set[Any] = set()
+        self._in_flight: set[Any] = set()
+        #: Rows that were tried out of order.
+        self._probed: set[Any] = set()
+        #: Whether rows may be taken out of the window's order, at a random place.
+        self._spreads = not run.processor.strict_order
+        self._got = self._missed = self._since_miss = 0
+        self._is_stale = self._is_held = self._is_returning = False
+        self._suspects = Suspects(run.notes)
+        self._phases = self._plan()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether rows are in flight."""
+        return bool(self._in_flight)
+
+    # --- what the lanes take
+
+    def take(self) -> Batch | None:
+        """Return the next rows to deliver; ``None`` if that takes a read, or a wait."""
+        with self._lock:
+            if self._waiting:
+                self._leave_suspects()
+            if not self._has_candidates or self._run.must_stop() or self._is_to_probe:
+                return None
+            waiting = self._alone or self._waiting
+            size = self._room(1 if self._alone else self._run.processor.batch_size)
+            size = min(size, len(waiting))
+            if size <= 0:
+                return None
+            holds = self._run.holds
+            if holds is not None and (size := holds.take(size)) <= 0:
+                self._is_held = True
+                return None
+            more = self._more if waiting is self._waiting else 0
+            pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
+            # Race: poison row. A row that fails stays pending, and is not read again in this run.
+            self._tried.update(pks)
+            self._in_flight.update(pks)
+            window = holds.window if holds is not None else 0
+            return Batch(self.question, Wanted(pks, size), window)
+
+    @property
+    def _has_candidates(self) -> bool:
+        return bool(self._alone or (self._waiting and not self._is_stale))
+
+    @property
+    def _more(self) -> int:
+        """Return how many rows a claim may name besides, to replace those that it misses."""
+        # The other lanes could not get the candidates that it leaves until its batch has ended.
+        may_choose = self._among_others and self._run.concurrency == 1
+        return spare(self.question) if may_choose else 0
+
+    def _room(self, size: int) -> int:
+        """Return how many of so many rows may be in flight besides those that are."""
+        run = self._run
+        in_flight = len(self._in_flight)
+        size = run.limits.clip(size, run.counters.handled + in_flight)
+        if in_flight and not run.is_verified:
+            return 0  # the flips are verified with the first rows
+        if run.counters.is_to_be_careful:
+            # A flip that needs the handler's result is known to be right once it is written.
+            return min(size, 1 - in_flight)
+        return size
+
+    def refill(self) -> bool:
+        """Read the next window, or wait for the other lanes; return whether to go on."""
+        with self._lock:
+            while not self._run.is_over:
+                is_waiting = self._has_candidates or self._is_held
+                if is_waiting and self._run.must_stop():
+                    return False
+                if self._is_to_probe:
+                    self._probe()
+                if is_waiting and self._in_flight and (self._is_held or self._room(1) <= 0):
+                    # Only the end of the rows in flight shows whether there is room.
+                    self._is_held = False
+                    self._lock.wait(LOOK)
+                elif is_waiting:
+                    self._is_held = False
+                    return True
+                else:
+                    step = next(self._phases, Step.END)
+                    if step is Step.END:
+                        return False
+                    if step is Step.WAIT:
+                        self._lock.wait(LOOK)
+        return False
+
+    @property
+    def _is_to_probe(self) -> bool:
+        """Whether the next rows are likely to fail like those before."""
+        counters = self._run.counters
+        return counters.streak.to_probe > 0 and not counters.probing
+
+    def _probe(self) -> None:
+        """Go on at random places, or rows at the head that always fail would keep the others out.
+
+        Once in a run, and when no row is in flight that may still succeed.
+        """
+        counters = self._run.counters
+        while self._in_flight and not self._run.is_over:
+            self._lock.wait(LOOK)
+        if counters.probing or self._run.is_over:
+            return
+        counters.probing = True
+        found = scan.anywhere(self.question, counters.streak.to_probe or 1)
+        probed = [pk for pk in found if pk not in self._tried and pk not in self._alone]
+        if counters.streak.to_probe:
+            self._probed.update(probed)
+            for pk in self._probed.intersection(self._waiting):
+                self._waiting.remove(pk)
+            self._alone.extend(probed)
+
+    # --- what became of them
+
+    def note_claim(self, batch: Batch) -> None:
+        """Take note of rows that a claim did not get; those that it did not reach wait again."""
+        claimed = batch.claimed
+        assert claimed is not None
+        if len(claimed.rows) == len(batch.wanted.pks):
+            self._note_company(len(claimed.rows), 0)
+            return
+        with self._lock:
+            known = {held.pk for held in claimed.rows}.union(claimed.absent, claimed.stale)
+            self._absent += claimed.absent
+            self._run.counters.counts["stale"] += len(claimed.stale)
+            self._put_back([pk for pk in batch.wanted.pks if pk not in known])
+            self._in_flight.difference_update(claimed.absent, claimed.stale)
+            missed = len(claimed.absent) + len(claimed.stale)
+            self._note_company(len(claimed.rows), missed)
+            self._lock.notify_all()
+
+    def _note_company(self, got: int, missed: int) -> None:
+        """Decide whether the rest of the window is stale: another worker has taken rows of it."""
+        if missed:
+            self._among_others, self._since_miss = True, 0
+            self._missed += missed
+            # A worker that holds rows in bulk would hold those of another window, too.
+            is_old = self._got > 0 or self._missed >= MOST_MISSES
+            is_short = got < self._run.processor.batch_size
+            self._is_stale = self._is_stale or (self._spreads and is_old and is_short)
+        elif self._among_others:
+            self._since_miss += got
+            self._among_others = self._since_miss < ALONE_AFTER
+        self._got += got
+
+    def missed(self, batch: Batch) -> None:
+        """Take note that a claim failed because of other sessions: a later pass asks again."""
+        with self._lock:
+            pks = self._open_rows(batch)
+            batch.is_counted = True
+            self._absent += pks
+            self._in_flight.difference_update(pks)
+            self._give_tokens_back(batch, 0)
+            self._lock.notify_all()
+
+    def give_back(self, batch: Batch) -> None:
+        """Take rows back that were not claimed."""
+        with self._lock:
+            pks = self._open_rows(batch)
+            batch.is_counted = True
+            self._put_back(pks)
+            self._give_tokens_back(batch, 0)
+            self._lock.notify_all()
+
+    def end(self, batch: Batch, redone: Sequence[Any] = ()) -> None:
+        """Count the rows of a batch that is over; ``redone``: are to be handled again, alone."""
+        with self._lock:
+            if batch.is_counted:
+                return
+            self._count(batch)
+            batch.is_counted = True
+            self._in_flight.difference_update(self._open_rows(batch))
+            again = [held.pk for held, outcome in batch.ended if outcome is None]
+            self._alone.extend(redone)
+            # A claim that failed may have named more rows than it was to take.
+            behind = batch.wanted.pks[batch.wanted.limit :] if batch.claimed is None else []
+            self._put_back([*again, *behind])
+            self._give_tokens_back(batch, len(batch.ended) - len(again))
+            self._lock.notify_all()
+
+    def _count(self, batch: Batch) -> None:
+        """Count each row once, also if an interrupt comes in between and this is called again."""
+        counters = self._run.counters
+        for held, outcome in batch.ended[batch.counted :]:
+            before = counters.handled
+            try:
+                if outcome is not None:
+                    counters.count(held.pk, outcome)
+            except BaseException:
+                # Only what comes behind the count was interrupted.
+                batch.counted += counters.handled > before
+                raise
+            batch.counted += 1
+
+    def _open_rows(self, batch: Batch) -> Sequence[Any]:
+        """Return the rows of a batch that are in flight."""
+        if batch.claimed is None:
+            return batch.wanted.pks
+        return [held.pk for held in batch.claimed.rows]
+
+    def _put_back(self, pks: Sequence[Any]) -> None:
+        self._in_flight.difference_update(pks)
+        self._tried.difference_update(pks)
+        self._waiting.extendleft(reversed(pks))
+
+    def _give_tokens_back(self, batch: Batch, started: int) -> None:
+        if self._run.holds is not None:
+            self._run.holds.give_back(batch.wanted.limit - started, batch.window)
+
+    # --- the order
+
+    def _plan(self) -> Iterator[Step]:
+        """Set the next candidates each time."""
+        yield from self._first()
+        yield from self._later()
+        yield from self._last()
+
+    def _quiet(self) -> Iterator[Step]:
+        """Wait for the rows in flight, and for those that are to be redone."""
+        while self._alone or self._waiting or self._in_flight:
+            has_some = self._alone or (self._waiting and not self._is_stale)
+            yield Step.GO_ON if has_some else Step.WAIT
+            self._is_stale = False
+
+    def _first(self) -> Iterator[Step]:
+        """Meet every candidate once."""
+        run = self._run
+        run.counters.passes += 1
+        by_key = scan.KeyScan(run.ask, self._tried)
+        windows = by_key if self._spreads else scan.ordered_scan(run.ask, self._tried)
+        for question, waiting in each_beside(run.processor.name, READ, windows):
+            run.refuse_backlog(question, waiting)
+            self._begin_window(question, waiting)
+            while self._has_candidates:
+                yield Step.GO_ON
+            if self._among_others:
+                by_key.met_another()
+            if len(self._absent) >= scan.WINDOW:
+                self._look_at_absent()
+        self._waiting = deque()
+        yield from self._quiet()
+        self._look_at_absent()
+
+    def _begin_window(self, question: Question[Any], waiting: deque[Any]) -> None:
+        self.question, self._waiting = question, waiting
+        self._is_stale, self._got, self._missed = False, 0, 0
+        # The scan forgets the tried rows after each window, and these may be behind it.
+        for pk in self._in_flight.union(self._probed).intersection(waiting):
+            waiting.remove(pk)
+            self._tried.add(pk)
+
+    def _leave_suspects(self) -> None:
+        """Put rows aside that were in flight when their process died."""
+        for pk in self._suspects.among(self._waiting):
+            self._waiting.remove(pk)
+            self._tried.add(pk)
+
+    def _later(self) -> Iterator[Step]:
+        """Come back to the rows that other sessions had locked, and only to those."""
+        run = self._run
+        waits = run.limits.waits()
+        self._spreads, self._is_returning = False, True
+        while self._locked and not run.must_stop() and next(waits, False):
+            run.counters.passes += 1
+            locked, self._locked = deque(self._locked), []
+            self._begin_window(run.ask(), locked)
+            yield from self._quiet()
+            self._look_at_absent()
+
+    def _last(self) -> Iterator[Step]:
+        """Handle the rows that were in flight when their process died: one by one, and last."""
+        for pk in self._suspects.in_turn():
+            self.question, self._waiting, self._is_returning = self._run.ask(), deque(), False
+            self._alone.append(pk)
+            yield from self._quiet()
+            self._look_at_absent()
+
+    def finish(self) -> None:
+        """Count the rows that others still have locked, and forget the notes of finished rows."""
+        run = self._run
+        if self._absent:
+            self._look_at_absent()
+        if self._locked:
+            run.must_stop()
+        if self._is_returning:
+            self._locked += self._waiting  # it had to stop before it came back to these
+        run.counters.counts["skipped"] += len(self._locked)
+        # A row that the run did not meet is not pending, unless the run ended before it.
+        if run.stopped is None and not run.is_filtered:
+            self._suspects.settle(self._locked)
+
+    def _look_at_absent(self) -> None:
+        """Tell the rows that others have locked from those that are done: one read, without a lock.
+
+        SKIP LOCKED returns neither of them, and only locked rows are worth coming back to.
+        """
+        absent, self._absent = self._absent, []
+        locked = scan.still_pending(self.question, absent)
+        self._run.counters.counts["stale"] += len(absent) - len(locked)
+        room = MOST_LOCKED - len(self._locked)
+        self._locked += locked[:room]
+        self._run.counters.counts["skipped"] += len(locked[room:])

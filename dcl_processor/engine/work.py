@@ -1,0 +1,155 @@
+"""Call the handlers inside the transaction that has the rows' locks, and keep their work apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dcl_processor.candidates.question import Question, these
+from dcl_processor.database.contention import ends_transaction
+from dcl_processor.exceptions import (
+    AttemptsUsedUp,
+    InvalidOption,
+    SessionLost,
+    TransactionLost,
+    UnseenWork,
+)
+from dcl_processor.execution.handler import (
+    Failed,
+    Handled,
+    Outcome,
+    UsedUp,
+    execute,
+    execute_together,
+)
+from dcl_processor.execution.row_savepoint import RowSavepoint
+
+from .settlement import Batch, Held
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+    from .lane import Lane
+
+
+def handle_locked(lane: Lane, batch: Batch) -> None:
+    """Handle the claimed rows one by one, so that the failure of one does not undo the others."""
+    rows, connection = batch.rows, lane.session.connection
+    several = len(rows) > 1
+    if several and lane.processor._handles_batches:
+        _handle_together(lane, batch)
+        return
+    shared = several or lane.run.notes_failures
+    counts = lane.processor.retry is not None and lane.processor.retry.attempts is not None
+    lane.in_flight.note([held.pk for held in rows])
+    for place, held in enumerate(rows):
+        if not lane.run.may_start(batch.ended, lane.resource):
+            batch.ended += [(each, None) for each in rows[place:]]
+            break
+        if held.refused is not None:
+            batch.ended.append((held, held.refused))
+            continue
+        batch.started.append(held)
+        if several:
+            lane.in_flight.narrow(place, held.pk)
+        with RowSavepoint(connection, shared=shared) as savepoint:
+            outcome = execute(
+                lane.processor,
+                held.row,
+                lane.resource.arguments(),
+                limit=lane.run.time_limit,
+                attempt=held.attempt if counts else None,
+            )
+        # Recorded before its work is kept, because an error from here on is this row's failure.
+        batch.ended.append((held, outcome))
+        try:
+            # After each row, so that this row is the one that ended the transaction.
+            lane.session.check()
+            batch.ended[-1] = held, savepoint.close(outcome)
+        except (TransactionLost, UnseenWork) as error:
+            batch.to_blame = None if was_ended_by_server(error) else held
+            raise
+        if type(outcome) is Failed:
+            lane.resource.reopen_later()
+
+
+def _handle_together(lane: Lane, batch: Batch) -> None:
+    """Call ``process_batch()``; raises if nothing of the batch can be kept."""
+    rows = [held for held in batch.rows if held.refused is None]
+    batch.ended += [(held, held.refused) for held in batch.rows if held.refused is not None]
+    if not rows:
+        return
+    batch.started += rows
+    lane.in_flight.note([held.pk for held in rows])
+    try:
+        with RowSavepoint(lane.session.connection, shared=False) as savepoint:
+            given = {held.pk: held.row for held in rows}
+            arguments, limit = lane.resource.arguments(), lane.run.time_limit
+            outcomes = execute_together(lane.processor, given, arguments, limit)
+        lane.session.check()
+        kept = savepoint.close(Handled())
+    except BaseException:
+        # The rows are about to be redone, and the open resource may have caused the failure.
+        lane.resource.reopen_later()
+        raise
+    if type(kept) is Failed:
+        raise kept.error  # the handler asked for a rollback
+    batch.ended += [(held, outcomes[held.pk]) for held in rows]
+    if Failed in map(type, outcomes.values()):
+        lane.resource.reopen_later()
+
+
+def read_attempts(processor: Definition[Any], question: Question[Any], rows: list[Held]) -> None:
+    """Note of each row how often it was tried, and how often it may be.
+
+    Before a handler can change the instances. A row whose limit is not known, or that has no
+    attempts left, gets an outcome.
+    """
+    retry = processor.retry
+    if retry is None or not rows:
+        return
+    tried, limits, most = dict[Any, Any](), dict[Any, Any](), retry.max_attempts
+    if retry.attempts is not None:
+        tried = column(question, rows, retry.attempts)
+    if isinstance(most, str):
+        limits = column(question, rows, most)
+    for held in rows:
+        held.attempt = (tried.get(held.pk) or 0) + 1  # NULL counts as 0
+        if callable(most):
+            held.refused = _limited(processor, held)
+        else:
+            held.most = limits.get(held.pk) if isinstance(most, str) else most
+        is_used_up = held.most is not None and retry.bounds_attempts and held.attempt > held.most
+        if held.refused is None and is_used_up:
+            # It was tried so often, and could not be given up: its handler is not called again.
+            held.refused = Failed(AttemptsUsedUp(held.most or 0, is_known=True))
+
+
+def _limited(processor: Definition[Any], held: Held) -> Outcome | None:
+    """Ask the function for the row's limit; return the row's outcome if it may not be handled."""
+    assert processor.retry is not None
+    try:
+        held.most = processor.retry.limit(held.row)
+    except InvalidOption as error:
+        named = InvalidOption(f"{processor.name}: {error}")
+        named.__cause__ = error.__cause__
+        return Failed(named, unstarted=True)
+    # With a dead letter, the row is claimed to write it.
+    is_used_up = held.most is not None and held.attempt > held.most and not processor.failed
+    return UsedUp() if is_used_up else None
+
+
+def column(question: Question[Any], rows: list[Held], name: str) -> dict[Any, Any]:
+    """Return a column's values by the rows' keys."""
+    if not [held for held in rows if name not in vars(held.row)]:
+        return {held.pk: vars(held.row)[name] for held in rows}
+    # Deferred by the user's queryset: one query for all rows, instead of one per instance.
+    pks = [held.pk for held in rows]
+    return dict(question.table.filter(these(pks)).values_list("pk", name))
+
+
+def was_ended_by_server(lost: Exception) -> bool:
+    """Return whether the transaction ended without a statement of the handler that ends it."""
+    cause = lost.__cause__
+    return isinstance(lost, SessionLost) or (
+        isinstance(cause, Exception) and ends_transaction(cause)
+    )
