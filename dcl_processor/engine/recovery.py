@@ -44,6 +44,11 @@ def settle_alone(lane: Lane, after: Settlement, error: BaseException) -> None:
     if not ends_the_run(error) and session.settle_singly(after):
         lane.count(after)
         return
+    if not batch.rows and not ends_the_run(error):
+        # Its claim got no row, so that none can have failed.
+        session.rollback()
+        lane.count(after)
+        return
     raised = writing.explained(error, lane.processor, [held.pk for held in batch.rows])
     if raised is not error:
         raised.__cause__ = error

@@ -19,6 +19,7 @@ from tests import seams
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import part_locked
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -170,3 +171,24 @@ if SENDS_SEVERAL:
         assert len(messages) == refused_from + 1
         said = [each for each in caplog.records if "several statements" in each.getMessage()]
         assert len(said) == 1
+
+    def test_a_message_that_fails_costs_a_row_nothing_that_its_claim_has_missed(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Another session has row 1. The end of its empty transaction goes with the next claim."""
+        rows = the.errands(4)
+        failed: list[int] = []
+
+        def fail_once(cursor: Any, statements: Sequence[Any]) -> Any:
+            if len(statements) > 1 and statements[0].sql == "ROLLBACK" and not failed:
+                failed.append(len(statements))
+                cursor.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+            return session.in_one_message(cursor, statements)
+
+        seams.replace(monkeypatch, seams.SEND_TOGETHER, fail_once)
+        run = the.transactional(the.ignore, retry=the.retry(), strict_order=True)
+        with part_locked(Errand, rows[1].pk):
+            report = run(wait_for_locked=0)
+        assert len(failed) == 1
+        assert_run(report, processed=3, skipped=1)
+        assert the.state(rows[1])["attempts"] == 0
