@@ -33,6 +33,21 @@ class StatementCache(threading.local):
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Any] = {}
+        #: Of the values that were written last: their statements, by kind.
+        self._values: Values | None = None
+        self._writing: dict[Hashable, Any] = {}
+
+    def to_write(self, values: Values, kind: Hashable, make: Callable[[], S]) -> S | None:
+        """Return the statement of this kind that writes such values, as ``get()`` does.
+
+        The values are mostly the same object for all rows, and then nothing of them is examined.
+        """
+        if values is not self._values:
+            self._values, self._writing = values, {}
+        if kind not in self._writing:
+            self._writing[kind] = self.get((kind, signature(values)), make)
+        statement: S | None = self._writing[kind]
+        return statement
 
     def get(self, name: tuple[Hashable, ...], make: Callable[[], S]) -> S | None:
         """Return the statement of that name; ``None`` if no statement fits every row.

@@ -54,7 +54,8 @@ class RowBuilder(Generic[R]):
 class CompiledSelect(Generic[R]):
     """A queryset for keys that are given at execution, compiled for the connection of one thread.
 
-    ``ask``: returns the queryset for the rows that the placeholder stands for.
+    ``ask``: returns the queryset for the rows that the placeholder stands for; ``change``: changes
+    the statement. ``build()`` returns the rows that given answers stand for.
     """
 
     def __init__(
@@ -62,14 +63,17 @@ class CompiledSelect(Generic[R]):
         model: type[Model],
         using: str,
         ask: Callable[[KeyPlaceholder], QuerySet[Any, R]],
+        change: Callable[[str], str] = str,
         *,
         many: bool,
     ) -> None:
         self._connection = connections[using]
         self._keys = KeyPlaceholder(model, using, many=many)
         self._rows = RowBuilder(ask(self._keys), using)
+        self.build = self._rows.build
         placeholders = [self._keys.placeholder]
-        self._statement = CompiledStatement(self._rows.sql, self._rows.params, placeholders)
+        sql = change(self._rows.sql)
+        self._statement = CompiledStatement(sql, self._rows.params, placeholders)
 
     def execute(self, pks: Sequence[Any]) -> list[R]:
         """Execute the statement for these rows, and return those that it finds."""
@@ -86,7 +90,3 @@ class CompiledSelect(Generic[R]):
     def columns(self) -> str:
         """The SQL of what it selects."""
         return ", ".join(sql for sql, _ in self._rows.selected)
-
-    def build(self, answers: Sequence[Sequence[Any]]) -> list[R]:
-        """Return the rows that these answers stand for."""
-        return self._rows.build(answers)

@@ -64,7 +64,38 @@ class CompiledUpdate:
         placeholders = [self._keys.placeholder, *written, *self._expected.values()]
         placeholders += [self._fence] if fenced else []
         self._statement = CompiledStatement(statement, params, placeholders)
+        self._free = self._if_free(rows, placeholders) if expected and not many else None
         self._checked = self._check(model, statement) if fenced else None
+        #: The values that were written last, and their form for the database.
+        self._last: Values | None = None
+        self._assigned: dict[Placeholder, Any] | None = None
+
+    def _if_free(
+        self, rows: QuerySet[Any], placeholders: Sequence[Placeholder]
+    ) -> CompiledStatement | None:
+        """Return the statement that writes the row unless another session has locked it.
+
+        On MariaDB it waits for a second. ``None``: the database has no such statement.
+        """
+        connection, meta = self._connection, rows.model._meta
+        if connection.features.has_select_for_no_key_update:
+            quote = connection.ops.quote_name
+            table, key = quote(meta.db_table), quote(str(meta.pk_fields[0].column))
+            named = rows.order_by().values_list("pk").query
+            select, keys = compiled(named.get_compiler(self._using))
+            every: Any = QuerySet[Any](rows.model, using=self._using).query.chain(sql.UpdateQuery)
+            every.add_update_values(self._assignments.columns)
+            update, values = compiled(every.get_compiler(self._using))
+            # Materialised, or the planner may lock one row and update another.
+            statement = (
+                f"WITH dcl_free (free) AS MATERIALIZED ({select} FOR NO KEY UPDATE SKIP LOCKED) "
+                f"{update} FROM dcl_free WHERE {table}.{key} = dcl_free.free"
+            )
+            return CompiledStatement(statement, [*keys, *values], placeholders)
+        if getattr(connection, "mysql_is_mariadb", False):
+            statement = f"SET STATEMENT innodb_lock_wait_timeout = 1 FOR {self._statement.sql}"
+            return CompiledStatement(statement, self._statement.parameters, placeholders)
+        return None
 
     def _check(self, model: type[Model], update: str) -> CompiledStatement:
         """Return the statement that writes rows, and fails unless all that exist are written."""
@@ -104,6 +135,14 @@ class CompiledUpdate:
         filled[self._fence] = transaction_id
         return self._statement.sql, self._statement.params(filled)
 
+    def if_free(self, pk: Any, values: Values, expected: Values) -> tuple[str, Any] | None:
+        """Return the update for a row that hardly waits for its lock; ``None``: there is none."""
+        if self._free is None or (filled := self._filled([pk], values)) is None:
+            return None
+        for name, placeholder in self._expected.items():
+            filled[placeholder] = placeholder.compared(expected[name], self._connection)
+        return self._free.sql, self._free.params(filled)
+
     def execute(
         self,
         pks: Sequence[Any],
@@ -125,10 +164,13 @@ class CompiledUpdate:
         return rows
 
     def _filled(self, pks: Sequence[Any], values: Values) -> dict[Placeholder, Any] | None:
-        filled = self._assignments.filled(values, self._connection)
-        if filled is not None:
-            filled.update(self._keys.filled(pks))
-        return filled
+        # Mostly the same object for all rows.
+        if values is not self._last:
+            self._last = values
+            self._assigned = self._assignments.filled(values, self._connection)
+        if self._assigned is None:
+            return None
+        return {**self._assigned, **self._keys.filled(pks)}
 
 
 def checked_sql(update: str, existing: str) -> str:

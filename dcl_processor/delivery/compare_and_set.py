@@ -9,7 +9,6 @@ from typing import Any
 from django.db.models import Q
 
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.locking.waiting import settling
 from dcl_processor.settlement import writing
@@ -36,6 +35,18 @@ def statement(
     return None if update is None else update.statement([pk], values, expected=only)
 
 
+def statement_if_free(
+    question: Question[Any], pk: Any, expected: Expected, values: Values
+) -> tuple[str, Sequence[Any]] | None:
+    """Return one statement that writes a row unless another session has locked it.
+
+    Like ``write()`` only if the row has the expected values. ``None``: there is no such statement.
+    """
+    # Race: lost lease that writes. As above.
+    update, only = _compiled(question, expected, values)
+    return None if update is None else update.if_free(pk, values, only)
+
+
 def _compiled(
     question: Question[Any], expected: Expected, values: Values
 ) -> tuple[CompiledUpdate | None, Values]:
@@ -44,9 +55,8 @@ def _compiled(
     # NULL needs a comparison of its own.
     if len(only) != len(expected) or None in only.values():
         return None, only
-    name = "settle", *only, signature(values)
     make = partial(CompiledUpdate, question.model, question.using, values, expected=only)
-    return question.statements.get(name, make), only
+    return question.statements.to_write(values, ("settle", *only), make), only
 
 
 def write_all(

@@ -54,7 +54,8 @@ def claim(
     ``Unsupported`` if a table has no transactions.
     """
     connection = session.connection
-    refuse_without_transactions(question)
+    if connection.vendor == "mysql":
+        refuse_without_transactions(question)
     if not connection.features.has_select_for_update:
         return _claim_database(session, question, wanted, after)
     if question.own_table:
@@ -155,8 +156,9 @@ def _own(question: Question[Any], wanted: Wanted) -> tuple[Read, Statement]:
     def asked(rows: RowFilter) -> QuerySet[Any, Any]:
         return wanted.first(question.narrowed(rows), rows)
 
-    read = _read(question, ("claim", wanted.choice), wanted.pks, asked)
-    return read, _locking(read, question.queryset)
+    locking = partial(_locking, question.queryset)
+    read = _read(question, ("claim", wanted.choice), wanted.pks, asked, locking)
+    return read, read.statement
 
 
 def _locks(
@@ -168,15 +170,24 @@ def _locks(
         keys = parts_of(question, table, wanted.pks)
         named = wanted if table is question.model else Wanted([*keys.values()])
         read = _lock_parts(question, table, named)
-        found.append((keys, read, _locking(read, QuerySet(table, using=question.using))))
+        found.append((keys, read, read.statement))
     return found
 
 
-def _read(question: Question[Any], name: tuple[Any, Any], pks: Sequence[Any], ask: Ask) -> Read:
-    """Return the read of rows by their keys, which is compiled once per window if possible."""
+def _read(
+    question: Question[Any],
+    name: tuple[Any, Any],
+    pks: Sequence[Any],
+    ask: Ask,
+    change: Callable[[str], str] = str,
+) -> Read:
+    """Return the read of rows by their keys, which is compiled once per window if possible.
+
+    ``change``: changes the statement.
+    """
     many = len(pks) > 1
     model = question.model if isinstance(name[0], str) else name[0]
-    make = partial(CompiledSelect[Any], model, question.using, ask, many=many)
+    make = partial(CompiledSelect[Any], model, question.using, ask, change, many=many)
     select: CompiledSelect[Any] | None = question.statements.get((name, many), make)
     if select is not None:
         return Read(Statement(*select.statement(pks)), select.build)
@@ -184,10 +195,10 @@ def _read(question: Question[Any], name: tuple[Any, Any], pks: Sequence[Any], as
         rows: RowBuilder[Any] = RowBuilder(ask(KeyList(pks)), question.using)
     except EmptyResultSet:
         return Read(_NOTHING, lambda _: [])
-    return Read(Statement(rows.sql, rows.params), rows.build)
+    return Read(Statement(change(rows.sql), rows.params), rows.build)
 
 
-def _locking(read: Read, queryset: QuerySet[Any, Any]) -> Statement:
+def _locking(queryset: QuerySet[Any, Any], sql: str) -> str:
     """Let a statement lock its rows, and return the id of its transaction behind its columns.
 
     The lock is the narrowest that the database has, with the option that waits least. It is not
@@ -196,10 +207,9 @@ def _locking(read: Read, queryset: QuerySet[Any, Any]) -> Statement:
     """
     connection, query = connections[queryset.db], queryset.query
     own = connection.ops.quote_name(query.base_table or query.get_meta().db_table)
-    sql, params = read.statement
     if has_id(connection):
         sql = sql.replace(f" FROM {own}", f", {_TRANSACTION_ID} FROM {own}", 1)
-    return Statement(f"{sql} {lock_clause(connection, query, own)}", params)
+    return f"{sql} {lock_clause(connection, query, own)}"
 
 
 def lock_clause(connection: Any, query: Any, own: str) -> str:
@@ -246,7 +256,8 @@ def _lock_parts(question: Question[Any], table: type[Model], wanted: Wanted) -> 
         columns = [field.attname for field in table._meta.pk_fields]
         return wanted.first(rows.values_list(*columns), named)
 
-    return _read(question, (table, wanted.choice), wanted.pks, parts)
+    locking = partial(_locking, QuerySet[Any](table, using=question.using))
+    return _read(question, (table, wanted.choice), wanted.pks, parts, locking)
 
 
 def parts_of(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> dict[Any, Any]:
@@ -293,11 +304,10 @@ def _spelled_otherwise(
 
 def _by_key(question: Question[Any], rows: Iterable[Any]) -> dict[Any, Any]:
     answers: dict[Any, Any] = {}
-    added = _added(question)
     for row in rows:
         first = answers.setdefault(row.pk, row)
         if row is not first:
-            _refuse_two_answers(question, first, row, added)
+            _refuse_two_answers(question, first, row, _added(question))
     return answers
 
 

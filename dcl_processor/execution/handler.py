@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -124,7 +124,7 @@ def execute(
     Otherwise a handler that calls ``sys.exit()``, or a library whose errors are no ``Exception``,
     would end every run at the same row.
     """
-    call = _call_of(processor, (row.pk,), limit, attempt)
+    call = Call(processor.name, (row.pk,), limit, attempt)
     try:
         if processor._handles_batches:
             [outcome] = execute_together(processor, {row.pk: row}, arguments, limit).values()
@@ -132,7 +132,7 @@ def execute(
         if still_ours is not None:
             if (refused := _refused(processor, row, limit, still_ours)) is not None:
                 return refused
-            call = _call_of(processor, (row.pk,), limit, attempt)  # it begins now
+            call = Call(processor.name, (row.pk,), limit, attempt)  # it begins now
         if observers.active or row_started.receivers:
             result = announced(processor, call, limit, processor.process, row, *arguments)
         else:
@@ -163,7 +163,7 @@ def _refused(
 def prepare(processor: Definition[Any], row: Any, limit: TimeLimit | None = None) -> Outcome | None:
     """Call ``taken_over()``; return the outcome of the row if its handler is not to be called."""
     try:
-        call = _call_of(processor, (row.pk,), limit)
+        call = Call(processor.name, (row.pk,), limit)
         result = noted(call, limit, processor.taken_over, row)
         if result is not None:
             _refuse_coroutine(processor, result)
@@ -211,7 +211,7 @@ def execute_together(
     limit: TimeLimit | None = None,
 ) -> dict[Any, Outcome]:
     """Call ``process_batch()``; the caller handles the errors that it raises."""
-    call = _call_of(processor, [*rows], limit)
+    call = Call(processor.name, [*rows], limit)
     results = _call_together(processor, rows, arguments, limit, call)
     return outcomes_of(processor, rows, results, call.duration)
 
@@ -223,7 +223,7 @@ def attempt_together(
     limit: TimeLimit | None = None,
 ) -> Together:
     """Call ``process_batch()``; any error becomes an outcome, unless it ``ends_the_run()``."""
-    call = _call_of(processor, [*rows], limit)
+    call = Call(processor.name, [*rows], limit)
     try:
         results = _call_together(processor, rows, arguments, limit, call)
     except BaseException as error:
@@ -231,15 +231,6 @@ def attempt_together(
             raise
         return judge(error, duration=call.duration)
     return understood(processor, rows, results, call.duration)
-
-
-def _call_of(
-    processor: Definition[Any],
-    keys: Sequence[Any],
-    limit: TimeLimit | None,
-    attempt: int | None = None,
-) -> Call:
-    return Call(processor.name, keys, limit, attempt)
 
 
 def _call_together(

@@ -77,8 +77,7 @@ class RowSavepoint:
                 if self._open:
                     self._savepoint("savepoint_commit_sql")
                 return outcome
-            asked = TransactionManagementError("the handler marked the transaction for rollback")
-            outcome = Failed(asked, handled=True)
+            outcome = _rollback_was_asked_for()
         self._undo()
         return outcome
 
@@ -139,3 +138,16 @@ class RowSavepoint:
         # Wherever it is in the list, because a handler may have left a wrapper of its own on top.
         if self._first_statement in wrappers:
             wrappers.remove(self._first_statement)
+
+
+def alone(connection: Any, outcome: Outcome) -> Outcome:
+    """Do what ``close()`` does for a row whose transaction has nothing else that must be kept."""
+    if isinstance(outcome, Handled) or getattr(outcome, "kept", False):
+        return _rollback_was_asked_for() if connection.needs_rollback else outcome
+    connection.set_rollback(True)
+    return outcome
+
+
+def _rollback_was_asked_for() -> Failed:
+    asked = TransactionManagementError("the handler marked the transaction for rollback")
+    return Failed(asked, handled=True)

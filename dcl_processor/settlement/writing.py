@@ -12,7 +12,6 @@ from django.db.models import QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql import own_values
-from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.transaction_id import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
@@ -183,8 +182,8 @@ def _compiled(
 ) -> CompiledUpdate | None:
     many, model, using = len(pks) > 1, question.model, question.using
     make = partial(CompiledUpdate, model, using, values, many=many, fenced=is_fenced)
-    name = "update", many, is_fenced, signature(values)
-    update: CompiledUpdate | None = question.statements.get(name, make)
+    kind = "update", many, is_fenced
+    update: CompiledUpdate | None = question.statements.to_write(values, kind, make)
     return update
 
 

@@ -17,6 +17,11 @@ from tests import seams
 SENDS_SEVERAL = hasattr(getattr(connection, "Database", None), "ClientCursor")
 
 
+def updates(sql: str) -> bool:
+    """Return whether a statement updates rows, and does nothing else with them."""
+    return sql.startswith(("UPDATE", "WITH dcl_free", "SET STATEMENT innodb_lock_wait"))
+
+
 def one_by_one(send: Send, cursor: Any, statements: Sequence[Statement]) -> Any:
     """Send each statement as a message of its own, so that a test can act in between.
 
