@@ -288,7 +288,7 @@ class Reservation(Generic[M]):
 
     def _load(self) -> M:
         """Read the row as ``pending`` returns it; a claim may have taken it out of there."""
-        processor, columns = self._processor, self._processor._renewed_columns()
+        processor, columns = self._processor, held.deferred(self._processor)
         marked = [*(processor.claim or {}), *filter(None, [processor.claimed_at])]
         for rows in self._question.as_pending(self._hold.pk, marked):
             # Without its conditions, pending may divide by zero, or read what is no number.

@@ -237,14 +237,6 @@ class Definition(Generic[M]):
         # run. A lease that was not removed shows that the worker died in the last attempt.
         return left | self.lease.held()
 
-    def _renewed_columns(self) -> list[str]:
-        """Return the columns that change while the handler works.
-
-        A ``save()`` by the handler would write back the lease that its instance has loaded, which
-        lapsed long ago, and another worker would take the row. ``save()`` skips deferred fields.
-        """
-        return [] if self.lease is None else [self.lease.field]
-
     @property
     def _is_async(self) -> bool:
         """Whether the handler is to be awaited."""

@@ -24,7 +24,7 @@ from dcl_processor.values import Values
 from . import one_statement
 from .batch import Batch
 from .lost_commit import is_committed_all_the_same
-from .marks import Mark, MarkedRows
+from .marks import Mark, MarkedRows, show
 
 logger = logging.getLogger("dcl_processor")
 
@@ -139,14 +139,3 @@ def _check_marked(batch: Batch[Any], mark: Mark) -> None:
 def _read(rows: QuerySet[Any], names: list[str]) -> dict[Any, Values]:
     found = rows.values_list("pk", *names)
     return {pk: dict(zip(names, values, strict=True)) for pk, *values in found}
-
-
-def show(row: Any, values: Values) -> None:
-    """Copy the row's values to the instance, so that the handler's ``save()`` keeps them.
-
-    Fields that the user's queryset deferred stay deferred.
-    """
-    deferred = row.get_deferred_fields()
-    for name, value in values.items():
-        if name not in deferred:
-            setattr(row, name, value)

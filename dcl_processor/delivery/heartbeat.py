@@ -22,6 +22,7 @@ from dcl_processor.locking.waiting import locked_parts, written_parts
 from dcl_processor.values import Values
 
 from .compare_and_set import Expected, write_all
+from .leases_and_saves import leave_alone, write_again
 
 logger = logging.getLogger("dcl_processor")
 
@@ -34,8 +35,8 @@ LONGEST_WAIT = 5.0
 CLOSING = 2 * LONGEST_WAIT
 
 #: Of the tokens that this worker has written to a row, so many of the first and of the last are
-#: known: a statement names them all, and databases limit the parameters of a statement.
-KEPT = 300
+#: known: a statement names them all.
+KEPT = 10
 
 
 class Heartbeat:
@@ -50,6 +51,7 @@ class Heartbeat:
 
     def __init__(self, lease: Lease, label: str, limits: CallLimits | None = None) -> None:
         self._lease = lease
+        self._seconds = lease.seconds
         self._label = label
         self._limits = limits
         self._claims: dict[Any, frozenset[Any]] = {}
@@ -59,6 +61,9 @@ class Heartbeat:
         self._alive_until: dict[Any, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        #: The column of the lease, and the model whose table it is in.
+        self._field: Any = None
+        self._owner: Any = None
 
     def hold(self, question: Question[Any], claimed: Mapping[Any, Values], since: float) -> None:
         """Begin to renew the leases of these rows, whose claim has been committed.
@@ -74,10 +79,13 @@ class Heartbeat:
             for pk, columns in claimed.items():
                 self._claims[pk] = together
                 self._tokens[pk] = [columns[self._lease.field]]
-                self._alive_until[pk] = since + self._lease.seconds
+                self._alive_until[pk] = since + self._seconds
             # One heartbeat for all threads of the worker. Inside Django's TestCase nothing is
             # committed, and no other connection sees the rows.
             if self._thread is None and not connections[question.using].in_atomic_block:
+                field: Any = question.model._meta.get_field(self._lease.field)
+                self._owner, self._field = field.model, field
+                leave_alone(field, self._has)
                 name = f"{self._label}: leases"
                 self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
                 self._thread.start()
@@ -87,14 +95,27 @@ class Heartbeat:
         with self._lock:
             return time.monotonic() < self._alive_until.get(pk, 0.0)
 
+    def end_of(self, pk: Any) -> float:
+        """Return when the lease lapses unless it is renewed, by this process's monotonic clock."""
+        with self._lock:
+            return self._alive_until.get(pk, 0.0)
+
+    def _has(self, instance: Any) -> bool:
+        """Return whether this worker holds the row of an instance."""
+        with self._lock:
+            question = self._question
+            if question is None or not isinstance(instance, self._owner):
+                return False
+            is_here = instance._state.db == question.using  # noqa: SLF001  # Django documents it
+            return is_here and instance.pk in self._tokens
+
     def let_go(self, pk: Any, claimed: Values) -> Expected:
         """Stop renewing a row's lease, and return the tokens that recognise it.
 
-        These are the tokens that this worker wrote. A renewal may come between the end of the
-        handler and the settlement, and a handler that saves an instance of its own writes back
-        the token that it has read: most likely one of the first or of the last, which are kept
-        (``KEPT``). ``claimed``: the columns that the claim wrote, whose token is the only one if
-        the lease was not held yet.
+        These are the tokens that this worker wrote, of which the first and the last are kept
+        (``KEPT``): a renewal may come between the end of the handler and the settlement, and its
+        answer may be lost. ``claimed``: the columns that the claim wrote, whose token is the only
+        one if the lease was not held yet.
         """
         with self._lock:
             field = self._lease.field
@@ -105,16 +126,18 @@ class Heartbeat:
     def close(self) -> None:
         """End the thread; leases that are still held lapse."""
         self._stop.set()
+        if self._field is not None:
+            write_again(self._field, self._has)
         # A thread whose start was interrupted cannot be joined; the event ends it, too.
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(CLOSING)
 
     def _keep(self) -> None:
-        pause = self._lease.seconds / 3
+        pause = self._seconds / 3
         try:
             while not self._stop.wait(pause):
                 # After a failed beat there is time for several more before the lease lapses.
-                pause = self._lease.seconds / (3 if self._beat() else 12)
+                pause = self._seconds / (3 if self._beat() else 12)
         finally:
             connections.close_all()
 
@@ -152,7 +175,7 @@ class Heartbeat:
         now = clock.read(question.table, held)
         if now is None:
             return None, []  # the handlers deleted their rows
-        token = now + timedelta(seconds=self._lease.seconds)
+        token = now + timedelta(seconds=self._seconds)
         if not connections[question.using].features.has_select_for_update_skip_locked:
             self._note(held, self._prolong(question, held, token), began)
             return None, []
@@ -173,7 +196,7 @@ class Heartbeat:
         if pk is None:
             return
         # The other leases are renewed in between.
-        seconds = min(self._lease.seconds / 4 / len(ours), LONGEST_WAIT)
+        seconds = min(self._seconds / 4 / len(ours), LONGEST_WAIT)
         try:
             # Race: double claim. Other workers skip a locked row. When its lock is released after
             # its lease has lapsed, the first session in line gets the row, and this one is first.
@@ -184,7 +207,7 @@ class Heartbeat:
                 now = clock.read(question.table, [pk])
                 if now is None:
                     return
-                token = now + timedelta(seconds=self._lease.seconds)
+                token = now + timedelta(seconds=self._seconds)
                 kept = self._prolong(question, [pk], token)
         except OperationalError as error:
             message = "%s: row %s is still locked: %s"
@@ -218,7 +241,7 @@ class Heartbeat:
                 if pk not in self._tokens:
                     continue
                 if pk in kept:
-                    self._alive_until[pk] = began + self._lease.seconds
+                    self._alive_until[pk] = began + self._seconds
                     del self._tokens[pk][KEPT:-KEPT]
                 else:
                     self._alive_until[pk] = 0.0

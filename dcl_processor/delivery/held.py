@@ -179,6 +179,11 @@ def renew(
     return end if written else None
 
 
+def deferred(processor: Definition[Any]) -> list[str]:
+    """Return the columns that change while a row is handed out."""
+    return [] if processor.lease is None else [processor.lease.field]
+
+
 def _counter(processor: Definition[Any]) -> str | None:
     """Return the column that counts attempts, if there is one."""
     return None if processor.retry is None else processor.retry.attempts

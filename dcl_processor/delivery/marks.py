@@ -137,6 +137,18 @@ class MarkedRows:
         return self.mark.put_back(self.before.get(pk, {}))
 
 
+def show(row: Any, values: Values) -> None:
+    """Let the instance have the row's values, so that the handler's ``save()`` keeps them.
+
+    Past its attributes, which may refuse an assignment, or count it as a change. Fields that the
+    user's queryset deferred stay deferred.
+    """
+    known = vars(row)
+    for name, value in values.items():
+        if name in known:
+            known[name] = value
+
+
 class Claiming(Protocol):
     """What a mark depends on; a ``Batch`` has it."""
 

@@ -84,8 +84,7 @@ class Asked:
         # Without the processor's own conditions, because their columns are not checked yet.
         question = ask(processor.pending, **options)
         model_columns.check(processor, question.model, question.using)
-        due, defer = processor._due, processor._renewed_columns()
-        return cls(processor, ask(processor.pending, **options, due=due, defer=defer))
+        return cls(processor, ask(processor.pending, **options, due=processor._due))
 
     def read(self) -> Statement | None:
         """Return the lock-free read; ``None`` if the question has no row and is not sent."""

@@ -19,6 +19,7 @@ from django.db.models import Model, Q
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.candidates.scan import WINDOW
+from dcl_processor.delivery import held
 from dcl_processor.delivery.batch import Batch
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.delivery.settle import put_back
@@ -56,6 +57,9 @@ class HandOut(Run[M]):
     ) -> None:
         self.handed: list[tuple[Batch[M], Any]] = []
         self._size = min(limit, WINDOW)
+        # A ``save()`` elsewhere would write back the lease that its instance has loaded, which has
+        # been renewed since. It skips deferred fields.
+        self.deferred = held.deferred(processor)
         super().__init__(
             processor,
             filter=filter,

@@ -359,6 +359,8 @@ class Run(Generic[M]):
     longest_hold = LONGEST
     #: Whether the rows are handled elsewhere.
     hands_out = False
+    #: Columns that are left out of the rows.
+    deferred: Collection[str] = ()
 
     def oversee(self) -> None:
         """Ask the processor, and an overseer if there is one, from now on whether rows may start.
@@ -474,5 +476,5 @@ class Run(Generic[M]):
             read_using=processor.read_using,
             due=due_now,
             flips=processor._locked_columns,
-            defer=processor._renewed_columns() if due else (),
+            defer=self.deferred,
         )

@@ -48,6 +48,7 @@ def flip_by_save(patch: pytest.MonkeyPatch) -> None:
 
     seams.replace(patch, seams.FLIP, get_all)
     seams.replace(patch, seams.FLIPS, get_all_of)
+    seams.replace(patch, seams.FIXED_FLIP, lambda processor: None)
 
 
 def forgotten_filter(patch: pytest.MonkeyPatch) -> None:
@@ -83,8 +84,8 @@ def unlocked_settlement(patch: pytest.MonkeyPatch) -> None:
 
 
 def lease_that_is_saved(patch: pytest.MonkeyPatch) -> None:
-    """Hand out an instance that has the lease, for a ``save()`` to write back."""
-    seams.replace(patch, seams.RENEWED_COLUMNS, lambda self: [])
+    """Let a ``save()`` write back the lease that its instance has loaded."""
+    seams.replace(patch, seams.HAS_ROW, lambda self, instance: False)
 
 
 def no_key_lock(patch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,7 @@ def no_key_lock(patch: pytest.MonkeyPatch) -> None:
 def unread_answer(patch: pytest.MonkeyPatch) -> None:
     """Take it that a settlement which was sent with the next claim has written its row."""
     seams.replace(patch, seams.ANSWERED, lambda self, cursor: setattr(self, "is_written", True))
+    seams.replace(patch, seams.IS_WRITTEN, lambda answer: True)
 
 
 ALL = tuple(Delivery)

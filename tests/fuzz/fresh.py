@@ -49,8 +49,6 @@ def writing(using: str) -> Iterator[None]:
 
 def _unlike_the_answer(case: Case, row: Any, marked: Collection[str]) -> list[str]:
     asked = case.queryset().using(row._state.db).filter(pk=row.pk)
-    if case.delivery == Delivery.AT_LEAST_ONCE:
-        asked = asked.defer(CLOCK)  # a save() by the handler is to leave the lease alone
     asked.query.select_for_update = False  # there may be no transaction
     found = list(asked)
     if not found:
@@ -77,7 +75,8 @@ def _marked(case: Case) -> set[str]:
     fields = case.world.model._meta.concrete_fields
     mark = case.mark() or {}
     names = {field.attname for field in fields if {field.name, field.attname} & mark.keys()}
-    return names | ({CLOCK} if case.claim is not None and case.timed else set())
+    is_timed = case.delivery == Delivery.AT_LEAST_ONCE or (case.claim is not None and case.timed)
+    return names | ({CLOCK} if is_timed else set())
 
 
 def _facts(row: Any, marked: Collection[str], far: int = 2) -> dict[str, Any]:

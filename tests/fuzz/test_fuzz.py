@@ -90,10 +90,9 @@ def count_waiting(patch: pytest.MonkeyPatch) -> Counter[str]:
         return real(send, cursor, statements)
 
     def send_together(cursor: Any, statements: Sequence[Any]) -> Any:
-        ends = [place for place, each in enumerate(statements) if each.sql == "COMMIT"]
-        if ends and len(statements) > ends[0] + 1:
-            last = statements[-1].sql.split(None, 1)[0]
-            counts[last] += sum("UPDATE" in each.sql for each in statements[: ends[0]])
+        *earlier, last = [each.sql for each in statements]
+        if last.startswith(("SELECT", "WITH dcl_taken")):
+            counts[last.split(None, 1)[0]] += sum("UPDATE" in sql for sql in earlier)
         return session.in_one_message(cursor, statements)
 
     seams.replace(patch, seams.SEND_ALL, send_all)
