@@ -29,7 +29,7 @@ Patch = pytest.MonkeyPatch
 
 
 def settle_whatever_the_row_says(patch: Patch) -> None:
-    seams.replace(patch, seams.EXPECTED, lambda batch, marked, pk: {})
+    seams.replace(patch, seams.EXPECTED, lambda *_: {})
 
 
 def count_no_attempt_at_the_claim(patch: Patch) -> None:
@@ -75,10 +75,11 @@ def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
 
     committed = MarkedRows.record_commit
     seams.replace(patch, seams.RECORD_COMMIT, record_commit)
+    seams.replace(patch, seams.READ_ATTEMPTS, lambda *_: None)
 
 
 def leave_behind_what_was_interrupted(patch: Patch) -> None:
-    seams.replace(patch, seams.CLEAR_UP, lambda batch: None)
+    seams.replace(patch, seams.CLEAR_UP, lambda *_: None)
 
 
 def put_back_what_a_dead_handler_had(patch: Patch) -> None:

@@ -142,6 +142,11 @@ def is_of_the_moment(error: BaseException) -> bool:
     return (_sqlstate(error.__cause__) or "")[:2] in _OF_THE_MOMENT
 
 
+def is_out_of_resources(error: BaseException) -> bool:
+    """Return whether the database lacks the time or the room for this statement at the moment."""
+    return is_statement_timeout(error) or (_sqlstate(error.__cause__) or "")[:2] == "53"
+
+
 def is_database_error(error: BaseException) -> bool:
     """Return whether the error came from the database; ``InterfaceError`` is a separate class."""
     return isinstance(error, DatabaseError | InterfaceError)

@@ -45,7 +45,7 @@ class Rules:
     marked_by: tuple[str, ...] = ()
 
 
-#: Each delivery has a line here, and a function in ``delivery/deliveries.py``.
+#: Each delivery has a line here, and a function in ``engine/deliveries.py``.
 RULES: dict[str, Rules] = {
     Delivery.TRANSACTIONAL: Rules(in_transaction=True),
     Delivery.AT_MOST_ONCE: Rules(frozenset({"claim", "claimed_at"}), marked_by=("claim", "done")),

@@ -75,7 +75,7 @@ def refuse_unknown(processor: Definition[Any]) -> None:
         raise Unsupported(
             f"{processor.name}: expected a delivery with a function, one of "
             f"{', '.join(map(str, DELIVERIES))}, got {processor.delivery!r}, which has only rules; "
-            "add its function to DELIVERIES in dcl_processor/delivery/deliveries.py."
+            "add its function to DELIVERIES in dcl_processor/engine/deliveries.py."
         )
 
 

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dcl_processor.definition.kinds import Delivery
+from dcl_processor.delivery.marks import claim_mark, lease_mark
 
 from .flips import flips
+from .marked import handle_marked
 from .settlement import Batch, Settlement
+from .settling import settle
 from .work import handle_locked
 
 if TYPE_CHECKING:
@@ -27,7 +30,24 @@ def transactional(lane: Lane, batch: Batch, after: Settlement | None) -> Settlem
     return flips(lane, batch)  # the flips; COMMIT
 
 
+def at_most_once(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+    """Lock and check again → claim, or flip → commit → work → settle, if the claim still stands."""
+    lane.claim_and_mark(batch, claim_mark, after)  # [``after``;] committed: the row is hidden
+    handle_marked(lane, batch)  # no transaction is open
+    return settle(lane, batch)  # writes nothing to a row whose claim is gone
+
+
+def at_least_once(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+    """Lock and check again → lease, attempt + 1 → commit → work → settle, if still leased."""
+    lane.claim_and_mark(batch, lease_mark, after)
+    handle_marked(lane, batch)
+    # Race: lost lease that writes. A row that another worker has taken over has another lease.
+    return settle(lane, batch)
+
+
 #: The function of each delivery, which has its rules in ``definition/kinds.py``.
 DELIVERIES: dict[str, Callable[[Lane, Batch, Settlement | None], Settlement]] = {
     Delivery.TRANSACTIONAL: transactional,
+    Delivery.AT_MOST_ONCE: at_most_once,
+    Delivery.AT_LEAST_ONCE: at_least_once,
 }

@@ -31,19 +31,25 @@ logger = logging.getLogger("dcl_processor")
 Writes = list[tuple[Values, list[Any]]]
 
 
-def flips(lane: Lane, batch: Batch) -> Settlement:
+def flips(lane: Lane, batch: Batch, *, may_wait: bool = True) -> Settlement:
     """Return the end of the transaction that has the rows' locks: its flips, and the COMMIT.
 
-    Raises if a row cannot be settled; nothing of the transaction may be kept then.
+    ``may_wait``: otherwise the flips are written now. Raises if a row cannot be settled; nothing of
+    the transaction may be kept then.
     """
     # Race: flip without work. The work of a row whose handler raised was rolled back.
     handled = [(held, o.result) for held, o in batch.ended if type(o) is Handled]
-    writes, noted = _flips_of(lane, batch, handled), _notes_of(lane, batch)
-    # Race: flip without work. If the transaction has ended, the lock and the work are lost, and the
-    # next transaction would contain the flip alone. No user code runs between this and the flip.
-    lane.session.check_for_the_last_time()
+    writes, noted = _flips_of(lane, batch, handled), Writes()
+    if len(handled) < len(batch.ended):
+        noted = _notes_of(lane, batch)
+    assert batch.claimed is not None
+    if batch.claimed.transaction_id is None:
+        # Race: flip without work. If the transaction has ended, the lock and the work are lost, and
+        # the next transaction would contain the flip alone. No user code runs between this and the
+        # flip. Elsewhere each flip has the transaction's id.
+        lane.session.check_for_the_last_time()
     end = COMMIT if _is_kept(lane, batch, writes, noted) else ROLLBACK
-    if not noted and (later := _later(lane, batch, writes)) is not None:
+    if may_wait and not noted and (later := _later(lane, batch, writes)) is not None:
         return Settlement(batch, (*later, end))
     _write_now(lane, batch, writes, noted)
     # The flip could not be verified beforehand, or that proves nothing for these rows.
@@ -61,12 +67,22 @@ def _is_kept(lane: Lane, batch: Batch, writes: Writes, noted: Writes) -> bool:
         return False
     # No generators: an interrupt at the end of one that is left early would be lost.
     kept = [o for _, o in batch.ended if type(o) is Handled or getattr(o, "kept", False)]
-    return bool(kept or _some(writes) or _some(noted))
+    return bool(kept or [values for values, _ in [*writes, *noted] if values])
 
 
-def _some(writes: Writes) -> Writes:
-    """Return the writes that write something."""
-    return [(values, pks) for values, pks in writes if values]
+def fixed_flip(processor: Definition[Any]) -> Values | None:
+    """Return the flip if it is the same for all rows; ``None``: it depends on the row."""
+    done = processor.done if processor._has_fixed_flip else None
+    if done is None or any(map(callable, done.values())):
+        return None
+    return flip.with_cleared_retry(processor, done)
+
+
+def flip_of(lane: Lane, held: Held, result: Any) -> Values:
+    """Return the values that take a handled row out of pending; the callables are called."""
+    if lane.fixed_flip is not None:
+        return lane.fixed_flip
+    return resolve(flip.flip(lane.processor, held.row, result))
 
 
 def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> Writes:
@@ -77,7 +93,9 @@ def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> 
         writing.refuse_moved(question, moved, processor)
     if len(handled) == 1:
         [(held, result)] = handled
-        return [(resolve(flip.flip(processor, held.row, result)), [held.pk])]
+        return [(flip_of(lane, held, result), [held.pk])]
+    if lane.fixed_flip is not None and handled:
+        return [(lane.fixed_flip, [held.pk for held, _ in handled])]
     rows = {held.pk: held.row for held, _ in handled}
     values = flip.flips(processor, rows, {held.pk: result for held, result in handled})
     groups = grouping.group(values)
@@ -97,12 +115,17 @@ def _notes_of(lane: Lane, batch: Batch) -> Writes:
     return noted
 
 
-def noted_of(lane: Lane, held: Held, outcome: Outcome) -> tuple[Outcome, Values]:
-    """Return the outcome to report for a row that was not handled, and what to write to it."""
+def noted_of(
+    lane: Lane, held: Held, outcome: Outcome, **undone: Values | None
+) -> tuple[Outcome, Values]:
+    """Return the outcome to report for a row that was not handled, and what to write to it.
+
+    ``undone``: as for ``notes()``.
+    """
     attempt, most = held.attempt, held.most
     if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
         attempt = most or attempt  # no handler was called
-    final, values = notes(lane.processor, held.row, outcome, attempt=attempt, most=most)
+    final, values = notes(lane.processor, held.row, outcome, attempt=attempt, most=most, **undone)
     return final, resolve(values)
 
 
@@ -115,7 +138,7 @@ def _later(lane: Lane, batch: Batch, writes: Writes) -> list[Statement] | None:
     assert claimed is not None
     if claimed.transaction_id is None or not lane.session.combines or connection.run_on_commit:
         return None
-    if connection.needs_rollback or len(_some(writes)) < len(writes):
+    if connection.needs_rollback or [values for values, _ in writes if not values]:
         return None if writes else []
     if lane.run.needs_check("done") or lane.run.has_rules:
         return None
@@ -129,11 +152,11 @@ def _write_now(lane: Lane, batch: Batch, writes: Writes, noted: Writes) -> None:
     # Django refuses queries in a transaction that is to be rolled back, and nothing of it is kept.
     is_kept = not lane.session.connection.needs_rollback
     fence = claimed.transaction_id
-    if fence is not None and is_kept and not _some([*writes, *noted]):
+    if fence is not None and is_kept and not [each for each, _ in [*writes, *noted] if each]:
         writing.refuse_another(question.using, fence)
     for values, pks in writes:
         writing.write(question, pks, values, processor, fence, is_flip=True)
-    if some := _some(noted):
+    if some := [(values, pks) for values, pks in noted if values]:
         _write_notes(lane, batch, some)
 
 
@@ -154,7 +177,7 @@ def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
         return
     for values, pks in noted:
         refused: Exception | None = None
-        for some in _reduced(lane.processor, values):
+        for some in reduced(lane.processor, values):
             error = _is_written(lane, batch, [(some, pks)])
             if error is None:
                 break
@@ -163,7 +186,7 @@ def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
             assert refused is not None
             raise refused
         if refused is not None:
-            _tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
+            tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
 
 
 def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
@@ -181,20 +204,25 @@ def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
     return None
 
 
-def _reduced(processor: Definition[Any], values: Values) -> Iterator[Values]:
-    """Yield the values, and then less of them: with a plain text, without, the count alone."""
+def reduced(
+    processor: Definition[Any], values: Values, kept: Collection[str] = ()
+) -> Iterator[Values]:
+    """Yield the values, and then less of them: with a plain text, without, the count alone.
+
+    ``kept``: columns that are always written.
+    """
     yield values
     retry = processor.retry
     if retry is None:
         return
-    text, own = retry.last_error or "", {*retry.columns}
+    text, own = retry.last_error or "", {*retry.columns, *kept}
     for some in (values, {name: each for name, each in values.items() if name in own}):
         if isinstance(some.get(text), str):
             yield {**some, text: some[text].encode("ascii", "replace").decode()}
         yield {name: each for name, each in some.items() if name != text}
 
 
-def _tell_of_rest(
+def tell_of_rest(
     processor: Definition[Any], pks: Sequence[Any], left_out: Collection[str], error: Exception
 ) -> None:
     """Log which values of a failure could not be stored."""

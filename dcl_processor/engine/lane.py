@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor import observers
+from dcl_processor import log_fields, observers
+from dcl_processor.delivery import one_statement
 from dcl_processor.delivery.ages import pending_ages
+from dcl_processor.execution.leftover import Leftover
 
-from . import recovery
+from . import recovery, settling
 from .claim import claim
 from .deliveries import DELIVERIES
+from .flips import fixed_flip
+from .marking import claim_and_mark
 from .session import Session
 from .settlement import Batch, NotSettled, Settlement
+from .source import LOOK
 from .work import read_attempts
 
 if TYPE_CHECKING:
+    from dcl_processor.candidates.question import Question
+    from dcl_processor.delivery.marks import Mark
+    from dcl_processor.values import Values
+
     from .run import Run
+
+logger = logging.getLogger("dcl_processor")
 
 
 class Lane:
@@ -31,6 +44,17 @@ class Lane:
         self.in_flight = run.in_flight
         self.session = Session(run.using, run.processor.name)
         self._deliver = DELIVERIES[run.processor.delivery]
+        self._counts = self.processor.retry is not None
+        #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
+        self.fixed_flip = fixed_flip(self.processor)
+        self.fixed_settlement: Values | None = None
+        #: Watches what handlers leave open that work outside a transaction.
+        self.leftover = Leftover(run.using)
+        self._mark: Mark | None = None
+        #: The last question by which one statement claims, checks and marks.
+        self._simple_question: Question[Any] | None = None
+        #: Batches with rows whose settlement was refused, and is tried again.
+        self._open: list[Batch] = []
         #: What the last batch still has to send.
         self._after: Settlement | None = None
         #: The driver's connection before the delivery at hand.
@@ -44,10 +68,13 @@ class Lane:
                     self.deliver(batch)
                     if self._after is not None and not self.may_wait(self._after):
                         self.settle()
+                    if self._open:
+                        self.go_on()
                 # It waits for no read of candidates, and for no other lane.
                 self.settle()
-                if not self.source.refill():
+                if not self.source.refill(waits=not self._open) and not self._open:
                     return
+                self.go_on(pause=0.0 if self.source.has_candidates else LOOK)
         except BaseException:
             self.run.is_interrupted = True
             raise
@@ -56,12 +83,14 @@ class Lane:
                 steps.callback(self.in_flight.close)
                 steps.callback(self.resource.close)
                 steps.callback(self.session.rollback)
+                steps.callback(self._clear_up_all)
                 steps.callback(self.settle)
 
     def may_wait(self, after: Settlement) -> bool:
         """Whether no code of the user runs, and nothing is decided, before the next claim."""
         return (
-            after.is_plain_success
+            after.answers is None
+            and after.is_plain_success
             and self.session.combines
             and not self.session.connection.run_on_commit
             and self.run.goes_well()
@@ -69,11 +98,12 @@ class Lane:
 
     def deliver(self, batch: Batch) -> None:
         """Claim, handle and flip a batch; what it still has to send waits."""
-        if not self.resource.is_open:
+        is_open = self.resource.is_open
+        if not is_open:
             self.settle()
         after, self.driver = self._after, self.session.connection.connection
         try:
-            if not self.resource.ready():
+            if not (is_open or self.resource.ready()):
                 self.source.give_back(batch)
                 return
             self._after = self._deliver(self, batch, after)
@@ -98,12 +128,93 @@ class Lane:
         self.source.note_claim(batch)
         rows = batch.claimed.rows
         if rows:
-            read_attempts(self.processor, batch.question, rows)
+            if self._counts:
+                read_attempts(self.processor, batch.question, rows)
             self.run.verify(batch.question, rows[0])
         if observers.active and rows:
             batch.claimed_at = time.monotonic()
-            ages = pending_ages(self.processor, [held.row for held in rows])
-            observers.tell("claimed", self.processor.name, ages)
+            self._tell_of_claim(batch)
+
+    def claim_and_mark(
+        self, batch: Batch, make: Callable[[Lane], Mark], after: Settlement | None
+    ) -> None:
+        """Lock the batch's rows, check them again, mark them, and commit; ``after`` goes first."""
+        began = time.monotonic()
+        # If a settlement waits, no code of the user has run since the last look.
+        if after is None and self.leftover.end():
+            self._tell_of_leftover()
+        batch.mark = mark = self._mark_of(make)
+        try:
+            claim_and_mark(self, batch, mark, after)
+        finally:
+            if after is not None and after.answers is not None:
+                self._settled()
+        rows = batch.rows
+        if rows:
+            self.hold(batch, began)
+            if self._counts:
+                read_attempts(self.processor, batch.question, rows)
+            if observers.active:
+                self._tell_of_claim(batch)
+                observers.tell("unlocked", self.processor.name, time.monotonic() - began)
+
+    def hold(self, batch: Batch, since: float) -> None:
+        """Take note that the marks are committed, and begin to renew those that are leases.
+
+        ``since``: when the claim began, by this process's monotonic clock.
+        """
+        batch.is_marked = True
+        if self.run.heartbeat is not None:
+            claimed = {held.pk: held.marked.after for held in batch.rows}
+            self.run.heartbeat.hold(batch.question, claimed, since)
+
+    def _mark_of(self, make: Callable[[Lane], Mark]) -> Mark:
+        written = self.processor.claim or self.processor.done or {}
+        if self._mark is None or any(map(callable, written.values())):
+            self._mark = make(self)
+            if self.fixed_flip is not None:
+                self.fixed_settlement = {**self._mark.removed, **self.fixed_flip}
+        return self._mark
+
+    def is_one_statement(self, batch: Batch) -> bool:
+        """Return whether rows are claimed, checked and marked by one statement."""
+        question, mark = batch.question, batch.mark
+        if question is self._simple_question:
+            return True
+        assert mark is not None
+        run = self.run
+        if not run.is_verified or run.needs_check(mark.option) or not one_statement.suits(question):
+            return False
+        self._simple_question = question
+        return True
+
+    def joins(self, batch: Batch) -> bool:
+        """Return whether what is left of a batch with a mark may be sent with the next claim."""
+        return self.session.combines and self.is_one_statement(batch)
+
+    def refuse_one_statement(self, batch: Batch) -> None:
+        """Take note that the database refuses it for this table: a rule makes several of it."""
+        one_statement.refused.add((batch.question.using, batch.question.model))
+        self._simple_question = None
+
+    @property
+    def question(self) -> Question[Any]:
+        """The question of the window at hand."""
+        return self.source.question
+
+    def is_ours(self, pk: Any) -> bool:
+        """Return whether the lease of a claimed row is alive, as far as this process knows."""
+        heartbeat = self.run.heartbeat
+        return heartbeat is None or heartbeat.is_ours(pk)
+
+    def _tell_of_claim(self, batch: Batch) -> None:
+        ages = pending_ages(self.processor, [held.row for held in batch.rows])
+        observers.tell("claimed", self.processor.name, ages)
+
+    def _tell_of_leftover(self) -> None:
+        name = self.processor.name
+        message = "%s: a transaction that a handler left open was rolled back"
+        log_fields.log(logger, logging.WARNING, message, name, extra=log_fields.fields(name))
 
     def settle(self) -> None:
         """Send what waits alone, and count what is true then."""
@@ -125,11 +236,50 @@ class Lane:
             self._after = None
 
     def count(self, after: Settlement) -> None:
+        """Count the rows of a batch whose settlement was committed."""
         batch = after.batch
         if batch.claimed_at is not None:
             seconds, batch.claimed_at = time.monotonic() - batch.claimed_at, None
             observers.tell("unlocked", self.processor.name, seconds)
-        self.source.end(batch)
+        if batch.mark is not None:
+            settling.answered(self, after)
+            self.finish(batch)
+        else:
+            self.source.end(batch)
+
+    def finish(self, batch: Batch) -> None:
+        """Count the rows of a batch, unless some are still to be settled."""
+        if batch.mark is None or settling.go_on(self, batch):
+            self.source.end(batch)
+        else:
+            self._open.append(batch)
+
+    def clear_up(self, batch: Batch) -> None:
+        """Settle what is left of a batch with marks, as far as an interrupt leaves time for it."""
+        try:
+            settling.clear_up(self, batch)
+        finally:
+            self.source.end(batch)
+
+    def _clear_up_all(self) -> None:
+        with ExitStack() as steps:  # each of them
+            for batch in self._open:
+                steps.callback(self.clear_up, batch)
+
+    def go_on(self, *, pause: float = 0.0) -> None:
+        """Try the settlements again that were refused; wait so many seconds before that."""
+        if not self._open:
+            return
+        time.sleep(pause)
+        waiting, self._open = self._open, []
+        for place, batch in enumerate(waiting):
+            try:
+                if self.run.is_interrupted or self.run.limits.is_told_to_stop:
+                    settling.hurry(batch)
+                self.finish(batch)
+            except BaseException:
+                self._open += waiting[place:]
+                raise
 
     def _failed(self, error: NotSettled) -> None:
         """Settle alone what was in a message that failed."""

@@ -24,7 +24,7 @@ from dcl_processor.masking import described
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.rehearsal import RowRefused
 
-from . import flips, work
+from . import flips, settling, work
 from .claim import claim
 from .settlement import COMMIT, Batch, Held, NotSettled, Settlement
 
@@ -41,6 +41,12 @@ WAITS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 def settle_alone(lane: Lane, after: Settlement, error: BaseException) -> None:
     """Find out what became of a settlement whose message failed, and settle what it did not."""
     session, batch = lane.session, after.batch
+    if batch.mark is not None:
+        try:
+            settling.refused(lane, after, error)
+        finally:
+            lane.finish(batch)
+        return
     if not ends_the_run(error) and session.settle_singly(after):
         lane.count(after)
         return
@@ -66,6 +72,7 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     the cause.
     """
     lane.session.rollback()
+    _leave_marked(lane, batch, raised)
     if _is_settled(lane, batch, raised, waited=waited):
         lane.source.end(batch)
         if ends_the_run(raised):
@@ -97,12 +104,19 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     lane.source.end(batch, redone=redone)
 
 
+def _leave_marked(lane: Lane, batch: Batch, raised: BaseException) -> None:
+    """Raise the error if the rows have, or may have, a mark that no rollback removes."""
+    if batch.mark is not None and (batch.is_marked or ends_the_run(raised)):
+        lane.clear_up(batch)
+        raise raised
+
+
 def _is_settled(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool) -> bool:
     """Return whether the rows are flipped and committed."""
     claimed = batch.claimed
     if claimed is None or len(batch.ended) < len(claimed.rows) or not claimed.rows:
         return False
-    if isinstance(raised, ProcessorError):
+    if isinstance(raised, ProcessorError) or batch.mark is not None:
         return False
     is_lost = is_database_error(raised) and reconnected(lane.session.using, since=claimed.driver)
     if not (waited or is_lost) or not lane.session.was_committed(claimed.transaction_id):
@@ -213,6 +227,7 @@ def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
             again.claimed = claim(lane.session, again.question, again.wanted, None)
             if again.rows:
                 work.read_attempts(lane.processor, again.question, again.rows)
+                failed = again.rows[0].refused or failed
                 failed = flips.write_notes(lane, again, again.rows[0], failed)
             lane.session.settle(Settlement(again, (COMMIT,)))
             if again.rows:

@@ -17,6 +17,8 @@ from django.utils import timezone, translation
 from dcl_processor import observers, oversight
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition import model_columns
+from dcl_processor.definition.kinds import rules_of
+from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.execution import failed_elsewhere
 from dcl_processor.execution.calls import beside
@@ -39,6 +41,7 @@ from dcl_processor.runner.holds import LONGEST, Holds, refuse_without_ledger
 from dcl_processor.runner.pool import refuse_small_pool
 from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started
+from dcl_processor.values import Values
 
 from .deliveries import DELIVERIES
 from .lane import Lane
@@ -56,6 +59,7 @@ def suits(processor: Definition[Any]) -> bool:
         processor.delivery in DELIVERIES
         and processor.group_by is None
         and processor.max_workers is None
+        and not processor._is_async
         and not failed_elsewhere.is_shared(processor.name)
     )
 
@@ -105,6 +109,8 @@ class Run:
         self._open_failure = OpenFailure()
         self.resource = Resource(processor, None, self._open_failure)
         self.time_limit = self._make_time_limit()
+        lease = processor.lease
+        self.heartbeat = Heartbeat(lease, processor.name, self.time_limit) if lease else None
         self.notes = Notes(processor.name)
         self.in_flight = InFlight(self.notes)
         self.holds: Holds | None = None
@@ -192,10 +198,23 @@ class Run:
             self.using,
             name,
             threads=self.concurrency if self.concurrency > 1 else 0,
-            heartbeat=False,
+            heartbeat=self.heartbeat is not None,
             overseer=oversight.connections_of(self.using),
         )
-        self.notes.using = self.using
+        if self._needs_notes():
+            self.notes.using = self.using
+
+    def _needs_notes(self) -> bool:
+        """Return whether a row that kills its process might be first again in every run."""
+        processor = self.processor
+        # In the other deliveries a claim outlives its process, so that the row is not first again;
+        # but rows that were in one call would be in one call again when their leases have lapsed.
+        if rules_of(processor).in_transaction or processor._handles_batches:
+            return True
+        # Race: poison row. A leased row is first again when its lease has lapsed, unless the
+        # attempts that are counted at its claim are limited.
+        bounds = processor.retry is not None and processor.retry.bounds_attempts
+        return processor.lease is not None and not bounds
 
     def _drive(self) -> None:
         """Let the lanes drive: one in this thread, or several in threads of their own."""
@@ -264,6 +283,8 @@ class Run:
         """Close what the handlers used, also if an interrupt ends a step."""
         with ExitStack() as steps:  # in reverse order
             steps.callback(self.notes.close)
+            if self.heartbeat is not None:
+                steps.callback(self.heartbeat.close)
             if self.time_limit is not None:
                 steps.callback(self.time_limit.close)
 
@@ -300,7 +321,12 @@ class Run:
         """Whether PostgreSQL rewrites statements on the table, so that none may be joined."""
         return self._rehearsal is None or self._rehearsal.has_rules
 
-    def needs_check(self, option: str) -> bool:
+    @property
+    def kept_constants(self) -> Values:
+        """The values with which a claim's constants are read back."""
+        return self._rehearsal.kept if self._rehearsal is not None else {}
+
+    def needs_check(self, option: str | None) -> bool:
         """Return whether each row is to be checked after the flip that this option describes."""
         return self._rehearsal is not None and option in self._rehearsal.unproven
 
@@ -351,7 +377,7 @@ class Run:
 
     def must_stop(self) -> bool:
         """Return whether no row may start any more. Once stopped, it stays so."""
-        if self.is_over:
+        if self.stopped is not None or self.is_interrupted:
             return True
         if self.counters.streak.ends_the_run or self._open_failure.error is not None:
             self.stopped = "failures"

@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from django.db import Error, connections
-from django.db.transaction import Atomic
+from django.db.transaction import Atomic, atomic
 
 from dcl_processor import log_fields
 from dcl_processor.database.connection import reconnected
@@ -29,6 +29,7 @@ from dcl_processor.database.contention import (
 from dcl_processor.database.driver import in_transaction
 from dcl_processor.database.transaction_id import has_id
 from dcl_processor.exceptions import SessionLost, TransactionLost
+from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.isolation import ReadCommitted
 
 from .settlement import BEGIN, ROLLBACK, Answer, NotSettled, Settlement, Statement
@@ -56,15 +57,24 @@ class Session:
         self._deadlock: Exception | None = None
         self._is_open = False
         self._is_refused = False
+        #: The driver's connection that is known to send several statements as one message.
+        self._combining: Any = None
 
     @property
     def combines(self) -> bool:
         """Whether several statements may be one message."""
-        return self._is_open or (
-            not self._is_refused
-            and can_combine(self.connection)
-            and not is_observed(self.connection)
-        )
+        if self._is_open:
+            return True
+        connection = self.connection
+        # Django's TestCase keeps a transaction open.
+        if self._is_refused or connection.in_atomic_block or is_observed(connection):
+            return False
+        driver = connection.connection
+        if driver is not self._combining:
+            if not can_combine(connection):
+                return False
+            self._combining = driver
+        return True
 
     def begin(self, statements: Sequence[Statement], after: Settlement | None) -> list[Answer]:
         """Settle, open a transaction and execute the statements in it; return their answers.
@@ -86,8 +96,25 @@ class Session:
                 raise
             # The message as a whole may have been refused. If it was not, this is refused, too.
             answers = self._begin_alone(statements)
-            self._refuse_messages()
+            self.refuse_messages()
             return answers
+
+    def exchange(self, statement: Statement, after: Settlement | None) -> Answer:
+        """Settle, and execute one statement, as one transaction; return the statement's answer.
+
+        PostgreSQL makes one transaction of a message without a BEGIN. Raises as ``begin()`` does.
+        """
+        connection = self.connection
+        if after is None:
+            connection.ensure_connection()
+        if self.combines:
+            [answer] = self._send(after, (statement,))
+            return answer
+        if after is not None:
+            self.settle(after)
+        # An error must not break the transaction that Django's TestCase keeps open.
+        with atomic(using=self.using) if connection.in_atomic_block else nullcontext():
+            return self.execute(statement)
 
     def _begin_alone(self, statements: Sequence[Statement]) -> list[Answer]:
         block = ReadCommitted(self.using)
@@ -111,7 +138,7 @@ class Session:
         if self._block is not None:
             self._commit_alone(after)
         else:
-            self._send(after, (), closes=True)
+            self._send(after, (), closes=self._is_open)
         if self.connection.run_on_commit and not self.connection.in_atomic_block:
             self.connection.run_and_clear_commit_hooks()
 
@@ -158,6 +185,9 @@ class Session:
                     self.execute(ROLLBACK)
             except Error:
                 connection.close()
+        if connection.in_atomic_block:
+            # An interrupt has ended Django's block halfway.
+            Leftover(self.using).end()
 
     def check(self) -> None:
         """Raise ``TransactionLost`` if the transaction with the locks is known to have ended."""
@@ -247,10 +277,13 @@ class Session:
             return False
         after.answers = answers
         self._leave()
-        self._refuse_messages()
+        self.refuse_messages()
         return True
 
-    def _refuse_messages(self) -> None:
+    def refuse_messages(self) -> None:
+        """Send every statement alone from now on, because the server refuses several."""
+        if self._is_refused:
+            return
         self._is_refused = True
         log_fields.log(
             logger,
@@ -306,7 +339,6 @@ def can_combine(connection: Any) -> bool:
         and driver is not None
         and connection.vendor == "postgresql"
         and issubclass(driver.cursor_factory, client)
-        and not connection.in_atomic_block  # of Django's TestCase
     )
 
 

@@ -15,7 +15,10 @@ from dcl_processor.execution.handler import Handled, Outcome
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
+    from dcl_processor.delivery.compare_and_set import Expected
+    from dcl_processor.delivery.marks import Mark
     from dcl_processor.locking.wanted import Wanted
+    from dcl_processor.values import Values
 
 #: Of each statement: the rows that it returned, or how many it wrote if it returns none.
 Answer = Any
@@ -33,12 +36,37 @@ COMMIT, ROLLBACK = Statement("COMMIT"), Statement("ROLLBACK")
 
 
 @dataclass(slots=True, eq=False)
+class Marked:
+    """What the claim wrote to a row that is handled outside its transaction.
+
+    ``before``, ``after``: the marked columns before and after the claim. ``expected``: what
+    recognises the row in its last write. ``flip``: its flip, once it is known, because a callable
+    in it is called once; ``decided``: its outcome with what is to be written, because ``failed`` is
+    asked once, too. ``may_be_written``: a write of its settlement got no answer.
+    By the monotonic clock: ``lease_end``, since it is renewed no more; ``try_until`` and
+    ``try_again``, of a settlement that was refused.
+    """
+
+    before: Values
+    after: Values
+    expected: Expected | None = None
+    flip: Values | None = None
+    decided: tuple[Outcome | None, Values] | None = None
+    may_be_written: bool = False
+    is_settled: bool = False
+    lease_end: float | None = None
+    try_until: float | None = None
+    try_again: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
 class Held:
-    """A row that this worker holds by a lock.
+    """A row that this worker holds, by a lock or by a mark.
 
     ``row``: the user's instance, to which nothing is added; ``attempt``: the number of this one,
     from 1, if a ``retry`` counts it; ``most``: how many attempts the row has; ``None``: no limit.
-    ``refused``: its outcome if no handler may be called.
+    ``refused``: its outcome if no handler may be called. ``marked``: what the claim wrote; only of
+    a row that is handled outside its transaction, and from the claim on.
     """
 
     pk: Any
@@ -46,6 +74,13 @@ class Held:
     attempt: int = 1
     most: int | None = None
     refused: Outcome | None = None
+    marked: Marked = None  # type: ignore[assignment]  # as above
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether the claim wrote to the row, or may have done so."""
+        marked: Marked | None = self.marked
+        return marked is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +112,8 @@ class Batch:
     ``claimed_at``, by the monotonic clock, if an observer wants to know how long locks are held.
     ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
+    ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
+    ``is_marked``: it is committed.
     """
 
     question: Question[Any]
@@ -89,6 +126,8 @@ class Batch:
     to_blame: Held | None = None
     counted: int = 0
     is_counted: bool = False
+    mark: Mark | None = None
+    is_marked: bool = False
 
     @property
     def rows(self) -> list[Held]:
@@ -100,8 +139,9 @@ class Batch:
 class Settlement:
     """What is left to send for a batch, and what is true once it is committed.
 
-    ``statements``: end with that of the batch's transaction; each of the others writes its rows,
-    or fails. ``answers``: set once, by the message that was committed.
+    ``statements``: of a transaction, its flips, each of which writes its rows or fails, and its
+    end; of a row with a mark, what settles it if it still has the mark. ``answers``: set once, by
+    the message that was committed.
     """
 
     batch: Batch

@@ -84,7 +84,7 @@ class Source:
         with self._lock:
             if self._waiting:
                 self._leave_suspects()
-            if not self._has_candidates or self._run.must_stop() or self._is_to_probe:
+            if not self.has_candidates or self._run.must_stop() or self._is_to_probe:
                 return None
             waiting = self._alone or self._waiting
             size = self._room(1 if self._alone else self._run.processor.batch_size)
@@ -95,7 +95,9 @@ class Source:
             if holds is not None and (size := holds.take(size)) <= 0:
                 self._is_held = True
                 return None
-            more = self._more if waiting is self._waiting else 0
+            # The other lanes could not get the candidates that it leaves until its batch has ended.
+            may_choose = self._among_others and self._run.concurrency == 1
+            more = spare(self.question) if may_choose and waiting is self._waiting else 0
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
             self._tried.update(pks)
@@ -104,21 +106,16 @@ class Source:
             return Batch(self.question, Wanted(pks, size), window)
 
     @property
-    def _has_candidates(self) -> bool:
+    def has_candidates(self) -> bool:
+        """Whether there are rows to take without a read."""
         return bool(self._alone or (self._waiting and not self._is_stale))
-
-    @property
-    def _more(self) -> int:
-        """Return how many rows a claim may name besides, to replace those that it misses."""
-        # The other lanes could not get the candidates that it leaves until its batch has ended.
-        may_choose = self._among_others and self._run.concurrency == 1
-        return spare(self.question) if may_choose else 0
 
     def _room(self, size: int) -> int:
         """Return how many of so many rows may be in flight besides those that are."""
         run = self._run
         in_flight = len(self._in_flight)
-        size = run.limits.clip(size, run.counters.handled + in_flight)
+        if run.limits.rows is not None:
+            size = run.limits.clip(size, run.counters.handled + in_flight)
         if in_flight and not run.is_verified:
             return 0  # the flips are verified with the first rows
         if run.counters.is_to_be_careful:
@@ -126,29 +123,38 @@ class Source:
             return min(size, 1 - in_flight)
         return size
 
-    def refill(self) -> bool:
-        """Read the next window, or wait for the other lanes; return whether to go on."""
+    def refill(self, *, waits: bool = True) -> bool:
+        """Read the next window, or wait for the other lanes; return whether to go on.
+
+        ``waits``: otherwise this returns at once, because the lane has rows in flight itself.
+        """
         with self._lock:
             while not self._run.is_over:
-                is_waiting = self._has_candidates or self._is_held
+                is_waiting = self.has_candidates or self._is_held
                 if is_waiting and self._run.must_stop():
                     return False
-                if self._is_to_probe:
-                    self._probe()
-                if is_waiting and self._in_flight and (self._is_held or self._room(1) <= 0):
-                    # Only the end of the rows in flight shows whether there is room.
+                step = self._next_step(is_waiting=is_waiting)
+                if step is not Step.WAIT:
                     self._is_held = False
-                    self._lock.wait(LOOK)
-                elif is_waiting:
-                    self._is_held = False
+                    return step is Step.GO_ON
+                if not waits:
                     return True
-                else:
-                    step = next(self._phases, Step.END)
-                    if step is Step.END:
-                        return False
-                    if step is Step.WAIT:
-                        self._lock.wait(LOOK)
+                self._lock.wait(LOOK)
         return False
+
+    def _next_step(self, *, is_waiting: bool) -> Step:
+        """Return what to do next; ``is_waiting``: candidates are set, or held back."""
+        if self._is_to_probe:
+            # A row that is in flight may still succeed.
+            if self._in_flight:
+                return Step.WAIT
+            self._probe()
+        if not is_waiting:
+            return next(self._phases, Step.END)
+        no_room = self._in_flight and (self._is_held or self._room(1) <= 0)
+        self._is_held = False
+        # Only the end of the rows in flight shows whether there is room.
+        return Step.WAIT if no_room else Step.GO_ON
 
     @property
     def _is_to_probe(self) -> bool:
@@ -162,10 +168,6 @@ class Source:
         Once in a run, and when no row is in flight that may still succeed.
         """
         counters = self._run.counters
-        while self._in_flight and not self._run.is_over:
-            self._lock.wait(LOOK)
-        if counters.probing or self._run.is_over:
-            return
         counters.probing = True
         found = scan.anywhere(self.question, counters.streak.to_probe or 1)
         probed = [pk for pk in found if pk not in self._tried and pk not in self._alone]
@@ -239,8 +241,10 @@ class Source:
             self._alone.extend(redone)
             # A claim that failed may have named more rows than it was to take.
             behind = batch.wanted.pks[batch.wanted.limit :] if batch.claimed is None else []
-            self._put_back([*again, *behind])
-            self._give_tokens_back(batch, len(batch.ended) - len(again))
+            if again or behind:
+                self._put_back([*again, *behind])
+            if self._run.holds is not None:
+                self._give_tokens_back(batch, len(batch.ended) - len(again))
             self._lock.notify_all()
 
     def _count(self, batch: Batch) -> None:
@@ -296,7 +300,7 @@ class Source:
         for question, waiting in each_beside(run.processor.name, READ, windows):
             run.refuse_backlog(question, waiting)
             self._begin_window(question, waiting)
-            while self._has_candidates:
+            while self.has_candidates:
                 yield Step.GO_ON
             if self._among_others:
                 by_key.met_another()
@@ -352,7 +356,20 @@ class Source:
         run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
         if run.stopped is None and not run.is_filtered:
-            self._suspects.settle(self._locked)
+            self._suspects.settle([*self._locked, *self._leased()])
+
+    def _leased(self) -> list[Any]:
+        """Return the leased rows if processes have died: among them may be rows that these held.
+
+        Also those whose lease has lapsed: perhaps only after the run has looked for rows, so that
+        it has not come to them.
+        """
+        run = self._run
+        if run.processor.lease is None or not run.notes.deaths:
+            return []
+        # Race: poison row. Without its note, such a row would come first in the next run.
+        held = run.ask(due=False).unfiltered.filter(run.processor.lease.held()).order_by()
+        return list(held.values_list("pk", flat=True)[:MOST_LOCKED])
 
     def _look_at_absent(self) -> None:
         """Tell the rows that others have locked from those that are done: one read, without a lock.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.database.contention import ends_transaction
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import (
     AttemptsUsedUp,
     InvalidOption,
@@ -21,7 +23,7 @@ from dcl_processor.execution.handler import (
     execute,
     execute_together,
 )
-from dcl_processor.execution.row_savepoint import RowSavepoint
+from dcl_processor.execution.row_savepoint import RowSavepoint, alone
 
 from .settlement import Batch, Held
 
@@ -51,7 +53,7 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
         batch.started.append(held)
         if several:
             lane.in_flight.narrow(place, held.pk)
-        with RowSavepoint(connection, shared=shared) as savepoint:
+        with RowSavepoint(connection, shared=True) if shared else nullcontext() as savepoint:
             outcome = execute(
                 lane.processor,
                 held.row,
@@ -64,7 +66,8 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
         try:
             # After each row, so that this row is the one that ended the transaction.
             lane.session.check()
-            batch.ended[-1] = held, savepoint.close(outcome)
+            kept = alone(connection, outcome) if savepoint is None else savepoint.close(outcome)
+            batch.ended[-1] = held, kept
         except (TransactionLost, UnseenWork) as error:
             batch.to_blame = None if was_ended_by_server(error) else held
             raise
@@ -81,12 +84,11 @@ def _handle_together(lane: Lane, batch: Batch) -> None:
     batch.started += rows
     lane.in_flight.note([held.pk for held in rows])
     try:
-        with RowSavepoint(lane.session.connection, shared=False) as savepoint:
-            given = {held.pk: held.row for held in rows}
-            arguments, limit = lane.resource.arguments(), lane.run.time_limit
-            outcomes = execute_together(lane.processor, given, arguments, limit)
+        given = {held.pk: held.row for held in rows}
+        arguments, limit = lane.resource.arguments(), lane.run.time_limit
+        outcomes = execute_together(lane.processor, given, arguments, limit)
         lane.session.check()
-        kept = savepoint.close(Handled())
+        kept = alone(lane.session.connection, Handled())
     except BaseException:
         # The rows are about to be redone, and the open resource may have caused the failure.
         lane.resource.reopen_later()
@@ -109,19 +111,29 @@ def read_attempts(processor: Definition[Any], question: Question[Any], rows: lis
         return
     tried, limits, most = dict[Any, Any](), dict[Any, Any](), retry.max_attempts
     if retry.attempts is not None:
-        tried = column(question, rows, retry.attempts)
+        tried = _before(rows, retry.attempts) or column(question, rows, retry.attempts)
     if isinstance(most, str):
         limits = column(question, rows, most)
+    # Elsewhere the outcome of the last attempt was recorded with the row's lock.
+    is_known = rules_of(processor).in_transaction
     for held in rows:
         held.attempt = (tried.get(held.pk) or 0) + 1  # NULL counts as 0
+        unlimited = None
         if callable(most):
-            held.refused = _limited(processor, held)
+            unlimited = _limited(processor, held)
         else:
             held.most = limits.get(held.pk) if isinstance(most, str) else most
-        is_used_up = held.most is not None and retry.bounds_attempts and held.attempt > held.most
-        if held.refused is None and is_used_up:
+        held.refused = held.refused or unlimited
+        bounded = held.most is not None and (retry.bounds_attempts or not is_known)
+        if held.refused is None and bounded and held.attempt > (held.most or 0):
             # It was tried so often, and could not be given up: its handler is not called again.
-            held.refused = Failed(AttemptsUsedUp(held.most or 0, is_known=True))
+            held.refused = Failed(AttemptsUsedUp(held.most or 0, is_known=is_known))
+
+
+def _before(rows: list[Held], name: str) -> dict[Any, Any]:
+    """Return a column's values before the claim, if the claim has written to it."""
+    marked = [(held.pk, held.marked.before) for held in rows if held.has_mark]
+    return {pk: before[name] for pk, before in marked if name in before}
 
 
 def _limited(processor: Definition[Any], held: Held) -> Outcome | None:
@@ -135,7 +147,15 @@ def _limited(processor: Definition[Any], held: Held) -> Outcome | None:
         return Failed(named, unstarted=True)
     # With a dead letter, the row is claimed to write it.
     is_used_up = held.most is not None and held.attempt > held.most and not processor.failed
-    return UsedUp() if is_used_up else None
+    return UsedUp() if is_used_up and not _ended_with_its_worker(processor, held) else None
+
+
+def _ended_with_its_worker(processor: Definition[Any], held: Held) -> bool:
+    """Return whether the row's last attempt left its lease behind, and a dead letter is due."""
+    lease = processor.lease
+    if lease is None or not processor._has_dead_letter or not held.has_mark:
+        return False
+    return held.marked.before[lease.field] is not None
 
 
 def column(question: Question[Any], rows: list[Held], name: str) -> dict[Any, Any]:

@@ -67,6 +67,11 @@ class Limits:
         """Whether ``stop`` calls no user code."""
         return type(self._stop) is Event
 
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Whether ``stop`` is set."""
+        return self._stop.is_set()
+
     def exceeded(self, handled: int) -> Stopped | None:
         """Return why no further row may start, or ``None`` if one may."""
         if self._stop.is_set():

@@ -17,7 +17,7 @@ from dcl_processor import clock
 from dcl_processor.candidates.flip_coverage import decided, keeps_all
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
-from dcl_processor.database.contention import is_about_rows
+from dcl_processor.database.contention import is_about_rows, is_out_of_resources
 from dcl_processor.database.transaction_id import has_id
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.definition.model_columns import by_attname
@@ -311,7 +311,7 @@ def _rehearsed(
     try:
         return _tried(processor, question, pk, writes, alike)
     except Error as error:
-        if not is_about_rows(error):
+        if not (is_about_rows(error) or is_out_of_resources(error)):
             raise
         return FlipEffect.UNKNOWN
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime
+from threading import Event
 from typing import Any
 
 import pytest
 from django.db import ProgrammingError, connection
 from django.db.backends.utils import CursorWrapper
+from django.db.models import F
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 from dcl_processor import Retry
@@ -17,6 +20,8 @@ from dcl_processor.engine import session
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from tests import seams
 from tests.contract.support import errands as the
+from tests.contract.support.heartbeat import HAS_ROW_LOCKS
+from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
@@ -25,6 +30,9 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True)
 
 IS_POSTGRESQL = connection.vendor == "postgresql"
+
+#: A flip that no other statement writes.
+FLIP = {"done": True, "result": "done"}
 
 
 @contextmanager
@@ -59,7 +67,8 @@ if IS_POSTGRESQL:
         assert "trapped" in str(report.failures[0].error)
         assert sorted(calls) == [0, 1, 3, 4]
 
-    def test_a_rehearsal_that_fails_costs_no_row_an_attempt() -> None:
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_a_rehearsal_that_fails_costs_no_row_an_attempt(make: the.Make) -> None:
         """The constraint needs a value that only the handler knows."""
         the.errands(3)
 
@@ -70,7 +79,7 @@ if IS_POSTGRESQL:
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_number CHECK (NOT done OR result <> '')",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_number",
         ):
-            report = the.transactional(handle, retry=Retry(3))()
+            report = make(handle, retry=Retry(3))()
             assert_run(report, processed=3)
             Errand.objects.all().delete()
         assert not report.failures
@@ -111,8 +120,11 @@ if IS_POSTGRESQL:
             assert_run(run(concurrency=3), processed=3)
 
 
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_failure_is_recorded_although_its_values_are_refused(batch_size: int) -> None:
+def test_a_failure_is_recorded_although_its_values_are_refused(
+    make: the.Make, batch_size: int
+) -> None:
     """The dead letter does not fit its column, and PostgreSQL ends the transaction for that."""
     the.errands(3)
     calls: list[int] = []
@@ -122,7 +134,7 @@ def test_a_failure_is_recorded_although_its_values_are_refused(batch_size: int) 
         if row.place == 1:
             raise ValueError("no such place")
 
-    run = the.transactional(
+    run = make(
         fail, retry=Retry(2, backoff=0), failed={"code": None, "dead": None}, batch_size=batch_size
     )
     assert_run(run(), processed=2, failed=1, retried=1)
@@ -133,7 +145,10 @@ def test_a_failure_is_recorded_although_its_values_are_refused(batch_size: int) 
     assert (row.attempts, row.dead) == (2, False)
 
 
-def test_what_wraps_djangos_cursors_sees_each_flip(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+def test_what_wraps_djangos_cursors_sees_each_flip(
+    make: the.Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     the.errands(4)
     seen: list[str] = []
     execute = CursorWrapper.execute
@@ -143,16 +158,20 @@ def test_what_wraps_djangos_cursors_sees_each_flip(monkeypatch: pytest.MonkeyPat
         return execute(self, sql, params)
 
     monkeypatch.setattr(CursorWrapper, "execute", look)
-    assert_run(the.transactional(the.ignore)(), processed=4)
+    assert_run(make(the.ignore)(), processed=4)
     flips = "\n".join(seen).count("UPDATE")
     assert flips >= 4 + 1  # and the rehearsal
 
 
 if SENDS_SEVERAL:
 
+    @pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
     @pytest.mark.parametrize("refused_from", [0, 3])
     def test_a_pooler_that_takes_one_statement_at_a_time_costs_no_call(
-        refused_from: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        make: the.Make,
+        refused_from: int,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """From the first message on, or from a later one, which settles a row as well."""
         the.errands(6)
@@ -160,13 +179,14 @@ if SENDS_SEVERAL:
         messages: list[int] = []
 
         def refuse(cursor: Any, statements: Sequence[Any]) -> Any:
-            messages.append(len(statements))
-            if len(messages) > refused_from:
-                raise ProgrammingError("expected one statement")
+            if len(statements) > 1:
+                messages.append(len(statements))
+                if len(messages) > refused_from:
+                    raise ProgrammingError("expected one statement")
             return session.in_one_message(cursor, statements)
 
         seams.replace(monkeypatch, seams.SEND_TOGETHER, refuse)
-        assert_run(the.transactional(lambda row: calls.append(row.place))(), processed=6)
+        assert_run(make(lambda row: calls.append(row.place))(), processed=6)
         assert calls == [0, 1, 2, 3, 4, 5]
         assert len(messages) == refused_from + 1
         said = [each for each in caplog.records if "several statements" in each.getMessage()]
@@ -192,3 +212,140 @@ if SENDS_SEVERAL:
         assert len(failed) == 1
         assert_run(report, processed=3, skipped=1)
         assert the.state(rows[1])["attempts"] == 0
+
+
+# --- rows that are handled outside a transaction
+
+
+def test_a_row_whose_mark_is_refused_ends_no_run() -> None:
+    """Another row has the value that the claim writes, and it may be there once."""
+    rows = the.errands(5)
+    Errand.objects.update(result=Cast("place", Errand._meta.get_field("result")))
+    Errand.objects.create(place=9, done=True, code="2")
+    calls: list[int] = []
+    claim = {"claimed": True, "code": F("result")}
+    run = the.at_most_once(lambda row: calls.append(row.place), claim=claim, strict_order=True)
+    assert_run(run(), processed=4, failed=1)
+    assert calls == [0, 1, 3, 4]
+    rows[2].refresh_from_db()
+    assert (rows[2].claimed, rows[2].done) == (False, False)
+
+
+if IS_POSTGRESQL:
+
+    def test_a_row_that_no_attempt_is_left_for_ends_no_run() -> None:
+        """Its lease has lapsed, and one more attempt cannot even be counted."""
+        rows = the.errands(5, attempts=0)
+        lapsed = datetime(2020, 1, 1, tzinfo=UTC)
+        Errand.objects.filter(pk=rows[1].pk).update(attempts=2, leased_until=lapsed)
+        run = the.at_least_once(
+            the.ignore, retry=the.retry(max_attempts=2), failed={"dead": True}, batch_size=3
+        )
+        with changed(
+            "ALTER TABLE tests_errand ADD CONSTRAINT tests_most CHECK (attempts <= 2)",
+            "ALTER TABLE tests_errand DROP CONSTRAINT tests_most",
+        ):
+            report = run()
+        assert_run(report, processed=4, failed=1)
+        state = the.state(rows[1])
+        assert (state["dead"], state["attempts"]) == (True, 2)
+
+    @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
+    def test_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
+        """It refuses the first two settlements: too slow, no room on the disk, locked."""
+        the.errands(1)
+        calls: list[int] = []
+        # A sequence does not go back with its transaction.
+        refuse = (
+            "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
+            "plpgsql AS 'BEGIN IF NEW.result <> '''' AND nextval(''tests_tries'') <= 2 THEN "
+            f"RAISE EXCEPTION USING ERRCODE = ''{code}''; END IF; RETURN NEW; END'; CREATE TRIGGER "
+            "tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
+            "EXECUTE FUNCTION tests_refuse()"
+        )
+        run = the.at_least_once(
+            lambda row: calls.append(row.place), retry=the.retry(), done=lambda _: FLIP
+        )
+        back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
+        with changed(refuse, f"{back}; DROP SEQUENCE tests_tries"):
+            assert_run(run(), processed=1)
+        assert calls == [0]
+
+    def test_the_backoff_lasts_although_the_mark_cannot_be_taken_off() -> None:
+        [row] = the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError(row.place)
+
+        run = marking(fail, retry=the.retry(backoff=600))
+        with changed(
+            "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
+            "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
+        ):
+            assert_run(run(), failed=1, retried=1)
+            assert_run(run())
+            row.refresh_from_db()
+            assert row.attempts == 1
+            assert row.leased_until == row.next_attempt_at
+            Errand.objects.all().delete()
+
+
+if HAS_ROW_LOCKS:
+
+    def test_a_row_that_is_locked_at_its_settlement_keeps_no_other_waiting() -> None:
+        """Another session lets go of it when the other rows are done."""
+        rows = the.errands(4)
+        others = Errand.objects.filter(pk__in=[row.pk for row in rows[1:]])
+        calls: list[int] = []
+        with ExitStack() as locks:
+
+            def handle(row: Errand) -> None:
+                calls.append(row.place)
+                if row.place == 0:
+                    locks.enter_context(part_locked(Errand, row.pk))
+                elif row.place == 3:
+                    assert others.filter(done=True).count() == 2
+                    locks.close()
+
+            report = the.at_least_once(handle, retry=the.retry(), strict_order=True)()
+        assert_run(report, processed=4)
+        assert calls == [0, 1, 2, 3]
+
+    def test_a_stop_waits_for_no_row_that_is_locked_at_its_settlement() -> None:
+        """The lock is kept until the run has ended."""
+        the.errands(1)
+        stop = Event()
+        with ExitStack() as locks:
+
+            def handle(row: Errand) -> None:
+                locks.enter_context(part_locked(Errand, row.pk))
+                stop.set()
+
+            report = the.at_least_once(handle)(stop=stop)
+        assert report.lease_lost == 1
+        assert Errand.objects.filter(done=False, leased_until__isnull=False).count() == 1
+
+
+def test_the_handler_gets_what_the_queryset_gives() -> None:
+    the.errands(2)
+    plain = vars(the.PENDING.first()).keys()
+    seen: list[Any] = []
+    run = the.at_least_once(lambda row: seen.append((row.get_deferred_fields(), vars(row).keys())))
+    assert_run(run(), processed=2)
+    assert seen == [(set(), plain)] * 2
+
+
+def test_a_save_takes_no_row_back_that_another_worker_has() -> None:
+    """The lease has lapsed, and the next worker has its own."""
+    the.errands(1)
+    theirs = datetime(2050, 1, 1, tzinfo=UTC)
+
+    def handle(row: Errand) -> None:
+        mine = Errand.objects.get(pk=row.pk)
+        Errand.objects.filter(pk=row.pk).update(leased_until=theirs)
+        for each in (row, mine):
+            each.result = "saved"
+            each.save()
+
+    assert_run(the.at_least_once(handle)(), lease_lost=1)
+    assert Errand.objects.get().leased_until == theirs

@@ -25,6 +25,7 @@ from tests.contract.support.heartbeat import (
     until,
     writes,
 )
+from tests.contract.support.messages import updates
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
 from tests.models import Errand
@@ -45,7 +46,7 @@ def lapse(row: Errand) -> None:
 
 
 def is_settlement(sql: str) -> bool:
-    return sql.startswith("UPDATE") and "leased_until" in sql and "result" in sql
+    return updates(sql) and "leased_until" in sql and "result" in sql
 
 
 def with_result(row: Errand, result: Any) -> dict[str, Any]:

@@ -222,13 +222,14 @@ if connection.features.has_select_for_update:
         """Failures make the run try rows at random places; this success is counted just before."""
         parcels(6)
         probing = threading.Event()
-        real = Source._probe
+        real = Source._next_step
 
-        def probe(source: Source) -> None:
-            probing.set()
-            real(source)
+        def next_step(source: Source, **options: Any) -> Any:
+            if source._is_to_probe:
+                probing.set()
+            return real(source, **options)
 
-        monkeypatch.setattr(Source, "_probe", probe)
+        monkeypatch.setattr(Source, "_next_step", next_step)
 
         def handle(row: Parcel) -> None:
             if row.priority:

@@ -21,6 +21,7 @@ from tests.contract.support.errands import (
     transactional,
     untouched,
 )
+from tests.contract.support.messages import updates
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
@@ -163,7 +164,7 @@ def test_after_the_outcome_was_written_the_row_is_reported_as_processed(make: Ma
     handled: list[int] = []
 
     def settles(sql: str) -> bool:
-        return bool(handled) and sql.startswith("UPDATE")
+        return bool(handled) and updates(sql)
 
     run = all_again(make)(lambda row: handled.append(row.place))
     interrupts = time_is_up(settles, KeyboardInterrupt, after=True)
@@ -182,7 +183,7 @@ def test_a_row_whose_repeated_write_is_interrupted_too_is_not_reported_as_proces
     handled: list[int] = []
 
     def settles(sql: str) -> bool:
-        return bool(handled) and sql.startswith("UPDATE")
+        return bool(handled) and updates(sql)
 
     run = all_again(make)(lambda row: handled.append(row.place))
     interrupts = time_is_up(settles, KeyboardInterrupt, times=2)

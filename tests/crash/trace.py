@@ -17,6 +17,10 @@ from tests.contract.support.messages import separately
 
 WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|WITH)\b")
 LOCKS = re.compile(r"FOR (NO KEY )?UPDATE|WHERE 1 = 0$")
+#: How a settlement that hardly waits for a locked row begins.
+SETTLES = re.compile(
+    r"^(WITH dcl_free .* SKIP LOCKED\)|SET STATEMENT .* FOR(?= UPDATE)) ", re.DOTALL
+)
 WENT_ANOTHER_WAY = 3  # exit code of a victim whose run is not the one that was traced
 
 
@@ -97,7 +101,7 @@ class Trace:
         self.note(f"before {name}")
         result = execute(sql, params, *rest)
         pks: frozenset[int] = frozenset()
-        if WRITES.match(sql):
+        if WRITES.match(SETTLES.sub("", sql)):
             pks = self._rows & set(_integers(params))
         # A message without a BEGIN is a transaction that Django does not know.
         inside = self._connection.in_atomic_block or bool(in_transaction(self._connection))
@@ -117,6 +121,7 @@ def _integers(params: Any) -> Iterator[int]:
 
 def _name(sql: str) -> str:
     """Name a statement by what it does, without the names of savepoints."""
+    sql = SETTLES.sub("", sql)
     if LOCKS.search(sql):
         return "lock"
     # A flip that waits is in a statement that counts what it writes.

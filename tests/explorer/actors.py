@@ -164,6 +164,8 @@ class Actor:
         if sql.startswith("COMMIT"):
             # The handler's own, which Django takes for any other statement.
             return self._ending(partial(execute, sql, params, *rest), COMMIT)()
+        if sql == "ROLLBACK":
+            return self._ending(partial(execute, sql, params, *rest), ROLLBACK)()
         step = describe(
             sql,
             params,

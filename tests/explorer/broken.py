@@ -6,7 +6,7 @@ The explorer is worth something only if it finds each of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -16,18 +16,12 @@ from django.db.models import Q, QuerySet
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.groups import Key
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery import (
-    deliveries,
-    in_transaction,
-)
-from dcl_processor.delivery.batch import Batch
 from dcl_processor.delivery.heartbeat import Heartbeat
-from dcl_processor.locking import claiming, key_lock
-from dcl_processor.locking.claiming import Claimed
-from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.locking.transaction_guard import TransactionGuard
-from dcl_processor.locking.waiting import settlement_transaction
-from dcl_processor.locking.wanted import Wanted
+from dcl_processor.engine.deliveries import DELIVERIES
+from dcl_processor.engine.lane import Lane
+from dcl_processor.engine.settlement import COMMIT, Batch, Settlement
+from dcl_processor.engine.work import handle_locked
+from dcl_processor.locking import key_lock
 from tests import seams
 
 from .actors import here
@@ -44,15 +38,7 @@ def _patched(*changes: tuple[seams.Seam, Any]) -> Iterator[None]:
 
 def no_second_check() -> Any:
     """Lock the row, and hand it out without asking again."""
-
-    def claim(question: Question[Any], wanted: Wanted, _: Any = None) -> Claimed[Any]:
-        pks = wanted.pks[: wanted.limit]
-        locked = claiming.lock_free(question, pks)
-        table: QuerySet[Any] = QuerySet(question.model, using=question.using)
-        rows = table.in_bulk(locked)
-        return claiming._claimed(pks, rows, claiming._Locked([]))
-
-    return _patched((seams.CLAIM, claim))
+    return _patched((seams.NARROWED, lambda self, rows: self.table.filter(rows.condition)))
 
 
 def check_in_the_lock_statement() -> Any:
@@ -71,27 +57,22 @@ def one_statement_for_all() -> Any:
 def flip_outside_the_transaction() -> Any:
     """Commit the work, and flip the row afterwards."""
 
-    def transactional(batch: Batch[Any]) -> None:
-        question = batch.question
-        with ReadCommitted(question.using):
-            batch.take(claiming.claim(question, batch.wanted))
-            with TransactionGuard(question.using) as guard:
-                in_transaction.handle(batch, guard)
-        rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
-        for pk in batch.rows:
-            rows.filter(pk=pk).update(**batch.processor.done or {})
+    def transactional(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+        lane.claim(batch, after)
+        handle_locked(lane, batch)
+        lane.session.settle(Settlement(batch, (COMMIT,)))
+        rows: QuerySet[Any] = QuerySet(batch.question.model, using=batch.question.using)
+        for held in batch.rows:
+            rows.filter(pk=held.pk).update(**lane.processor.done or {})
+        return Settlement(batch, (), answers=())
 
-    changed = {**deliveries.DELIVERIES, Delivery.TRANSACTIONAL: transactional}
+    changed = {**DELIVERIES, Delivery.TRANSACTIONAL: transactional}
     return _patched((seams.DELIVERIES, changed))
 
 
 def lock_without_skip() -> Any:
     """Wait for the session that has the lock."""
-
-    def locking(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
-        return queryset.select_for_update(of=("self",), no_key=True)
-
-    return _patched((seams.LOCKING, locking))
+    return _patched((seams.LOCK_CLAUSE, lambda *_: "FOR NO KEY UPDATE"))
 
 
 def settle_without_comparing() -> Any:
@@ -101,7 +82,7 @@ def settle_without_comparing() -> Any:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         return rows.filter(Q(pk=pk)).update(**values)
 
-    return _patched((seams.WRITE, write))
+    return _patched((seams.WRITE, write), (seams.STATEMENT, lambda *_: None))
 
 
 def heartbeat_during_settle() -> Any:
@@ -116,22 +97,13 @@ def heartbeat_during_settle() -> Any:
 
 
 def settle_table_by_table() -> Any:
-    """Settle a row of several tables by a statement for each, without lock and transaction."""
+    """Settle a row of several tables by a statement for each, and let others take it meanwhile."""
     return _patched((seams.SETTLING, lambda *_: nullcontext()))
 
 
-def settle_without_the_locks() -> Any:
-    """Settle a row of several tables in one transaction, and let others take it meanwhile."""
-
-    def settling(question: Question[Any], *_: Any) -> AbstractContextManager[None]:
-        return settlement_transaction(question.using)
-
-    return _patched((seams.SETTLING, settling))
-
-
 def lease_on_the_instance() -> Any:
-    """Load the lease with the handler's row, so that its ``save()`` writes it back."""
-    return _patched((seams.RENEWED_COLUMNS, lambda self: []))
+    """Let the handler's ``save()`` write back the lease that its instance has loaded."""
+    return _patched((seams.HAS_ROW, lambda self, instance: False))
 
 
 def first_and_last_lease() -> Any:
@@ -149,8 +121,7 @@ def first_and_last_lease() -> Any:
 
 def any_transaction() -> Any:
     """Flip in whatever transaction is open by then."""
-    nothing = property(lambda self: None, lambda self, number: None)
-    return _patched((seams.TRANSACTION_ID, nothing))
+    return _patched((seams.TRANSACTION_ID_IN, lambda *_: None))
 
 
 def no_key_lock() -> Any:

@@ -21,6 +21,7 @@ from django.db import connection
 
 from dcl_processor.delivery import claim_and_commit, heartbeat
 from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.engine import lane, settling
 
 from .actors import Actor, here
 from .steps import Step, kinds
@@ -40,6 +41,8 @@ class Clock:
     """The processes' clock: ``passed`` seconds ahead."""
 
     passed: int = 0
+
+    sleep = staticmethod(time.sleep)
 
     def monotonic(self) -> float:
         return time.monotonic() + self.passed
@@ -85,7 +88,8 @@ def in_the_hands_of(
         with_hearts = SimpleNamespace(**{**vars(threading), "Thread": HeartThread})
         patch.setattr(heartbeat, "threading", with_hearts)
         patch.setattr(heartbeat, "time", clock)
-        patch.setattr(claim_and_commit, "time", clock)
+        for module in (claim_and_commit, lane, settling):
+            patch.setattr(module, "time", clock)
         patch.setattr(Heartbeat, "_keep", _beat)
         patch.setattr(Heartbeat, "is_ours", _pausing(_OURS, Heartbeat.is_ours))
         patch.setattr(Heartbeat, "let_go", _pausing(_LET_GO, Heartbeat.let_go))

@@ -14,6 +14,8 @@ import pytest
 
 from dcl_processor import Report
 from dcl_processor.candidates import scan
+from dcl_processor.engine import settling
+from dcl_processor.engine.source import Source
 from dcl_processor.locking import waiting
 from dcl_processor.runner.rescan import RescanPolicy
 
@@ -233,7 +235,10 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if chooses:
             patch.setattr(RescanPolicy, "should_choose", lambda self, *, own_table: True)
+            patch.setattr(Source, "_among_others", True)
         patch.setattr(scan, "secrets", SimpleNamespace(randbelow=_randbelow))
+        # The gates are locks, and an actor may wait for long at one.
+        patch.setattr(settling, "LOCK_WAIT", 3_600.0)
         # A claim waits for no lock; what has to be written does.
         patch.setattr(waiting, "lock_rows", _waiting(waiting.lock_rows))
         yield

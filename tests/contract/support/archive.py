@@ -5,40 +5,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.apps import apps
 from django.core.serializers import serialize
 
 from dcl_processor.definition import kinds
 from dcl_processor.definition.definition import Definition
-from dcl_processor.delivery import deliveries, in_transaction
-from dcl_processor.delivery.batch import Batch
+from dcl_processor.engine.deliveries import DELIVERIES
+from dcl_processor.engine.flips import flips
+from dcl_processor.engine.lane import Lane
+from dcl_processor.engine.settlement import Batch, Settlement
+from dcl_processor.engine.work import handle_locked
 from dcl_processor.execution.handler import Handled
-from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.locking.transaction_guard import TransactionGuard
 
 
-def archive(batch: Batch[Any]) -> None:
-    table = batch.question.table
-    with ReadCommitted(table.db):
-        claimed = claim(batch.question, batch.wanted)
-        batch.take(claimed)
-        if claimed.rows:
-            batch.rehearse()
-            with TransactionGuard(table.db, claimed.transaction_id) as guard:
-                in_transaction.handle(batch, guard)
-                in_transaction.settle(batch, guard)
-            handled = [pk for pk, each in batch.outcomes.items() if isinstance(each, Handled)]
-            rows = table.filter(pk__in=handled)
-            archived = apps.get_model("tests", "Archived")
-            kept = [archived(row=serialize("python", [row])[0]) for row in rows]
-            archived.objects.using(table.db).bulk_create(kept)
-            rows.delete()
+def archive(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+    """Lock and check again → work → flip → copy → delete → commit."""
+    lane.claim(batch, after)
+    handle_locked(lane, batch)
+    settlement = flips(lane, batch, may_wait=False)
+    handled = [held.pk for held, outcome in batch.ended if isinstance(outcome, Handled)]
+    if handled and not lane.session.connection.needs_rollback:
+        rows = batch.question.table.filter(pk__in=handled)
+        archived = apps.get_model("tests", "Archived")
+        kept = [archived(row=serialize("python", [row])[0]) for row in rows]
+        archived.objects.using(rows.db).bulk_create(kept)
+        rows.delete()
+    return settlement
 
 
 def pytest_configure() -> None:
     kinds.RULES["archive"] = kinds.Rules(in_transaction=True)
-    deliveries.DELIVERIES["archive"] = archive
+    DELIVERIES["archive"] = archive
     Definition.delivery = "archive"  # type: ignore[assignment]  # which is no member of Delivery

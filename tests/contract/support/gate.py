@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from django.db import connection, connections
 
+from tests.contract.support.messages import updates
 from tests.waiting import join, until
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ def before_lock(act: Callable[[], None], *, using: str = "default", at: int = 0)
 
 def _is_lock(sql: str) -> bool:
     if HAS_ROW_LOCKS:
-        return " FOR UPDATE" in sql or " FOR NO KEY UPDATE" in sql
+        return (" FOR UPDATE" in sql or " FOR NO KEY UPDATE" in sql) and not updates(sql)
     return sql.startswith("UPDATE") and sql.endswith("WHERE 1 = 0")
 
 

@@ -1,0 +1,196 @@
+"""Claim rows and put a mark on them, committed before any handler is called.
+
+An own-table question allows one statement for all of it, because PostgreSQL checks it again on the
+newest version of each locked row. A question that spans tables would be checked on the statement's
+old snapshot, so that there, and on other databases, the rows are locked, checked again and written
+by statements of one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import NotSupportedError
+from django.db.models import Q, QuerySet
+
+from dcl_processor.candidates.question import Question, these
+from dcl_processor.clock import recognisable_columns
+from dcl_processor.delivery import one_statement
+from dcl_processor.delivery.marks import show
+from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
+from dcl_processor.execution.handler import Failed
+from dcl_processor.interrupts import ends_the_run
+from dcl_processor.settlement import rehearsal
+from dcl_processor.values import Values, resolve
+
+from .claim import claim
+from .settlement import COMMIT, Batch, Claimed, Held, Marked, NotSettled, Settlement, Statement
+
+if TYPE_CHECKING:
+    from dcl_processor.delivery.marks import Mark
+
+    from .lane import Lane
+
+
+def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> None:
+    """Lock the rows, check them again, mark those that are still pending, and commit.
+
+    ``after`` is committed first. Raises ``NotSettled`` if it was in a message that failed.
+    """
+    # The flips are verified in a transaction, and a mark that is to be looked at needs one.
+    if not (lane.is_one_statement(batch) and _in_one_statement(lane, batch, mark, after)):
+        # Race: work without flip. If this claim is rolled back, a settlement in its transaction
+        # would be rolled back, too.
+        lane.settle()
+        _in_transaction(lane, batch, mark)
+
+
+def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> bool:
+    """Claim and mark by one statement; return whether the database accepts it."""
+    question, wanted, session = batch.question, batch.wanted, lane.session
+    found, params = one_statement.statement(question, mark, wanted)
+    try:
+        answer = session.exchange(Statement(found.sql, params), after)
+    except NotSettled as error:
+        if isinstance(error.__cause__, NotSupportedError):
+            lane.refuse_one_statement(batch)
+        raise
+    except NotSupportedError:
+        # A rule turns the statement into several, which only sending it shows.
+        lane.refuse_one_statement(batch)
+        return False
+    before, after_it = found.marks(answer)
+    rows: dict[Any, Any] = {}
+    try:
+        rows = {row.pk: row for row in found.rows(answer)}
+    finally:
+        if len(rows) < len(after_it):
+            # The claim is committed, so rows that cannot be passed to the handler are put back.
+            _put_back(question, mark, before, after_it, after_it.keys() - rows.keys())
+    held = [Held(pk, rows[pk]) for pk in wanted.pks if pk in rows]
+    missed = [pk for pk in wanted.visited(rows) if pk not in rows]
+    batch.claimed = Claimed(held, absent=missed, driver=session.connection.connection)
+    lane.source.note_claim(batch)
+    _record(lane, batch, mark, before, after_it)
+    return True
+
+
+def _in_transaction(lane: Lane, batch: Batch, mark: Mark) -> None:
+    """Claim and mark by the statements of one transaction."""
+    session, question = lane.session, batch.question
+    batch.claimed = claimed = claim(session, question, batch.wanted, None)
+    lane.source.note_claim(batch)
+    rows = claimed.rows
+    if rows:
+        lane.run.verify(question, rows[0])
+        _write(lane, batch, mark)
+        _check_marked(lane, batch, mark)
+    # Race: double claim. The mark is committed before any handler is called, and hides the row
+    # from other workers after the lock is released.
+    try:
+        session.settle(Settlement(batch, (COMMIT,)))
+    except NotSettled as error:
+        raised = error.__cause__
+        assert raised is not None
+        session.rollback()
+        if ends_the_run(raised) or not session.was_committed(claimed.transaction_id):
+            # An interrupt may come before or after the commit. A mark with a time shows later
+            # whether it was committed, and whether it is still this worker's.
+            if not ends_the_run(raised) or mark.time is None:
+                _forget(rows)
+            raise raised from None
+
+
+def _forget(rows: Collection[Held]) -> None:
+    for held in rows:
+        held.marked = None  # type: ignore[assignment]  # as before the claim
+
+
+def _write(lane: Lane, batch: Batch, mark: Mark) -> None:
+    """Mark the rows in the transaction that holds their locks, and update the instances."""
+    question, rows = batch.question, batch.rows
+    names = [*mark.values]
+    table = question.table.filter(these([held.pk for held in rows]))
+    before = _read(table, names)
+    table.update(**mark.values)
+    # The values are read back, because the time is the database's, a column may store a value in
+    # its own form, and generated columns may depend on it.
+    computed = [f.attname for f in question.model._meta.concrete_fields if f.generated]
+    found = _read(table, [*names, *computed])
+    for held in rows:
+        show(held.row, found[held.pk])
+    after = {pk: {name: read[name] for name in names} for pk, read in found.items()}
+    _record(lane, batch, mark, before, after)
+
+
+def _read(rows: QuerySet[Any], names: list[str]) -> dict[Any, Values]:
+    found = rows.values_list("pk", *names)
+    return {pk: dict(zip(names, values, strict=True)) for pk, *values in found}
+
+
+def _record(
+    lane: Lane,
+    batch: Batch,
+    mark: Mark,
+    before: Mapping[Any, Values],
+    after: Mapping[Any, Values],
+) -> None:
+    """Record the old and the new values of the marked columns, and refuse rows without the new.
+
+    A trigger may keep the old value in some rows. Such a row is still pending, or cannot be
+    recognised, so that its handler would be called in every run.
+    """
+    using, constants = batch.question.using, lane.run.kept_constants
+    was, became = before, after
+    if not settings.USE_TZ:
+        was, became = recognisable_columns(before, using), recognisable_columns(after, using)
+    for held in batch.rows:
+        old, new = was[held.pk], became[held.pk]
+        held.marked = Marked(old, new)
+        wrong = [name for name in constants.keys() & new.keys() if new[name] != constants[name]]
+        if mark.time is not None and new[mark.time] in (None, old[mark.time]):
+            wrong.append(mark.time)
+        if wrong:
+            held.refused = Failed(_not_kept(lane, held, wrong[0]), unstarted=True)
+
+
+def _not_kept(lane: Lane, held: Held, column: str) -> ProcessorError:
+    return ProcessorError(
+        f"{lane.processor.name}: expected {column!r} of row {held.pk} to contain what the claim "
+        "wrote, got another value, so the handler was not called; look for a trigger that "
+        "restores the old value."
+    )
+
+
+def _check_marked(lane: Lane, batch: Batch, mark: Mark) -> None:
+    """Raise if a mark leaves its row pending, where another worker would claim it.
+
+    Under a lease raise if it does not, because no worker would take the row over.
+    """
+    option, question, processor = mark.option, batch.question, lane.processor
+    if option is None or not lane.run.needs_check(option):
+        return
+    pks = [held.pk for held in batch.rows]
+    asked = question.still_pending(pks).values_list("pk", flat=True)
+    if mark.is_lease:
+        still = set(asked)
+        for pk in [pk for pk in pks if pk not in still]:
+            raise InvalidDone(rehearsal.not_pending(processor, pk))
+        return
+    for pk in asked[:1]:
+        raise StillPending(rehearsal.still_pending(processor, option, pk))
+
+
+def _put_back(
+    question: Question[Any],
+    mark: Mark,
+    before: Mapping[Any, Values],
+    after: Mapping[Any, Values],
+    pks: Collection[Any],
+) -> None:
+    was, became = (recognisable_columns(each, question.using) for each in (before, after))
+    for pk in pks:
+        back = resolve(mark.put_back(was[pk]))
+        question.table.filter(Q(**became[pk]), pk=pk).update(**back)

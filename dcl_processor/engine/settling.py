@@ -1,0 +1,629 @@
+"""Write the outcomes of rows with a mark, each only if the row still has it.
+
+Work that is done is settled: a settlement that the database refuses for another reason than its
+values is tried again for as long as the lease lives, between the other rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from django.db import DataError, IntegrityError, NotSupportedError, ProgrammingError, connections
+
+from dcl_processor import log_fields
+from dcl_processor.database.connection import reconnected
+from dcl_processor.database.contention import is_about_rows, is_contention, is_database_error
+from dcl_processor.definition.model_columns import by_attname
+from dcl_processor.delivery import compare_and_set
+from dcl_processor.delivery.compare_and_set import Expected
+from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.execution.handler import (
+    Discarded,
+    Failed,
+    Handled,
+    Lost,
+    Outcome,
+    Snoozed,
+    UsedUp,
+    as_exception,
+)
+from dcl_processor.interrupts import ends_the_run
+from dcl_processor.locking.waiting import lock_timeout, settlement_transaction
+from dcl_processor.settlement import grouping, writing
+from dcl_processor.settlement.flip import UNWRITABLE, invalid_done
+from dcl_processor.values import Values, constants_of, resolve
+
+from . import flips
+from .settlement import Answer, Batch, Held, Marked, Settlement, Statement
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+logger = logging.getLogger("dcl_processor")
+
+#: Seconds that a settlement waits for a row which another session has locked; then the lane goes
+#: on, and comes back to it.
+LOCK_WAIT = 0.2
+
+#: Seconds between two tries of a settlement: the first pause, and the longest.
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+
+#: Seconds for which the settlement of a row without a lease is tried again, and that of any row
+#: when the run is to stop.
+TRY_FOR, TRY_AT_STOP = 5.0, 1.0
+
+#: What the database answers to values or to a statement, and not to the moment.
+_FINAL = (DataError, IntegrityError, ProgrammingError, NotSupportedError)
+
+
+class _SomeRowsLostError(Exception):
+    """A row was taken over, or is gone; settling each row alone finds out which one."""
+
+
+def settle(lane: Lane, batch: Batch) -> Settlement:
+    """Return what settles the rows that have ended; settle at once what must not wait.
+
+    A settlement writes nothing to a row that was taken over.
+    """
+    if batch.ended and (statement := _later(lane, batch)) is not None:
+        return Settlement(batch, (statement,))
+    settle_ended(lane, batch)
+    return Settlement(batch, (), answers=())
+
+
+def _later(lane: Lane, batch: Batch) -> Statement | None:
+    """Return the settlement of the last row as one statement, if that may wait for a claim."""
+    held, outcome = batch.ended[-1]
+    marked, mark = held.marked, batch.mark
+    assert mark is not None
+    # The rows before it are settled, or cannot be settled yet.
+    if marked.is_settled or marked.try_until is not None or not isinstance(outcome, Handled):
+        return None
+    if mark.option == "done":  # flipped before the work
+        marked.is_settled = True
+        return None
+    run, found = lane.run, None
+    if run.needs_check("done") or run.has_rules or not lane.joins(batch):
+        return None
+    try:
+        expected = expected_of(lane, held)
+        # The callables were called for this row, and must not be called again.
+        marked.flip = values = _flip(lane, batch, held, outcome)
+        found = compare_and_set.statement_if_free(batch.question, held.pk, expected, values)
+    except BaseException as error:
+        if ends_the_run(error):
+            raise
+        # Settling the row now raises the error again, as the row's failure.
+    if found is None or len(_open_rows(batch)) > 1:
+        return None
+    # Until there is an answer it may have been written.
+    marked.may_be_written = True
+    return Statement(*found)
+
+
+def _open_rows(batch: Batch) -> list[int]:
+    """Return the places of the rows that are to be settled for the first time."""
+    return [
+        place
+        for place, (held, _) in enumerate(batch.ended)
+        if not held.marked.is_settled and held.marked.try_until is None
+    ]
+
+
+def answered(lane: Lane, after: Settlement) -> None:
+    """Take note of the answer to a settlement; settle the row alone if it was not written."""
+    batch, answers = after.batch, after.answers
+    if not after.statements or answers is None:
+        return
+    # None, if an interrupt came behind it.
+    for place in _unsettled_rows(batch):
+        marked = batch.ended[place][0].marked
+        marked.may_be_written = False
+        if is_written(answers[-1]):
+            marked.is_settled = True
+        else:
+            settle_row(lane, batch, place)
+
+
+def is_written(answer: Answer) -> bool:
+    """Return whether a settlement has written its row: it still had this worker's mark."""
+    return bool(answer)
+
+
+def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
+    """Settle the row alone whose settlement was in a message that failed."""
+    batch = after.batch
+    # A pooler or a server that takes one statement at a time answers so, whatever these say.
+    is_refused = isinstance(error, ProgrammingError) and not is_about_rows(error)
+    for place in _unsettled_rows(batch):
+        held = batch.ended[place][0]
+        if _was_answered(lane, batch, error):
+            held.marked.may_be_written = False
+        settle_row(lane, batch, place, is_last=ends_the_run(error))
+        if is_refused and held.marked.is_settled:
+            lane.session.refuse_messages()
+    if ends_the_run(error):
+        raise error
+
+
+def _unsettled_rows(batch: Batch) -> list[int]:
+    return [place for place, (held, _) in enumerate(batch.ended) if not held.marked.is_settled]
+
+
+def is_for_good(error: BaseException) -> bool:
+    """Return whether the database would refuse the same statement a moment later, too."""
+    return is_about_rows(error) or isinstance(error, _FINAL)
+
+
+# --- one row
+
+
+def settle_row(lane: Lane, batch: Batch, place: int, *, is_last: bool = False) -> None:
+    """Settle a row; its final outcome may be another one. It may have to be tried again later.
+
+    An interrupt during the write is raised again after one more write, and at once if ``is_last``.
+    """
+    held, outcome = batch.ended[place]
+    final, marked = outcome, held.marked
+    try:
+        # Race: work without flip. The next line is inside the ``try``: after an interrupt in it,
+        # the row is still settled.
+        final, values = marked.decided = marked.decided or _values(lane, batch, held, outcome)
+        if values and not _write(lane, batch, held, values, final):
+            final = _not_written(lane, batch, held, final)
+    except BaseException as error:
+        if ends_the_run(error):
+            _interrupted(lane, batch, place, is_last=is_last)
+            raise
+        if not isinstance(error, Exception):
+            raise
+        if not is_last and _is_to_be_tried_again(lane, batch, held, error):
+            return
+        final = _unsettled(lane, batch, held, outcome, error)
+    marked.is_settled = True
+    batch.ended[place] = held, final
+
+
+def _interrupted(lane: Lane, batch: Batch, place: int, *, is_last: bool) -> None:
+    held, outcome = batch.ended[place]
+    if is_last:
+        held.marked.is_settled = True
+        if outcome is not None and not isinstance(outcome, Lost | UsedUp):
+            batch.ended[place] = held, Lost()
+        return
+    # Race: work without flip. The work is done, so an interrupt during the write must not lose the
+    # flip. The interrupted write may have been committed.
+    held.marked.may_be_written = True
+    settle_row(lane, batch, place, is_last=True)
+
+
+def _is_to_be_tried_again(lane: Lane, batch: Batch, held: Held, error: Exception) -> bool:
+    """Return whether the lane comes back to the row, and note when."""
+    marked, now = held.marked, time.monotonic()
+    is_inside = connections[batch.question.using].in_atomic_block
+    if not is_database_error(error) or is_for_good(error) or is_inside:
+        return False
+    if marked.try_until is None:
+        marked.try_until = now + TRY_FOR if marked.lease_end is None else marked.lease_end
+        marked.try_again = now
+        _warn(lane, held, "%s: row %s is not settled yet, and is tried again: %s", error)
+    if now >= marked.try_until:
+        return False
+    marked.try_again = now + min(LONGEST_PAUSE, max(FIRST_PAUSE, now - marked.try_again))
+    return True
+
+
+def _values(
+    lane: Lane, batch: Batch, held: Held, outcome: Outcome | None
+) -> tuple[Outcome | None, Values]:
+    """Return the outcome to report for a row, and the values to write to it."""
+    mark, marked = batch.mark, held.marked
+    assert mark is not None
+    unstarted = isinstance(outcome, Failed) and outcome.unstarted
+    if outcome is None or unstarted or isinstance(outcome, Lost | UsedUp):
+        # Not started. If no other worker has taken the row over yet, no attempt is counted.
+        return outcome, mark.put_back(marked.before)
+    if isinstance(outcome, Handled):
+        if mark.option == "done":
+            return outcome, {}  # flipped before the work
+        try:
+            return outcome, _flip(lane, batch, held, outcome)
+        except BaseException as error:
+            if ends_the_run(error):
+                raise
+            outcome = Failed(as_exception(error), handled=True, duration=outcome.duration)
+    return _values_of_failure(lane, batch, held, outcome)
+
+
+def _values_of_failure(
+    lane: Lane, batch: Batch, held: Held, outcome: Outcome
+) -> tuple[Outcome, Values]:
+    processor, mark = lane.processor, batch.mark
+    assert mark is not None
+    if isinstance(outcome, Failed) and outcome.handled and not mark.is_lease:
+        return outcome, {}  # done but not recorded: it stays in doubt, and is not repeated
+    # Without retry a claimed row that failed is recorded as failed, and is not put back.
+    stays_claimed = not mark.is_lease and not processor.retry and isinstance(outcome, Failed)
+    undone = None if stays_claimed else mark.undone
+    if isinstance(outcome, Failed | Snoozed | Discarded) and outcome.unprepared:
+        # The next worker is to call taken_over() again.
+        undone = mark.put_back(held.marked.before)
+    outcome, noted = flips.noted_of(lane, held, outcome, undone=undone)
+    if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
+        assert processor.retry is not None
+        if processor.retry.attempts is not None:
+            # The claim counted one more attempt, for which no handler was called.
+            noted = {**noted, processor.retry.attempts: outcome.max_attempts}
+    columns = set(processor.retry.columns) if processor.retry else set()
+    if not mark.is_lease and not noted.keys() - columns:
+        return outcome, noted  # still claimed, so in_doubt() still returns it
+    if mark.reset:
+        # A failure that writes a dead letter, and one that writes nothing, remove the mark, too.
+        noted = {**mark.reset, **by_attname(batch.question.model, noted)}
+    return outcome, {**mark.removed, **noted}
+
+
+def _flip(lane: Lane, batch: Batch, held: Held, outcome: Handled) -> Values:
+    """Return the values that take a handled row out of pending, and remove its mark."""
+    known = held.marked.flip
+    if known is None:
+        known = lane.fixed_settlement
+    if known is None:
+        assert batch.mark is not None
+        known = {**batch.mark.removed, **flips.flip_of(lane, held, outcome.result)}
+    return known
+
+
+def expected_of(lane: Lane, held: Held) -> Expected:
+    """Return what recognises the row as this worker's in its last write; ends its renewals.
+
+    A claim is recognised by all columns that it wrote, as they were read back. A lease is
+    recognised by every token that this worker may have written.
+    """
+    marked, heartbeat = held.marked, lane.run.heartbeat
+    if marked.expected is None:
+        if heartbeat is not None:
+            marked.lease_end = heartbeat.end_of(held.pk)
+            marked.expected = heartbeat.let_go(held.pk, marked.after)
+        else:
+            marked.expected = {name: [value] for name, value in marked.after.items()}
+    return marked.expected
+
+
+def _write(lane: Lane, batch: Batch, held: Held, values: Values, outcome: Outcome | None) -> bool:
+    """Write, on a new connection if the session is lost; return whether this worker had the row."""
+    is_flip, using = isinstance(outcome, Handled), batch.question.using
+    expected, resolved = expected_of(lane, held), resolve(values)
+    marked = held.marked
+    for is_second in (False, True):
+        session = connections[using].connection
+        try:
+            written = _write_once(lane, batch, held, expected, resolved, is_flip=is_flip)
+        except UNWRITABLE as error:
+            if is_flip:
+                raise invalid_done(lane.processor, error) from error
+            raise
+        except Exception as error:
+            is_new = _is_on_new_session(error, using, session)
+            # Also if there is no new session yet: the write may have been committed without answer.
+            if connections[using].connection is not session:
+                marked.may_be_written = True
+            # A second write does no harm, because the first removes the mark that it requires.
+            if is_second or not is_new:
+                raise
+        else:
+            return bool(written) or (marked.may_be_written and _is_there(batch, held, values))
+    raise AssertionError("the second write returns or raises")
+
+
+def _is_on_new_session(error: Exception, using: str, session: Any) -> bool:
+    """Return whether the session was lost, and there is another one."""
+    is_final = not is_database_error(error) or is_for_good(error)
+    return not is_final and reconnected(using, since=session)
+
+
+def _write_once(
+    lane: Lane, batch: Batch, held: Held, expected: Expected, values: Values, *, is_flip: bool
+) -> int:
+    question, connection = batch.question, lane.session.connection
+    check, inside = is_flip and lane.run.needs_check("done"), connection.in_atomic_block
+    # A rule may turn one statement into several.
+    if not (check or inside or lane.run.has_rules):
+        found = compare_and_set.statement_if_free(question, held.pk, expected, values)
+        if found is not None and is_written(lane.session.execute(Statement(*found))):
+            return 1
+    # Another session has the row, or has locked it. Race: work without flip. The work is done, so
+    # that a lock must not lose the flip; nor keep the other rows waiting.
+    limited = connection.features.has_select_for_update and not inside
+    with (
+        settlement_transaction(question.using) if check or limited else nullcontext(),
+        lock_timeout(question.using, LOCK_WAIT) if limited else nullcontext(),
+    ):
+        written = compare_and_set.write(question, held.pk, expected, values)
+        if check and written:
+            writing.refuse_pending(lane.processor, question, [held.pk])
+    return written
+
+
+def _is_answer(error: Exception, using: str, session: Any) -> bool:
+    """Return whether the database reported that nothing was written."""
+    connection: Any = connections[using]
+    return is_contention(error) or (connection.connection is session and connection.is_usable())
+
+
+def _was_answered(lane: Lane, batch: Batch, error: BaseException) -> bool:
+    if not isinstance(error, Exception) or batch.claimed is None:
+        return False
+    return _is_answer(error, batch.question.using, lane.driver)
+
+
+def _is_there(batch: Batch, held: Held, values: Values) -> bool:
+    """Return whether the row has all values; a write whose answer was lost may be committed."""
+    table = batch.question.table
+    return table.filter(pk=held.pk, **constants_of(values)).exists()
+
+
+def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) -> Outcome | None:
+    """Return the outcome of a row that no longer had this worker's mark."""
+    if outcome is None or isinstance(outcome, Lost | UsedUp):
+        return outcome
+    table = batch.question.table
+    # A query is needed, because the handler may have deleted its row.
+    if table.filter(pk=held.pk).exists():
+        return Lost(duration=getattr(outcome, "duration", None))
+    if isinstance(outcome, Handled):
+        writing.refuse_moved(batch.question, {held.pk: held.row}, lane.processor)
+    return outcome
+
+
+def _unsettled(
+    lane: Lane, batch: Batch, held: Held, outcome: Outcome | None, error: Exception
+) -> Outcome | None:
+    """Return the outcome of a row that could not be settled, and record what can be recorded."""
+    is_refused = is_for_good(error) or not is_database_error(error)
+    assert batch.mark is not None
+    if outcome is None or isinstance(outcome, Lost | UsedUp):
+        _warn(lane, held, "%s: row %s was not put back: %s", error)
+        return outcome
+    if isinstance(outcome, Handled):
+        if not is_refused and batch.mark.is_lease:
+            _warn(lane, held, "%s: row %s was handled, but not settled: %s", error)
+            return Lost(duration=outcome.duration)
+        failed: Outcome = Failed(error, handled=True, duration=outcome.duration)
+        if not batch.mark.is_lease:
+            return failed
+        outcome = failed
+        held.marked.decided = None
+    elif not is_refused:
+        _warn(lane, held, "%s: row %s was not settled: %s", error)
+        return outcome if isinstance(outcome, Failed) else Failed(error)
+    return _note_failure(lane, batch, held, outcome)
+
+
+def _note_failure(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Outcome:
+    """Record a failure, with less of what belongs to it if the database refuses that."""
+    final, refused = outcome, None
+    try:
+        decided = held.marked.decided or _values_of_failure(lane, batch, held, outcome)
+        final, values = decided[0] or outcome, decided[1]
+        for some in _reduced(lane, batch, values):
+            error = _error_of(lane, batch, held, some, final)
+            if error is None:
+                left_out = values.keys() - some.keys()
+                if refused is not None:
+                    flips.tell_of_rest(lane.processor, [held.pk], left_out, refused)
+                return final
+            refused = refused or error
+    except _SomeRowsLostError:
+        return _not_written(lane, batch, held, final) or final
+    except Exception as second:  # noqa: BLE001  # the first is the one to be reported
+        refused = refused or second
+    assert refused is not None
+    _warn(lane, held, "%s: row %s was not settled: %s", refused)
+    return final if isinstance(final, Failed) else Failed(refused)
+
+
+def _error_of(
+    lane: Lane, batch: Batch, held: Held, values: Values, outcome: Outcome
+) -> Exception | None:
+    """Write values to a row; return the error with which the database refuses them, if it does."""
+    try:
+        is_written = _write(lane, batch, held, values, outcome)
+    except Exception as error:
+        if is_for_good(error) or isinstance(error, UNWRITABLE):
+            return error
+        raise
+    if not is_written:
+        raise _SomeRowsLostError
+    return None
+
+
+def _reduced(lane: Lane, batch: Batch, values: Values) -> Iterator[Values]:
+    """Yield the values, and then less of them; at last those of the ``retry`` and the lease alone.
+
+    If even the mark cannot be removed, because ``reset`` is refused, the lease lasts for as long
+    as the row is to wait.
+    """
+    mark, retry = batch.mark, lane.processor.retry
+    assert mark is not None
+    kept = {*mark.removed, *mark.reset}
+    yield from flips.reduced(lane.processor, values, kept)
+    if retry is None:
+        return
+    own = {name: each for name, each in values.items() if name in retry.columns}
+    if retry.last_error is not None:
+        own.pop(retry.last_error, None)
+    if mark.lease is not None and retry.next_attempt_at in own:
+        own[mark.lease.field] = own[retry.next_attempt_at]
+    if own:
+        yield own
+
+
+def _warn(lane: Lane, held: Held, message: str, error: Exception) -> None:
+    name = lane.processor.name
+    extra = log_fields.fields(
+        name, pk=held.pk, attempt=held.attempt, **log_fields.error_fields(error)
+    )
+    log_fields.log(logger, logging.WARNING, message, name, str(held.pk), error, extra=extra)
+
+
+# --- several rows
+
+
+def settle_ended(lane: Lane, batch: Batch, *, is_last: bool = False) -> None:
+    """Settle the rows whose handlers have ended, those with the same flip in one statement."""
+    open_rows = _open_rows(batch)
+    if len(open_rows) > 1 and not is_last:
+        _settle_together(lane, batch, open_rows)
+    for place in open_rows:
+        if not batch.ended[place][0].marked.is_settled:
+            settle_row(lane, batch, place, is_last=is_last)
+
+
+def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
+    """Flip rows by as few statements as possible, and leave the others.
+
+    Any error rolls back all of them; settling each row alone then finds the one to blame.
+    """
+    for values, expected, some in _alike(lane, batch, places):
+        if not _settle_alike(lane, batch, values, expected, some):
+            # The rows that were taken over, or are gone, are settled alone.
+            ours = _still_held(batch, some, expected)
+            if 1 < len(ours) < len(some):
+                _settle_alike(lane, batch, values, expected, ours)
+
+
+def _still_held(batch: Batch, rows: Sequence[Held], expected: Expected) -> list[Held]:
+    try:
+        found = compare_and_set.held(batch.question, [held.pk for held in rows], expected)
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        return []  # settling each row alone tries again
+    return [held for held in rows if held.pk in found]
+
+
+def _settle_alike(
+    lane: Lane, batch: Batch, values: Values, expected: Expected, rows: Sequence[Held]
+) -> bool:
+    """Flip rows by one statement, or none of them; return ``False`` if some of them were lost."""
+    using = batch.question.using
+    # Recorded before the write: if the answer is lost, the rows may still have been written. Rows
+    # that an interrupted write before this one may have written stay recorded.
+    unwritten = [held.marked for held in rows if not held.marked.may_be_written]
+    _may_be_written(unwritten, is_so=True)
+    session = connections[using].connection
+    try:
+        _flip_together(lane, batch, rows, values, expected)
+    except _SomeRowsLostError:
+        _may_be_written(unwritten, is_so=False)
+        return False
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        if not is_database_error(error) or _is_answer(error, using, session):
+            _may_be_written(unwritten, is_so=False)
+        name = lane.processor.name
+        extra = log_fields.fields(name, row_count=len(rows), **log_fields.error_fields(error))
+        message = "%s: settling rows one by one: %s"
+        log_fields.log(logger, logging.WARNING, message, name, error, extra=extra)
+    else:
+        for held in rows:
+            held.marked.is_settled = True
+    return True
+
+
+def _may_be_written(marks: Sequence[Marked], *, is_so: bool) -> None:
+    for marked in marks:
+        marked.may_be_written = is_so
+
+
+def _flip_together(
+    lane: Lane, batch: Batch, rows: Sequence[Held], values: Values, expected: Expected
+) -> None:
+    question, pks = batch.question, [held.pk for held in rows]
+    with settlement_transaction(question.using):
+        # Race: lost lease that writes. A row that another worker has taken over does not match.
+        if compare_and_set.write_all(question, pks, expected, values) != len(pks):
+            raise _SomeRowsLostError
+        if lane.run.needs_check("done"):
+            writing.refuse_pending(lane.processor, question, pks)
+
+
+def _alike(
+    lane: Lane, batch: Batch, places: Sequence[int]
+) -> Iterator[tuple[Values, Expected, list[Held]]]:
+    """Yield values, expected values, and the rows that one statement can write."""
+    mark, question = batch.mark, batch.question
+    assert mark is not None
+    if mark.option == "done":
+        return  # flipped before the work
+    rows = {held.pk: held for held in _with_flips(lane, batch, places)}
+    groups = grouping.group({pk: held.marked.flip or {} for pk, held in rows.items()})
+    # The callables were called for these rows, and must not be called again.
+    for pk, values in [(pk, values) for values, pks in groups for pk in pks]:
+        rows[pk].marked.flip = values
+    if not lane.run.has_rules:
+        groups = grouping.merge(groups, question.model, question.using, mark.values)
+    for values, pks in groups:
+        expected = {pk: expected_of(lane, rows[pk]) for pk in pks} if len(pks) > 1 else {}
+        for theirs, some in grouping.group(expected):
+            if len(some) > 1:
+                yield values, theirs, [rows[pk] for pk in some]
+
+
+def _with_flips(lane: Lane, batch: Batch, places: Sequence[int]) -> list[Held]:
+    """Return the handled rows whose flips are known."""
+    known: list[Held] = []
+    for place in places:
+        held, outcome = batch.ended[place]
+        if isinstance(outcome, Handled):
+            try:
+                held.marked.flip = _flip(lane, batch, held, outcome)
+            except BaseException as error:
+                if ends_the_run(error):
+                    raise
+                continue  # settling that row alone raises the error again, as the row's failure
+            known.append(held)
+    return known
+
+
+# --- the end of a batch
+
+
+def go_on(lane: Lane, batch: Batch) -> bool:
+    """Try the rows again that could not be settled; return whether all of them are settled."""
+    now = time.monotonic()
+    is_over = True
+    for place, (held, _) in enumerate(batch.ended):
+        marked = held.marked
+        if not marked.is_settled and marked.try_again <= now:
+            settle_row(lane, batch, place)
+        is_over = is_over and marked.is_settled
+    return is_over
+
+
+def hurry(batch: Batch) -> None:
+    """Let no row be tried for longer than the end of a run may take."""
+    end = time.monotonic() + TRY_AT_STOP
+    for held, _ in batch.ended:
+        marked = held.marked
+        if marked.try_until is not None and not marked.is_settled:
+            marked.try_until = min(marked.try_until, end)
+
+
+def clear_up(lane: Lane, batch: Batch) -> None:
+    """Settle the rows that ended during an interrupt, and put back those that were not started."""
+    ended, mark = {held.pk for held, _ in batch.ended}, batch.mark
+    assert mark is not None
+    for held in batch.rows:
+        is_to_be_put_back = mark.is_lease or held not in batch.started
+        if held.has_mark and held.pk not in ended and is_to_be_put_back:
+            batch.ended.append((held, None))
+    for place, (held, _) in enumerate(batch.ended):
+        if held.has_mark and not held.marked.is_settled:
+            settle_row(lane, batch, place, is_last=True)
