@@ -74,7 +74,7 @@ class Lane:
                 self.settle()
                 if not self.source.refill(waits=not self._open) and not self._open:
                     return
-                self.go_on(pause=0.0 if self.source.has_candidates else LOOK)
+                self.go_on(pause=LOOK)
         except BaseException:
             self.run.is_interrupted = True
             raise
@@ -270,7 +270,8 @@ class Lane:
         """Try the settlements again that were refused; wait so many seconds before that."""
         if not self._open:
             return
-        time.sleep(pause)
+        if pause:
+            time.sleep(pause)
         waiting, self._open = self._open, []
         for place, batch in enumerate(waiting):
             try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from dcl_processor import Retry
-from dcl_processor.engine import session
+from dcl_processor.engine import lane, session
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from tests import seams
 from tests.contract.support import errands as the
@@ -310,6 +312,27 @@ if HAS_ROW_LOCKS:
             report = the.at_least_once(handle, retry=the.retry(), strict_order=True)()
         assert_run(report, processed=4)
         assert calls == [0, 1, 2, 3]
+
+    def test_a_lane_with_no_other_row_pauses_between_its_tries(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The limit leaves no room for the row behind it."""
+        the.errands(2)
+        pauses: list[float] = []
+        with ExitStack() as locks:
+
+            def pause(seconds: float) -> None:
+                pauses.append(seconds)
+                locks.close()
+
+            clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+            monkeypatch.setattr(lane, "time", clock)
+            run = the.at_least_once(
+                lambda row: locks.enter_context(part_locked(Errand, row.pk)), strict_order=True
+            )
+            assert_run(run(limit=1), processed=1, stopped="limit")
+        assert pauses
+        assert 0 not in pauses
 
     def test_a_stop_waits_for_no_row_that_is_locked_at_its_settlement() -> None:
         """The lock is kept until the run has ended."""
