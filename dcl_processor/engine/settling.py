@@ -119,8 +119,8 @@ def answered(lane: Lane, after: Settlement) -> None:
     batch, answers = after.batch, after.answers
     if not after.statements or answers is None:
         return
-    # None, if an interrupt came behind it.
-    for place in _unsettled_rows(batch):
+    # None, if an interrupt came behind it. The rows before it that are tried again were not in it.
+    for place in _open_rows(batch):
         marked = batch.ended[place][0].marked
         marked.may_be_written = False
         if is_written(answers[-1]):
@@ -139,7 +139,7 @@ def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
     batch = after.batch
     # A pooler or a server that takes one statement at a time answers so, whatever these say.
     is_refused = isinstance(error, ProgrammingError) and not is_about_rows(error)
-    for place in _unsettled_rows(batch):
+    for place in _open_rows(batch):
         held = batch.ended[place][0]
         if _was_answered(lane, batch, error):
             held.marked.may_be_written = False
@@ -148,10 +148,6 @@ def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
             lane.session.refuse_messages()
     if ends_the_run(error):
         raise error
-
-
-def _unsettled_rows(batch: Batch) -> list[int]:
-    return [place for place, (held, _) in enumerate(batch.ended) if not held.marked.is_settled]
 
 
 def is_for_good(error: BaseException) -> bool:

@@ -294,7 +294,8 @@ if IS_POSTGRESQL:
 
 if HAS_ROW_LOCKS:
 
-    def test_a_row_that_is_locked_at_its_settlement_keeps_no_other_waiting() -> None:
+    @pytest.mark.parametrize("batch_size", [1, 2])
+    def test_a_row_that_is_locked_at_its_settlement_keeps_no_other_waiting(batch_size: int) -> None:
         """Another session lets go of it when the other rows are done."""
         rows = the.errands(4)
         others = Errand.objects.filter(pk__in=[row.pk for row in rows[1:]])
@@ -309,9 +310,12 @@ if HAS_ROW_LOCKS:
                     assert others.filter(done=True).count() == 2
                     locks.close()
 
-            report = the.at_least_once(handle, retry=the.retry(), strict_order=True)()
-        assert_run(report, processed=4)
+            run = the.at_least_once(
+                handle, retry=the.retry(), strict_order=True, batch_size=batch_size
+            )
+            assert_run(run(), processed=4)
         assert calls == [0, 1, 2, 3]
+        assert Errand.objects.filter(done=True).count() == 4
 
     def test_a_lane_with_no_other_row_pauses_between_its_tries(
         monkeypatch: pytest.MonkeyPatch,
