@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import log_fields, observers
 from dcl_processor.delivery import one_statement
 from dcl_processor.delivery.ages import pending_ages
 from dcl_processor.execution.leftover import Leftover
+from dcl_processor.interrupts import ends_the_run
 
 from . import recovery, settling
+from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls
 from .claim import claim
 from .deliveries import DELIVERIES
 from .flips import fixed_flip
@@ -43,6 +45,8 @@ class Lane:
         self.resource = run.resource
         self.in_flight = run.in_flight
         self.session = Session(run.using, run.processor.name)
+        self._loop = run.event_loop
+        self._size = run.processor.batch_size
         self._deliver = DELIVERIES[run.processor.delivery]
         self._counts = self.processor.retry is not None
         #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
@@ -53,8 +57,10 @@ class Lane:
         self._mark: Mark | None = None
         #: The last question by which one statement claims, checks and marks.
         self._simple_question: Question[Any] | None = None
-        #: Batches with rows whose settlement was refused, and is tried again.
+        #: Batches with rows whose handlers have not ended, or whose settlement is tried again.
         self._open: list[Batch] = []
+        #: Whether no asynchronous handler has ended for a while.
+        self._is_idle = False
         #: What the last batch still has to send.
         self._after: Settlement | None = None
         #: The driver's connection before the delivery at hand.
@@ -64,7 +70,7 @@ class Lane:
         """Deliver rows until none is left; each settlement goes with the next claim if it may."""
         try:
             while True:
-                while (batch := self.source.take()) is not None:
+                while batch := self.source.take(self._room() if self._loop else self._size):
                     self.deliver(batch)
                     if self._after is not None and not self.may_wait(self._after):
                         self.settle()
@@ -75,8 +81,10 @@ class Lane:
                 if not self.source.refill(waits=not self._open) and not self._open:
                     return
                 self.go_on(pause=LOOK)
-        except BaseException:
+        except BaseException as error:
             self.run.is_interrupted = True
+            if not ends_the_run(error):
+                self._let_end()
             raise
         finally:
             with ExitStack() as steps:  # in reverse order, each of them
@@ -85,6 +93,24 @@ class Lane:
                 steps.callback(self.session.rollback)
                 steps.callback(self._clear_up_all)
                 steps.callback(self.settle)
+
+    def _room(self) -> int:
+        """Return how many rows the next batch of asynchronous handlers may have."""
+        loop, size = self._loop, self._size
+        assert loop is not None
+        is_together = self.processor._handles_batches
+        # The others may be at work for hours, and a free place is to be used.
+        enough = 1 if is_together or self._is_idle else int(loop.concurrency * WORTH_CLAIMING) or 1
+        waiting = [batch for batch in self._open if batch.calls is not None and batch.calls.wait]
+        if loop.free < enough or waiting:
+            return 0
+        return size if is_together else max(size, loop.free)
+
+    def _let_end(self) -> None:
+        """Let the asynchronous handlers end after an error that is no interrupt."""
+        with suppress(Exception):
+            while self._loop is not None and self._open:
+                self.go_on(pause=LOOK)
 
     def may_wait(self, after: Settlement) -> bool:
         """Whether no code of the user runs, and nothing is decided, before the next claim."""
@@ -102,6 +128,7 @@ class Lane:
         if not is_open:
             self.settle()
         after, self.driver = self._after, self.session.connection.connection
+        self._is_idle = False
         try:
             if not (is_open or self.resource.ready()):
                 self.source.give_back(batch)
@@ -116,6 +143,17 @@ class Lane:
             self.settle()
             recovery.recover(self, batch, error)
         finally:
+            if self._loop is None:
+                self.in_flight.forget()
+            else:
+                self._note_under_way()
+
+    def _note_under_way(self) -> None:
+        """Note the rows that are still in flight when a batch was delivered, or has ended."""
+        loop = self._loop
+        if loop is not None and self.in_flight.notes.using and (rows := loop.rows_under_way):
+            self.in_flight.note(rows)
+        else:
             self.in_flight.forget()
 
     def claim(self, batch: Batch, after: Settlement | None) -> None:
@@ -248,39 +286,58 @@ class Lane:
             self.source.end(batch)
 
     def finish(self, batch: Batch) -> None:
-        """Count the rows of a batch, unless some are still to be settled."""
-        if batch.mark is None or settling.go_on(self, batch):
+        """Count the rows of a batch, unless some are still to be handled, or to be settled."""
+        if batch.mark is None:
             self.source.end(batch)
-        else:
+            return
+        # Before its rows go on: an interrupt at any point of that leaves the batch to the clear-up.
+        if batch not in self._open:
             self._open.append(batch)
+        if self._loop is not None and batch.calls is None and not batch.ended:
+            batch.calls = AsyncCalls(self, batch)
+        calls = batch.calls
+        is_settled = settling.go_on(self, batch) if calls is None or calls.go_on() else False
+        if is_settled:
+            self.source.end(batch)
+            self._open.remove(batch)
+            if calls is not None:
+                batch.calls = None  # or they would refer to each other
+                self._note_under_way()
 
     def clear_up(self, batch: Batch) -> None:
         """Settle what is left of a batch with marks, as far as an interrupt leaves time for it."""
-        try:
-            settling.clear_up(self, batch)
-        finally:
-            self.source.end(batch)
+        calls, batch.calls = batch.calls, None
+        with ExitStack() as steps:  # in reverse order, each of them
+            steps.callback(self.source.end, batch)
+            steps.callback(settling.clear_up, self, batch)
+            if calls is not None:
+                steps.callback(calls.close)
 
     def _clear_up_all(self) -> None:
         with ExitStack() as steps:  # each of them
+            if self._loop is not None and self._open:
+                self._loop.give_up()  # so that all of them end at the same time
             for batch in self._open:
                 steps.callback(self.clear_up, batch)
 
     def go_on(self, *, pause: float = 0.0) -> None:
-        """Try the settlements again that were refused; wait so many seconds before that."""
+        """Go on with the batches that are open; wait up to so many seconds before that."""
         if not self._open:
             return
         if pause:
-            time.sleep(pause)
-        waiting, self._open = self._open, []
-        for place, batch in enumerate(waiting):
-            try:
-                if self.run.is_interrupted or self.run.limits.is_told_to_stop:
-                    settling.hurry(batch)
-                self.finish(batch)
-            except BaseException:
-                self._open += waiting[place:]
-                raise
+            self._pause(pause)
+        for batch in [*self._open]:
+            if self.run.is_interrupted or self.run.limits.is_told_to_stop:
+                settling.hurry(batch)
+            self.finish(batch)
+
+    def _pause(self, seconds: float) -> None:
+        loop = self._loop
+        if loop is None:
+            time.sleep(seconds)
+        else:
+            may_linger = loop.free and self.source.has_candidates
+            self._is_idle = not loop.wait(LINGER if may_linger else seconds)
 
     def _failed(self, error: NotSettled) -> None:
         """Settle alone what was in a message that failed."""

@@ -33,16 +33,21 @@ logger = logging.getLogger("dcl_processor")
 
 
 def handle_marked(lane: Lane, batch: Batch) -> None:
-    """Handle the claimed rows; each but the last is settled before the next handler is called."""
+    """Handle the claimed rows; each but the last is settled before the next handler is called.
+
+    Asynchronous handlers are started when the batch goes on.
+    """
+    if lane.run.event_loop is not None:
+        return
     if lane.processor._handles_batches:
         _handle_together(lane, batch)
         return
     rows = batch.rows
     for place, held in enumerate(rows):
-        if not _may_start(lane, batch):
+        if not may_start(lane, batch):
             batch.ended += [(each, None) for each in rows[place:]]
             return
-        refused = _refusal(lane, held)
+        refused = refusal(lane, held)
         if refused is None:
             _call(lane, batch, held)
         else:
@@ -52,24 +57,10 @@ def handle_marked(lane: Lane, batch: Batch) -> None:
             settle_row(lane, batch, len(batch.ended) - 1)
 
 
-def _may_start(lane: Lane, batch: Batch) -> bool:
-    # A handler may have lost the session. The next handler must not begin with a dead connection,
-    # and rows that cannot start are put back.
-    return lane.run.may_start(batch.ended, lane.resource) and is_connected(lane.session.using)
-
-
-def _refusal(lane: Lane, held: Held) -> Outcome | None:
-    """Return the outcome of a row whose handler may not be called; ``None``: it may."""
-    if held.refused is not None:
-        return held.refused
-    # Race: double claim. Another worker may handle a row whose lease has lapsed.
-    return None if lane.is_ours(held.pk) else Lost(called=False)
-
-
 def _call(lane: Lane, batch: Batch, held: Held) -> None:
     counts = lane.processor.retry is not None and lane.processor.retry.attempts is not None
     still_ours = None
-    if lane.processor._prepares_taken_over and _is_left_by_another(lane, held):
+    if lane.processor._prepares_taken_over and is_left_by_another(lane, held):
         still_ours = partial(lane.is_ours, held.pk)
     arguments = lane.resource.arguments()
     with lane.leftover as leftover:
@@ -93,7 +84,47 @@ def _call(lane: Lane, batch: Batch, held: Held) -> None:
         lane.resource.reopen_later()
 
 
-def _is_left_by_another(lane: Lane, held: Held) -> bool:
+# --- which rows may start
+
+
+def may_start(lane: Lane, batch: Batch) -> bool:
+    """Return whether one more handler of the batch may be called now."""
+    # Handlers on the event loop share a resource, which is reopened between batches.
+    resource = None if lane.run.event_loop is not None else lane.resource
+    # A handler may have lost the session. The next handler must not begin with a dead connection,
+    # and rows that cannot start are put back.
+    return lane.run.may_start(batch.ended, resource) and is_connected(lane.session.using)
+
+
+def refusal(lane: Lane, held: Held) -> Outcome | None:
+    """Return the outcome of a row whose handler may not be called; ``None``: it may."""
+    if held.refused is not None:
+        return held.refused
+    # Race: double claim. Another worker may handle a row whose lease has lapsed.
+    return None if lane.is_ours(held.pk) else Lost(called=False)
+
+
+def startable(lane: Lane, batch: Batch, rows: Iterable[Held]) -> list[Held]:
+    """Return the rows whose handler may start now; the refused ones get their outcomes."""
+    free = []
+    for held in rows:
+        if not may_start(lane, batch):
+            break
+        refused = refusal(lane, held)
+        if refused is None:
+            free.append(held)
+        else:
+            batch.ended.append((held, refused))
+    return free
+
+
+def put_back(batch: Batch, rows: Iterable[Held]) -> None:
+    """Let the rows without an outcome wait again: no handler is called for them any more."""
+    ended = {held.pk for held, _ in batch.ended}
+    batch.ended += [(held, None) for held in rows if held.pk not in ended]
+
+
+def is_left_by_another(lane: Lane, held: Held) -> bool:
     """Return whether the row had a lease that lapsed, and that no worker has settled."""
     lease = lane.processor.lease
     return lease is not None and held.marked.before[lease.field] is not None
@@ -107,40 +138,25 @@ def _handle_together(lane: Lane, batch: Batch) -> None:
 
     Rows that are to be called again, and may not start any more, are put back.
     """
-    rows = _prepared(lane, batch, _startable(lane, batch, batch.rows))
+    rows = _prepared(lane, batch, startable(lane, batch, batch.rows))
     again = _call_together(lane, batch, rows) if rows else ()
     # The open resource may have caused the failure.
     for held in again if again and lane.resource.ready() else ():
-        if _startable(lane, batch, [held]):
+        if startable(lane, batch, [held]):
             _call_together(lane, batch, [held])
-    ended = {held.pk for held, _ in batch.ended}
-    batch.ended += [(held, None) for held in batch.rows if held.pk not in ended]
-
-
-def _startable(lane: Lane, batch: Batch, rows: Iterable[Held]) -> list[Held]:
-    """Return the rows whose handler may start now; the refused ones get their outcomes."""
-    free = []
-    for held in rows:
-        if not _may_start(lane, batch):
-            break
-        refused = _refusal(lane, held)
-        if refused is None:
-            free.append(held)
-        else:
-            batch.ended.append((held, refused))
-    return free
+    put_back(batch, batch.rows)
 
 
 def _prepared(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
     """Call ``taken_over()`` with the rows of other workers; return the rows for the handler."""
     if not lane.processor._prepares_taken_over:
         return rows
-    left = [held for held in rows if _is_left_by_another(lane, held)]
+    left = [held for held in rows if is_left_by_another(lane, held)]
     if not left:
         return rows
     waiting = list(left)
     for held in left:
-        if not _startable(lane, batch, [held]):
+        if not startable(lane, batch, [held]):
             continue
         lane.in_flight.note([held.pk])
         with lane.leftover as leftover:
@@ -153,7 +169,7 @@ def _prepared(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
             batch.ended.append((held, refused))
             settle_row(lane, batch, len(batch.ended) - 1)
     # Race: double claim. A lease may have lapsed during these calls.
-    return _startable(lane, batch, [held for held in rows if held not in waiting])
+    return startable(lane, batch, [held for held in rows if held not in waiting])
 
 
 def _call_together(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
@@ -164,13 +180,13 @@ def _call_together(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[H
         # As late as possible, because AT_MOST_ONCE does not put a started row back.
         batch.started += rows
         ended = attempt_together(lane.processor, given, arguments, lane.run.time_limit)
-        again = _is_to_be_redone(batch, rows, ended)
+        again = is_to_be_redone(batch, rows, ended)
         outcomes = dict.fromkeys(given, ended) if not isinstance(ended, dict) else ended
         if not again:
             # Race: work without flip. As above.
             batch.ended += [(held, outcomes[held.pk]) for held in rows]
     if again:
-        _tell_of_redone(lane, rows, ended)
+        tell_of_redone(lane, rows, ended)
         lane.resource.reopen_later()
         leftover.end()
         return rows
@@ -182,7 +198,7 @@ def _call_together(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[H
     return ()
 
 
-def _is_to_be_redone(batch: Batch, rows: Sequence[Held], ended: Together) -> bool:
+def is_to_be_redone(batch: Batch, rows: Sequence[Held], ended: Together) -> bool:
     """Return whether each row is to be handled alone.
 
     If the call raised, it is unknown which of its rows caused the error, and which of them were
@@ -194,10 +210,10 @@ def _is_to_be_redone(batch: Batch, rows: Sequence[Held], ended: Together) -> boo
     return batch.mark.is_lease and len(rows) > 1 and not isinstance(ended, dict)
 
 
-def _tell_of_redone(lane: Lane, rows: Sequence[Held], ended: Any) -> None:
+def tell_of_redone(lane: Lane, rows: Sequence[Held], ended: Any) -> None:
+    """Log the error of a call: it is in no report if the run stops before the rows are alone."""
     if not isinstance(ended, Failed):
         return
-    # In no report, if the run has to stop before the rows are called alone.
     name = lane.processor.name
     log_fields.log(
         logger,

@@ -22,6 +22,7 @@ from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.execution import failed_elsewhere
 from dcl_processor.execution.calls import beside
+from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.green_threads import refuse_green_threads
 from dcl_processor.execution.handler import Failed, Lost
 from dcl_processor.execution.in_flight import InFlight, Notes
@@ -59,7 +60,6 @@ def suits(processor: Definition[Any]) -> bool:
         processor.delivery in DELIVERIES
         and processor.group_by is None
         and processor.max_workers is None
-        and not processor._is_async
         and not failed_elsewhere.is_shared(processor.name)
     )
 
@@ -87,7 +87,7 @@ class Run:
         self.concurrency = processor.concurrency if concurrency is None else concurrency
         # The argument overrides the option. Inside TestCase, the option alone starts no threads.
         self._asks_concurrency = concurrency is not None
-        limits.check_concurrency(self.concurrency, is_async=False)
+        limits.check_concurrency(self.concurrency, is_async=processor._is_async)
         limits.check_stop(stop)
         limits.check_max_failures(max_failures)
         self.limits = limits.Limits(
@@ -107,10 +107,10 @@ class Run:
         self._alias = using or processor.using
         self.counters = Counters(processor, max_failures)
         self._open_failure = OpenFailure()
-        self.resource = Resource(processor, None, self._open_failure)
-        self.time_limit = self._make_time_limit()
-        lease = processor.lease
-        self.heartbeat = Heartbeat(lease, processor.name, self.time_limit) if lease else None
+        self.event_loop, self.time_limit = self._make_limits()
+        self.resource = Resource(processor, self.event_loop, self._open_failure)
+        lease, call_limits = processor.lease, self.event_loop or self.time_limit
+        self.heartbeat = Heartbeat(lease, processor.name, call_limits) if lease else None
         self.notes = Notes(processor.name)
         self.in_flight = InFlight(self.notes)
         self.holds: Holds | None = None
@@ -120,12 +120,15 @@ class Run:
         self._rehearsal: Rehearsal | None = None
         self._verifying = Lock()
 
-    def _make_time_limit(self) -> TimeLimit | None:
+    def _make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
+        """Return what limits the seconds of a call: the event loop of asynchronous handlers."""
         seconds, label = self.processor._time_limit, self.processor.name
+        if self.processor._is_async:
+            return EventLoop(label, self.concurrency, seconds), None
         if seconds is None:
-            return None
+            return None, None
         refuse_green_threads(label, "handler_timeout", "leave handler_timeout out")
-        return TimeLimit(seconds, label)
+        return None, TimeLimit(seconds, label)
 
     # --- the course of the run
 
@@ -192,12 +195,14 @@ class Run:
                 refuse_test_case(self.using, name)
             elif connections[self.using].in_atomic_block:
                 self.concurrency = 1
+                if self.event_loop is not None:
+                    self.event_loop.concurrency = 1
         if self.time_limit is not None:
             refuse_other_transactions(self.using, name)
         refuse_small_pool(
             self.using,
             name,
-            threads=self.concurrency if self.concurrency > 1 else 0,
+            threads=self._threads,
             heartbeat=self.heartbeat is not None,
             overseer=oversight.connections_of(self.using),
         )
@@ -216,9 +221,14 @@ class Run:
         bounds = processor.retry is not None and processor.retry.bounds_attempts
         return processor.lease is not None and not bounds
 
+    @property
+    def _threads(self) -> int:
+        """How many lanes there are in threads of their own, besides the run's."""
+        return self.concurrency if self.concurrency > 1 and self.event_loop is None else 0
+
     def _drive(self) -> None:
         """Let the lanes drive: one in this thread, or several in threads of their own."""
-        if self.concurrency == 1:
+        if not self._threads:
             Lane(self).drive()
             return
         errors: list[BaseException] = []
@@ -236,7 +246,7 @@ class Run:
                 name=f"{name}: {number + 1}",
                 daemon=True,
             )
-            for number in range(self.concurrency)
+            for number in range(self._threads)
         ]
         try:
             for thread in threads:
@@ -285,6 +295,8 @@ class Run:
             steps.callback(self.notes.close)
             if self.heartbeat is not None:
                 steps.callback(self.heartbeat.close)
+            if self.event_loop is not None:
+                steps.callback(self.event_loop.close)
             if self.time_limit is not None:
                 steps.callback(self.time_limit.close)
 
@@ -305,6 +317,11 @@ class Run:
             due=processor._due if due else None,
             flips=processor._locked_columns,
         )
+
+    @property
+    def has_one_lane_for_its_rows(self) -> bool:
+        """Whether no other handler of this run waits for the candidates that a claim leaves."""
+        return self.concurrency == 1 and self.event_loop is None
 
     @property
     def is_filtered(self) -> bool:
@@ -343,10 +360,11 @@ class Run:
         if most is not None:
             limits.refuse_backlog(self.processor.name, question, most, seen=len(seen))
 
-    def may_start(self, so_far: Ended, resource: Resource) -> bool:
+    def may_start(self, so_far: Ended, resource: Resource | None) -> bool:
         """Return whether one more handler of a batch may be called.
 
-        ``so_far``: the outcomes of its batch, which are not counted yet.
+        ``so_far``: the outcomes of its batch, which are not counted yet. ``resource``: opened
+        again if it has to be.
         """
         counters = self.counters
         if self.is_interrupted or counters.streak.ends_the_run:
@@ -355,10 +373,11 @@ class Run:
             return False
         if self.holds is not None and self.holds.must_stop():
             return False
-        if not so_far or not isinstance(so_far[-1][1], Failed | Lost):
-            return not so_far or resource.ready()
-        outcomes = {held.pk: outcome for held, outcome in so_far if outcome is not None}
-        return not counters.fails_too_often(outcomes) and resource.ready()
+        if so_far and isinstance(so_far[-1][1], Failed | Lost):
+            outcomes = {held.pk: outcome for held, outcome in so_far if outcome is not None}
+            if counters.fails_too_often(outcomes):
+                return False
+        return resource is None or not so_far or resource.ready()
 
     def goes_well(self) -> bool:
         """Return whether nothing has to be decided, and no receiver called, after each row."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from dcl_processor.locking.wanted import Wanted
     from dcl_processor.values import Values
 
+    from .async_calls import AsyncCalls
+
 #: Of each statement: the rows that it returned, or how many it wrote if it returns none.
 Answer = Any
 
@@ -113,7 +115,7 @@ class Batch:
     ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
     ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
-    ``is_marked``: it is committed.
+    ``is_marked``: it is committed. ``calls``: its asynchronous handlers.
     """
 
     question: Question[Any]
@@ -128,6 +130,7 @@ class Batch:
     is_counted: bool = False
     mark: Mark | None = None
     is_marked: bool = False
+    calls: AsyncCalls | None = None
 
     @property
     def rows(self) -> list[Held]:

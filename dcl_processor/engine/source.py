@@ -79,15 +79,18 @@ class Source:
 
     # --- what the lanes take
 
-    def take(self) -> Batch | None:
-        """Return the next rows to deliver; ``None`` if that takes a read, or a wait."""
+    def take(self, room: int) -> Batch | None:
+        """Return the next rows to deliver, up to ``room``; ``None``: that takes a read, or a wait.
+
+        A row that is to be redone is alone.
+        """
         with self._lock:
             if self._waiting:
                 self._leave_suspects()
             if not self.has_candidates or self._run.must_stop() or self._is_to_probe:
                 return None
             waiting = self._alone or self._waiting
-            size = self._room(1 if self._alone else self._run.processor.batch_size)
+            size = self._room(min(room, 1) if self._alone else room)
             size = min(size, len(waiting))
             if size <= 0:
                 return None
@@ -96,7 +99,7 @@ class Source:
                 self._is_held = True
                 return None
             # The other lanes could not get the candidates that it leaves until its batch has ended.
-            may_choose = self._among_others and self._run.concurrency == 1
+            may_choose = self._among_others and self._run.has_one_lane_for_its_rows
             more = spare(self.question) if may_choose and waiting is self._waiting else 0
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.

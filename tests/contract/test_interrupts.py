@@ -312,11 +312,12 @@ def test_i10_an_interrupt_while_handlers_on_an_event_loop_start_settles_what_end
 ON_THE_WAY = tuple(
     f"{PACKAGE}/{name}.py"
     for name in (
-        "delivery/async_handlers",
-        "delivery/settle",
+        "engine/async_calls",
+        "engine/lane",
+        "engine/marked",
+        "engine/settling",
         "execution/event_loop",
         "interrupts",
-        "runner/async_dispatch",
     )
 )
 
