@@ -115,8 +115,12 @@ def head(question: Question[Any], key: Key) -> Any:
 
     Read on the alias that is locked. A row that the run's ``filter`` leaves out comes first, too.
     """
-    rows = keys_of(down_to_the_key(_of(question.unfiltered, key)))
-    return next(iter(rows[:1]), None)
+    return next(iter(first_of(question, Q(**{key.groups.column: key.value}))), None)
+
+
+def first_of(question: Question[Any], named: Q) -> QuerySet[Any, Any]:
+    """Return the query for the first of these rows that is not finished, as for ``head()``."""
+    return keys_of(down_to_the_key(question.unfiltered.filter(named)))[:1]
 
 
 def in_flight(question: Question[Any], key: Key) -> QuerySet[Any, Any]:

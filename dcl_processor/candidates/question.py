@@ -128,10 +128,10 @@ def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
     return query.order_by or default or ()
 
 
-def these(pks: Collection[Any]) -> Q:
+def these(pks: Collection[Any], column: str = "pk") -> Q:
     """Name rows by their primary keys; a single key is compared, not looked up in a list."""
     [*some] = pks
-    return Q(pk=some[0]) if len(some) == 1 else Q(pk__in=some)
+    return Q(**{column: some[0]}) if len(some) == 1 else Q(**{f"{column}__in": some})
 
 
 class RowFilter(Protocol):
@@ -149,13 +149,14 @@ class RowFilter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyList:
-    """The rows with these primary keys."""
+    """The rows with these primary keys; ``column``: with these values of another column."""
 
     pks: Collection[Any]
+    column: str = "pk"
 
     @property
     def condition(self) -> Q:
-        return these(self.pks)
+        return these(self.pks, self.column)
 
     def order(self) -> Any:
         places = [When(pk=pk, then=place) for place, pk in enumerate(self.pks)]

@@ -86,18 +86,25 @@ class KeyPlaceholder:
 
     Many keys are one parameter if the database accepts a list, so that a statement fits a batch of
     any size, and is not parsed again key by key. Raises ``CannotParametrize`` if it does not, and
-    for a composite key. ``condition``: is true for the rows with these keys.
+    for a composite key. ``condition``: is true for the rows with these keys. ``column``: stands for
+    values of this column instead.
     """
 
-    def __init__(self, model: type[Model], using: str, *, many: bool) -> None:
-        fields = model._meta.pk_fields
+    def __init__(
+        self, model: type[Model], using: str, *, many: bool, column: str | None = None
+    ) -> None:
+        fields: list[Any] = [*model._meta.pk_fields]
+        if column is not None:
+            fields = [model._meta.get_field(column)]
         if len(fields) != 1:
             raise CannotParametrize
         self._connection = connections[using]
         self._many = many
+        self._column = column or "pk"
         self.placeholder = Placeholder(fields[0])
         self._list_type = _list_type(fields[0], self._connection) if many else None
-        self.condition = Q(self._is_listed()) if many else Q(pk=self.placeholder)
+        one = Q(**{self._column: self.placeholder})
+        self.condition = Q(self._is_listed()) if many else one
 
     def order(self) -> Any:
         """Return the expression that sorts the rows in the order in which the keys are given."""
@@ -118,7 +125,7 @@ class KeyPlaceholder:
 
     def _is_listed(self) -> Func:
         return Func(
-            *(F("pk"), self.placeholder),
+            *(F(self._column), self.placeholder),
             template="%(expressions)s)",
             arg_joiner=" = ANY(",
             output_field=BooleanField(),

@@ -55,7 +55,8 @@ class CompiledSelect(Generic[R]):
     """A queryset for keys that are given at execution, compiled for the connection of one thread.
 
     ``ask``: returns the queryset for the rows that the placeholder stands for; ``change``: changes
-    the statement. ``build()`` returns the rows that given answers stand for.
+    the statement; ``column``: as for ``KeyPlaceholder``. ``build()`` returns the rows that given
+    answers stand for.
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class CompiledSelect(Generic[R]):
         change: Callable[[str], str] = str,
         *,
         many: bool,
+        column: str | None = None,
     ) -> None:
         self._connection = connections[using]
-        self._keys = KeyPlaceholder(model, using, many=many)
+        self._keys = KeyPlaceholder(model, using, many=many, column=column)
         self._rows = RowBuilder(ask(self._keys), using)
         self.build = self._rows.build
         placeholders = [self._keys.placeholder]

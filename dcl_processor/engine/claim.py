@@ -29,6 +29,9 @@ from .settlement import Answer, Claimed, Held, Settlement, Statement
 #: Returns the queryset for rows that are named by their keys.
 Ask = Callable[[RowFilter], QuerySet[Any, Any]]
 
+#: Sends the first statements of a claim, in the transaction that it is in.
+Send = Callable[[Sequence[Statement]], Sequence[Answer]]
+
 #: In the place of a question that no row can meet, for which Django has no statement.
 _NOTHING = Statement("SELECT 1 FROM (SELECT 1 AS one) AS dcl_nothing WHERE 1 = 0")
 
@@ -44,7 +47,11 @@ class Read:
 
 
 def claim(
-    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+    session: Session,
+    question: Question[Any],
+    wanted: Wanted,
+    after: Settlement | None,
+    send: Send | None = None,
 ) -> Claimed:
     """Open a transaction, ``after`` first, and lock the wanted rows that are still pending in it.
 
@@ -53,56 +60,55 @@ def claim(
     message that failed, ``InvalidPending`` if the question has several answers for one row, and
     ``Unsupported`` if a table has no transactions.
     """
+    send = send or partial(session.begin, after=after)
     connection = session.connection
     if connection.vendor == "mysql":
         refuse_without_transactions(question)
     if not connection.features.has_select_for_update:
-        return _claim_database(session, question, wanted, after)
+        return _claim_database(send, session, question, wanted)
     if question.own_table:
-        return _claim_own(session, question, wanted, after)
-    return _claim_spanning(session, question, wanted, after)
+        return _claim_own(send, session, question, wanted)
+    return _claim_spanning(send, session, question, wanted)
 
 
-def _claim_own(
-    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
-) -> Claimed:
+def _claim_own(send: Send, session: Session, question: Question[Any], wanted: Wanted) -> Claimed:
     # Race: double claim. Another worker may have finished a row since its key was read. The lock
     # and the second check are one statement, which checks the locked row's newest version.
     read, statement = _own(question, wanted)
-    [answer] = session.begin([statement], after)
+    [answer] = send([statement])
     rows = _by_key(question, read.build(answer))
     return _claimed(session, wanted.visited(rows), rows, (), _id_in(answer, statement))
 
 
 def _claim_spanning(
-    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+    send: Send, session: Session, question: Question[Any], wanted: Wanted
 ) -> Claimed:
     pks, locks = wanted.pks, _locks(question, wanted)
-    ask = _read(question, ("ask", None), pks, _asked(question, pks))
+    ask = read_of(question, ("ask", None), pks, _asked(question, pks))
     statements = [statement for _, _, statement in locks]
     # Race: stale second check. The snapshot of the locking statement is older than the lock, and
     # joined rows would be read from it. The last statement has a snapshot of its own, also in one
     # message. It answers for rows, too, that the others could not lock.
     if wanted.choice is None and session.combines:
-        *answers, answer = session.begin([*statements, ask.statement], after)
+        *answers, answer = send([*statements, ask.statement])
         ours = _locked(question, locks, answers)
         rows = ask.build(answer)
     else:
-        answers = session.begin(statements, after)
+        answers = [*send(statements)]
         ours = _locked(question, locks, answers)
         some = [pk for pk in pks if pk in ours]
-        ask = _read(question, ("ask", None), some or pks, _asked(question, some or pks))
+        ask = read_of(question, ("ask", None), some or pks, _asked(question, some or pks))
         rows = ask.build(session.execute(ask.statement)) if some else []
     found = {pk: row for pk, row in _by_key(question, rows).items() if pk in ours}
     return _claimed(session, wanted.visited(ours), found, ours, _id_in(answers[0], locks[0][2]))
 
 
 def _claim_database(
-    session: Session, question: Question[Any], wanted: Wanted, after: Settlement | None
+    send: Send, session: Session, question: Question[Any], wanted: Wanted
 ) -> Claimed:
     # Race: double claim. Another worker may have finished a row before this lock was taken.
-    ask = _read(question, ("ask", None), wanted.pks, _asked(question, wanted.pks))
-    _, answer = session.begin([database_lock(question), ask.statement], after)
+    ask = read_of(question, ("ask", None), wanted.pks, _asked(question, wanted.pks))
+    _, answer = send([database_lock(question), ask.statement])
     return _claimed(session, wanted.pks, _by_key(question, ask.build(answer)), wanted.pks, None)
 
 
@@ -142,7 +148,7 @@ def statements(question: Question[Any], wanted: Wanted) -> list[Statement]:
     Compiles them, and locks nothing.
     """
     connection = connections[question.using]
-    again = _read(question, ("ask", None), wanted.pks, _asked(question, wanted.pks)).statement
+    again = read_of(question, ("ask", None), wanted.pks, _asked(question, wanted.pks)).statement
     if not connection.features.has_select_for_update:
         return [database_lock(question), again]
     if question.own_table:
@@ -157,7 +163,7 @@ def _own(question: Question[Any], wanted: Wanted) -> tuple[Read, Statement]:
         return wanted.first(question.narrowed(rows), rows)
 
     locking = partial(_locking, question.queryset)
-    read = _read(question, ("claim", wanted.choice), wanted.pks, asked, locking)
+    read = read_of(question, ("claim", wanted.choice), wanted.pks, asked, locking)
     return read, read.statement
 
 
@@ -174,25 +180,30 @@ def _locks(
     return found
 
 
-def _read(
+def read_of(
     question: Question[Any],
     name: tuple[Any, Any],
     pks: Sequence[Any],
     ask: Ask,
     change: Callable[[str], str] = str,
+    *,
+    column: str | None = None,
 ) -> Read:
     """Return the read of rows by their keys, which is compiled once per window if possible.
 
-    ``change``: changes the statement.
+    ``change``: changes the statement. ``column``: the ``pks`` are values of this column instead.
     """
     many = len(pks) > 1
     model = question.model if isinstance(name[0], str) else name[0]
-    make = partial(CompiledSelect[Any], model, question.using, ask, change, many=many)
+    make = partial(
+        CompiledSelect[Any], model, question.using, ask, change, many=many, column=column
+    )
     select: CompiledSelect[Any] | None = question.statements.get((name, many), make)
     if select is not None:
         return Read(Statement(*select.statement(pks)), select.build)
     try:
-        rows: RowBuilder[Any] = RowBuilder(ask(KeyList(pks)), question.using)
+        named = KeyList(pks, column or "pk")
+        rows: RowBuilder[Any] = RowBuilder(ask(named), question.using)
     except EmptyResultSet:
         return Read(_NOTHING, lambda _: [])
     return Read(Statement(change(rows.sql), rows.params), rows.build)
@@ -257,7 +268,7 @@ def _lock_parts(question: Question[Any], table: type[Model], wanted: Wanted) -> 
         return wanted.first(rows.values_list(*columns), named)
 
     locking = partial(_locking, QuerySet[Any](table, using=question.using))
-    return _read(question, (table, wanted.choice), wanted.pks, parts, locking)
+    return read_of(question, (table, wanted.choice), wanted.pks, parts, locking)
 
 
 def parts_of(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> dict[Any, Any]:

@@ -19,6 +19,7 @@ from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls
 from .claim import claim
 from .deliveries import DELIVERIES
 from .flips import fixed_flip
+from .key_claim import claim_in_turn
 from .marking import claim_and_mark
 from .session import Session
 from .settlement import Batch, NotSettled, Settlement
@@ -72,8 +73,7 @@ class Lane:
             while True:
                 while batch := self.source.take(self._room() if self._loop else self._size):
                     self.deliver(batch)
-                    if self._after is not None and not self.may_wait(self._after):
-                        self.settle()
+                    self._pass_on()
                     if self._open:
                         self.go_on()
                 # It waits for no read of candidates, and for no other lane.
@@ -112,15 +112,22 @@ class Lane:
             while self._loop is not None and self._open:
                 self.go_on(pause=LOOK)
 
-    def may_wait(self, after: Settlement) -> bool:
-        """Whether no code of the user runs, and nothing is decided, before the next claim."""
-        return (
+    def _pass_on(self) -> None:
+        """Send what must not wait: before the next claim nothing is decided, nor code called."""
+        after = self._after
+        if after is None:
+            return
+        may_wait = (
             after.answers is None
             and after.is_plain_success
             and self.session.combines
             and not self.session.connection.run_on_commit
             and self.run.goes_well()
         )
+        if not may_wait:
+            self.settle()
+        elif after.batch.wanted.keys:
+            self.source.expect(after.batch)
 
     def deliver(self, batch: Batch) -> None:
         """Claim, handle and flip a batch; what it still has to send waits."""
@@ -159,7 +166,8 @@ class Lane:
     def claim(self, batch: Batch, after: Settlement | None) -> None:
         """Lock the batch's rows, and check them again; ``after`` is committed first."""
         try:
-            batch.claimed = claim(self.session, batch.question, batch.wanted, after)
+            make = claim_in_turn if batch.wanted.keys else claim
+            batch.claimed = make(self.session, batch.question, batch.wanted, after)
         finally:
             if after is not None and after.answers is not None:
                 self._settled()
@@ -228,7 +236,7 @@ class Lane:
 
     def joins(self, batch: Batch) -> bool:
         """Return whether what is left of a batch with a mark may be sent with the next claim."""
-        return self.session.combines and self.is_one_statement(batch)
+        return self.session.combines and not batch.wanted.keys and self.is_one_statement(batch)
 
     def refuse_one_statement(self, batch: Batch) -> None:
         """Take note that the database refuses it for this table: a rule makes several of it."""

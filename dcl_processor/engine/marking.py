@@ -22,10 +22,12 @@ from dcl_processor.delivery.marks import show
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.execution.handler import Failed
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement import rehearsal
 from dcl_processor.values import Values, resolve
 
 from .claim import claim
+from .key_claim import claim_in_turn, late_keys, moved_rows, take_turn
 from .settlement import COMMIT, Batch, Claimed, Held, Marked, NotSettled, Settlement, Statement
 
 if TYPE_CHECKING:
@@ -39,8 +41,11 @@ def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | Non
 
     ``after`` is committed first. Raises ``NotSettled`` if it was in a message that failed.
     """
+    if batch.wanted.keys:
+        lane.settle()
+        _in_turn(lane, batch, mark)
     # The flips are verified in a transaction, and a mark that is to be looked at needs one.
-    if not (lane.is_one_statement(batch) and _in_one_statement(lane, batch, mark, after)):
+    elif not (lane.is_one_statement(batch) and _in_one_statement(lane, batch, mark, after)):
         # Race: work without flip. If this claim is rolled back, a settlement in its transaction
         # would be rolled back, too.
         lane.settle()
@@ -77,16 +82,64 @@ def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | 
     return True
 
 
+def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
+    """Claim and mark rows of keys in the transaction that has the keys locked."""
+    question, wanted, session = batch.question, batch.wanted, lane.session
+    if not lane.is_one_statement(batch):
+        _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted, None))
+        return
+    turn = take_turn(session, question, wanted, None)
+    batch.claimed = Claimed([], busy=turn.busy, driver=session.connection.connection)
+    if not turn.pks:
+        session.rollback()
+        return
+    found, params = one_statement.statement(question, mark, Wanted(turn.pks))
+    try:
+        answer = session.execute(Statement(found.sql, params))
+    except NotSupportedError:
+        lane.refuse_one_statement(batch)
+        session.rollback()
+        _in_turn(lane, batch, mark)
+        return
+    before, after_it = found.marks(answer)
+    rows = {row.pk: row for row in found.rows(answer)}
+    held = [Held(pk, rows[pk]) for pk in turn.pks if pk in rows]
+    moved = moved_rows(question, wanted, held)
+    if late_keys(question, wanted, turn, rows.keys() - set(moved)):
+        # The marks are rolled back; without them it is seen which rows may be claimed.
+        session.rollback()
+        _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted, None))
+        return
+    _put_back(question, mark, before, after_it, moved)
+    claimed = batch.claimed
+    claimed.rows = [each for each in held if each.pk not in moved]
+    claimed.absent = [pk for pk in turn.pks if pk not in rows]
+    claimed.stale = [*moved]
+    _record(lane, batch, mark, before, after_it)
+    _commit(lane, batch, mark)
+
+
 def _in_transaction(lane: Lane, batch: Batch, mark: Mark) -> None:
     """Claim and mark by the statements of one transaction."""
-    session, question = lane.session, batch.question
-    batch.claimed = claimed = claim(session, question, batch.wanted, None)
+    claimed = claim(lane.session, batch.question, batch.wanted, None)
+    _mark_claimed(lane, batch, mark, claimed)
+
+
+def _mark_claimed(lane: Lane, batch: Batch, mark: Mark, claimed: Claimed) -> None:
+    """Mark the rows that are locked in the open transaction, and commit."""
+    question = batch.question
+    batch.claimed = claimed
     lane.source.note_claim(batch)
     rows = claimed.rows
     if rows:
         lane.run.verify(question, rows[0])
         _write(lane, batch, mark)
         _check_marked(lane, batch, mark)
+    _commit(lane, batch, mark)
+
+
+def _commit(lane: Lane, batch: Batch, mark: Mark) -> None:
+    session = lane.session
     # Race: double claim. The mark is committed before any handler is called, and hides the row
     # from other workers after the lock is released.
     try:
@@ -95,11 +148,12 @@ def _in_transaction(lane: Lane, batch: Batch, mark: Mark) -> None:
         raised = error.__cause__
         assert raised is not None
         session.rollback()
-        if ends_the_run(raised) or not session.was_committed(claimed.transaction_id):
+        assert batch.claimed is not None
+        if ends_the_run(raised) or not session.was_committed(batch.claimed.transaction_id):
             # An interrupt may come before or after the commit. A mark with a time shows later
             # whether it was committed, and whether it is still this worker's.
             if not ends_the_run(raised) or mark.time is None:
-                _forget(rows)
+                _forget(batch.rows)
             raise raised from None
 
 

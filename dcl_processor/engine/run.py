@@ -11,12 +11,14 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
-from django.db.models import Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.utils import timezone, translation
 
 from dcl_processor import observers, oversight
+from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition import model_columns
+from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.exceptions import Unsupported
@@ -34,6 +36,8 @@ from dcl_processor.locking.isolation import (
     refuse_outer_transaction,
     refuse_test_case,
 )
+from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_locked
+from dcl_processor.locking.slots import Slot
 from dcl_processor.log_fields import Running, known_as
 from dcl_processor.report import Report, Stopped
 from dcl_processor.runner import limits
@@ -45,6 +49,7 @@ from dcl_processor.signals import row_finished, run_finished, run_started
 from dcl_processor.values import Values
 
 from .deliveries import DELIVERIES
+from .key_source import KeySource
 from .lane import Lane
 from .session import sight
 from .settlement import Ended, Held
@@ -56,12 +61,7 @@ if TYPE_CHECKING:
 
 def suits(processor: Definition[Any]) -> bool:
     """Return whether lanes can deliver the processor's rows."""
-    return (
-        processor.delivery in DELIVERIES
-        and processor.group_by is None
-        and processor.max_workers is None
-        and not failed_elsewhere.is_shared(processor.name)
-    )
+    return processor.delivery in DELIVERIES and not failed_elsewhere.is_shared(processor.name)
 
 
 class Run:
@@ -114,6 +114,7 @@ class Run:
         self.notes = Notes(processor.name)
         self.in_flight = InFlight(self.notes)
         self.holds: Holds | None = None
+        self.slot: Slot | None = None
         self.stopped: Stopped | None = None
         self.is_interrupted = False
         self._most_pending = processor.max_pending if limit is None else None
@@ -145,7 +146,7 @@ class Run:
 
     def _execute(self, question: Question[Any], running: Running) -> Report:
         self._prepare()
-        self.source = Source(self, question)
+        self.source = self._source(question)
         run_started.send_robust(type(self.processor), processor=self.processor, run_id=running.id)
         if observers.active:
             observers.tell("run_started", running)
@@ -174,6 +175,19 @@ class Run:
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)
         return report
+
+    def _source(self, question: Question[Any]) -> Source:
+        """Return the candidates; raise if keys cannot be locked, or have no order."""
+        processor, name = self.processor, self.processor.name
+        if processor.group_by is None:
+            return Source(self, question)
+        groups = groups_of(processor, question.model)
+        refuse_database(question, name, related=processor.lock_related)
+        if processor.lock_related:
+            refuse_without_skip_locked(question.using, name)
+        if groups.in_order:
+            refuse_order(question, name)
+        return KeySource(self, question, groups, at_once=self.event_loop is not None)
 
     def _conclude(
         self, running: Running, overseer: oversight.Overseer | None, error: BaseException | None
@@ -206,6 +220,8 @@ class Run:
             heartbeat=self.heartbeat is not None,
             overseer=oversight.connections_of(self.using),
         )
+        if self.processor.max_workers is not None:
+            self.slot = Slot(self.using, name, self.processor.max_workers)
         if self._needs_notes():
             self.notes.using = self.using
 
@@ -293,6 +309,8 @@ class Run:
         """Close what the handlers used, also if an interrupt ends a step."""
         with ExitStack() as steps:  # in reverse order
             steps.callback(self.notes.close)
+            if self.slot is not None:
+                steps.callback(self.slot.release)
             if self.heartbeat is not None:
                 steps.callback(self.heartbeat.close)
             if self.event_loop is not None:
@@ -302,9 +320,14 @@ class Run:
 
     # --- what the lanes ask
 
-    def ask(self, *, due: bool = True) -> Question[Any]:
-        """Return a new question for the user's ``pending``."""
+    def ask(self, *, due: bool = True, among: Q | None = None) -> Question[Any]:
+        """Return a new question for the user's ``pending``; ``among``: narrowed to these rows."""
         processor = self.processor
+
+        def due_now(model: type[Model]) -> Q | None:
+            asked = processor._due(model) if due else None
+            return asked if among is None else among if asked is None else among & asked
+
         source: Any = processor.pending
         if not isinstance(source, QuerySet):
             source = partial(beside, processor.name, "pending()", (), source)
@@ -314,7 +337,7 @@ class Run:
             filter=self._filter,
             using=self._alias,
             read_using=processor.read_using,
-            due=processor._due if due else None,
+            due=due_now,
             flips=processor._locked_columns,
         )
 
@@ -354,11 +377,12 @@ class Run:
                 if self._rehearsal is None:
                     self._rehearsal = rehearse(self.processor, question, held.row, held.pk)
 
-    def refuse_backlog(self, question: Question[Any], seen: Collection[Any]) -> None:
-        """Raise ``TooManyPending`` before the first row; ``seen``: the keys of the first window."""
+    def refuse_backlog(self, question: Question[Any], seen: Collection[Any] | None = None) -> None:
+        """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window, if any."""
         most, self._most_pending = self._most_pending, None
         if most is not None:
-            limits.refuse_backlog(self.processor.name, question, most, seen=len(seen))
+            number = None if seen is None else len(seen)
+            limits.refuse_backlog(self.processor.name, question, most, seen=number)
 
     def may_start(self, so_far: Ended, resource: Resource | None) -> bool:
         """Return whether one more handler of a batch may be called.
@@ -370,6 +394,8 @@ class Run:
         if self.is_interrupted or counters.streak.ends_the_run:
             return False
         if self.limits.exceeded(counters.handled):
+            return False
+        if self.slot is not None and not self.slot.is_held():
             return False
         if self.holds is not None and self.holds.must_stop():
             return False
@@ -402,9 +428,26 @@ class Run:
             self.stopped = "failures"
         else:
             self.stopped = self.limits.exceeded(self.counters.handled)
+        if self.stopped is None and self.slot is not None:
+            self.stopped = self._wait_for_slot(self.slot)
         if self.stopped is None and self.holds is not None:
             self.stopped = self._held_on(self.holds)
         return self.stopped is not None
+
+    def _wait_for_slot(self, slot: Slot) -> Stopped | None:
+        """Return why no row may start, if all slots are taken for too long.
+
+        A slot that was lost is taken again when no row is in flight any more.
+        """
+        if slot.is_held() or self.source.is_busy:
+            return None
+        waits = self.limits.waits_for_slot()
+        while not slot.take():
+            if not next(waits, False):
+                return self.limits.exceeded(self.counters.handled) or "busy"
+            if reason := self.limits.exceeded(self.counters.handled):
+                return reason
+        return None
 
     # --- what may keep rows from starting besides
 

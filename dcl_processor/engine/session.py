@@ -217,6 +217,12 @@ class Session:
             cursor.execute(statement.sql, statement.params or None)
             return cursor.fetchall() if cursor.description else cursor.rowcount
 
+    def execute_all(self, statements: Sequence[Statement]) -> Sequence[Answer]:
+        """Execute statements in the transaction that is open, as one message if possible."""
+        if self._is_open and len(statements) > 1:
+            return self._send(None, statements)
+        return [self.execute(each) for each in statements]
+
     def _send(
         self,
         after: Settlement | None,

@@ -7,8 +7,9 @@ the two. A settlement that must not wait is sent alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcl_processor.execution.handler import Handled, Outcome
@@ -85,18 +86,28 @@ class Held:
         return marked is not None
 
 
+class Busy(Enum):
+    """Why it was not the turn of a row's key."""
+
+    LOCKED = "another session has it locked"
+    IN_USE = "as many of its rows as may be are in flight, or in doubt"
+    NOT_FIRST = "another row of it comes first"
+
+
 @dataclass(slots=True, eq=False)
 class Claimed:
     """What a claim got, in the order of the candidates.
 
     ``absent``: other sessions have locked these rows, or they are done; ``stale``: rows that were
-    locked, and are done. ``transaction_id``: of the transaction that has the locks, where the
-    database has such ids; ``driver``: the driver's connection that it is on.
+    locked, and are done; ``busy``: rows whose key had no turn. ``transaction_id``: of the
+    transaction that has the locks, where the database has such ids; ``driver``: the
+    driver's connection that it is on.
     """
 
     rows: list[Held]
     absent: Sequence[Any] = ()
     stale: Sequence[Any] = ()
+    busy: Mapping[Any, Busy] = field(default_factory=dict)
     transaction_id: str | None = None
     driver: Any = None
 
@@ -115,7 +126,8 @@ class Batch:
     ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
     ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
-    ``is_marked``: it is committed. ``calls``: its asynchronous handlers.
+    ``is_marked``: it is committed. ``calls``: its asynchronous handlers. ``has_rejoined``: its keys
+    are in line again.
     """
 
     question: Question[Any]
@@ -131,6 +143,7 @@ class Batch:
     mark: Mark | None = None
     is_marked: bool = False
     calls: AsyncCalls | None = None
+    has_rejoined: bool = False
 
     @property
     def rows(self) -> list[Held]:

@@ -119,7 +119,8 @@ class Source:
         in_flight = len(self._in_flight)
         if run.limits.rows is not None:
             size = run.limits.clip(size, run.counters.handled + in_flight)
-        if in_flight and not run.is_verified:
+        is_without_slot = run.slot is not None and not run.slot.is_held()
+        if (in_flight and not run.is_verified) or is_without_slot:
             return 0  # the flips are verified with the first rows
         if run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right once it is written.
@@ -279,7 +280,13 @@ class Source:
         if self._run.holds is not None:
             self._run.holds.give_back(batch.wanted.limit - started, batch.window)
 
+    def expect(self, batch: Batch) -> None:
+        """Take note that the end of a batch is sent before the next claim of its lane."""
+
     # --- the order
+
+    def _ask(self) -> Question[Any]:
+        return self._run.ask()
 
     def _plan(self) -> Iterator[Step]:
         """Set the next candidates each time."""
@@ -298,8 +305,8 @@ class Source:
         """Meet every candidate once."""
         run = self._run
         run.counters.passes += 1
-        by_key = scan.KeyScan(run.ask, self._tried)
-        windows = by_key if self._spreads else scan.ordered_scan(run.ask, self._tried)
+        by_key = scan.KeyScan(self._ask, self._tried)
+        windows = by_key if self._spreads else scan.ordered_scan(self._ask, self._tried)
         for question, waiting in each_beside(run.processor.name, READ, windows):
             run.refuse_backlog(question, waiting)
             self._begin_window(question, waiting)
@@ -335,14 +342,14 @@ class Source:
         while self._locked and not run.must_stop() and next(waits, False):
             run.counters.passes += 1
             locked, self._locked = deque(self._locked), []
-            self._begin_window(run.ask(), locked)
+            self._begin_window(self._ask(), locked)
             yield from self._quiet()
             self._look_at_absent()
 
     def _last(self) -> Iterator[Step]:
         """Handle the rows that were in flight when their process died: one by one, and last."""
-        for pk in self._suspects.in_turn():
-            self.question, self._waiting, self._is_returning = self._run.ask(), deque(), False
+        for pk in self._suspects_in_turn():
+            self.question, self._waiting, self._is_returning = self._ask(), deque(), False
             self._alone.append(pk)
             yield from self._quiet()
             self._look_at_absent()
@@ -359,7 +366,14 @@ class Source:
         run.counters.counts["skipped"] += len(self._locked)
         # A row that the run did not meet is not pending, unless the run ended before it.
         if run.stopped is None and not run.is_filtered:
-            self._suspects.settle([*self._locked, *self._leased()])
+            self._suspects.settle([*self._locked, *self._left_suspects(), *self._leased()])
+
+    def _suspects_in_turn(self) -> list[Any]:
+        return self._suspects.in_turn()
+
+    def _left_suspects(self) -> list[Any]:
+        """Return the rows that may kill their process, and that this run could not try."""
+        return []
 
     def _leased(self) -> list[Any]:
         """Return the leased rows if processes have died: among them may be rows that these held.

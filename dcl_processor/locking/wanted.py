@@ -7,8 +7,9 @@ LOCKED); here the statement names the rows, and passes once over keys that are n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from django.db import connections
@@ -30,15 +31,22 @@ class Wanted:
     many, and whether they are named in the order of their keys, which the database returns without
     sorting. The order never depends on the row's values, which may have changed since the read.
     ``key``: that of all these rows, which is locked before them; ``None``: they are in no group.
+    ``keys``: those of the rows, if they are in groups.
     """
 
-    __slots__ = ("choice", "key", "limit", "pks")
+    __slots__ = ("choice", "key", "keys", "limit", "pks")
 
     def __init__(
-        self, pks: Sequence[Any], limit: int | None = None, key: Key | None = None
+        self,
+        pks: Sequence[Any],
+        limit: int | None = None,
+        key: Key | None = None,
+        *,
+        keys: Mapping[Any, Key] = MappingProxyType({}),
     ) -> None:
         self.pks = pks
         self.key = key
+        self.keys = keys
         self.limit = len(pks) if limit is None else limit
         self.choice = (
             (limit, _are_ascending(pks)) if limit is not None and limit < len(pks) else None

@@ -13,8 +13,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Lease, batch_processor
+from dcl_processor.engine import key_claim
 from dcl_processor.exceptions import InvalidOption, TooManyPending, Unsupported
-from dcl_processor.locking import claiming, key_lock
 from tests.contract.support import errands as the
 from tests.contract.support.groups import grouped, in_order, rows_of, run_beside
 from tests.contract.support.marking import marking
@@ -58,15 +58,16 @@ def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
     dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
     renewed: list[int] = []
 
-    def claim(question: Any, wanted: Any, transactions: Any = None) -> Any:
+    def claim(session: Any, question: Any, wanted: Any, *more: Any) -> Any:
         if not renewed and dead.pk in wanted.pks:
             renewed.append(dead.pk)
             later = timezone.now() + timedelta(days=1)
             table = Errand.objects.using("other").filter(pk=dead.pk)
             the.elsewhere(lambda: table.update(leased_until=later))
-        return claiming.claim(question, wanted, transactions)
+        return real(session, question, wanted, *more)
 
-    monkeypatch.setattr("dcl_processor.locking.key_lock.claim", claim)
+    real = key_claim.claim
+    monkeypatch.setattr(key_claim, "claim", claim)
     handled: list[int] = []
     report = keyed(lambda row: handled.append(row.pk), batch_size=size)(wait_for_locked=0)
     assert renewed == [dead.pk]
@@ -78,17 +79,17 @@ def test_a_place_that_another_worker_takes_before_the_claim_leaves_the_others_fr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its row is among the wanted ones: it is missed, and counts as in flight once."""
-    rows, real, leased = rows_of(1, 1, 1), key_lock._lock, list[int]()
+    rows, real, leased = rows_of(1, 1, 1), key_claim.take_turn, list[int]()
 
-    def lock(question: Any, key: Any) -> bool:
+    def take_turn(*given: Any) -> Any:
         if not leased:
             leased.append(rows[0].pk)
             later = timezone.now() + timedelta(days=1)
             table = Errand.objects.using("other").filter(pk__in=leased)
             the.elsewhere(lambda: table.update(leased_until=later))
-        return real(question, key)
+        return real(*given)
 
-    monkeypatch.setattr(key_lock, "_lock", lock)
+    monkeypatch.setattr(key_claim, "take_turn", take_turn)
     report = keyed(max_per_group=3, batch_size=3)(wait_for_locked=0)
     assert (report.processed, report.held) == (2, 0)
     assert list(Errand.objects.filter(done=False)) == rows[:1]

@@ -1,0 +1,248 @@
+"""The line of keys, and the lock-free reads of the rows of each.
+
+A key whose turn it is gives its next rows, and goes to the end of the line. So a key with most of
+the rows holds up no other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from dcl_processor.candidates import groups as reads
+from dcl_processor.candidates import scan
+from dcl_processor.candidates.question import Question
+from dcl_processor.definition.groups import Groups, Key
+
+#: Keys that are visited again, and rows that are remembered.
+MOST_KEPT = 10_000
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A key in line.
+
+    ``waiting``: its next rows; ``behind``: rows that were read together with these, and come after
+    them. ``left``: rows that the run may still take of it; ``None``: not counted yet. ``tried``:
+    rows that were handled and may still be pending; at ``forget_at`` rows, a query finds those that
+    are no longer pending, and they are removed; ``missed``: those that another session has locked;
+    ``alone``: those that are to be handled alone. ``in_flight``: batches; ``is_in_line``: or among
+    the next ones. ``is_old``: ``waiting`` is to be checked; ``may_be_busy``: so is whether missed
+    rows are locked. ``size``: rows that are read at once in order. ``suspects``: rows that may kill
+    the process; ``is_last``: all others were handled.
+    """
+
+    key: Key
+    waiting: deque[Any] = field(default_factory=deque)
+    behind: deque[Any] = field(default_factory=deque)
+    left: int | None = None
+    tried: set[Any] = field(default_factory=set)
+    forget_at: int = 2 * reads.ROWS
+    missed: set[Any] = field(default_factory=set)
+    alone: set[Any] = field(default_factory=set)
+    in_flight: int = 0
+    is_in_line: bool = False
+    is_old: bool = False
+    may_be_busy: bool = False
+    size: int = reads.ROWS
+    suspects: set[Any] = field(default_factory=set)
+    is_last: bool = False
+
+
+class Turns:
+    """Keeps track of the keys of a run: in line, in flight, busy, and held.
+
+    ``line``: the keys to visit, the next one first; ``ready``: those whose next rows were read.
+    ``busy``: those that are visited again later,
+    by their values; ``held``: those that are left to the next run. ``highest``: the last row when
+    the run began, if rows that arrived later are not to be handled alone.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self.line: deque[Turn] = deque()
+        self.ready: deque[Turn] = deque()
+        #: Every key that is in line or in flight, by its value.
+        self._turns: dict[Any, Turn] = {}
+        self.busy: dict[Any, Turn] = {}
+        self.held: dict[Any, Turn] = {}
+        self.highest: Any = None
+
+    @property
+    def are_in_flight(self) -> bool:
+        """Whether there are keys besides those in line: they have batches in flight."""
+        return bool(self._turns)
+
+    def of(self, key: Key) -> Turn | None:
+        """Return the turn of a key that is in line or in flight."""
+        return self._turns.get(key.value)
+
+    def join(self, turn: Turn) -> None:
+        """Put a key at the end of the line, unless it is in line."""
+        self._turns[turn.key.value] = turn
+        if not turn.is_in_line:
+            turn.is_in_line = True
+            self.line.append(turn)
+
+    def join_busy(self) -> None:
+        """Put the busy keys in line again; their rows are read again."""
+        turns, self.busy = list(self.busy.values()), {}
+        for turn in turns:
+            turn.missed.clear()
+            turn.behind.clear()
+            self._read_again(turn)
+            self.join(turn)
+
+    def end(self, turn: Turn) -> None:
+        """Forget a key without rows."""
+        self._turns.pop(turn.key.value, None)
+
+    def clear(self) -> None:
+        """Forget the keys in line and in flight."""
+        for turn in (*self.line, *self.ready):
+            turn.is_in_line = False
+        self.line.clear()
+        self.ready.clear()
+        self._turns.clear()
+
+    def busy_later(self, turn: Turn) -> None:
+        """Visit a key again when the others had their turns."""
+        if self._groups.whole:
+            turn.left = None
+        room = len(self.busy) < MOST_KEPT
+        self._leave_line(turn, self.busy if room else self.held)
+
+    def hold(self, turn: Turn) -> None:
+        """Leave a key to the next run."""
+        self._leave_line(turn, self.held)
+
+    def _leave_line(self, turn: Turn, where: dict[Any, Turn]) -> None:
+        if turn.is_in_line:
+            turn.is_in_line = False
+            (self.line if turn in self.line else self.ready).remove(turn)
+        if not turn.in_flight:
+            self._turns.pop(turn.key.value, None)
+        if len(where) < MOST_KEPT:
+            where[turn.key.value] = turn
+
+    # --- the next rows of a key
+
+    def has_rows(self, question: Question[Any], turn: Turn) -> bool:
+        """Return whether the key has rows to try; if it has none, it is over, busy or held."""
+        if turn.is_old:
+            turn.is_old = False
+            self._check_waiting(question, turn)
+        if not turn.waiting:
+            self._next_waiting(turn)
+        return bool(turn.waiting) or self._read_rows(question, turn)
+
+    def _check_waiting(self, question: Question[Any], turn: Turn) -> None:
+        """Drop the rows in line that other workers have finished; in order, read all of them again.
+
+        After a row that failed, or was handled elsewhere, only the head shows how the key goes on.
+        So that many such rows do not read the key as many times, few rows are read first.
+        """
+        if self._groups.in_order or self._groups.whole:
+            self._read_again(turn)
+        else:
+            pending = deque(scan.still_pending(question, turn.waiting))
+            if question.read_using != question.using:
+                # A late replica shows the others again, and each would cost a claim and a read.
+                turn.tried |= set(turn.waiting).difference(pending)
+            turn.waiting = pending
+
+    def _read_again(self, turn: Turn) -> None:
+        turn.waiting.clear()
+        turn.size = 1
+
+    def _next_waiting(self, turn: Turn) -> None:
+        """Put the next rows in line of those that were read."""
+        size = min(reads.ROWS, len(turn.behind))
+        # A new deque, because each one is searched for suspects once.
+        turn.waiting = deque(turn.behind.popleft() for _ in range(size))
+
+    def _read_rows(self, question: Question[Any], turn: Turn) -> bool:
+        """Read the next rows of a key; return whether there are any."""
+        if turn.in_flight or (turn.left is not None and turn.left <= 0):
+            return False
+        whole = self._groups.whole
+        self._forget_finished(question, turn)
+        found, is_full = self._candidates(question, turn)
+        if turn.left is None:
+            # Race: endless run. Rows of a key that keep arriving must not keep the run going.
+            turn.left = reads.count(question, turn.key) if is_full else len(found)
+        if whole and not self._is_from_before(found):
+            return False
+        free = self._in_order(turn, found) if self._groups.in_order else found
+        seen = turn.tried | turn.missed
+        rows = (each.pk for each in free if each.pk not in seen)
+        turn.waiting = deque(rows if whole else islice(rows, reads.ROWS))
+        turn.behind = deque(rows)
+        if not turn.waiting:
+            missed = [each.pk for each in found if each.pk in turn.missed]
+            # In order, the read shows what the primary knows.
+            if missed and (self._groups.in_order or self.has_locked(question, turn, missed)):
+                self.busy_later(turn)
+        return bool(turn.waiting)
+
+    def has_locked(self, question: Question[Any], turn: Turn, missed: Collection[Any]) -> bool:
+        """Return whether a missed row of the key is still pending; count the others as tried.
+
+        Asked of the primary: a late replica shows the finished ones again and again.
+        """
+        locked, rows = set[Any](), list(missed)
+        for at in range(0, len(rows), scan.WINDOW):
+            locked.update(scan.still_pending(question, rows[at : at + scan.WINDOW]))
+        finished = set(rows) - locked
+        turn.tried |= finished
+        turn.missed -= finished
+        return bool(locked)
+
+    def _candidates(
+        self, question: Question[Any], turn: Turn
+    ) -> tuple[list[reads.Candidate], bool]:
+        """Read rows of a key until there is one that was not tried."""
+        if self._groups.whole:
+            return reads.candidates(question, turn.key, most=None)
+        if self._groups.in_order:
+            most, turn.size = turn.size, min(2 * turn.size, reads.ROWS)
+            return reads.candidates(question, turn.key, most=most)
+        # Rows that failed come first again. They are skipped here and not in the query, because
+        # there may be many. As many rows are read behind them as before, so that each row of the
+        # key is read about twice, and not once for each read.
+        seen = turn.tried | turn.missed
+        most = reads.ROWS + 2 * len(seen)
+        while True:
+            found, is_full = reads.candidates(question, turn.key, most=most)
+            # Each row may come many times, once for each match of a filter over a to-many relation.
+            if not is_full or any(each.pk not in seen for each in found):
+                return found, is_full
+            most *= 2
+
+    def _forget_finished(self, question: Question[Any], turn: Turn) -> None:
+        """Forget the tried rows that are no longer pending, such as those that were given up on."""
+        if len(turn.tried) >= turn.forget_at:
+            turn.tried = reads.unfinished(question, turn.tried)
+            # Many may stay pending, and are not to be looked up again for each read.
+            turn.forget_at = 2 * max(reads.ROWS, len(turn.tried))
+
+    def _in_order(self, turn: Turn, found: list[reads.Candidate]) -> list[reads.Candidate]:
+        """Return the rows up to the first one that blocks those behind it."""
+        seen = turn.tried | turn.missed
+        for place, candidate in enumerate(found):
+            blocks = not candidate.is_due or candidate.pk in seen
+            if blocks:
+                if place == 0 and candidate.pk not in turn.missed:
+                    self.hold(turn)
+                return found[:place]
+        return found
+
+    def _is_from_before(self, found: list[reads.Candidate]) -> bool:
+        """Return whether a row of the key existed when the run began, as far as its key shows."""
+        numbers = [each.pk for each in found if isinstance(each.pk, int)]
+        if not isinstance(self.highest, int) or len(numbers) < len(found):
+            return True
+        return any(pk <= self.highest for pk in numbers)
