@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .contrib.reservations import Reservation
     from .decorator import batch_processor
     from .definition.breaker import Breaker
     from .definition.kinds import Delivery
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from .outcomes import Discard, Snooze
     from .processor import BatchProcessor
     from .report import Report
-    from .reservation import Reservation
     from .worker import worker_name
 
 __all__ = [
@@ -39,7 +39,7 @@ _MODULES = {
     "Discard": ".outcomes",
     "Lease": ".definition.lease",
     "Report": ".report",
-    "Reservation": ".reservation",
+    "Reservation": ".contrib.reservations",
     "Retry": ".definition.retry",
     "Snooze": ".outcomes",
     "batch_processor": ".decorator",

@@ -19,8 +19,8 @@ from .candidates.question import Question
 from .candidates.scan import WINDOW
 from .database.contention import is_contention
 from .exceptions import StillPending
-from .locking.claiming import lock_free
 from .locking.isolation import refuse_old_snapshot
+from .locking.parts import lock_free
 from .locking.waiting import lock_timeout, locked_rows, settlement_transaction, written_parts
 from .operator_choice import Chosen, Marks
 from .operator_marks import plain

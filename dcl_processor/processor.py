@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from threading import Event
-from typing import Any, ClassVar, Never, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 
-from . import operator_actions, reservation
+from . import operator_actions
 from .definition import validation
 from .definition.definition import Definition
-from .engine.run import Run as LaneRun
-from .engine.run import suits
+from .engine.dry_run import dry_run
+from .engine.run import Run
 from .execution.nesting import entered, refuse_key_with_others
 from .locking import producer_lock
 from .report import DryRun, Report
-from .reservation import Reservation
 from .runner import limits
-from .runner.dry_run import dry_run
-from .runner.run import Run
 from .watch import notify
+
+if TYPE_CHECKING:
+    from .contrib.reservations import Reservation
 
 M = TypeVar("M", bound=Model)
 
@@ -170,6 +170,8 @@ class BatchProcessor(Definition[M]):
         own handler; ``InsideTransaction`` inside ``atomic()``; and what ``run()`` raises before any
         handler.
         """
+        from .contrib.reservations import reservation  # loaded when used
+
         return reservation.reserve(self, limit, filter=filter, using=using, bound_to=bound_to)
 
     def reservation(self, token: str, *, bound_to: str | None = None) -> Reservation[M]:
@@ -179,6 +181,8 @@ class BatchProcessor(Definition[M]):
         this processor did not give out, or not to ``bound_to``; ``Unsupported`` for a processor
         that ``reserve()`` refuses.
         """
+        from .contrib.reservations import reservation  # loaded when used
+
         return reservation.from_token(self, token, bound_to=bound_to)
 
     def discard(
@@ -260,8 +264,7 @@ class BatchProcessor(Definition[M]):
         then.
         """
         with entered(self):
-            make = LaneRun if suits(self) else Run
-            return make(
+            return Run(
                 self,
                 filter=filter,
                 using=using,

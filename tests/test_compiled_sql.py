@@ -21,7 +21,7 @@ from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.compiled_sql.cache import MOST_KEPT
 from dcl_processor.compiled_sql.update import CompiledUpdate
-from dcl_processor.delivery import compare_and_set
+from dcl_processor.engine import compare_and_set
 from dcl_processor.settlement import writing
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck

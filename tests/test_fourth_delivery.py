@@ -12,7 +12,6 @@ import pytest
 
 from dcl_processor import Delivery, batch_processor
 from dcl_processor.definition.kinds import RULES, Rules
-from dcl_processor.delivery import deliveries
 from dcl_processor.engine.deliveries import DELIVERIES
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from tests.contract.support import archive
@@ -62,7 +61,7 @@ READ_THE_FLIPPED_ROW = {
 
 
 def test_each_delivery_has_a_function_and_rules() -> None:
-    assert list(DELIVERIES) == list(deliveries.DELIVERIES) == list(RULES) == list(Delivery)
+    assert list(DELIVERIES) == list(RULES) == list(Delivery)
 
 
 OPTIONS: dict[str, Any] = {"done": {"sent": True}, "delivery": "archive"}

@@ -16,9 +16,9 @@ from hypothesis import Phase
 
 from dcl_processor import Delivery
 from dcl_processor.compiled_sql.cache import signature
-from dcl_processor.delivery import marks
-from dcl_processor.delivery.batch import Batch
-from dcl_processor.delivery.marks import Mark, MarkedRows
+from dcl_processor.engine import marks
+from dcl_processor.engine.lane import Lane
+from dcl_processor.engine.marks import Mark
 from tests import seams
 from tests.contract.support.machine import play
 
@@ -33,8 +33,8 @@ def settle_whatever_the_row_says(patch: Patch) -> None:
 
 
 def count_no_attempt_at_the_claim(patch: Patch) -> None:
-    def lease_mark(batch: Batch[Any]) -> Mark:
-        mark = marks.lease_mark(batch)
+    def lease_mark(lane: Lane) -> Mark:
+        mark = marks.lease_mark(lane)
         values = {**mark.values, "attempts": F("attempts")}
         return replace(mark, values=values, name=signature(values))
 
@@ -42,8 +42,8 @@ def count_no_attempt_at_the_claim(patch: Patch) -> None:
 
 
 def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
-    def lease_mark(batch: Batch[Any]) -> Mark:
-        mark = marks.lease_mark(batch)
+    def lease_mark(lane: Lane) -> Mark:
+        mark = marks.lease_mark(lane)
         return replace(mark, undone=mark.removed)
 
     seams.replace(patch, seams.LEASE_MARK, lease_mark)
@@ -69,12 +69,6 @@ def give_up_one_attempt_late(patch: Patch) -> None:
 
 
 def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
-    def record_commit(self: MarkedRows, batch: Batch[Any], since: float) -> None:
-        committed(self, batch, since)
-        batch.attempts = dict.fromkeys(self.after, 1)
-
-    committed = MarkedRows.record_commit
-    seams.replace(patch, seams.RECORD_COMMIT, record_commit)
     seams.replace(patch, seams.READ_ATTEMPTS, lambda *_: None)
 
 

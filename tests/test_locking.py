@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor.candidates.question import ask
+from dcl_processor.engine.claim import claim
+from dcl_processor.engine.session import Session
 from dcl_processor.exceptions import InvalidPending
-from dcl_processor.locking.claiming import Miss, claim
 from dcl_processor.locking.wanted import Wanted
+from tests.contract.support.messages import separately
 from tests.models import (
     Badge,
     Caravan,
@@ -33,15 +37,27 @@ from tests.models import (
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
+@contextmanager
+def locked(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Iterator[Any]:
+    """Claim a row for the block, and yield it, or why it was missed."""
+    question = ask(queryset, label="test", flips=flips)
+    session = Session(question.using, "test")
+    try:
+        got = claim(session, question, Wanted([pk]), None)
+        yield got.rows[0] if got.rows else "absent" if got.absent else "stale"
+    finally:
+        session.rollback()
+
+
 def claimed(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Any:
-    with transaction.atomic():
-        got = claim(ask(queryset, label="test", flips=flips), Wanted([pk]))
-        return got.rows[pk] if pk in got.rows else got.misses[pk]
+    """Return the row, or why it was missed."""
+    with locked(queryset, pk, flips) as held:
+        return held if isinstance(held, str) else held.row
 
 
 def statements(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> list[str]:
-    with CaptureQueriesContext(connection) as queries:
-        assert not isinstance(claimed(queryset, pk, flips), Miss)
+    with separately(), CaptureQueriesContext(connection) as queries:
+        assert not isinstance(claimed(queryset, pk, flips), str)
     return [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
 
 
@@ -75,9 +91,8 @@ def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
     Trailer.objects.create(inspected=True)
     row = Caravan.objects.create()
     assert row.pk != row.vehicle_id
-    with transaction.atomic():
-        question = ask(Caravan.objects.filter(inspected=False), label="test")
-        assert isinstance(claim(question, Wanted([row.pk])).rows[row.pk], Caravan)
+    with locked(Caravan.objects.filter(inspected=False), row.pk) as held:
+        assert isinstance(held.row, Caravan)
         with connections["other"].cursor() as cursor:
             cursor.execute("SELECT id FROM tests_vehicle FOR NO KEY UPDATE SKIP LOCKED")
             free = {key for (key,) in cursor.fetchall()}
@@ -88,9 +103,9 @@ def test_a_parent_is_locked_by_the_key_that_the_row_has_for_it() -> None:
 def test_a_row_that_is_joined_stays_free_for_others(rows: dict[str, Any]) -> None:
     depot = Depot.objects.create()
     row = Parcel.objects.create(depot=depot)
-    with transaction.atomic():
-        asked = Parcel.objects.filter(**rows).select_related("depot")
-        assert row.pk in claim(ask(asked, label="test"), Wanted([row.pk])).rows
+    asked = Parcel.objects.filter(**rows).select_related("depot")
+    with locked(asked, row.pk) as held:
+        assert held.row == row
         with transaction.atomic(using="other"):
             others = Depot.objects.using("other")
             assert list(others.select_for_update(skip_locked=True)) == [depot]
@@ -101,7 +116,7 @@ def test_a_parent_that_another_session_holds_makes_the_row_absent() -> None:
     truck = Truck.objects.create()
     with transaction.atomic(using="other"):
         Vehicle.objects.using("other").filter(pk=truck.pk).update(plate="x")
-        assert claimed(Truck.objects.filter(inspected=False), truck.pk) is Miss.ABSENT
+        assert claimed(Truck.objects.filter(inspected=False), truck.pk) == "absent"
         assert isinstance(claimed(Truck.objects.filter(weighed=False), truck.pk), Truck)
 
 
@@ -109,12 +124,12 @@ def test_gone_and_finished_rows_are_missed() -> None:
     row = Parcel.objects.create(depot=Depot.objects.create())
     truck = Truck.objects.create(inspected=True)
     asked = Parcel.objects.filter(sent=False, depot__open=True)
-    assert claimed(asked, row.pk + 1) is Miss.ABSENT
-    assert claimed(Truck.objects.filter(inspected=False), truck.pk) is Miss.STALE
+    assert claimed(asked, row.pk + 1) == "absent"
+    assert claimed(Truck.objects.filter(inspected=False), truck.pk) == "stale"
     Depot.objects.update(open=False)
-    assert claimed(asked, row.pk) is Miss.STALE
+    assert claimed(asked, row.pk) == "stale"
     Parcel.objects.update(sent=True)
-    assert claimed(Parcel.objects.filter(sent=False), row.pk) is Miss.ABSENT
+    assert claimed(Parcel.objects.filter(sent=False), row.pk) == "absent"
 
 
 def test_one_instance_is_made_and_it_is_the_handlers() -> None:
@@ -194,10 +209,9 @@ def test_deferral_select_related_and_annotations_are_the_querysets() -> None:
 def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
     rows = [Parcel.objects.create() for _ in range(3)]
     scans = [Scan.objects.create(parcel=row) for row in rows]
-    asked = ask(Parcel.objects.filter(sent=False).prefetch_related("scans"), label="test")
+    asked = Parcel.objects.filter(sent=False).prefetch_related("scans")
     for row, scan in zip(rows, scans, strict=True):
-        with transaction.atomic():
-            [got] = claim(asked, Wanted([row.pk])).rows.values()
+        got = claimed(asked, row.pk)
         with CaptureQueriesContext(connection) as queries:
             assert list(got.scans.all()) == [scan]
         assert not queries
@@ -231,4 +245,4 @@ def test_a_queryset_that_skips_nothing_itself_never_waits() -> None:
     with transaction.atomic(using="other"):
         Parcel.objects.using("other").filter(pk=row.pk).update(note="x")
         asked = Parcel.objects.select_for_update().filter(sent=False)
-        assert claimed(asked, row.pk) is Miss.ABSENT
+        assert claimed(asked, row.pk) == "absent"

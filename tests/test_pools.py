@@ -12,7 +12,7 @@ import pytest
 from django.db import connection, connections
 
 from dcl_processor import Lease
-from dcl_processor.delivery import heartbeat
+from dcl_processor.engine import heartbeat
 from dcl_processor.exceptions import Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import beat_soon, until

@@ -11,7 +11,7 @@ from django.test.utils import isolate_apps
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.columns import LeaseColumn, RetryColumns
-from dcl_processor.delivery import one_statement
+from dcl_processor.engine import one_statement
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run

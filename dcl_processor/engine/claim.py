@@ -14,13 +14,13 @@ from typing import Any
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import Model, Q, QuerySet
-from django.db.models.constants import LOOKUP_SEP
 
-from dcl_processor.candidates.question import KeyList, Question, RowFilter, these
+from dcl_processor.candidates.question import KeyList, Question, RowFilter
 from dcl_processor.compiled_sql.select import CompiledSelect, RowBuilder
 from dcl_processor.database.transaction_id import has_id
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.locking.engines import refuse_without_transactions
+from dcl_processor.locking.parts import database_lock, parts_of, rows_with
 from dcl_processor.locking.wanted import Wanted
 
 from .session import Session
@@ -108,17 +108,8 @@ def _claim_database(
 ) -> Claimed:
     # Race: double claim. Another worker may have finished a row before this lock was taken.
     ask = read_of(question, ("ask", None), wanted.pks, _asked(question, wanted.pks))
-    _, answer = send([database_lock(question), ask.statement])
+    _, answer = send([Statement(database_lock(question)), ask.statement])
     return _claimed(session, wanted.pks, _by_key(question, ask.build(answer)), wanted.pks, None)
-
-
-def database_lock(question: Question[Any]) -> Statement:
-    """Return the statement that takes the only lock of a database without row locks."""
-    # SQLite has one lock, for writing, and grants it at once only to a transaction that begins with
-    # a write, here an update that matches no row. After a read, the later write could fail.
-    quote, meta = connections[question.using].ops.quote_name, question.model._meta
-    table, column = quote(meta.db_table), quote(str(meta.pk_fields[0].column))
-    return Statement(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0")  # noqa: S608  # quoted
 
 
 def _claimed(
@@ -150,7 +141,7 @@ def statements(question: Question[Any], wanted: Wanted) -> list[Statement]:
     connection = connections[question.using]
     again = read_of(question, ("ask", None), wanted.pks, _asked(question, wanted.pks)).statement
     if not connection.features.has_select_for_update:
-        return [database_lock(question), again]
+        return [Statement(database_lock(question)), again]
     if question.own_table:
         return [_own(question, wanted)[1]]
     return [*(statement for _, _, statement in _locks(question, wanted)), again]
@@ -271,18 +262,6 @@ def _lock_parts(question: Question[Any], table: type[Model], wanted: Wanted) -> 
     return read_of(question, (table, wanted.choice), wanted.pks, parts, locking)
 
 
-def parts_of(question: Question[Any], table: type[Model], pks: Sequence[Any]) -> dict[Any, Any]:
-    """Return the keys of the rows' parts in one table, by the rows' own keys."""
-    steps = question.model._meta.get_path_to_parent(table)
-    if all(step.join_field.primary_key for step in steps):
-        return dict(zip(pks, pks, strict=True))
-    # A separate query, because MariaDB would lock the rows of a subquery as well. The answer stays
-    # valid, because nothing moves a row to another parent.
-    path = LOOKUP_SEP.join(step.join_field.name for step in steps)
-    rows = QuerySet[Any](question.model, using=question.using).filter(these(pks))
-    return dict(rows.values_list("pk", path))
-
-
 def _locked(
     question: Question[Any],
     locks: Sequence[tuple[Mapping[Any, Any], Read, Statement]],
@@ -291,23 +270,9 @@ def _locked(
     """Return the rows of which each part was locked."""
     ours: set[Any] | None = None
     for table, (parts, read, _), answer in zip(question.tables, locks, answers, strict=True):
-        number = len(table._meta.pk_fields)
-        held = {row[:number] if number > 1 else row[0] for row in read.build(answer)}
-        here = {pk for pk, key in parts.items() if key in held}
-        if table is not question.model and len(here) < len(held):
-            here |= _spelled_otherwise(question, table, held.difference(parts.values()))
+        here = rows_with(question, table, parts, read.build(answer))
         ours = here if ours is None else ours & here
     return ours or set()
-
-
-def _spelled_otherwise(
-    question: Question[Any], parent: type[Model], held: Collection[Any]
-) -> set[Any]:
-    """Return the rows with these parts in a parent's table, for a collation that ignores case."""
-    steps = question.model._meta.get_path_to_parent(parent)
-    path = LOOKUP_SEP.join(step.join_field.name for step in steps)
-    named = QuerySet[Any](question.model, using=question.using).filter(**{f"{path}__in": held})
-    return set(named.values_list("pk", flat=True))
 
 
 # --- the rows

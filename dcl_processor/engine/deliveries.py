@@ -7,18 +7,21 @@ is the value that it returns; ``after`` is what the delivery before it has retur
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery.marks import claim_mark, lease_mark
+from dcl_processor.exceptions import Unsupported
 
 from .flips import flips
 from .marked import handle_marked
+from .marks import claim_mark, lease_mark
 from .settlement import Batch, Settlement
 from .settling import settle
 from .work import handle_locked
 
 if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
     from .lane import Lane
 
 
@@ -45,9 +48,21 @@ def at_least_once(lane: Lane, batch: Batch, after: Settlement | None) -> Settlem
     return settle(lane, batch)
 
 
+Deliver = Callable[["Lane", Batch, Settlement | None], Settlement]
+
 #: The function of each delivery, which has its rules in ``definition/kinds.py``.
-DELIVERIES: dict[str, Callable[[Lane, Batch, Settlement | None], Settlement]] = {
+DELIVERIES: dict[str, Deliver] = {
     Delivery.TRANSACTIONAL: transactional,
     Delivery.AT_MOST_ONCE: at_most_once,
     Delivery.AT_LEAST_ONCE: at_least_once,
 }
+
+
+def refuse_unknown(processor: Definition[Any]) -> None:
+    """Raise ``Unsupported`` unless the processor's delivery has a function."""
+    if processor.delivery not in DELIVERIES:
+        raise Unsupported(
+            f"{processor.name}: expected a delivery with a function, one of "
+            f"{', '.join(map(str, DELIVERIES))}, got {processor.delivery!r}, which has only rules; "
+            "add its function to DELIVERIES in dcl_processor/engine/deliveries.py."
+        )

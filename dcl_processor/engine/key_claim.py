@@ -13,7 +13,7 @@ is locked. No wrong row is claimed, because a claim finds rows by the key itself
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +24,14 @@ from dcl_processor.candidates.groups import first_of
 from dcl_processor.candidates.question import Question, RowFilter, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, Key
-from dcl_processor.locking.claiming import lock_free
 from dcl_processor.locking.key_lock import lock_numbers
+from dcl_processor.locking.parts import database_lock, lock_free
 from dcl_processor.locking.related_lock import lock_related
 from dcl_processor.locking.waiting import written_parts
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.values import resolve
 
-from .claim import Read, claim, database_lock, read_of
+from .claim import Read, claim, read_of
 from .session import Session
 from .settlement import Busy, Claimed, Held, Settlement, Statement
 
@@ -91,21 +91,14 @@ def take_turn(
     groups = next(iter(keys.values())).groups
     if not session.connection.features.has_select_for_update:
         # The one lock of the database is that of every key.
-        session.begin([database_lock(question)], after)
-        free = keys
-        look = _look(session, question, groups, free)
+        session.begin([Statement(database_lock(question))], after)
+        free, look = {*keys}, _look(session, question, groups, keys)
     elif groups.lock_related:
         session.begin([], after)
-        free = {v: key for v, key in keys.items() if lock_related(question, key, wait=False)}
+        free = {v for v, key in keys.items() if lock_related(question, key, wait=False)}
         look = _look(session, question, groups, free)
     else:
-        numbers = {value: lock_numbers(key) for value, key in keys.items()}
-        asked = _statements(question, groups, keys)
-        locking = _locking([each for some in numbers.values() for each in some], one=len(keys) == 1)
-        [locks, *answers] = session.begin([locking, *[read.statement for read in asked]], after)
-        locked = {number for [number] in locks}
-        free = {v: key for v, key in keys.items() if not locked.isdisjoint(numbers[v])}
-        look = _understood(question, groups, asked, answers)
+        free, look = _lock_and_look(session, question, groups, keys, after)
     turn = Turn()
     for value, key in keys.items():
         pks = [pk for pk in wanted.pks if wanted.keys[pk] is key or wanted.keys[pk].value == value]
@@ -115,6 +108,23 @@ def take_turn(
         else:
             turn.pks += found
     return turn
+
+
+def _lock_and_look(
+    session: Session,
+    question: Question[Any],
+    groups: Groups,
+    keys: Mapping[Any, Key],
+    after: Settlement | None,
+) -> tuple[set[Any], _Look]:
+    """Return the keys that could be locked, and what was asked about all of them."""
+    numbers = {value: lock_numbers(key) for value, key in keys.items()}
+    asked = _statements(question, groups, keys)
+    locking = _locking([each for some in numbers.values() for each in some], one=len(keys) == 1)
+    [locks, *answers] = session.begin([locking, *[read.statement for read in asked]], after)
+    locked = {number for [number] in locks}
+    free = {value for value, theirs in numbers.items() if not locked.isdisjoint(theirs)}
+    return free, _understood(question, groups, asked, answers)
 
 
 def _locking(numbers: list[int], *, one: bool) -> Statement:
@@ -199,7 +209,12 @@ def _turn_of(
             # Race: two of one key. A lapsed row that is not to be claimed any more counts.
             if _reap(question, key, [pk for pk in left if pk in look.late]):
                 return Busy.IN_USE
-    return Busy.NOT_FIRST if groups.in_order and pks[0] not in look.heads else pks
+    return Busy.NOT_FIRST if groups.in_order and not _is_first(pks[0], look) else pks
+
+
+def _is_first(pk: Any, look: _Look) -> bool:
+    """Return whether no unfinished row of its key comes before the row."""
+    return pk in look.heads
 
 
 def moved_rows(question: Question[Any], wanted: Wanted, rows: Sequence[Held]) -> Collection[Any]:

@@ -9,15 +9,14 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import log_fields, observers
-from dcl_processor.delivery import one_statement
-from dcl_processor.delivery.ages import pending_ages
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.interrupts import ends_the_run
 
-from . import recovery, settling
+from . import one_statement, recovery, settling
+from .ages import pending_ages
 from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls
 from .claim import claim
-from .deliveries import DELIVERIES
+from .deliveries import DELIVERIES, Deliver
 from .flips import fixed_flip
 from .key_claim import claim_in_turn
 from .marking import claim_and_mark
@@ -28,18 +27,21 @@ from .work import read_attempts
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
-    from dcl_processor.delivery.marks import Mark
     from dcl_processor.values import Values
 
+    from .marks import Mark
     from .run import Run
 
 logger = logging.getLogger("dcl_processor")
 
 
 class Lane:
-    """Delivers batches, one after another, on one session; a run has one lane for each thread."""
+    """Delivers batches, one after another, on one session; a run has one lane for each thread.
 
-    def __init__(self, run: Run) -> None:
+    ``deliver``: instead of the processor's delivery.
+    """
+
+    def __init__(self, run: Run, deliver: Deliver | None = None) -> None:
         self.run = run
         self.processor = run.processor
         self.source = run.source
@@ -47,8 +49,8 @@ class Lane:
         self.in_flight = run.in_flight
         self.session = Session(run.using, run.processor.name)
         self._loop = run.event_loop
-        self._size = run.processor.batch_size
-        self._deliver = DELIVERIES[run.processor.delivery]
+        self._size = run.size
+        self._deliver = deliver or DELIVERIES[run.processor.delivery]
         self._counts = self.processor.retry is not None
         #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
         self.fixed_flip = fixed_flip(self.processor)

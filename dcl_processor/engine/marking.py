@@ -17,8 +17,6 @@ from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.clock import recognisable_columns
-from dcl_processor.delivery import one_statement
-from dcl_processor.delivery.marks import show
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.execution.handler import Failed
 from dcl_processor.interrupts import ends_the_run
@@ -26,14 +24,15 @@ from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement import rehearsal
 from dcl_processor.values import Values, resolve
 
+from . import one_statement
 from .claim import claim
 from .key_claim import claim_in_turn, late_keys, moved_rows, take_turn
+from .marks import show
 from .settlement import COMMIT, Batch, Claimed, Held, Marked, NotSettled, Settlement, Statement
 
 if TYPE_CHECKING:
-    from dcl_processor.delivery.marks import Mark
-
     from .lane import Lane
+    from .marks import Mark
 
 
 def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> None:

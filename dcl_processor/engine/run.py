@@ -20,9 +20,7 @@ from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.delivery.heartbeat import Heartbeat
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.execution import failed_elsewhere
 from dcl_processor.execution.calls import beside
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.green_threads import refuse_green_threads
@@ -48,7 +46,8 @@ from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started
 from dcl_processor.values import Values
 
-from .deliveries import DELIVERIES
+from .deliveries import refuse_unknown
+from .heartbeat import Heartbeat
 from .key_source import KeySource
 from .lane import Lane
 from .session import sight
@@ -59,13 +58,16 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 
-def suits(processor: Definition[Any]) -> bool:
-    """Return whether lanes can deliver the processor's rows."""
-    return processor.delivery in DELIVERIES and not failed_elsewhere.is_shared(processor.name)
-
-
 class Run:
-    """One call of ``run()``; all state of a run is here and in its lanes, none on the processor."""
+    """One call of ``run()``; all state of a run is here and in its lanes, none on the processor.
+
+    ``hands_out``: the rows are handled elsewhere; ``longest_hold``: seconds that it waits at most
+    while rows may not start; ``deferred``: columns that are left out of the rows.
+    """
+
+    hands_out = False
+    longest_hold = LONGEST
+    deferred: Collection[str] = ()
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class Run:
         concurrency: int | None,
         stop: Event | None,
     ) -> None:
+        refuse_unknown(processor)
         limits.check_alias("using", using or processor.using)
         limits.check_alias("read_using", processor.read_using)
         limits.check_filter(filter)
@@ -107,10 +110,14 @@ class Run:
         self._alias = using or processor.using
         self.counters = Counters(processor, max_failures)
         self._open_failure = OpenFailure()
-        self.event_loop, self.time_limit = self._make_limits()
+        self.event_loop, self.time_limit = self.make_limits()
         self.resource = Resource(processor, self.event_loop, self._open_failure)
         lease, call_limits = processor.lease, self.event_loop or self.time_limit
-        self.heartbeat = Heartbeat(lease, processor.name, call_limits) if lease else None
+        self.heartbeat: Heartbeat | None = None
+        if lease is not None and not self.hands_out:
+            self.heartbeat = Heartbeat(lease, processor.name, call_limits)
+        #: Rows of one claim.
+        self.size = processor.batch_size
         self.notes = Notes(processor.name)
         self.in_flight = InFlight(self.notes)
         self.holds: Holds | None = None
@@ -118,10 +125,10 @@ class Run:
         self.stopped: Stopped | None = None
         self.is_interrupted = False
         self._most_pending = processor.max_pending if limit is None else None
-        self._rehearsal: Rehearsal | None = None
+        self.rehearsal: Rehearsal | None = None
         self._verifying = Lock()
 
-    def _make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
+    def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
         """Return what limits the seconds of a call: the event loop of asynchronous handlers."""
         seconds, label = self.processor._time_limit, self.processor.name
         if self.processor._is_async:
@@ -135,26 +142,31 @@ class Run:
 
     def execute(self) -> Report:
         """Do the run, and return its report."""
+        question = self.checked()
+        running = Running(self.processor.name, str(self.processor.delivery), self.using)
+        with known_as(running):
+            return self._execute(question, running)
+
+    def checked(self) -> Question[Any]:
+        """Return the question of all pending rows; raise if a run cannot be made here."""
         # Without the processor's own conditions, because their columns are not checked yet.
         question = self.ask(due=False)
         model_columns.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
         self.using = question.using
-        running = Running(self.processor.name, str(self.processor.delivery), self.using)
-        with known_as(running):
-            return self._execute(question, running)
+        return question
 
     def _execute(self, question: Question[Any], running: Running) -> Report:
         self._prepare()
-        self.source = self._source(question)
+        self.source = self.make_source(question)
         run_started.send_robust(type(self.processor), processor=self.processor, run_id=running.id)
         if observers.active:
             observers.tell("run_started", running)
         overseer: oversight.Overseer | None = None
         ended_by: BaseException | None = None
         try:
-            overseer = self._oversee()
-            if not self._is_held_back():
+            overseer = self.oversee()
+            if not self.is_held_back():
                 self._drive()
                 self.source.finish()
         except Exception as error:
@@ -165,18 +177,24 @@ class Run:
             raise
         finally:
             try:
-                self._leave()
+                self.leave()
             except BaseException as error:
                 ended_by = ended_by or error
                 raise
             finally:
                 report = self._conclude(running, overseer, ended_by)
                 ended_by = None  # or it would keep this frame, and this frame the error
+                self.forget_source()
         sender = type(self.processor)
         run_finished.send_robust(sender, processor=self.processor, report=report)
         return report
 
-    def _source(self, question: Question[Any]) -> Source:
+    def forget_source(self) -> None:
+        """Let go of the candidates, which refer to the run."""
+        self.source.close()
+        del self.source
+
+    def make_source(self, question: Question[Any]) -> Source:
         """Return the candidates; raise if keys cannot be locked, or have no order."""
         processor, name = self.processor, self.processor.name
         if processor.group_by is None:
@@ -187,7 +205,8 @@ class Run:
             refuse_without_skip_locked(question.using, name)
         if groups.in_order:
             refuse_order(question, name)
-        return KeySource(self, question, groups, at_once=self.event_loop is not None)
+        at_once = self.event_loop is not None or self.hands_out
+        return KeySource(self, question, groups, at_once=at_once)
 
     def _conclude(
         self, running: Running, overseer: oversight.Overseer | None, error: BaseException | None
@@ -305,7 +324,7 @@ class Run:
         finally:
             connections.close_all()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Close what the handlers used, also if an interrupt ends a step."""
         with ExitStack() as steps:  # in reverse order
             steps.callback(self.notes.close)
@@ -339,6 +358,7 @@ class Run:
             read_using=processor.read_using,
             due=due_now,
             flips=processor._locked_columns,
+            defer=self.deferred,
         )
 
     @property
@@ -354,28 +374,32 @@ class Run:
     @property
     def is_verified(self) -> bool:
         """Whether the flips were tried on the first row of the run."""
-        return self._rehearsal is not None
+        return self.rehearsal is not None
 
     @property
     def has_rules(self) -> bool:
         """Whether PostgreSQL rewrites statements on the table, so that none may be joined."""
-        return self._rehearsal is None or self._rehearsal.has_rules
+        return self.rehearsal is None or self.rehearsal.has_rules
 
     @property
     def kept_constants(self) -> Values:
         """The values with which a claim's constants are read back."""
-        return self._rehearsal.kept if self._rehearsal is not None else {}
+        return self.rehearsal.kept if self.rehearsal is not None else {}
 
     def needs_check(self, option: str | None) -> bool:
         """Return whether each row is to be checked after the flip that this option describes."""
-        return self._rehearsal is not None and option in self._rehearsal.unproven
+        return self.rehearsal is not None and option in self.rehearsal.unproven
+
+    def trust(self, rehearsal: Rehearsal) -> None:
+        """Take the flips as verified, as far as a rehearsal has shown."""
+        self.rehearsal = rehearsal
 
     def verify(self, question: Question[Any], held: Held) -> None:
         """Try the flips on the run's first row, before the first handler of any lane."""
-        if self._rehearsal is None:
+        if self.rehearsal is None:
             with self._verifying:
-                if self._rehearsal is None:
-                    self._rehearsal = rehearse(self.processor, question, held.row, held.pk)
+                if self.rehearsal is None:
+                    self.rehearsal = rehearse(self.processor, question, held.row, held.pk)
 
     def refuse_backlog(self, question: Question[Any], seen: Collection[Any] | None = None) -> None:
         """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window, if any."""
@@ -451,12 +475,12 @@ class Run:
 
     # --- what may keep rows from starting besides
 
-    def _oversee(self) -> oversight.Overseer | None:
+    def oversee(self) -> oversight.Overseer | None:
         """Return the overseer of the run, if there is one.
 
         Raises ``Unsupported`` if the processor needs one and there is none.
         """
-        overseer = oversight.of_run(self.processor, self.counters)
+        overseer = oversight.of_run(self.processor, self.counters, hands_out=self.hands_out)
         if overseer is None:
             refuse_without_ledger(self.processor)
         else:
@@ -465,7 +489,7 @@ class Run:
             self.holds = Holds(self.processor, overseer, lambda: None)
         return overseer
 
-    def _is_held_back(self) -> bool:
+    def is_held_back(self) -> bool:
         """Return whether the run ends before it has looked for rows."""
         if self.holds is not None:
             self.stopped = self._held_on(self.holds)
@@ -474,7 +498,7 @@ class Run:
     def _held_on(self, holds: Holds) -> Stopped | None:
         """Return why no row may start any more; wait until rows may start, if that is soon."""
         while (hold := holds.now()) is not None:
-            if hold.wait is None or hold.wait > LONGEST:
+            if hold.wait is None or hold.wait > self.longest_hold:
                 return hold.stopped
             if self.source.is_busy:
                 return None  # it starts no row, and waits for the end of these

@@ -16,12 +16,12 @@ from dcl_processor.execution.handler import Handled, Outcome
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
-    from dcl_processor.delivery.compare_and_set import Expected
-    from dcl_processor.delivery.marks import Mark
     from dcl_processor.locking.wanted import Wanted
     from dcl_processor.values import Values
 
     from .async_calls import AsyncCalls
+    from .compare_and_set import Expected
+    from .marks import Mark
 
 #: Of each statement: the rows that it returned, or how many it wrote if it returns none.
 Answer = Any
@@ -45,7 +45,8 @@ class Marked:
     ``before``, ``after``: the marked columns before and after the claim. ``expected``: what
     recognises the row in its last write. ``flip``: its flip, once it is known, because a callable
     in it is called once; ``decided``: its outcome with what is to be written, because ``failed`` is
-    asked once, too. ``may_be_written``: a write of its settlement got no answer.
+    asked once, too. ``may_be_written``: a write of its settlement got no answer; ``refused``: why
+    nothing could be written to it.
     By the monotonic clock: ``lease_end``, since it is renewed no more; ``try_until`` and
     ``try_again``, of a settlement that was refused.
     """
@@ -56,6 +57,7 @@ class Marked:
     flip: Values | None = None
     decided: tuple[Outcome | None, Values] | None = None
     may_be_written: bool = False
+    refused: Exception | None = None
     is_settled: bool = False
     lease_end: float | None = None
     try_until: float | None = None

@@ -18,8 +18,6 @@ from dcl_processor import log_fields
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import is_about_rows, is_contention, is_database_error
 from dcl_processor.definition.model_columns import by_attname
-from dcl_processor.delivery import compare_and_set
-from dcl_processor.delivery.compare_and_set import Expected
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import (
     Discarded,
@@ -37,7 +35,8 @@ from dcl_processor.settlement import grouping, writing
 from dcl_processor.settlement.flip import UNWRITABLE, invalid_done
 from dcl_processor.values import Values, constants_of, resolve
 
-from . import flips
+from . import compare_and_set, flips
+from .compare_and_set import Expected
 from .settlement import Answer, Batch, Held, Marked, Settlement, Statement
 
 if TYPE_CHECKING:
@@ -387,6 +386,7 @@ def _unsettled(
         return outcome
     if isinstance(outcome, Handled):
         if not is_refused and batch.mark.is_lease:
+            held.marked.refused = error
             _warn(lane, held, "%s: row %s was handled, but not settled: %s", error)
             return Lost(duration=outcome.duration)
         failed: Outcome = Failed(error, handled=True, duration=outcome.duration)
@@ -395,6 +395,7 @@ def _unsettled(
         outcome = failed
         held.marked.decided = None
     elif not is_refused:
+        held.marked.refused = error
         _warn(lane, held, "%s: row %s was not settled: %s", error)
         return outcome if isinstance(outcome, Failed) else Failed(error)
     return _note_failure(lane, batch, held, outcome)
@@ -419,6 +420,7 @@ def _note_failure(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Out
     except Exception as second:  # noqa: BLE001  # the first is the one to be reported
         refused = refused or second
     assert refused is not None
+    held.marked.refused = refused
     _warn(lane, held, "%s: row %s was not settled: %s", refused)
     return final if isinstance(final, Failed) else Failed(refused)
 
@@ -465,6 +467,32 @@ def _warn(lane: Lane, held: Held, message: str, error: Exception) -> None:
         name, pk=held.pk, attempt=held.attempt, **log_fields.error_fields(error)
     )
     log_fields.log(logger, logging.WARNING, message, name, str(held.pk), error, extra=extra)
+
+
+def settle_now(lane: Lane, batch: Batch, outcome: Outcome) -> Outcome:
+    """Settle the batch's one row, which was handled elsewhere; return its final outcome.
+
+    Raises the error if nothing could be written to a row that is still this worker's.
+    """
+    [held] = batch.rows
+    batch.ended.append((held, outcome))
+    while not go_on(lane, batch):
+        time.sleep(FIRST_PAUSE)
+    if held.marked.refused is not None:
+        raise held.marked.refused
+    final = batch.ended[0][1]
+    assert final is not None
+    return final
+
+
+def release(lane: Lane, batch: Batch) -> bool:
+    """Remove the mark from the batch's one row, as if it had not been claimed.
+
+    Returns whether the row still had it.
+    """
+    [held] = batch.rows
+    assert batch.mark is not None
+    return _write(lane, batch, held, batch.mark.put_back(held.marked.before), None)
 
 
 # --- several rows

@@ -207,7 +207,7 @@ class Source:
             self._missed += missed
             # A worker that holds rows in bulk would hold those of another window, too.
             is_old = self._got > 0 or self._missed >= MOST_MISSES
-            is_short = got < self._run.processor.batch_size
+            is_short = got < self._run.size
             self._is_stale = self._is_stale or (self._spreads and is_old and is_short)
         elif self._among_others:
             self._since_miss += got
@@ -353,6 +353,10 @@ class Source:
             self._alone.append(pk)
             yield from self._quiet()
             self._look_at_absent()
+
+    def close(self) -> None:
+        """Forget the plan, which refers to this object."""
+        self._phases = iter(())
 
     def finish(self) -> None:
         """Count the rows that others still have locked, and forget the notes of finished rows."""

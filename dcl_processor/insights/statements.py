@@ -17,10 +17,8 @@ from dcl_processor.candidates.suggested_index import Suggested, suggested
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.delivery import one_statement
-from dcl_processor.delivery.marks import claim_mark, lease_mark
-from dcl_processor.engine import claim
-from dcl_processor.locking import claiming
+from dcl_processor.engine import claim, one_statement
+from dcl_processor.engine.marks import claim_mark, lease_mark
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import limits
@@ -113,8 +111,6 @@ class Asked:
             if mark is not None and one_statement.suits(question):
                 update, params = one_statement.statement(question, mark, wanted)
                 found = [(update.sql, params)]
-            elif mark is not None:
-                found = claiming.statements(question, wanted)
             else:
                 found = [*claim.statements(question, wanted)]
         except EmptyResultSet:

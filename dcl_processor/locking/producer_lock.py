@@ -12,8 +12,8 @@ from dcl_processor.candidates.question import Question, ask
 from dcl_processor.definition.groups import Groups, Key, groups_of
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
 
-from .claiming import lock_database
 from .key_lock import lock_numbers, refuse_database
+from .parts import lock_database
 from .related_lock import lock_related
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from dcl_processor.candidates.question import Question, these
 from dcl_processor.database.contention import is_contention
 from dcl_processor.database.time_limit import bounded
 
-from .claiming import lock_database, lock_free, parent_keys
+from . import parts
 from .isolation import ReadCommitted
+from .parts import lock_database, lock_free
 
 #: Times that a writer releases the parts that it has because another one is locked; then it waits.
 MOST_TURNS = 10
@@ -202,7 +203,7 @@ def lock_rows(
     if not connection.features.has_select_for_update:
         lock_database(question)
         return
-    keys = pks if table is question.model else [*parent_keys(question, table, pks).values()]
+    keys = pks if table is question.model else [*parts.parts_of(question, table, pks).values()]
     columns = [field.attname for field in table._meta.pk_fields]
     rows = QuerySet[Any](table, using=question.using).filter(these(keys))
     locking = rows.order_by(*columns).select_for_update(

@@ -57,8 +57,6 @@ class Lateness:
         self._made = 0.0
         self._is_loaded = False
         self.call: AtWork | None = None
-        #: The keys, as text, of the rows that the child cannot report any more.
-        self.unreported: list[str] = []
         self.killed_at: float | None = None
 
     def hear(self, now: float, beat: Beat | None = None) -> None:
@@ -116,6 +114,5 @@ class Lateness:
             return None  # it may have gone on with a processor that has no limit
         # A beat before the silence may name a row that was finished.
         self.call = AtWork.noted(notes)
-        self.unreported = [key for note in notes for key in note.keys]
         last = "" if self.call is None else f", last at {self.call}"
         return f"it has not moved for {lasted(silence)}{last}, handler_timeout={limit:g}"

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from dcl_processor.execution import calls, failed_elsewhere
+from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
 
 from .beats import AtWork, Beat, clock, lasted, most_urgent
@@ -53,7 +53,6 @@ class Monitor:
         #: The age at which each call is warned of next, and the calls that were warned of as late.
         self._next: dict[Call, float] = {}
         self._late: set[Call] = set()
-        self._recorded: set[Call] = set()
 
     def __enter__(self) -> Self:
         calls.watchers += 1
@@ -87,7 +86,6 @@ class Monitor:
             self._warn(call, now - call.since)
         self._next = {call: self._next[call] for call in under_way}
         self._late &= {*under_way}
-        self._recorded &= {*under_way}
 
     def _run(self) -> None:
         while not self._over:
@@ -108,9 +106,6 @@ class Monitor:
         # A handler that was interrupted has some time to clean up.
         if call.limit is None or age <= call.limit + calls.GRACE / 2 or call.is_held_up:
             return
-        # All of its rows, of which a beat names the first: the supervisor may kill this process.
-        if call not in self._recorded and failed_elsewhere.record_late(call.label, call.keys):
-            self._recorded.add(call)
         if call not in self._late:
             self._late.add(call)
             end = f"; its worker is killed after {calls.GRACE:g} s" if self._is_supervised else ""

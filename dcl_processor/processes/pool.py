@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
@@ -21,7 +20,6 @@ from django.db.models import Q
 from dcl_processor import backlog, observers, oversight, registry
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.execution import failed_elsewhere
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
@@ -150,7 +148,6 @@ def _run_workers(
             deadline=deadline,
             sends_rows=sends_rows or own["limit"] is not None,
             sends_counts=sends_counts,
-            failed=failed,
         )
 
     def tell(number: int, name: str | None, event: News) -> None:
@@ -159,18 +156,16 @@ def _run_workers(
         else:
             outcomes.tell(number, name, event)
 
-    with failed_elsewhere.shared() as failed:
-        Supervisor(
-            len(outcomes.limits),
-            work,
-            stop=health.stop,
-            tell=_recording(record, tell),
-            deadline=deadline,
-            limit=processor._time_limit,
-            goes_on=True,
-            observe=health.seen,
-            before_kill=partial(_record_killed, failed, [processor.name]),
-        ).run()
+    Supervisor(
+        len(outcomes.limits),
+        work,
+        stop=health.stop,
+        tell=_recording(record, tell),
+        deadline=deadline,
+        limit=processor._time_limit,
+        goes_on=True,
+        observe=health.seen,
+    ).run()
     return outcomes.in_order()
 
 
@@ -212,12 +207,10 @@ def _run(
     deadline: float | None,
     sends_rows: bool,
     sends_counts: bool,
-    failed: Path | None,
 ) -> bool:
     """Do a share of a run, in a child process; send its report, or why there is none.
 
     ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
-    ``failed``: the file of the rows that failed in one of the workers.
     """
     (processor,) = registry.get([name])
     if deadline is not None:
@@ -226,7 +219,6 @@ def _run(
     try:
         with (
             as_worker(shown),
-            failed_elsewhere.joined(failed, [name], is_one_run=True),
             oversight.copy([name], send, stops),
             row_callback(processor, partial(send, name) if sends_rows else None),
             counts_sent(send, is_share=True) if sends_counts else nullcontext(),
@@ -418,9 +410,7 @@ def _watch_workers(
         own = replace(plan, max_rows=rows_left[number - 1])
         shown = label(names, number, copies)
         stops = _stops(record, number)
-        return partial(
-            _watch, names, own, shown=shown, stops=stops, sends_counts=sends_counts, failed=failed
-        )
+        return partial(_watch, names, own, shown=shown, stops=stops, sends_counts=sends_counts)
 
     def tell_or_count(number: int, name: str | None, event: News) -> None:
         if isinstance(event, Counted):
@@ -432,26 +422,18 @@ def _watch_workers(
             # A row was tried: a worker that takes this one's place has one row less to try.
             rows_left[number - 1] = left - 1
 
-    with failed_elsewhere.shared() as failed:
-        return Supervisor(
-            len(rows_left),
-            work,
-            stop=health.stop,
-            tell=_recording(record, tell_or_count),
-            restart=BACKOFF,
-            deadline=plan.deadline,
-            limit=_longest(processors),
-            # It would cost as much memory as the one worker.
-            has_spare=copies > 1,
-            observe=health.seen,
-            before_kill=partial(_record_killed, failed, names),
-        ).run()
-
-
-def _record_killed(failed: Path | None, names: Sequence[str], keys: Sequence[str]) -> None:
-    # Before the kill, which ends the rows' locks: no worker of the same run is to try them again.
-    for name in names:
-        failed_elsewhere.record_for_others(failed, name, keys)
+    return Supervisor(
+        len(rows_left),
+        work,
+        stop=health.stop,
+        tell=_recording(record, tell_or_count),
+        restart=BACKOFF,
+        deadline=plan.deadline,
+        limit=_longest(processors),
+        # It would cost as much memory as the one worker.
+        has_spare=copies > 1,
+        observe=health.seen,
+    ).run()
 
 
 def _longest(processors: Sequence[BatchProcessor[Any]]) -> float | None:
@@ -469,7 +451,6 @@ def _watch(
     shown: str,
     stops: Mapping[str, int | None],
     sends_counts: bool,
-    failed: Path | None,
 ) -> bool:
     """Watch, in a child process; send each event, and the rows only if they are counted."""
 
@@ -479,7 +460,6 @@ def _watch(
 
     with (
         as_worker(shown),
-        failed_elsewhere.joined(failed, names, is_one_run=False),
         counts_sent(send, is_share=False) if sends_counts else nullcontext(),
         oversight.copy(names, send, stops) as record,
     ):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
@@ -95,8 +95,6 @@ class Supervisor:
     has_spare: bool = True
     #: Called several times a second with the state of each copy that is not over.
     observe: Observe = lambda _: None
-    #: Called with the keys of rows, as text, before a copy is killed for them.
-    before_kill: Callable[[Sequence[str]], None] = lambda _: None
     _places: list[_Place] = field(init=False)
     _spare: _Place = field(init=False)
     _time: OwnTime = field(default_factory=OwnTime)
@@ -236,8 +234,6 @@ class Supervisor:
                 lateness.hear(now, beat)
                 self._name_last_rows(place, beat)
             if why := lateness.fault(now, child.pid):
-                if lateness.unreported:
-                    self.before_kill(lateness.unreported)
                 child.kill(why, now)
                 lateness.killed_at = now
 

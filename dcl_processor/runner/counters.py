@@ -24,7 +24,6 @@ from .streak import Streak
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
-    from dcl_processor.execution.failed_elsewhere import FailedElsewhere
 
 logger = logging.getLogger("dcl_processor")
 
@@ -40,9 +39,8 @@ class Counters:
     """The counts and failures of a run in progress, for its report."""
 
     processor: Definition[Any]
-    #: Failed rows that end the run, those of other workers of the same run included.
+    #: Failed rows that end the run.
     max_failures: int | None = None
-    elsewhere: FailedElsewhere | None = None
     #: Called with the outcome of each row, if rows are overseen.
     on_outcome: Callable[[str], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
@@ -63,13 +61,6 @@ class Counters:
 
     def __post_init__(self) -> None:
         self.streak = Streak(self.processor, self.max_failures)
-
-    @property
-    def too_many_elsewhere(self) -> bool:
-        """Whether the run is to end because of the failures of all its workers."""
-        if self.max_failures is None or self.elsewhere is None:
-            return False
-        return self.elsewhere.failed >= self.max_failures
 
     @property
     def is_to_be_careful(self) -> bool:
@@ -125,8 +116,6 @@ class Counters:
     def _failed(self, pk: Any, outcome: Failed) -> None:
         """Log a row that failed with its traceback, and count it."""
         self.counts["retried"] += outcome.again_in is not None
-        if self.max_failures is not None and self.elsewhere is not None:
-            self.elsewhere.count_failure()
         error = outcome.error
         if len(self.failures) < MOST_FAILURES:
             # Once for the report and the log: to format it costs more than the rest of a row.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dcl_processor import Delivery
-from dcl_processor.delivery import deliveries, in_transaction
-from dcl_processor.delivery.batch import Batch
-from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import ReadCommitted
-from dcl_processor.locking.transaction_guard import TransactionGuard
+from dcl_processor.engine import deliveries
+from dcl_processor.engine.flips import flips
+from dcl_processor.engine.lane import Lane
+from dcl_processor.engine.settlement import COMMIT, Batch, Settlement
+from dcl_processor.engine.work import handle_locked
 from dcl_processor.settlement import writing
 
 
@@ -19,17 +17,20 @@ def install() -> None:
     deliveries.DELIVERIES[Delivery.AT_MOST_ONCE] = _claim_uncommitted
 
 
-def _flip_in_another_transaction(batch: Batch[Any]) -> None:
+def _flip_in_another_transaction(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
     """Lock, flip and commit; then work: a worker that dies in between has lost the row."""
-    question = batch.question
-    with ReadCommitted(question.using):
-        batch.take(claim(question, batch.wanted))
-        if batch.rows:
-            writing.write(question, list(batch.rows), {"done": True}, batch.processor)
-    with ReadCommitted(question.using), TransactionGuard(question.using) as guard:
-        in_transaction.handle(batch, guard)
+    lane.claim(batch, after)
+    if batch.rows:
+        pks = [held.pk for held in batch.rows]
+        writing.write(batch.question, pks, {"done": True}, lane.processor)
+    lane.session.settle(Settlement(batch, (COMMIT,)))
+    lane.session.begin([], None)
+    handle_locked(lane, batch)
+    return Settlement(batch, (COMMIT,))
 
 
-def _claim_uncommitted(batch: Batch[Any]) -> None:
+def _claim_uncommitted(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
     """Work in the transaction that claims: a death before its commit repeats it."""
-    deliveries.transactional(batch)
+    lane.claim(batch, after)
+    handle_locked(lane, batch)
+    return flips(lane, batch)

@@ -12,7 +12,6 @@ from django.db import connection
 
 from dcl_processor.engine.source import Source
 from dcl_processor.runner import limits
-from dcl_processor.runner.rescan import RescanPolicy
 from tests.contract.support.clocks import Clock
 from tests.contract.support.errands import our_threads
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS, INSTALL_GATE
@@ -81,7 +80,6 @@ def functions(django_db_setup: None, django_db_blocker: Any) -> None:
 @pytest.fixture
 def choosing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run choose from its first claim on, as if it had met another copy before."""
-    monkeypatch.setattr(RescanPolicy, "should_choose", lambda self, *, own_table: True)
     monkeypatch.setattr(Source, "_among_others", True)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,13 +11,13 @@ from django.db.models import F
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Lease, batch_processor
+from dcl_processor.engine import claim as engine_claim
 from dcl_processor.engine import key_claim
 from dcl_processor.exceptions import InvalidOption, TooManyPending, Unsupported
 from tests.contract.support import errands as the
-from tests.contract.support.groups import grouped, in_order, rows_of, run_beside
+from tests.contract.support.groups import grouped, rows_of
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
-from tests.contract.support.other_worker import OtherWorker, beside, other_process
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
@@ -66,7 +64,7 @@ def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
             the.elsewhere(lambda: table.update(leased_until=later))
         return real(session, question, wanted, *more)
 
-    real = key_claim.claim
+    real = engine_claim.claim
     monkeypatch.setattr(key_claim, "claim", claim)
     handled: list[int] = []
     report = keyed(lambda row: handled.append(row.pk), batch_size=size)(wait_for_locked=0)
@@ -262,28 +260,3 @@ if SENDS_SEVERAL:
         )(the.ignore)
         assert_run(processor(), processed=3, failed=1)
         assert Parcel.objects.get(sent=False).tries == 0
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[subprocess.Popen[str]]:
-    with other_process() as process:
-        yield process
-
-
-@pytest.fixture
-def other(process: subprocess.Popen[str]) -> Iterator[OtherWorker]:
-    with beside(process, NAME) as other:
-        yield other
-
-
-@pytest.mark.parametrize("delivery", ["transactional", "at_least_once"])
-def test_a_row_that_failed_in_another_worker_holds_its_key_only_in_order(
-    delivery: str, other: OtherWorker
-) -> None:
-    head, second, third = rows_of(1, 1, 2)
-    other.failed(head.pk)
-    report, handled = run_beside(lambda *a: in_order(*a, name=NAME), delivery)
-    assert handled == [third.pk]
-    assert report.held_keys == (1,)
-    _, handled = run_beside(lambda *a: grouped(*a, name=NAME), delivery)
-    assert handled == [second.pk]

@@ -14,7 +14,7 @@ from dcl_processor import Lease
 from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
-from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.locking import key_lock
 from tests.contract.support.errands import elsewhere, ignore, only
 from tests.contract.support.groups import (

@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from django.db.backends.signals import connection_created
 
 from dcl_processor import Lease
-from dcl_processor.delivery import claim_and_commit, heartbeat
+from dcl_processor.engine import heartbeat, lane
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import Clock
 from tests.contract.support.heartbeat import held_beat, until, writes
@@ -54,7 +54,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let claims and heartbeats go by a clock that the test puts forward."""
     clock = Clock()
     monkeypatch.setattr(heartbeat, "time", clock)
-    monkeypatch.setattr(claim_and_commit, "time", clock)
+    monkeypatch.setattr(lane, "time", clock)
     return clock
 
 

@@ -19,7 +19,6 @@ import pytest
 from django.db import connection
 
 import dcl_processor
-from dcl_processor.delivery.deliveries import deliver
 from dcl_processor.engine.lane import Lane
 from dcl_processor.engine.run import Run
 from dcl_processor.engine.session import in_one_message
@@ -43,7 +42,7 @@ BEGUN: CodeType = execute.__code__
 START: CodeType = EventLoop.start.__code__
 WAIT: CodeType = wait_for_next.__code__
 #: The functions that deliver a batch.
-DELIVER = (deliver.__code__, Lane.deliver.__code__)
+DELIVER = (Lane.deliver.__code__,)
 CLOSE: CodeType = EventLoop.close.__code__
 
 PACKAGE = str(Path(dcl_processor.__file__).parent)

@@ -16,8 +16,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import Report, batch_processor
 from dcl_processor.candidates import scan
+from dcl_processor.engine import source
 from dcl_processor.exceptions import StillPending
-from dcl_processor.runner import passes
 from tests.contract.support.batches import statements
 from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.parcels import parcels, processor
@@ -316,7 +316,7 @@ if HAS_ROW_LOCKS:
     def test_i6_no_more_than_a_bounded_number_of_locked_rows_is_remembered(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(passes, "MOST_LOCKED", 2)
+        monkeypatch.setattr(source, "MOST_LOCKED", 2)
         rows = parcels(5)
         pks = [row.pk for row in rows[:4]]
         with connections["other"].cursor() as cursor:

@@ -16,7 +16,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from dcl_processor import Lease, Report
-from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.engine.heartbeat import Heartbeat
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import (
     HAS_ROW_LOCKS,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from dcl_processor.exceptions import InvalidOption
 from dcl_processor.execution.handler import Failed, Handled
 from dcl_processor.runner.streak import Streak
 from tests.contract.support import errands as the
-from tests.contract.support.other_worker import beside, other_process
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
@@ -75,36 +72,6 @@ def test_only_failed_rows_count() -> None:
 
     run = the.transactional(handle, failed={"dead": True}, retry=the.retry())
     assert_run(run(max_failures=2), processed=1, failed=1, retried=1, snoozed=2, discarded=2)
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[subprocess.Popen[str]]:
-    with other_process() as process:
-        yield process
-
-
-def test_workers_of_one_command_count_together(process: subprocess.Popen[str]) -> None:
-    the.errands(12)
-    with beside(process, NAME) as other:
-
-        def handle(row: Errand) -> None:
-            if row.place in {1, 4}:
-                other.counted_failure()
-            if row.place == 2:
-                raise ValueError
-
-        report = the.transactional(handle, name=NAME)(max_failures=3)
-        with other.file() as file:
-            assert file.failed == 3
-    assert_run(report, processed=4, failed=1, stopped="failures")
-
-
-def test_workers_of_a_watch_count_each_run_apart(process: subprocess.Popen[str]) -> None:
-    the.errands(4)
-    with beside(process, NAME, is_one_run=False) as other:
-        other.counted_failure()
-        run = the.transactional(every_third_fails, name=NAME)
-        assert_run(run(max_failures=3), processed=2, failed=2)
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, True, "2"])

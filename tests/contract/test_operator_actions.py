@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Lease, Retry, batch_processor, operator_writes
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, StillPending
-from dcl_processor.locking.claiming import lock_free
+from dcl_processor.locking.parts import lock_free
 from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the

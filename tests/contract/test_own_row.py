@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor, clock
 from dcl_processor.candidates.question import Question, ask
-from dcl_processor.delivery import heartbeat
-from dcl_processor.delivery.compare_and_set import write
-from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.engine import heartbeat
+from dcl_processor.engine.compare_and_set import write
+from dcl_processor.engine.heartbeat import Heartbeat
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
 from tests.contract.support.reports import assert_run

@@ -17,8 +17,8 @@ from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import scan
+from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
-from dcl_processor.runner.run import Run
 from dcl_processor.signals import row_finished, run_finished
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run

@@ -12,7 +12,6 @@ from django.db import connection
 
 from dcl_processor import Snooze
 from dcl_processor.exceptions import StillPending
-from dcl_processor.locking.row_transactions import RowTransactions
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
@@ -249,21 +248,3 @@ def test_a_flip_that_has_to_be_checked_does_not_wait() -> None:
     assert [failure.pk for failure in report.failures] == [rows[2].pk]
     assert isinstance(report.failures[0].error, StillPending)
     assert places(done=True) == [0, 1, 3]
-
-
-def test_a_statement_of_other_code_comes_after_what_waits() -> None:
-    """Such as that of a log handler that writes to the database."""
-    [row] = the.errands(1)
-    answered: list[int] = []
-    told: list[tuple[Any, BaseException | None]] = []
-    transactions = RowTransactions(lambda owner, _, error: told.append((owner, error)))
-    transactions.using("default").settle_later(
-        ("UPDATE tests_errand SET done = true WHERE id = %s", [row.pk]),
-        lambda cursor: answered.append(cursor.rowcount),
-        owner="the row",
-    )
-    assert transactions.unconfirmed == "the row"
-    assert places(done=True) == [0]
-    assert (answered, told) == ([1], [("the row", None)])
-    assert transactions.unconfirmed is None
-    assert connection.execute_wrappers == []

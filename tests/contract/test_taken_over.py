@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze
-from dcl_processor.delivery import heartbeat
+from dcl_processor.engine import heartbeat
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Snooze
-from dcl_processor.delivery import heartbeat
+from dcl_processor.engine import heartbeat
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.execution.event_loop import EventLoop
 from tests.contract.support import errands as the

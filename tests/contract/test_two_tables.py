@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
 from dcl_processor.candidates.question import ask
-from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.engine.heartbeat import Heartbeat
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS

@@ -253,7 +253,6 @@ def test_a_process_that_cannot_be_killed_does_not_hold_the_supervisor_up(
             deadline=None,
             sends_rows=False,
             sends_counts=False,
-            failed=None,
         ),
         stop=Stop(),
         tell=tell,

@@ -17,10 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from dcl_processor.execution import calls, failed_elsewhere
+from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
 from dcl_processor.execution.event_loop import EventLoop
-from dcl_processor.execution.failed_elsewhere import FailedElsewhere, SharedFile
 from dcl_processor.execution.in_flight import Death
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.processes import lateness
@@ -383,55 +382,6 @@ def test_the_parent_does_not_wait_for_the_rest_of_a_message(
         inbox.take()
 
 
-# --- the rows of a late call
-
-
-class UnreadableKey:
-    """A key without a text."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-def test_all_rows_of_a_late_call_are_recorded_for_the_other_workers(
-    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many they are, and however long their keys; again if another process has the lock."""
-    keys = [f"{'x' * 200}-{number}" for number in range(3_000)]
-    call = Call("shop.send", keys, TimeLimit(MINUTE, "shop.send"))
-    calls.begin(call)
-    try:
-        with (
-            failed_elsewhere.shared() as path,
-            failed_elsewhere.joined(path, ["shop.send"], is_one_run=True),
-        ):
-            assert path is not None
-            other = SharedFile(path)
-            found = FailedElsewhere(other, "shop.send", "default", is_one_run=True)
-            monitor.look(call.since + 64)
-            with other._exclusive():
-                monitor.look(call.since + 66)
-            assert other.added == 0
-            monitor.look(call.since + 67)
-            number = other.added
-            monitor.look(call.since + 68)
-            assert number == other.added > 0
-            monkeypatch.setattr("dcl_processor.execution.failed_elsewhere.os.getpid", lambda: 0)
-            assert found.among([*keys, "another"]) == keys
-            other.close()
-    finally:
-        calls.end(call)
-
-
-@pytest.mark.parametrize("key", ["\ud800", UnreadableKey()])
-def test_a_key_that_cannot_be_recorded_keeps_no_warning_back(key: object) -> None:
-    with (
-        failed_elsewhere.shared() as path,
-        failed_elsewhere.joined(path, ["shop.send"], is_one_run=True),
-    ):
-        assert failed_elsewhere.record_late("shop.send", [key])
-
-
 # --- the parent's judgement
 
 
@@ -538,7 +488,6 @@ def test_a_worker_that_stops_moving_in_a_late_call_is_killed_beside_processors_w
     assert (why is not None) is is_faulty
     if why is not None:
         assert "it has not moved for 71 s, last at rows 16, 17 since" in why
-        assert judged.unreported == ["16", "17"]
 
 
 def test_a_worker_that_stops_moving_before_its_limit_is_left_beside_processors_without_one(

@@ -5,26 +5,24 @@ The explorer is worth something only if it finds each of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
-from django.db import connections
 from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import Question
-from dcl_processor.definition.groups import Key
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.delivery.heartbeat import Heartbeat
+from dcl_processor.engine import key_claim
 from dcl_processor.engine.deliveries import DELIVERIES
+from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.engine.lane import Lane
-from dcl_processor.engine.settlement import COMMIT, Batch, Settlement
+from dcl_processor.engine.settlement import COMMIT, Batch, Settlement, Statement
 from dcl_processor.engine.work import handle_locked
 from dcl_processor.locking import key_lock
 from tests import seams
 
-from .actors import here
 from .steps import KEY_LOCKS, KEY_NUMBERS
 
 
@@ -126,30 +124,32 @@ def any_transaction() -> Any:
 
 def no_key_lock() -> Any:
     """Look at the siblings of a row, and claim it, without the lock of their key."""
-    return _patched((seams.KEY_LOCK, lambda question, key: True))
+
+    def locking(numbers: list[int], *, one: bool) -> Statement:  # as in the engine
+        return Statement("SELECT number FROM unnest(%s::bigint[]) AS numbers (number)", [numbers])
+
+    return _patched((seams.KEY_LOCK, locking))
 
 
 def siblings_in_the_lock_statement() -> Any:
     """Count the rows in flight by the statement that locks their key."""
-    counted: dict[int, int] = {}
 
-    def lock(question: Question[Any], key: Key) -> bool:
-        rows = key_lock._marked(question, key).values("pk")
-        marked, params = rows.query.sql_with_params()
+    def lock_and_look(
+        session: Any, question: Question[Any], groups: Any, keys: Any, after: Any
+    ) -> Any:
+        [(value, key)] = keys.items()
+        marked, params = key_claim._marked(question, groups).values("pk").query.sql_with_params()
         statement = (
             f"SELECT number, (SELECT count(*) FROM ({marked}) AS marked) "  # noqa: S608  # the ORM's
             f"FROM {KEY_NUMBERS} AS numbers (number) WHERE {KEY_LOCKS}(number)"
         )
-        with connections[question.using].cursor() as cursor:
-            cursor.execute(statement, [*params, [key_lock.lock_number(key)]])
-            found = cursor.fetchone()
-        counted[here().number] = found[1] if found else 0
-        return found is not None
+        numbers = [key_lock.lock_number(key)]
+        [locks] = session.begin([Statement(statement, [*params, numbers])], after)
+        counted = locks[0][1] if locks else 0
+        look = key_claim._Look(marked={value: {*range(counted)}})
+        return ({value} if locks else set()), look
 
-    def in_flight(question: Question[Any], key: Key, pks: Sequence[Any]) -> int:
-        return counted[here().number]
-
-    return _patched((seams.KEY_LOCK, lock), (seams.IN_FLIGHT, in_flight))
+    return _patched((seams.LOCK_AND_LOOK, lock_and_look))
 
 
 def lapsed_leases_are_left() -> Any:
@@ -159,16 +159,4 @@ def lapsed_leases_are_left() -> Any:
 
 def no_head() -> Any:
     """Claim in order what was first when the candidates were read."""
-    return _patched((seams.HEAD, _Wanted()))
-
-
-class _Wanted:
-    """Equal to any key."""
-
-    def __call__(self, question: Question[Any], key: Key) -> Any:
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    __hash__ = None  # type: ignore[assignment]  # not for sets
+    return _patched((seams.IS_FIRST, lambda pk, look: True))

@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor.delivery import claim_and_commit, heartbeat
-from dcl_processor.delivery.heartbeat import Heartbeat
-from dcl_processor.engine import lane, settling
+from dcl_processor.engine import heartbeat, lane, settling
+from dcl_processor.engine.heartbeat import Heartbeat
 
 from .actors import Actor, here
 from .steps import Step, kinds
@@ -88,7 +87,7 @@ def in_the_hands_of(
         with_hearts = SimpleNamespace(**{**vars(threading), "Thread": HeartThread})
         patch.setattr(heartbeat, "threading", with_hearts)
         patch.setattr(heartbeat, "time", clock)
-        for module in (claim_and_commit, lane, settling):
+        for module in (lane, settling):
             patch.setattr(module, "time", clock)
         patch.setattr(Heartbeat, "_keep", _beat)
         patch.setattr(Heartbeat, "is_ours", _pausing(_OURS, Heartbeat.is_ours))

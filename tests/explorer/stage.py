@@ -17,7 +17,6 @@ from dcl_processor.candidates import scan
 from dcl_processor.engine import settling
 from dcl_processor.engine.source import Source
 from dcl_processor.locking import waiting
-from dcl_processor.runner.rescan import RescanPolicy
 
 from .actors import Actor, cast_of, here
 from .audit import Audit
@@ -234,7 +233,6 @@ def _deterministic(*, chooses: bool) -> Iterator[None]:
     """Let the schedule say where a copy goes on that has met another one."""
     with pytest.MonkeyPatch.context() as patch:
         if chooses:
-            patch.setattr(RescanPolicy, "should_choose", lambda self, *, own_table: True)
             patch.setattr(Source, "_among_others", True)
         patch.setattr(scan, "secrets", SimpleNamespace(randbelow=_randbelow))
         # The gates are locks, and an actor may wait for long at one.

@@ -11,11 +11,9 @@ from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
-from dcl_processor.engine.run import Run as LaneRun
-from dcl_processor.engine.run import suits
+from dcl_processor.contrib.reservations.handing_out import _rehearsed
+from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import ReservationLost, TransactionLost
-from dcl_processor.runner.hand_out import _rehearsed
-from dcl_processor.runner.run import Run
 from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.models import Errand, Express, Parcel, Receipt
 
@@ -109,8 +107,7 @@ class Subject:
         return Report(name=name, processed=1)
 
     def _run(self, processor: BatchProcessor[Any]) -> Report:
-        make: Any = LaneRun if suits(processor) else Run
-        run = make(
+        run = Run(
             processor,
             filter=None,
             using=None,
@@ -122,17 +119,11 @@ class Subject:
             concurrency=1,
             stop=None,
         )
-        rehearsal = Rehearsal(set(self.unproven), {}) if self.rehearsed else None
-        if isinstance(run, LaneRun):
-            run._rehearsal = rehearsal
-            if self.waits:
-                vars(run)["goes_well"] = lambda: True
-        else:
-            run.context.rehearsal = rehearsal
-            if self.waits:
-                vars(run.dispatcher)["_may_wait"] = lambda: True
-        report: Report = run.execute()
-        return report
+        if self.rehearsed:
+            run.trust(Rehearsal(set(self.unproven), {}))
+        if self.waits:
+            vars(run)["goes_well"] = lambda: True
+        return run.execute()
 
     def __str__(self) -> str:
         return self.name

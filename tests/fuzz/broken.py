@@ -10,6 +10,7 @@ import pytest
 
 from dcl_processor import Delivery
 from dcl_processor.candidates.question import RowFilter, is_own_table
+from dcl_processor.engine.settlement import Statement
 from dcl_processor.settlement import flip
 from tests import seams
 from tests.contract.support.gate import HAS_GATE
@@ -90,12 +91,15 @@ def lease_that_is_saved(patch: pytest.MonkeyPatch) -> None:
 
 def no_key_lock(patch: pytest.MonkeyPatch) -> None:
     """Look at the siblings of a row, and claim it, without the lock of their key."""
-    seams.replace(patch, seams.KEY_LOCK, lambda question, key: True)
+
+    def locking(numbers: list[int], *, one: bool) -> Statement:  # as in the engine
+        return Statement("SELECT unnest(%s::bigint[])", [numbers])
+
+    seams.replace(patch, seams.KEY_LOCK, locking)
 
 
 def unread_answer(patch: pytest.MonkeyPatch) -> None:
     """Take it that a settlement which was sent with the next claim has written its row."""
-    seams.replace(patch, seams.ANSWERED, lambda self, cursor: setattr(self, "is_written", True))
     seams.replace(patch, seams.IS_WRITTEN, lambda answer: True)
 
 

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from dcl_processor import Delivery
 from dcl_processor.engine import session
-from dcl_processor.locking import row_transactions
-from dcl_processor.locking.row_transactions import Send, Statement
 from tests import seams
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.fuzz.cases import STRANGER, Case, cases, steady_cases, working_cases
@@ -81,13 +79,6 @@ def test_a_generated_pair_is_refused_by_name_or_goes_right(
 def count_waiting(patch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the flips that are sent with a statement that came later, by that one's first word."""
     counts: Counter[str] = Counter()
-    real = row_transactions.send_all
-
-    def send_all(send: Send, cursor: Any, statements: Sequence[Statement]) -> Any:
-        counts[statements[-1].text.split(None, 1)[0]] += sum(
-            "UPDATE" in each.text for each in statements[:-1]
-        )
-        return real(send, cursor, statements)
 
     def send_together(cursor: Any, statements: Sequence[Any]) -> Any:
         *earlier, last = [each.sql for each in statements]
@@ -95,7 +86,6 @@ def count_waiting(patch: pytest.MonkeyPatch) -> Counter[str]:
             counts[last.split(None, 1)[0]] += sum("UPDATE" in sql for sql in earlier)
         return session.in_one_message(cursor, statements)
 
-    seams.replace(patch, seams.SEND_ALL, send_all)
     seams.replace(patch, seams.SEND_TOGETHER, send_together)
     return counts
 

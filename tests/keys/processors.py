@@ -12,7 +12,8 @@ from django.db import connection
 from django.db.models import Q
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
-from dcl_processor.locking import key_lock
+from dcl_processor.engine import key_claim
+from dcl_processor.engine.settlement import Statement
 from tests import seams
 from tests.models import Errand
 
@@ -70,13 +71,15 @@ def filtered(number: int) -> Q | None:
 
 def install(*, broken: bool) -> None:
     """Note when a key is locked; a ``broken`` worker locks none."""
-    real = key_lock._lock
+    real = key_claim._locking
 
-    def lock(question: Any, key: Any) -> bool:
+    def locking(numbers: list[int], *, one: bool) -> Any:
         Turn.asked = time.time()
-        return broken or real(question, key)
+        if broken:
+            return Statement("SELECT unnest(%s::bigint[])", [numbers])
+        return real(numbers, one=one)
 
-    seams.replace(pytest.MonkeyPatch(), seams.KEY_LOCK, lock)
+    seams.replace(pytest.MonkeyPatch(), seams.KEY_LOCK, locking)
 
 
 def is_broken() -> bool:

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 from django.db.backends.signals import connection_created
 
-from dcl_processor.delivery import heartbeat
+from dcl_processor.engine import heartbeat
 from tests import waiting
 from tests.waiting import wait
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from dcl_processor.locking.row_transactions import Send, Statement
 from tests import seams
 
 #: Whether the driver sends several statements as one message, and reports each result.
@@ -20,32 +19,6 @@ SENDS_SEVERAL = hasattr(getattr(connection, "Database", None), "ClientCursor")
 def updates(sql: str) -> bool:
     """Return whether a statement updates rows, and does nothing else with them."""
     return sql.startswith(("UPDATE", "WITH dcl_free", "SET STATEMENT innodb_lock_wait"))
-
-
-def one_by_one(send: Send, cursor: Any, statements: Sequence[Statement]) -> Any:
-    """Send each statement as a message of its own, so that a test can act in between.
-
-    A message without a BEGIN is one transaction, as PostgreSQL has it.
-    """
-    *earlier, last = statements
-    connection = cursor.db
-    is_one = bool(earlier) and not connection.in_atomic_block
-    if is_one:
-        send("BEGIN", None)
-    try:
-        for each in earlier:
-            send(each.sql, each.params)
-            if each.answered is not None:
-                each.answered(cursor)
-        result = send(last.sql, last.params)
-        if is_one:
-            with connection.cursor() as other:  # this one keeps the answer
-                other.execute("COMMIT")
-    except BaseException:
-        if is_one and not connection.connection.closed:
-            connection.connection.rollback()
-        raise
-    return result
 
 
 def each_alone(cursor: Any, statements: Sequence[Any]) -> list[Any]:
@@ -64,7 +37,6 @@ def separately() -> Iterator[None]:
     They wait as if no wrapper of a test looked at them.
     """
     with pytest.MonkeyPatch.context() as patch:
-        seams.replace(patch, seams.SEND_ALL, one_by_one)
         seams.replace(patch, seams.SEND_TOGETHER, each_alone)
         seams.replace(patch, seams.IS_OBSERVED, lambda *_: False)
         yield

@@ -11,7 +11,7 @@ from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.compiled_sql.claim_update import ClaimUpdate
 from dcl_processor.compiled_sql.own_values import OwnValues
 from dcl_processor.compiled_sql.placeholders import Placeholder
-from dcl_processor.delivery import one_statement
+from dcl_processor.engine import one_statement
 from dcl_processor.settlement import grouping
 
 

@@ -7,39 +7,39 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from django.db import transaction
-
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
-from dcl_processor.locking.claiming import claim
-from dcl_processor.locking.isolation import ReadCommitted
+from dcl_processor.definition.groups import groups_of
+from dcl_processor.locking.key_lock import refuse_collation
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.report import MOST_COUNTED, DryRun
 from dcl_processor.settlement.rehearsal import RowRefused, rehearse
 
+from .claim import claim
 from .run import Run
+from .session import Session
 
 #: Rows of which the primary keys are shown, and one of which is to be free for the rehearsal.
 SHOWN = 5
 
 
-def dry_run(run: Run[Any]) -> DryRun:
+def dry_run(run: Run) -> DryRun:
     """Return what the run would do; raise what it would raise before its first handler."""
+    processor = run.processor
     try:
         question = run.checked()
-        # Which refuses what cannot be a key.
-        groups = None if run.processor.group_by is None else run.group_passes(question)
+        run.make_source(question)  # which refuses what cannot be a key
         pending = scan.count(question, MOST_COUNTED)
-        found = DryRun(name=run.processor.name, pending=pending, limit=run.limits.rows)
-        in_order = run.processor.strict_order
+        found = DryRun(name=processor.name, pending=pending, limit=run.limits.rows)
+        in_order = processor.strict_order
         windows = scan.ordered_scan(run.ask, set()) if in_order else scan.KeyScan(run.ask, set())
         window = next(iter(windows), None)
         if window is None:
             return found
         question, waiting = window
         run.refuse_backlog(question, waiting)
-        if groups is not None:
-            groups.refuse_spellings(question)
+        if processor.group_by is not None:
+            refuse_collation(question, groups_of(processor, question.model), processor.name)
         return replace(
             found,
             due=scan.count(question, MOST_COUNTED),
@@ -50,16 +50,16 @@ def dry_run(run: Run[Any]) -> DryRun:
         run.leave()
 
 
-def _rehearsed(run: Run[Any], question: Question[Any], pks: Sequence[Any]) -> Any:
+def _rehearsed(run: Run, question: Question[Any], pks: Sequence[Any]) -> Any:
     """Try the flips on the first of the rows that is free; return its key if its flip is known."""
-    processor = run.processor
-    with ReadCommitted(question.using):
-        for pk in pks:
-            for row in claim(question, Wanted([pk])).rows.values():
-                try:
-                    rehearse(processor, question, row, pk)
-                except RowRefused as refused:
-                    raise refused.error from refused
-                transaction.set_rollback(True, using=question.using)
+    processor, session = run.processor, Session(question.using, run.processor.name)
+    for pk in pks:
+        try:
+            for held in claim(session, question, Wanted([pk]), None).rows:
+                rehearse(processor, question, held.row, pk)
                 return None if processor._flip_needs_result or processor.repeats else pk
+        except RowRefused as refused:
+            raise refused.error from refused
+        finally:
+            session.rollback()
     return None

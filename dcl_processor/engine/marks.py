@@ -19,11 +19,7 @@ from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.definition.lease import Lease
 from dcl_processor.definition.model_columns import by_attname, highest_number
-from dcl_processor.execution.handler import Outcome
 from dcl_processor.values import Values, resolve
-
-from .batch import Batch
-from .compare_and_set import Expected
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
@@ -79,64 +75,6 @@ class Mark:
         return {**back, **{name: before[name] for name in counters if name in before}}
 
 
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """A row whose settlement is sent with the next claim."""
-
-    pk: Any
-    outcome: Outcome
-    is_written: bool = False
-
-    def answered(self, cursor: Any) -> None:
-        """Record whether the settlement wrote the row."""
-        self.is_written = cursor.rowcount == 1
-
-
-@dataclass(eq=False, slots=True)
-class MarkedRows:
-    """The rows of one batch that have a mark, or may have it, until they are settled.
-
-    ``before``, ``after``: the marked columns before and after the claim. ``not_kept``: for rows
-    whose columns do not contain what the claim wrote, one such column. ``is_committed``: the marks
-    are known to be committed. ``expected``: what recognises a row in its last write.
-    ``ended``: outcomes of handlers that ended and are not settled yet; ``flips``: their flips,
-    where they are known already; ``maybe_written``: those whose flip may have been written;
-    ``waiting``: the row whose settlement waits. ``not_written``: why the values of a row that was
-    not handled could not be written.
-    """
-
-    mark: Mark
-    before: dict[Any, Values] = field(default_factory=dict)
-    after: dict[Any, Values] = field(default_factory=dict)
-    not_kept: dict[Any, str] = field(default_factory=dict)
-    is_committed: bool = False
-    expected: dict[Any, Expected] = field(default_factory=dict)
-    ended: dict[Any, Outcome] = field(default_factory=dict)
-    flips: dict[Any, Values] = field(default_factory=dict)
-    maybe_written: set[Any] = field(default_factory=set)
-    waiting: Waiting | None = None
-    not_written: dict[Any, Exception] = field(default_factory=dict)
-
-    def record_commit(self, batch: Batch[Any], since: float) -> None:
-        """Record that the marks are committed, and begin to renew those that are leases.
-
-        ``since``: when the claim began, by this process's monotonic clock.
-        """
-        self.is_committed = True
-        heartbeat = batch.context.heartbeat
-        if heartbeat is not None:
-            heartbeat.hold(batch.question, self.after, since)
-
-    def is_taken_over(self, pk: Any) -> bool:
-        """Return whether the row had a lease that lapsed, and that no worker has settled."""
-        mark = self.mark
-        return mark.is_lease and self.before[pk][mark.time or ""] is not None
-
-    def put_back(self, pk: Any) -> Values:
-        """Return the values that put back a row whose handler was not called."""
-        return self.mark.put_back(self.before.get(pk, {}))
-
-
 def show(row: Any, values: Values) -> None:
     """Let the instance have the row's values, so that the handler's ``save()`` keeps them.
 
@@ -150,7 +88,7 @@ def show(row: Any, values: Values) -> None:
 
 
 class Claiming(Protocol):
-    """What a mark depends on; a ``Batch`` has it."""
+    """What a mark depends on; a lane has it."""
 
     @property
     def processor(self) -> Definition[Any]: ...

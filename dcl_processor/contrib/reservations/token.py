@@ -16,11 +16,12 @@ from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Model
 
-from .delivery.held import HandOut
-from .exceptions import InvalidToken
+from dcl_processor.exceptions import InvalidToken
+
+from .hold import HandOut
 
 if TYPE_CHECKING:
-    from .definition.definition import Definition
+    from dcl_processor.definition.definition import Definition
 
 #: The version of the contents.
 VERSION = 1

@@ -1,7 +1,6 @@
-"""A row that was handed out: a batch of one, whose handler is elsewhere.
+"""What identifies the hold of a row that was handed out, as far as the row shows it.
 
-What identifies the hold fits in a token. Another process makes the batch again from it, and
-settles it like any batch.
+It fits in a token, from which another process makes the batch of this row again.
 
 The lease token identifies the hand-out: the value of the lease column, or of ``claimed_at``. A
 renewal changes the lease, and its answer may be lost. So renewals are whole steps: a lease that
@@ -20,18 +19,13 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.definition.lease import Lease, was_taken_away
+from dcl_processor.engine import compare_and_set
+from dcl_processor.engine.marks import Mark, claim_mark, lease_mark
+from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked
+from dcl_processor.engine.work import limit_of
 from dcl_processor.exceptions import LostBecause
-from dcl_processor.execution.in_flight import InFlight, Notes
-from dcl_processor.execution.resource import OpenFailure, Resource
-from dcl_processor.locking.row_transactions import RowTransactions
 from dcl_processor.locking.wanted import Wanted
-from dcl_processor.settlement.rehearsal import Rehearsal
 from dcl_processor.values import constants_of
-
-from . import compare_and_set
-from .batch import Batch, Context
-from .deliveries import confirmed
-from .marks import MarkedRows, claim_mark, lease_mark
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -67,21 +61,18 @@ class Found:
     attempts: int | None
 
 
-def hold_of(batch: Batch[Any], pk: Any) -> HandOut:
+def hold_of(processor: Definition[Any], batch: Batch, held: Held) -> HandOut:
     """Return the hold of a row that the batch has just marked."""
-    marked, processor = batch.marked, batch.processor
-    assert marked is not None
-    mark = marked.mark
+    mark, after = batch.mark, held.marked.after
+    assert mark is not None
     assert mark.time is not None
     duration = None
     if mark.lease is not None:
         duration = timedelta(seconds=mark.lease.seconds) // _MICROSECOND
     counter = _counter(processor)
     # As the column contains it: a small column stops at its highest number.
-    attempts = marked.after[pk][counter] if counter and mark.lease is not None else None
-    return HandOut(
-        batch.question.using, pk, _stamp(marked.after[pk][mark.time]), duration, attempts
-    )
+    attempts = after[counter] if counter and mark.lease is not None else None
+    return HandOut(batch.question.using, held.pk, _stamp(after[mark.time]), duration, attempts)
 
 
 def look(processor: Definition[Any], question: Question[Any], hold: HandOut) -> Found | None:
@@ -128,35 +119,27 @@ def _is_another(lease: Lease | None, hold: HandOut, time: datetime) -> bool:
     return _stamp(time) != hold.since if lease is None else not was_taken_away(time)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    processor: Definition[Any]
+    question: Question[Any]
+
+
 def batch_of(
     processor: Definition[Any], question: Question[Any], hold: HandOut, row: Any, found: Found
-) -> Batch[Any]:
+) -> Batch:
     """Return the batch of a row that is held, as after its claim."""
-    # Whether a flip takes its row out of pending is checked for each row, because no rehearsal of
-    # this process has shown it.
-    unproven = set() if processor.repeats else {"done"}
-    context = Context(
-        processor=processor,
-        resource=Resource(processor, None, OpenFailure()),
-        in_flight=InFlight(Notes(processor.name)),
-        event_loop=None,
-        heartbeat=None,
-        may_start=lambda so_far: True,  # noqa: ARG005  # no handler is started
-        transactions=RowTransactions(confirmed),
-        rehearsal=Rehearsal(unproven, {}),
-    )
-    batch: Batch[Any] = Batch(context, question, Wanted([hold.pk]))
-    batch.is_claimed, batch.rows = True, {hold.pk: row}
-    if _counter(processor) is not None:
-        # A claim that is no lease counts no attempt: its failure does.
-        counted = found.attempts or 0
-        batch.attempts = {hold.pk: counted if processor.lease else counted + 1}
-    mark = (claim_mark if processor.lease is None else lease_mark)(batch, is_held=True)
+    make = claim_mark if processor.lease is None else lease_mark
+    mark: Mark = make(_Asked(processor, question), is_held=True)
     assert mark.time is not None
-    marked = batch.marked = MarkedRows(mark, is_committed=True)
-    marked.before[hold.pk] = mark.undone or {}
-    marked.after[hold.pk] = {mark.time: found.time, **_constants(processor)}
-    return batch
+    held = Held(hold.pk, row)
+    # A claim that is no lease counts no attempt: its failure does.
+    held.attempt = (found.attempts or 0) + (processor.lease is None)
+    held.most = limit_of(processor, question, held)
+    after = {mark.time: found.time, **_constants(processor)}
+    held.marked = Marked(before=mark.undone or {}, after=after)
+    claimed = Claimed([held])
+    return Batch(question, Wanted([hold.pk]), claimed=claimed, mark=mark, is_marked=True)
 
 
 def renew(

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from django.db import DataError
 from django.db.models import Model, Q
 
-from . import reservation_token
-from .candidates.question import Question, ask
-from .delivery import held
-from .delivery.batch import Batch
-from .delivery.settle import release, settle
-from .errors import add_note
-from .exceptions import InvalidOption, ReservationLost, Unsupported
-from .execution.handler import (
+from dcl_processor.candidates.question import Question, ask
+from dcl_processor.engine.settlement import Batch, Held
+from dcl_processor.engine.settling import release, settle_now
+from dcl_processor.errors import add_note
+from dcl_processor.exceptions import InvalidOption, ReservationLost, Unsupported
+from dcl_processor.execution.handler import (
     Discarded,
     Failed,
     Handled,
@@ -27,16 +25,19 @@ from .execution.handler import (
     as_exception,
     judge,
 )
-from .execution.nesting import entered
-from .interrupts import ends_the_run
-from .locking.isolation import refuse_outer_transaction
-from .outcomes import Discard, Snooze
-from .runner.counters import Counters
-from .runner.hand_out import HandOut
-from .values import expect_type, expect_whole_number
+from dcl_processor.execution.nesting import entered
+from dcl_processor.interrupts import ends_the_run
+from dcl_processor.locking.isolation import refuse_outer_transaction
+from dcl_processor.outcomes import Discard, Snooze
+from dcl_processor.runner.counters import Counters
+from dcl_processor.values import expect_type, expect_whole_number
+
+from . import hold as holds
+from . import token as tokens
+from .handing_out import HandingOut, lane_of
 
 if TYPE_CHECKING:
-    from .definition.definition import Definition
+    from dcl_processor.definition.definition import Definition
 
 M = TypeVar("M", bound=Model)
 
@@ -60,10 +61,10 @@ def reserve(
     named = f"{processor.name}: expected reserve()'s limit"
     expect_whole_number(named, limit, of="rows", least=1, most=MOST)
     with entered(processor):
-        run = HandOut(processor, limit=limit, filter=filter, using=using)
+        run = HandingOut(processor, limit=limit, filter=filter, using=using)
         try:
-            run.execute()
-            return [_handed_out(processor, batch, pk, bound_to) for batch, pk in run.handed]
+            run.hand_out()
+            return [_handed_out(processor, batch, held, bound_to) for batch, held in run.handed]
         except BaseException:
             run.take_back()
             raise
@@ -72,23 +73,23 @@ def reserve(
 def from_token(processor: Definition[M], token: str, *, bound_to: str | None) -> Reservation[M]:
     """Return the reservation of a token; sends no query."""
     _check(processor, bound_to, "reservation()")
-    using, contents = reservation_token.unsign(processor, token, bound_to)
+    using, contents = tokens.unsign(processor, token, bound_to)
     question: Question[M] = ask(
         processor.pending,
         label=processor.name,
         using=using,
         flips=processor._locked_columns,
     )
-    hold = reservation_token.hold(processor, question.model, contents)
+    hold = tokens.hold(processor, question.model, contents)
     return Reservation(processor, question, hold, token=token)
 
 
 def _handed_out(
-    processor: Definition[M], batch: Batch[M], pk: Any, bound_to: str | None
+    processor: Definition[M], batch: Batch, held: Held, bound_to: str | None
 ) -> Reservation[M]:
-    question, hold = batch.question, held.hold_of(batch, pk)
-    token = reservation_token.sign(processor, question.model, hold, bound_to)
-    return Reservation(processor, question, hold, token=token, batch=batch)
+    question, hold = batch.question, holds.hold_of(processor, batch, held)
+    token = tokens.sign(processor, question.model, hold, bound_to)
+    return Reservation(processor, question, hold, token=token, held=held)
 
 
 def _check(processor: Definition[Any], bound_to: Any, method: str) -> None:
@@ -128,10 +129,10 @@ class Reservation(Generic[M]):
         self,
         processor: Definition[M],
         question: Question[M],
-        hold: held.HandOut,
+        hold: holds.HandOut,
         *,
         token: str,
-        batch: Batch[M] | None = None,
+        held: Held | None = None,
     ) -> None:
         self._processor = processor
         self._question = question
@@ -141,10 +142,10 @@ class Reservation(Generic[M]):
         self._is_over = False
         #: What identifies the reservation in another process; it survives ``renew()``.
         self.token = token
-        if batch is not None and batch.marked is not None:
-            self._row = batch.rows[hold.pk]
+        if held is not None:
+            self._row = held.row
             if processor.lease is not None:
-                self._expires_at = batch.marked.after[hold.pk][processor.lease.field]
+                self._expires_at = held.marked.after[processor.lease.field]
 
     @property
     def row(self) -> M:
@@ -197,7 +198,7 @@ class Reservation(Generic[M]):
                 "stays claimed; set reset to the values that put a row back into pending."
             )
         for _ in range(TRIES):
-            if release(self._batch(), self._hold.pk):
+            if release(lane_of(self._processor, self._question), self._batch()):
                 self._is_over = True
                 return
         raise self._lost()
@@ -212,7 +213,7 @@ class Reservation(Generic[M]):
             found = self._look()
             if self._hold.duration is None:
                 return
-            end = held.renew(self._processor, self._question, self._hold, found)
+            end = holds.renew(self._processor, self._question, self._hold, found)
             if end is not None:
                 self._expires_at = end
                 return
@@ -261,34 +262,31 @@ class Reservation(Generic[M]):
     def _end(self, outcome: Outcome) -> Outcome:
         """Settle the row, log its failure, and send the signal; return the final outcome."""
         for _ in range(TRIES):
-            batch = self._batch()
+            lane, batch = lane_of(self._processor, self._question), self._batch()
             # Race: lost lease that writes. The row is written only if it still has the time that
             # was just read. A renewal in between, by the same agent, is a reason to read it again.
-            settle(batch, self._hold.pk, outcome)
-            final = batch.outcomes[self._hold.pk]
-            if batch.marked is not None and self._hold.pk in batch.marked.not_written:
-                raise batch.marked.not_written[self._hold.pk]
+            final = settle_now(lane, batch, outcome)
             if not isinstance(final, Lost):
                 self._is_over = True
                 Counters(self._processor).count(self._hold.pk, final)
                 return final
         raise self._lost()
 
-    def _batch(self) -> Batch[M]:
-        """Return the batch of this row; raise ``ReservationLost`` if it is no longer held."""
+    def _batch(self) -> Batch:
+        """Return the batch of this row; raise ``ReservationLost`` if it is no longer holds."""
         refuse_outer_transaction(self._question.using, self._processor.name)
         found = self._look()
-        return held.batch_of(self._processor, self._question, self._hold, self.row, found)
+        return holds.batch_of(self._processor, self._question, self._hold, self.row, found)
 
-    def _look(self) -> held.Found:
-        found = held.look(self._processor, self._question, self._hold)
-        if found is None or not held.is_held(self._hold, found):
+    def _look(self) -> holds.Found:
+        found = holds.look(self._processor, self._question, self._hold)
+        if found is None or not holds.is_held(self._hold, found):
             raise self._lost()
         return found
 
     def _load(self) -> M:
         """Read the row as ``pending`` returns it; a claim may have taken it out of there."""
-        processor, columns = self._processor, held.deferred(self._processor)
+        processor, columns = self._processor, holds.deferred(self._processor)
         marked = [*(processor.claim or {}), *filter(None, [processor.claimed_at])]
         for rows in self._question.as_pending(self._hold.pk, marked):
             # Without its conditions, pending may divide by zero, or read what is no number.
@@ -299,7 +297,7 @@ class Reservation(Generic[M]):
         raise self._lost()
 
     def _lost(self) -> ReservationLost:
-        reason = held.why_lost(self._processor, self._question, self._hold)
+        reason = holds.why_lost(self._processor, self._question, self._hold)
         lost = ReservationLost(self._processor.name, self._hold.pk, reason)
         lost.of = self
         return lost

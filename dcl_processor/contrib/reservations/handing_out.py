@@ -1,0 +1,185 @@
+"""A run that hands its rows out: they are claimed and marked as in any run, and handled elsewhere.
+
+The run does everything before the handler: it reads the candidates, verifies the flip, claims the
+rows, and gives up on rows without attempts left. There is no handler, so there is no resource, no
+event loop and no heartbeat: the caller renews the lease of a row that it got.
+
+A run verifies once for all its windows. Hand-outs are short, and often of one row, so those of one
+process share what was verified for a minute.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from django.db.models import Q
+
+from dcl_processor.candidates.question import Question
+from dcl_processor.candidates.scan import WINDOW
+from dcl_processor.engine.lane import Lane
+from dcl_processor.engine.marked import put_back, startable
+from dcl_processor.engine.marks import claim_mark, lease_mark
+from dcl_processor.engine.run import Run
+from dcl_processor.engine.settlement import Batch, Claimed, Held, Settlement
+from dcl_processor.engine.settling import settle, settle_row
+from dcl_processor.exceptions import AttemptsUsedUp
+from dcl_processor.execution.handler import Failed, HandedOut, Handled, Outcome
+from dcl_processor.execution.resource import OpenFailure, Resource
+from dcl_processor.locking.wanted import Wanted
+from dcl_processor.log_fields import Running, known_as
+from dcl_processor.runner.counters import Counters
+from dcl_processor.settlement.rehearsal import Rehearsal
+
+from . import hold
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
+
+#: Seconds for which a rehearsal is taken as that of later hand-outs.
+TRUSTED = 60.0
+
+#: When a processor was rehearsed on an alias, by this process's monotonic clock, and the result.
+_rehearsed: WeakKeyDictionary[Definition[Any], dict[str, tuple[float, Rehearsal]]]
+_rehearsed = WeakKeyDictionary()
+
+
+class HandingOut(Run):
+    """Hands out up to ``limit`` rows; ``handed``: these, with their batches."""
+
+    hands_out = True
+    #: The caller gets no rows, and need not wait.
+    longest_hold = 0.0
+
+    def __init__(
+        self,
+        processor: Definition[Any],
+        *,
+        limit: int = 1,
+        filter: Q | None = None,
+        using: str | None = None,
+    ) -> None:
+        self.handed: list[tuple[Batch, Held]] = []
+        # A ``save()`` elsewhere would write back the lease that its instance has loaded, which has
+        # been renewed since. It skips deferred fields.
+        self.deferred = hold.deferred(processor)
+        super().__init__(
+            processor,
+            filter=filter,
+            using=using,
+            limit=limit,
+            max_failures=None,
+            timeout=None,
+            wait_for_locked=0,
+            wait_for_slot=0,
+            concurrency=1,
+            stop=None,
+        )
+        self.size = min(limit, WINDOW)
+        self.counters = _Counters(processor)
+        self.resource = _NoResource(processor, None, OpenFailure())
+
+    def make_limits(self) -> tuple[None, None]:
+        return None, None
+
+    def hand_out(self) -> None:
+        """Claim and mark the rows; if it raises, ``take_back()`` is to be called."""
+        question = self.checked()
+        since, known = _rehearsed.get(self.processor, {}).get(self.using, (0.0, None))
+        if known is not None and time.monotonic() < since + TRUSTED:
+            self.trust(known)
+        running = Running(self.processor.name, str(self.processor.delivery), self.using)
+        with known_as(running):
+            self.source = self.make_source(question)
+            error: BaseException | None = None
+            overseer = self.oversee()
+            try:
+                if not self.is_held_back():
+                    Lane(self, _hand_out).drive()
+            except BaseException as raised:
+                error = raised
+                raise
+            finally:
+                report = self.counters.report(self.stopped or "drained", None)
+                if overseer is not None:
+                    overseer.end(report, error)
+                error = None  # or it would keep this frame, and this frame the error
+                self.forget_source()
+
+    def verify(self, question: Question[Any], held: Held) -> None:
+        super().verify(question, held)
+        if self.rehearsal is not None:
+            now = time.monotonic(), self.rehearsal
+            _rehearsed.setdefault(self.processor, {})[self.using] = now
+
+    def take_back(self) -> None:
+        """Put the rows back, because an error keeps them from being handed to anyone."""
+        with ExitStack() as steps:  # each of them
+            for batch, held in self.handed:
+                steps.callback(_take_back, lane_of(self.processor, batch.question), batch, held)
+
+
+def lane_of(processor: Definition[Any], question: Question[Any]) -> Lane:
+    """Return a lane that settles rows which were handed out."""
+    run = HandingOut(processor, using=question.using)
+    run.using, run.source = question.using, run.make_source(question)
+    # Whether a flip takes its row out of pending is checked for each row, because no rehearsal of
+    # this process has shown it.
+    run.trust(Rehearsal(set() if processor.repeats else {"done"}, {}))
+    lane = Lane(run)
+    run.forget_source()
+    return lane
+
+
+def _hand_out(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+    """Lock and check again → mark → commit; the caller does the work, and settles the row."""
+    run = lane.run
+    assert isinstance(run, HandingOut)
+    make = claim_mark if lane.processor.lease is None else lease_mark
+    lane.claim_and_mark(batch, make, after)
+    for held in startable(lane, batch, batch.rows):
+        run.handed.append((batch, held))
+        # Recorded afterwards: a row without an outcome is put back after an interrupt.
+        batch.ended.append((held, HandedOut()))
+        held.marked.is_settled = True
+    put_back(batch, batch.rows)
+    return settle(lane, batch)
+
+
+def _take_back(lane: Lane, batch: Batch, held: Held) -> None:
+    back = Batch(batch.question, Wanted([held.pk]), claimed=Claimed([held]), mark=batch.mark)
+    back.ended.append((held, None))
+    settle_row(lane, back, 0, is_last=True)
+
+
+class _Counters(Counters):
+    """Counts the rows that were handed out, and only these, for the limit."""
+
+    @property
+    def is_to_be_careful(self) -> bool:
+        return False  # no flip is written
+
+    def count(self, pk: Any, outcome: Outcome) -> None:
+        if isinstance(outcome, HandedOut):
+            self.streak.note(Handled())
+            self.handled += 1
+            return
+        handled, streak = self.handled, replace(self.streak)
+        super().count(pk, outcome)
+        self.handled = handled
+        if isinstance(outcome, Failed) and isinstance(outcome.error, AttemptsUsedUp):
+            self.streak = streak  # it was given up on, and no handler failed
+
+
+class _NoResource(Resource):
+    """Has nothing to open."""
+
+    @property
+    def is_open(self) -> bool:
+        return True
+
+    def ready(self) -> bool:
+        return True
