@@ -164,7 +164,9 @@ def _locks(
     """Return for each table the keys of the rows' parts, and the statement that locks these."""
     found = []
     for table in question.tables:
-        keys = parts_of(question, table, wanted.pks)
+        keys = dict(zip(wanted.pks, wanted.pks, strict=True))
+        if table is not question.model:
+            keys = parts_of(question, table, wanted.pks)
         named = wanted if table is question.model else Wanted([*keys.values()])
         read = _lock_parts(question, table, named)
         found.append((keys, read, read.statement))
@@ -270,7 +272,11 @@ def _locked(
     """Return the rows of which each part was locked."""
     ours: set[Any] | None = None
     for table, (parts, read, _), answer in zip(question.tables, locks, answers, strict=True):
-        here = rows_with(question, table, parts, read.build(answer))
+        rows = read.build(answer)
+        if table is question.model and len(table._meta.pk_fields) == 1:
+            here = parts.keys() & {row[0] for row in rows}
+        else:
+            here = rows_with(question, table, parts, rows)
         ours = here if ours is None else ours & here
     return ours or set()
 

@@ -20,7 +20,6 @@ RACES = [
     "overtaking",
     "poison row",
     "worker over the cap",
-    "second try",
     "two orders",
     "two probes",
     "over the rate",
