@@ -302,7 +302,7 @@ def test_a_failure_is_recorded_without_the_values_that_cannot_be_written(kind: A
     again(run, handed).fail(ValueError("no"))
     state = the.state(row)
     assert (state["leased_until"], state["attempts"], state["done"]) == (False, 1, False)
-    assert "no" in state["last_error"]
+    assert "no" in Errand.objects.get(pk=row.pk).last_error
 
 
 @each_kind
