@@ -111,15 +111,15 @@ def candidates(
 
 
 def head(question: Question[Any], key: Key) -> Any:
-    """Return the first row of a key that is not finished, whether it is due or not; no lock.
-
-    Read on the alias that is locked. A row that the run's ``filter`` leaves out comes first, too.
-    """
+    """Return the first row of a key that is not finished, as ``first_of()`` finds it."""
     return next(iter(first_of(question, Q(**{key.groups.column: key.value}))), None)
 
 
 def first_of(question: Question[Any], named: Q) -> QuerySet[Any, Any]:
-    """Return the query for the first of these rows that is not finished, as for ``head()``."""
+    """Return the query for the first of these rows that is not finished, due or not; no lock.
+
+    On the alias that is locked. A row that the run's ``filter`` leaves out comes first, too.
+    """
     return keys_of(down_to_the_key(question.unfiltered.filter(named)))[:1]
 
 

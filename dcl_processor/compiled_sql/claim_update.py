@@ -45,13 +45,6 @@ class ClaimUpdate(Generic[R]):
         self.sql = " ".join(statement for statement, _ in parts)
         self.params = [each for _, params in parts for each in params]
 
-    def execute(self, params: Sequence[Any]) -> Sequence[Any]:
-        """Execute the statement with its own parameters, or others; return its answers."""
-        with self._connection.cursor() as cursor:
-            cursor.execute(self.sql, params)
-            answers: Sequence[Any] = cursor.fetchall()
-        return answers
-
     def marks(self, answers: Sequence[Any]) -> tuple[dict[Any, Values], dict[Any, Values]]:
         """Return the old and the new values of the written columns, by the rows' keys."""
         before: dict[Any, Values] = {}

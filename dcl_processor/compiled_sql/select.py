@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from django.db import connections
 from django.db.models import Model, QuerySet
 
 from .placeholders import CompiledStatement, KeyPlaceholder
@@ -69,7 +68,6 @@ class CompiledSelect(Generic[R]):
         many: bool,
         column: str | None = None,
     ) -> None:
-        self._connection = connections[using]
         self._keys = KeyPlaceholder(model, using, many=many, column=column)
         self._rows = RowBuilder(ask(self._keys), using)
         self.build = self._rows.build
@@ -77,18 +75,6 @@ class CompiledSelect(Generic[R]):
         sql = change(self._rows.sql)
         self._statement = CompiledStatement(sql, self._rows.params, placeholders)
 
-    def execute(self, pks: Sequence[Any]) -> list[R]:
-        """Execute the statement for these rows, and return those that it finds."""
-        with self._connection.cursor() as cursor:
-            cursor.execute(*self.statement(pks))
-            answers = cursor.fetchall()
-        return self.build(answers)
-
     def statement(self, pks: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         """Return the statement for these rows, and its parameters."""
         return self._statement.sql, self._statement.params(self._keys.filled(pks))
-
-    @property
-    def columns(self) -> str:
-        """The SQL of what it selects."""
-        return ", ".join(sql for sql, _ in self._rows.selected)

@@ -10,11 +10,8 @@ from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Func, QuerySet, TextField
+from django.db.models import Func, TextField
 from django.db.models.lookups import Exact
-
-#: The attribute of a claim's rows that has the id, until it is removed from them.
-NAME = "dcl_transaction_id"
 
 
 class TransactionId(Func):
@@ -32,14 +29,6 @@ class TransactionId(Func):
 def has_id(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the database has transaction ids."""
     return connection.vendor == "postgresql"
-
-
-def with_transaction_id(queryset: QuerySet[Any, Any], using: str) -> QuerySet[Any, Any]:
-    """Add the transaction's id as the last column of the rows, if the database has ids."""
-    if not has_id(connections[using]):
-        return queryset
-    numbered: QuerySet[Any, Any] = queryset.annotate(**{NAME: TransactionId()})
-    return numbered
 
 
 def is_in_transaction(transaction_id: Any) -> Exact[Any]:

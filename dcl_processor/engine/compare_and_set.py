@@ -27,14 +27,6 @@ def write(question: Question[Any], pk: Any, expected: Expected, values: Values) 
     return write_all(question, [pk], expected, values) if written is None else written
 
 
-def statement(
-    question: Question[Any], pk: Any, expected: Expected, values: Values
-) -> tuple[str, Sequence[Any]] | None:
-    """Return the statement of ``write()`` and its parameters, if it is one statement."""
-    update, only = _compiled(question, expected, values)
-    return None if update is None else update.statement([pk], values, expected=only)
-
-
 def statement_if_free(
     question: Question[Any], pk: Any, expected: Expected, values: Values
 ) -> tuple[str, Sequence[Any]] | None:

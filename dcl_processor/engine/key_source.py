@@ -304,11 +304,14 @@ class KeySource(Source):
 
     def _last(self) -> Iterator[Step]:
         """Handle the keys whose rows were in flight when their process died."""
-        deaths = self._suspects.deaths_with
+        deaths, left = self._suspects.deaths_with, {*self._suspects.left()}
         for turn in sorted(self._last_turns, key=lambda turn: deaths(turn.suspects)):
             if self._run.must_stop():
                 return
-            turn.is_last = True
+            if turn.suspects & left:
+                self._turns.hold(turn)
+                continue
+            turn.is_last, self.question = True, self._run.ask()
             self._turns.join(turn)
             yield from self._visits(iter(()))
         self._is_keyed = False
@@ -385,7 +388,7 @@ class KeySource(Source):
 
     def _left_suspects(self) -> list[Any]:
         turns = {**self._turns.held, **self._turns.busy}.values()
-        return [pk for turn in turns for pk in turn.suspects]
+        return [*super()._left_suspects(), *[pk for turn in turns for pk in turn.suspects]]
 
     def finish(self) -> None:
         turns = [*{**self._turns.held, **self._turns.busy}.values()]

@@ -376,8 +376,8 @@ class Source:
         return self._suspects.in_turn()
 
     def _left_suspects(self) -> list[Any]:
-        """Return the rows that may kill their process, and that this run could not try."""
-        return []
+        """Return the rows that may kill their process, and that this run has not tried."""
+        return self._suspects.left()
 
     def _leased(self) -> list[Any]:
         """Return the leased rows if processes have died: among them may be rows that these held.

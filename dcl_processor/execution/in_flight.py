@@ -39,8 +39,10 @@ from .disk_room import fill
 # Windows has no fcntl: there a dead process looks like a live one.
 fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 
-#: Bytes of a file, and of the number that it begins with.
+#: Bytes of a file, and of the number that it begins with; the last one says whether its process
+#: was killed for its rows.
 SIZE, FIRST = 16_384, 8
+_KILLED = b"!"
 
 _at = struct.Struct("<q")
 _NONE, _ALL = -1, -2
@@ -51,19 +53,37 @@ YOUNG = 60.0
 #: Rows of one process that the log line names.
 MOST_NAMED = 10
 
+#: When the command began whose worker this process is, in seconds since 1970.
+command_began: float | None = None
+
 #: Added to the name of a file whose note was reported.
 REPORTED = ".reported"
 
 
+@contextmanager
+def worker_of(began: float) -> Iterator[None]:
+    """Let this process be a worker of a command that began then, in the block."""
+    global command_began  # noqa: PLW0603  # a process is one worker
+    command_began = began
+    try:
+        yield
+    finally:
+        command_began = None
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The rows in flight in a process that died; ``number``: how many processes died with them."""
+    """The rows in flight in a process that died; ``number``: how many processes died with them.
+
+    ``is_for_rows``: it was killed because a handler did not return.
+    """
 
     path: Path
     pid: int
     since: float
     number: int
     keys: tuple[str, ...]
+    is_for_rows: bool = False
 
     def __str__(self) -> str:
         rows = ", ".join(map(printable, self.keys[:MOST_NAMED]))
@@ -81,12 +101,14 @@ class Notes:
     """The notes of one processor on one database, including those of other runs.
 
     ``using``: unless it is set, no note is written and none is found. ``known``: the keys in flight
-    in processes that died, and how many processes died with each.
+    in processes that died, and how many processes died with each; ``killed_for``: since when a row
+    was in flight in the last process that was killed for it.
     """
 
     label: str
     using: str | None = None
     known: dict[str, int] = field(default_factory=dict)
+    killed_for: dict[str, float] = field(default_factory=dict)
     deaths: dict[Path, Death] = field(default_factory=dict)
     #: The files of all threads of this run.
     own: set[Path] = field(default_factory=set)
@@ -123,6 +145,8 @@ class Notes:
         self.deaths[path] = death
         for key in death.keys:
             self.known[key] = max(death.number, self.known.get(key, 0))
+            if death.is_for_rows:
+                self.killed_for[key] = max(death.since, self.killed_for.get(key, 0.0))
 
     def replace(self, keys: Collection[str]) -> None:
         """Drop the notes whose keys are all in the note that was just written."""
@@ -178,7 +202,7 @@ class InFlight(threading.local):
         known = self.notes.known
         number = 1 + max((known.get(key, 0) for key in keys), default=0) if known else 1
         note = f"{time.time()} {number} {keys!a}\n".encode()
-        while len(note) > SIZE - FIRST:
+        while len(note) >= SIZE - FIRST:
             keys = keys[: len(keys) // 2]
             note = f"{time.time()} {number} {keys!a}\n".encode()
         self._named = len(keys)
@@ -277,7 +301,9 @@ def _read(path: Path, content: bytes) -> Death | None:
     since, number, keys = content[FIRST:].partition(b"\n")[0].decode().split(" ", 2)
     named = tuple(ast.literal_eval(keys))
     in_flight = named if place == _ALL else (named[place],)
-    return Death(path, int(path.name.split("-")[1]), float(since), int(number), in_flight)
+    is_for_rows = content[SIZE - 1 : SIZE] == _KILLED
+    pid = int(path.name.split("-")[1])
+    return Death(path, pid, float(since), int(number), in_flight, is_for_rows)
 
 
 @contextmanager
@@ -301,6 +327,18 @@ def rows_of(pid: int) -> list[Death]:
                 if note is not None:
                     found.append(note)
     return found
+
+
+def note_killed(pid: int) -> None:
+    """Note that a process is about to be killed for its rows, as it cannot do so itself."""
+    folder = _folder()
+    for path in [] if folder is None else sorted(folder.glob(f"*-{pid}-*")):
+        with suppress(OSError):
+            file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                os.pwrite(file, _KILLED, SIZE - 1)
+            finally:
+                os.close(file)
 
 
 def _drop(path: Path) -> None:

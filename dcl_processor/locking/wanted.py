@@ -30,22 +30,19 @@ class Wanted:
     ``limit``: all of them by default. ``choice``: ``None`` if all rows are wanted; otherwise how
     many, and whether they are named in the order of their keys, which the database returns without
     sorting. The order never depends on the row's values, which may have changed since the read.
-    ``key``: that of all these rows, which is locked before them; ``None``: they are in no group.
-    ``keys``: those of the rows, if they are in groups.
+    ``keys``: those of the rows, if they are in groups; they are locked before.
     """
 
-    __slots__ = ("choice", "key", "keys", "limit", "pks")
+    __slots__ = ("choice", "keys", "limit", "pks")
 
     def __init__(
         self,
         pks: Sequence[Any],
         limit: int | None = None,
-        key: Key | None = None,
         *,
         keys: Mapping[Any, Key] = MappingProxyType({}),
     ) -> None:
         self.pks = pks
-        self.key = key
         self.keys = keys
         self.limit = len(pks) if limit is None else limit
         self.choice = (

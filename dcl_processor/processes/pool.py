@@ -20,6 +20,7 @@ from django.db.models import Q
 from dcl_processor import backlog, observers, oversight, registry
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.execution.in_flight import worker_of
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
@@ -135,7 +136,7 @@ def _run_workers(
     timeout = options.get("timeout")
     # Processes share the monotonic clock.
     deadline = None if timeout is None else time.monotonic() + timeout
-    sends_counts = are_counts_wanted(on_counts)
+    sends_counts, began = are_counts_wanted(on_counts), time.time()
 
     def work(number: int) -> partial[bool]:
         own: RunOptions = {**options, "limit": outcomes.limits[number - 1]}
@@ -145,6 +146,7 @@ def _run_workers(
             own,
             shown=label([processor.name], number, len(outcomes.limits)),
             stops=_stops(record, number),
+            began=began,
             deadline=deadline,
             sends_rows=sends_rows or own["limit"] is not None,
             sends_counts=sends_counts,
@@ -204,6 +206,7 @@ def _run(
     *,
     shown: str,
     stops: Mapping[str, int | None],
+    began: float,
     deadline: float | None,
     sends_rows: bool,
     sends_counts: bool,
@@ -211,6 +214,7 @@ def _run(
     """Do a share of a run, in a child process; send its report, or why there is none.
 
     ``shown``: the worker's name for people. ``stops``: the orders to stop that it is to ignore.
+    ``began``: when the command did, in seconds since 1970.
     """
     (processor,) = registry.get([name])
     if deadline is not None:
@@ -219,6 +223,7 @@ def _run(
     try:
         with (
             as_worker(shown),
+            worker_of(began),
             oversight.copy([name], send, stops),
             row_callback(processor, partial(send, name) if sends_rows else None),
             counts_sent(send, is_share=True) if sends_counts else nullcontext(),

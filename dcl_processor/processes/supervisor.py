@@ -18,6 +18,7 @@ from multiprocessing import connection
 from typing import Any
 
 from dcl_processor.diagnosis import Trouble, describe
+from dcl_processor.execution.in_flight import note_killed
 from dcl_processor.report import Report
 from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
 
@@ -234,6 +235,7 @@ class Supervisor:
                 lateness.hear(now, beat)
                 self._name_last_rows(place, beat)
             if why := lateness.fault(now, child.pid):
+                note_killed(child.pid)
                 child.kill(why, now)
                 lateness.killed_at = now
 

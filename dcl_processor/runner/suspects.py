@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dcl_processor import log_fields
-from dcl_processor.execution.in_flight import Notes
+from dcl_processor.execution import in_flight
+from dcl_processor.execution.in_flight import Death, Notes
 
 #: Logs what no report contains. The command shows it, however logging is configured.
 logger = logging.getLogger("dcl_processor.operations")
@@ -18,10 +19,15 @@ LOOK_EVERY = 0.1
 
 
 class Suspects:
-    """The rows that one run is to handle last, and why."""
+    """The rows that one run is to handle last, and why.
+
+    Those whose process was killed for them since the run began, or its command, are left to the
+    next run: each further worker of this one would have to be killed, too.
+    """
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
+        self._since = in_flight.command_began or time.time()
         self._look_at = 0.0
         self._aside: dict[str, Any] = {}
         # The candidates that were searched last, and for how many keys.
@@ -44,22 +50,37 @@ class Suspects:
         return list(found.values())
 
     def _look(self) -> None:
-        if deaths := self._notes.look():
-            log_fields.log(
-                logger,
-                logging.ERROR,
-                "%s: %s; if still pending, these rows are handled last, one by one",
-                self._notes.label,
-                "; ".join(map(str, deaths)),
-                extra=log_fields.fields(
-                    self._notes.label, row_count=sum(len(death.keys) for death in deaths)
-                ),
-            )
+        deaths = self._notes.look()
+        left = [each for each in deaths if each.is_for_rows and each.since >= self._since]
+        self._tell([each for each in deaths if each not in left], "handled last, one by one")
+        self._tell(left, "left to the next run")
+
+    def _tell(self, deaths: Sequence[Death], what: str) -> None:
+        if not deaths:
+            return
+        name, number = self._notes.label, sum(len(death.keys) for death in deaths)
+        log_fields.log(
+            logger,
+            logging.ERROR,
+            "%s: %s; if still pending, these rows are %s",
+            name,
+            "; ".join(map(str, deaths)),
+            what,
+            extra=log_fields.fields(name, row_count=number),
+        )
 
     def in_turn(self) -> list[Any]:
         """Return the suspects; rows that were in flight in the fewest dead processes come first."""
         known = self._notes.known
-        return [self._aside[key] for key in sorted(self._aside, key=lambda key: known[key])]
+        found = [key for key in self._aside if not self._is_left(key)]
+        return [self._aside[key] for key in sorted(found, key=lambda key: known[key])]
+
+    def left(self) -> list[Any]:
+        """Return the suspects that are left to the next run."""
+        return [pk for key, pk in self._aside.items() if self._is_left(key)]
+
+    def _is_left(self, key: str) -> bool:
+        return self._notes.killed_for.get(key, 0.0) >= self._since
 
     def deaths_with(self, pks: Collection[Any]) -> int:
         """Return the highest number of processes that have died with one of these suspects."""

@@ -250,6 +250,7 @@ def test_a_process_that_cannot_be_killed_does_not_hold_the_supervisor_up(
             {},
             shown="x",
             stops={},
+            began=0.0,
             deadline=None,
             sends_rows=False,
             sends_counts=False,
