@@ -44,7 +44,13 @@ def locked(queryset: QuerySet[Any], pk: Any, flips: Any = ()) -> Iterator[Any]:
     session = Session(question.using, "test")
     try:
         got = claim(session, question, Wanted([pk]), None)
-        yield got.rows[0] if got.rows else "absent" if got.absent else "stale"
+        found: list[Any] = [
+            *got.rows,
+            *["absent" for _ in got.absent],
+            *["stale" for _ in got.stale],
+        ]
+        [held] = found
+        yield held
     finally:
         session.rollback()
 

@@ -36,6 +36,17 @@ FEW_KEYS = reads.KEYS // 2
 READY = 4
 
 
+class _Ended:
+    """What became of the rows of a batch; ``redone``: are to be handled again, alone."""
+
+    def __init__(self, batch: Batch, redone: Sequence[Any]) -> None:
+        claimed = batch.claimed or Claimed([])
+        self.rows = {held.pk for held in claimed.rows}
+        self.absent, self.stale, self.busy = {*claimed.absent}, {*claimed.stale}, claimed.busy
+        self.outcomes = {held.pk: each for held, each in batch.ended if each is not None}
+        self.redone = {*redone}
+
+
 class KeySource(Source):
     """Gives rows of one key to the lanes of a run, or of several keys if they are handled at once.
 
@@ -145,21 +156,45 @@ class KeySource(Source):
         if not batch.wanted.keys or self._run.concurrency > 1:
             return
         with self._lock:
-            batch.has_rejoined = True
-            for key in {key.value: key for key in batch.wanted.keys.values()}.values():
-                turn = self._turns.of(key)
-                if turn is not None:
-                    self._leave(turn, batch)
-                    if self._turns.line or turn.is_old or not turn.waiting:
-                        self._rejoin(turn)
-                    elif not turn.is_in_line:
-                        turn.is_in_line = True
-                        self._turns.ready.append(turn)
+            for turn, pks in self._turns_in(batch):
+                self._leave(turn, batch, pks)
+                if self._turns.line or turn.is_old or not turn.waiting:
+                    self._rejoin(turn)
+                elif not turn.is_in_line:
+                    turn.is_in_line = True
+                    self._turns.ready.append(turn)
 
-    def _leave(self, turn: Turn, batch: Batch) -> None:
+    def settled(self, batch: Batch) -> None:
+        """Go on with the keys whose rows are settled, while handlers of other rows are at work."""
+        if not batch.wanted.keys:
+            return
+        ended = {held.pk: each for held, each in batch.ended if held.marked.is_settled}
+        with self._lock:
+            for turn, pks in self._turns_in(batch):
+                if ended.keys() >= {*pks}:
+                    self._leave(turn, batch, pks)
+                    outcomes = {pk: ended[pk] for pk in pks}
+                    known = {pk: each for pk, each in outcomes.items() if each is not None}
+                    self._note_outcomes(turn, known, ())
+                    self._rejoin(turn)
+
+    def _turns_in(self, batch: Batch) -> list[tuple[Turn, list[Any]]]:
+        """Return the turns that a batch keeps out of the line, with its claimed rows of each."""
+        by_key: dict[Any, list[Any]] = {}
+        for held in batch.rows:
+            by_key.setdefault(batch.wanted.keys[held.pk].value, []).append(held.pk)
+        found = [(self._turns.of_value(value), pks) for value, pks in by_key.items()]
+        return [
+            (turn, pks)
+            for turn, pks in found
+            if turn is not None and turn.key.value not in batch.rejoined
+        ]
+
+    def _leave(self, turn: Turn, batch: Batch, pks: Collection[Any]) -> None:
+        """Let a key go on although its batch has not ended; ``pks``: its claimed rows there."""
+        batch.rejoined.add(turn.key.value)
         turn.in_flight -= 1
-        rows = [held for held in batch.rows if batch.wanted.keys[held.pk] is turn.key]
-        turn.left = (turn.left or 0) - len(rows)
+        turn.left = (turn.left or 0) - len(pks)
 
     def note_claim(self, batch: Batch) -> None:
         if not batch.wanted.keys:
@@ -191,41 +226,35 @@ class KeySource(Source):
             self._count(batch)
             batch.is_counted = True
             self._in_flight.difference_update(batch.wanted.pks)
-            outcomes = {held.pk: outcome for held, outcome in batch.ended if outcome is not None}
-            self._give_tokens_back(batch, len(outcomes))
+            ended = _Ended(batch, redone)
+            self._give_tokens_back(batch, len(ended.outcomes))
             by_key: dict[Any, list[Any]] = {}
             for pk, key in batch.wanted.keys.items():
                 by_key.setdefault(key.value, []).append(pk)
-            for pks in by_key.values():
-                turn = self._turns.of(batch.wanted.keys[pks[0]])
+            for value, pks in by_key.items():
+                turn = self._turns.of_value(value)
                 if turn is not None:
-                    self._end_of(turn, batch, pks, outcomes, redone)
+                    self._end_of(turn, batch, pks, ended)
             self._lock.notify_all()
 
-    def _end_of(
-        self,
-        turn: Turn,
-        batch: Batch,
-        pks: Sequence[Any],
-        outcomes: Mapping[Any, Outcome],
-        redone: Sequence[Any],
-    ) -> None:
+    def _end_of(self, turn: Turn, batch: Batch, pks: Sequence[Any], ended: _Ended) -> None:
         """Take note of what became of the rows of one key."""
-        claimed, ours = batch.claimed or Claimed([]), set(pks)
-        rows = ours.intersection([held.pk for held in claimed.rows])
-        absent, stale = ours.intersection(claimed.absent), ours.intersection(claimed.stale)
-        busy = {pk: claimed.busy[pk] for pk in pks if pk in claimed.busy}
-        if not batch.has_rejoined:
-            self._leave(turn, batch)
-        again = [pk for pk in pks if pk not in outcomes and pk not in absent | stale | busy.keys()]
+        ours = set(pks)
+        rows, absent, stale = ours & ended.rows, ours & ended.absent, ours & ended.stale
+        busy = {pk: ended.busy[pk] for pk in pks if pk in ended.busy}
+        if turn.key.value not in batch.rejoined:
+            self._leave(turn, batch, rows)
+        known = ended.outcomes.keys() | absent | stale | busy.keys()
+        again = [pk for pk in pks if pk not in known]
         turn.waiting.extendleft(reversed(again))
-        turn.alone.update(ours.intersection(redone))
+        turn.alone.update(ours & ended.redone)
         # They are claimed, and so counted, once more.
         turn.left = (turn.left or 0) + len(rows.intersection(again))
         if batch.question.read_using != batch.question.using and not self._groups.in_order:
             # A replica that is late shows them again, perhaps before their outcomes are known.
             turn.tried |= rows
-        self._note_outcomes(turn, {pk: outcomes[pk] for pk in pks if pk in outcomes}, again)
+        outcomes = {pk: ended.outcomes[pk] for pk in pks if pk in ended.outcomes}
+        self._note_outcomes(turn, outcomes, again)
         self._note_missed(rows | stale, {**dict.fromkeys(absent), **busy})
         if Busy.IN_USE in busy.values():
             self._turns.hold(turn)

@@ -306,8 +306,10 @@ class Lane:
         if self._loop is not None and batch.calls is None and not batch.ended:
             batch.calls = AsyncCalls(self, batch)
         calls = batch.calls
-        is_settled = settling.go_on(self, batch) if calls is None or calls.go_on() else False
-        if is_settled:
+        has_ended = calls is None or calls.go_on()
+        if not (settling.go_on(self, batch) and has_ended):
+            self.source.settled(batch)
+        else:
             self.source.end(batch)
             self._open.remove(batch)
             if calls is not None:

@@ -37,7 +37,7 @@ from dcl_processor.values import Values, constants_of, resolve
 
 from . import compare_and_set, flips
 from .compare_and_set import Expected
-from .settlement import Answer, Batch, Held, Marked, Settlement, Statement
+from .settlement import Answer, Batch, Held, Settlement, Statement
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -536,21 +536,19 @@ def _settle_alike(
 ) -> bool:
     """Flip rows by one statement, or none of them; return ``False`` if some of them were lost."""
     using = batch.question.using
-    # Recorded before the write: if the answer is lost, the rows may still have been written. Rows
-    # that an interrupted write before this one may have written stay recorded.
-    unwritten = [held.marked for held in rows if not held.marked.may_be_written]
-    _may_be_written(unwritten, is_so=True)
+    # Recorded before the write: if the answer is lost, the rows may still have been written.
+    _may_be_written(rows, is_so=True)
     session = connections[using].connection
     try:
         _flip_together(lane, batch, rows, values, expected)
     except _SomeRowsLostError:
-        _may_be_written(unwritten, is_so=False)
+        _may_be_written(rows, is_so=False)
         return False
     except Exception as error:
         if ends_the_run(error):
             raise
         if not is_database_error(error) or _is_answer(error, using, session):
-            _may_be_written(unwritten, is_so=False)
+            _may_be_written(rows, is_so=False)
         name = lane.processor.name
         extra = log_fields.fields(name, row_count=len(rows), **log_fields.error_fields(error))
         message = "%s: settling rows one by one: %s"
@@ -561,9 +559,9 @@ def _settle_alike(
     return True
 
 
-def _may_be_written(marks: Sequence[Marked], *, is_so: bool) -> None:
-    for marked in marks:
-        marked.may_be_written = is_so
+def _may_be_written(rows: Sequence[Held], *, is_so: bool) -> None:
+    for held in rows:
+        held.marked.may_be_written = is_so
 
 
 def _flip_together(

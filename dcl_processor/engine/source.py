@@ -283,6 +283,9 @@ class Source:
     def expect(self, batch: Batch) -> None:
         """Take note that the end of a batch is sent before the next claim of its lane."""
 
+    def settled(self, batch: Batch) -> None:
+        """Take note that rows of a batch are settled, while handlers of others are at work."""
+
     # --- the order
 
     def _ask(self) -> Question[Any]:

@@ -76,9 +76,9 @@ class Turns:
         """Whether there are keys besides those in line: they have batches in flight."""
         return bool(self._turns)
 
-    def of(self, key: Key) -> Turn | None:
+    def of_value(self, value: Any) -> Turn | None:
         """Return the turn of a key that is in line or in flight."""
-        return self._turns.get(key.value)
+        return self._turns.get(value)
 
     def join(self, turn: Turn) -> None:
         """Put a key at the end of the line, unless it is in line."""

@@ -17,6 +17,7 @@ from django.db.models.functions import Lower
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze
+from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
 from dcl_processor.testing import hold_lock
 from tests.contract.support.errands import ignore, retry
@@ -25,6 +26,7 @@ from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_orde
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -298,6 +300,30 @@ def test_asynchronous_handlers_of_a_key_are_as_many_as_may_be(
     assert_run(report, processed=8)
     # Whether handlers meet is chance; that no more of a key do is not.
     assert max(highest.values()) == (most or 1)
+
+
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+def test_a_key_waits_for_no_handler_of_another_key(
+    delivery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the first rows of both were claimed together, after that of another key."""
+    monkeypatch.setattr(groups, "place_among", lambda found: 0)
+    rows_of(0, 1, 2, 1)
+    goes_on: asyncio.Event | None = None
+    handled: list[int] = []
+
+    async def handle(row: Errand) -> None:
+        nonlocal goes_on
+        goes_on = goes_on or asyncio.Event()
+        if row.place == 2:
+            async with asyncio.timeout(PATIENCE):
+                await goes_on.wait()
+        handled.append(row.place)
+        if handled == [0, 1, 1]:
+            goes_on.set()
+
+    assert_run(in_order(delivery, handle)(concurrency=3), processed=4)
+    assert handled == [0, 1, 1, 2]
 
 
 def test_an_empty_table_is_one_read(django_assert_num_queries: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,10 +11,12 @@ from django.db import connection
 from django.db.models import F
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Lease, batch_processor
-from dcl_processor.engine import claim as engine_claim
+from dcl_processor import BatchProcessor, Lease, Report, batch_processor
 from dcl_processor.engine import key_claim
+from dcl_processor.engine import marking as marking_of_rows
+from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import InvalidOption, TooManyPending, Unsupported
+from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.contract.support import errands as the
 from tests.contract.support.groups import grouped, rows_of
 from tests.contract.support.marking import marking
@@ -48,29 +51,73 @@ def test_the_mark_of_a_dead_worker_goes_with_its_lease() -> None:
     assert dead.leased_until == Lease(60).taken_away
 
 
+def run_of(processor: BatchProcessor[Errand], *, is_verified: bool) -> Report:
+    """Run; after its first rows a run has verified the flips, and claims by one statement."""
+    run = Run(
+        processor,
+        filter=None,
+        using=None,
+        limit=None,
+        max_failures=None,
+        timeout=None,
+        wait_for_locked=0,
+        wait_for_slot=0,
+        concurrency=None,
+        stop=None,
+    )
+    if is_verified:
+        run.trust(Rehearsal(set(), {}))
+    return run.execute()
+
+
+def after_the_look(patch: pytest.MonkeyPatch, act: Callable[[Any], object]) -> None:
+    """Act each time between the look at the rows of the locked keys and their claim."""
+    real = key_claim.take_turn
+
+    def take_turn(session: Any, question: Any, wanted: Any, after: Any) -> Any:
+        turn = real(session, question, wanted, after)
+        act(wanted.pks)
+        return turn
+
+    patch.setattr(key_claim, "take_turn", take_turn)
+    patch.setattr(marking_of_rows, "take_turn", take_turn)
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
 @pytest.mark.parametrize("size", [1, 2])
 def test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim(
-    size: int, monkeypatch: pytest.MonkeyPatch
+    size: int, is_verified: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key is locked, and the lapsed row is among the wanted ones: then its lease is renewed."""
     dead, sibling = left_by_a_dead_worker(1), rows_of(1)[-1]
     renewed: list[int] = []
 
-    def claim(session: Any, question: Any, wanted: Any, *more: Any) -> Any:
-        if not renewed and dead.pk in wanted.pks:
+    def renew(wanted: Any) -> None:
+        if not renewed and dead.pk in wanted:
             renewed.append(dead.pk)
             later = timezone.now() + timedelta(days=1)
             table = Errand.objects.using("other").filter(pk=dead.pk)
             the.elsewhere(lambda: table.update(leased_until=later))
-        return real(session, question, wanted, *more)
 
-    real = engine_claim.claim
-    monkeypatch.setattr(key_claim, "claim", claim)
+    after_the_look(monkeypatch, renew)
     handled: list[int] = []
-    report = keyed(lambda row: handled.append(row.pk), batch_size=size)(wait_for_locked=0)
+    run = keyed(lambda row: handled.append(row.pk), batch_size=size)
+    report = run_of(run, is_verified=is_verified)
     assert renewed == [dead.pk]
     assert (handled, report.processed) == ([], 0)
-    assert not Errand.objects.get(pk=sibling.pk).done
+    assert the.untouched(sibling)
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_a_row_that_is_moved_to_another_key_before_its_claim_is_left_as_it_was(
+    is_verified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new key is not locked."""
+    [row] = rows_of(1)
+    table = Errand.objects.using("other").filter(pk=row.pk)
+    after_the_look(monkeypatch, lambda _: the.elsewhere(lambda: table.update(place=2)))
+    assert run_of(keyed(), is_verified=is_verified).processed == 0
+    assert the.untouched(row)
 
 
 def test_a_place_that_another_worker_takes_before_the_claim_leaves_the_others_free(
@@ -96,6 +143,7 @@ def test_a_place_that_another_worker_takes_before_the_claim_leaves_the_others_fr
 if not connection.features.has_select_for_update:
     # There the other session's write would have to wait for the claim.
     del test_siblings_of_a_lapsed_row_wait_if_its_worker_renews_it_before_the_claim
+    del test_a_row_that_is_moved_to_another_key_before_its_claim_is_left_as_it_was
 
 
 @pytest.mark.parametrize(("most", "number"), [(None, 1), (2, 2)])

@@ -528,8 +528,9 @@ def stuck(by_others: list[int], number: int) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_lease_is_not_renewed_for_a_handler_that_cannot_be_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
     """Another worker takes the row over, and this one finds that it has lost it."""
     monkeypatch.setattr(calls, "GRACE", 0.1)
@@ -540,7 +541,11 @@ def test_a_lease_is_not_renewed_for_a_handler_that_cannot_be_interrupted(
             begun.set()
             stuck(by_others, 1)
 
-        report = the.at_least_once(handle, lease=Lease(1), handler_timeout=SOON)()
+        async def handle_on_a_loop(given: Errand) -> None:
+            handle(given)
+
+        handler = handle_on_a_loop if is_async else handle
+        report = the.at_least_once(handler, lease=Lease(1), handler_timeout=SOON)()
     assert by_others == [row.pk]
     assert_run(report, lease_lost=1)
 

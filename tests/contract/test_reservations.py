@@ -32,6 +32,7 @@ from dcl_processor.contrib.reservations import hold as held
 from dcl_processor.contrib.reservations import token as reservation_token
 from dcl_processor.contrib.reservations.hold import Found, HandOut
 from dcl_processor.definition.lease import TAKEN_AWAY
+from dcl_processor.engine import settling
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidOption,
@@ -45,6 +46,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import updates
 from tests.contract.support.sessions import before_statement
+from tests.contract.support.temporary import temporary
 from tests.models import Badge, Errand, Letter, Parcel, Seat, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -303,6 +305,33 @@ def test_a_failure_is_recorded_without_the_values_that_cannot_be_written(kind: A
     state = the.state(row)
     assert (state["leased_until"], state["attempts"], state["done"]) == (False, 1, False)
     assert "no" in Errand.objects.get(pk=row.pk).last_error
+
+
+if connection.vendor == "postgresql":
+
+    @each_lease
+    def test_the_callers_error_is_that_of_the_database_while_it_settles_nothing(
+        kind: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The row is still the reservation's, and is settled when the database can."""
+        [row] = the.errands(1)
+        run = make(kind)
+        [handed] = run.reserve()
+        monkeypatch.setattr(settling, "TRY_FOR", 0.1)
+        refuse = (
+            "CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN RAISE EXCEPTION USING ERRCODE = ''55P03''; END'; CREATE TRIGGER tests_refuse "
+            "BEFORE UPDATE ON tests_errand FOR EACH ROW EXECUTE FUNCTION tests_refuse()"
+        )
+        with (
+            temporary(
+                refuse, "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
+            ),
+            pytest.raises(OperationalError),
+        ):
+            again(run, handed).settle()
+        handed.settle()
+        assert the.state(row)["done"]
 
 
 @each_kind
