@@ -144,7 +144,8 @@ def statements(question: Question[Any], wanted: Wanted) -> list[Statement]:
         return [Statement(database_lock(question)), again]
     if question.own_table:
         return [_own(question, wanted)[1]]
-    return [*(statement for _, _, statement in _locks(question, wanted)), again]
+    locks = [statement for _, _, statement in _locks(question, wanted)]
+    return [*[each for each in locks if each is not _NOTHING], again]
 
 
 def _own(question: Question[Any], wanted: Wanted) -> tuple[Read, Statement]:
@@ -186,6 +187,8 @@ def read_of(
 
     ``change``: changes the statement. ``column``: the ``pks`` are values of this column instead.
     """
+    if not pks:
+        return Read(_NOTHING, lambda _: [])
     many = len(pks) > 1
     model = question.model if isinstance(name[0], str) else name[0]
     make = partial(

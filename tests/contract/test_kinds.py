@@ -17,7 +17,7 @@ from django.db.models import F
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from dcl_processor import Retry
+from dcl_processor import Retry, batch_processor
 from dcl_processor.engine import lane, session
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from tests import seams
@@ -27,7 +27,7 @@ from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
-from tests.models import Errand
+from tests.models import Caravan, Errand, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,6 +120,24 @@ if IS_POSTGRESQL:
         run = the.transactional(the.ignore, pending=pending.all)
         with timezone.override("Asia/Tokyo"):
             assert_run(run(concurrency=3), processed=3)
+
+
+def test_a_row_of_several_tables_that_is_gone_before_its_claim_is_no_failure() -> None:
+    """Its key in the table of a parent is asked for before the lock."""
+    Vehicle.objects.create()
+    rows = [Caravan.objects.create() for _ in range(3)]
+
+    def handle(row: Caravan) -> None:
+        if row.pk == rows[0].pk:
+            rows[1].delete()
+
+    run = batch_processor(
+        name="tests.caravans",
+        pending=lambda: Caravan.objects.filter(inspected=False).order_by("pk"),
+        done={"inspected": True},
+        strict_order=True,
+    )(handle)
+    assert_run(run(), processed=2, stale=1)
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
