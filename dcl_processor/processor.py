@@ -288,20 +288,7 @@ class BatchProcessor(Definition[M]):
         cannot be written to that row, the row's error.
         """
         with entered(self):
-            return dry_run(
-                Run(
-                    self,
-                    filter=filter,
-                    using=using,
-                    limit=limit,
-                    max_failures=None,
-                    timeout=None,
-                    wait_for_locked=0,
-                    wait_for_slot=0,
-                    concurrency=1,
-                    stop=None,
-                )
-            )
+            return dry_run(Run(self, filter=filter, using=using, limit=limit, concurrency=1))
 
     def __call__(
         self,

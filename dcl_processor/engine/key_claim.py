@@ -99,10 +99,11 @@ def take_turn(
         look = _look(session, question, groups, free)
     else:
         free, look = _lock_and_look(session, question, groups, keys, after)
-    turn = Turn()
-    for value, key in keys.items():
-        pks = [pk for pk in wanted.pks if wanted.keys[pk] is key or wanted.keys[pk].value == value]
-        found = _turn_of(question, key, pks, look) if value in free else Busy.LOCKED
+    turn, by_key = Turn(), dict[Any, list[Any]]()
+    for pk in wanted.pks:
+        by_key.setdefault(wanted.keys[pk].value, []).append(pk)
+    for value, pks in by_key.items():
+        found = _turn_of(question, keys[value], pks, look) if value in free else Busy.LOCKED
         if isinstance(found, Busy):
             turn.busy.update(dict.fromkeys(pks, found))
         else:

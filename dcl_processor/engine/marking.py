@@ -88,8 +88,9 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
         _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted, None))
         return
     turn = take_turn(session, question, wanted, None)
-    batch.claimed = Claimed([], busy=turn.busy, driver=session.connection.connection)
+    claimed = Claimed([], busy=turn.busy, driver=session.connection.connection)
     if not turn.pks:
+        batch.claimed = claimed
         session.rollback()
         return
     found, params = one_statement.statement(question, mark, Wanted(turn.pks))
@@ -110,7 +111,8 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
         _mark_claimed(lane, batch, mark, claim_in_turn(session, question, wanted, None))
         return
     _put_back(question, mark, before, after_it, moved)
-    claimed = batch.claimed
+    # Not before the statement was answered: what keeps it from that is no row's failure.
+    batch.claimed = claimed
     claimed.rows = [each for each in held if each.pk not in moved]
     claimed.absent = [pk for pk in turn.pks if pk not in rows]
     claimed.stale = [*moved]

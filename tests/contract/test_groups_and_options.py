@@ -22,6 +22,7 @@ from tests.contract.support.groups import grouped, rows_of
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import temporary
 from tests.models import Errand, Parcel
 
 pytestmark = [
@@ -53,18 +54,7 @@ def test_the_mark_of_a_dead_worker_goes_with_its_lease() -> None:
 
 def run_of(processor: BatchProcessor[Errand], *, is_verified: bool) -> Report:
     """Run; after its first rows a run has verified the flips, and claims by one statement."""
-    run = Run(
-        processor,
-        filter=None,
-        using=None,
-        limit=None,
-        max_failures=None,
-        timeout=None,
-        wait_for_locked=0,
-        wait_for_slot=0,
-        concurrency=None,
-        stop=None,
-    )
+    run = Run(processor)
     if is_verified:
         run.trust(Rehearsal(set(), {}))
     return run.execute()
@@ -138,6 +128,26 @@ def test_a_place_that_another_worker_takes_before_the_claim_leaves_the_others_fr
     report = keyed(max_per_group=3, batch_size=3)(wait_for_locked=0)
     assert (report.processed, report.held) == (2, 0)
     assert list(Errand.objects.filter(done=False)) == rows[:1]
+
+
+if connection.vendor == "postgresql":
+
+    def test_a_claim_that_another_session_makes_fail_costs_no_attempt() -> None:
+        """The database ends the transaction, as at a deadlock; another pass claims the row."""
+        [row] = rows_of(1)
+        # A sequence does not go back with its transaction.
+        refuse = (
+            "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
+            "plpgsql AS 'BEGIN IF nextval(''tests_tries'') = 1 THEN RAISE EXCEPTION USING ERRCODE "
+            "= ''40P01''; END IF; RETURN NEW; END'; CREATE TRIGGER tests_refuse BEFORE UPDATE ON "
+            "tests_errand FOR EACH ROW EXECUTE FUNCTION tests_refuse()"
+        )
+        back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
+        with temporary(refuse, f"{back}; DROP SEQUENCE tests_tries"):
+            report = run_of(keyed(retry=the.retry()), is_verified=True)
+            assert (report.failed, report.processed) == (0, 0)
+            assert the.untouched(row)
+            assert_run(keyed(retry=the.retry())(), processed=1)
 
 
 if not connection.features.has_select_for_update:

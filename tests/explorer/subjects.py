@@ -107,18 +107,7 @@ class Subject:
         return Report(name=name, processed=1)
 
     def _run(self, processor: BatchProcessor[Any]) -> Report:
-        run = Run(
-            processor,
-            filter=None,
-            using=None,
-            limit=None,
-            max_failures=None,
-            timeout=None,
-            wait_for_locked=0,
-            wait_for_slot=0,
-            concurrency=1,
-            stop=None,
-        )
+        run = Run(processor, concurrency=1)
         if self.rehearsed:
             run.trust(Rehearsal(set(self.unproven), {}))
         if self.waits:

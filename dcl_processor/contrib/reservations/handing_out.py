@@ -66,18 +66,7 @@ class HandingOut(Run):
         # A ``save()`` elsewhere would write back the lease that its instance has loaded, which has
         # been renewed since. It skips deferred fields.
         self.deferred = hold.deferred(processor)
-        super().__init__(
-            processor,
-            filter=filter,
-            using=using,
-            limit=limit,
-            max_failures=None,
-            timeout=None,
-            wait_for_locked=0,
-            wait_for_slot=0,
-            concurrency=1,
-            stop=None,
-        )
+        super().__init__(processor, filter=filter, using=using, limit=limit, concurrency=1)
         self.size = min(limit, WINDOW)
         self.counters = _Counters(processor)
         self.resource = _NoResource(processor, None, OpenFailure())
