@@ -11,12 +11,12 @@ from tests.calls import Way, calls_of_a_batched_row, follow, ways
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: Calls and files at most: a few more than there are, and it is to become less.
+#: Calls and files at most.
 MOST = {
-    "transactional": (77, 26),
-    "transactional, spanning": (89, 26),
-    "at most once": (81, 27),
-    "at least once": (104, 30),
+    "transactional": (50, 22),
+    "transactional, spanning": (58, 22),
+    "at most once": (55, 24),
+    "at least once": (67, 27),
 }
 
 

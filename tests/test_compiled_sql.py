@@ -38,7 +38,7 @@ PROCESSOR = batch_processor(pending=Parcel.objects.all(), done={"sent": True})(p
 
 def kept(question: Any) -> dict[Any, Any]:
     """Return this thread's statements, by their names."""
-    known: dict[Any, Any] = question.statements._kept
+    known: dict[Any, Any] = question.writes._kept
     return known
 
 

@@ -52,6 +52,8 @@ class Question(Generic[M]):
     own_table: bool
     #: The statements that were compiled for this window.
     statements: StatementCache = field(default_factory=StatementCache, compare=False)
+    #: Those that write rows by their keys, which do not depend on the question.
+    writes: StatementCache = field(default_factory=StatementCache, compare=False)
 
     @property
     def table(self) -> QuerySet[M, M]:
@@ -173,15 +175,16 @@ def ask(
     due: Callable[[type[Model]], Q | None] | None = None,
     flips: Iterable[str] | None = (),
     defer: Collection[str] = (),
+    writes: dict[type[Model], StatementCache] | None = None,
 ) -> Question[Any]:
     """Return the question for the next window.
 
     ``source``: a queryset or a callable that returns one. ``due``: returns, for the model, the
     processor's own condition for a row that may be tried now. ``flips``: the columns by whose
     tables a row is locked, because claims and flips write them; ``None``: not known beforehand.
-    ``defer``: columns that are not loaded
-    for the handler's instance. Raises ``InvalidPending`` for a queryset whose rows cannot be locked
-    and checked one by one.
+    ``defer``: columns that are not loaded for the handler's instance. ``writes``: by model, the
+    statements of other windows that write rows. Raises ``InvalidPending`` for a queryset whose rows
+    cannot be locked and checked one by one.
     """
     unfiltered: Any = source.all() if isinstance(source, QuerySet) else source()
     refuse(unfiltered, label)
@@ -209,6 +212,7 @@ def ask(
         read_using=read_using or alias,
         # Race: stale second check. Only for such a question may the lock check it as well.
         own_table=is_own_table(queryset),
+        writes=StatementCache() if writes is None else writes.setdefault(model, StatementCache()),
     )
 
 

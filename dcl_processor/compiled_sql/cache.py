@@ -1,4 +1,4 @@
-"""The compiled statements of a window, by name."""
+"""The compiled statements of a window, or of a run, by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_KEPT = 16
 
 
 class StatementCache(threading.local):
-    """The statements of one window; each thread compiles its own, for its own connection."""
+    """The statements of one window or run; each thread compiles its own, for its own connection."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Any] = {}

@@ -14,7 +14,7 @@ from django.db.models import Expression, IntegerField, Model, QuerySet, sql
 
 from dcl_processor.values import Values
 
-from .placeholders import Assignments, CompiledStatement, KeyPlaceholder, compiled
+from .placeholders import Assignments, CompiledStatement, KeyPlaceholder, Placeholder, compiled
 from .select import RowBuilder
 
 R = TypeVar("R")
@@ -37,6 +37,8 @@ class ClaimUpdate(Generic[R]):
         self._connection: Any = connections[using]
         self._names = [*values]
         self._rows = RowBuilder(asked, using)
+        #: Returns the rows of given answers, as the user's queryset makes them.
+        self.rows = self._rows.build
         parts = [
             _taken(first, values, using),
             _update(asked.model._meta.concrete_model, values, using),
@@ -56,10 +58,6 @@ class ClaimUpdate(Generic[R]):
             before[pk] = dict(zip(self._names, columns, strict=False))
             after[pk] = dict(zip(self._names, columns[len(self._names) :], strict=True))
         return before, after
-
-    def rows(self, answers: Sequence[Any]) -> list[R]:
-        """Return the rows as the user's queryset makes them."""
-        return self._rows.build(answers)
 
     def _returning(self, asked: QuerySet[Any, R], using: str) -> tuple[str, list[Any]]:
         self._compiler: Any = asked.query.get_compiler(using)
@@ -97,23 +95,27 @@ class CompiledClaim(Generic[R]):
         many: bool,
     ) -> None:
         self._connection = connections[using]
-        self._keys = KeyPlaceholder(model, using, many=many)
+        keys = KeyPlaceholder(model, using, many=many)
         self._assignments = Assignments(model, values)
-        asked = ask(self._keys)
+        asked = ask(keys)
         columns = self._assignments.columns
-        self.claim = ClaimUpdate(using, asked, first(asked, self._keys), columns)
-        placeholders = [self._keys.placeholder, *self._assignments.placeholders.values()]
-        self._statement = CompiledStatement(self.claim.sql, self.claim.params, placeholders)
+        self.claim = ClaimUpdate(using, asked, first(asked, keys), columns)
+        written = self._assignments.placeholders.values()
+        self._statement = CompiledStatement(self.claim.sql, self.claim.params, keys, written)
+        #: The values that were written last, and their form for the database.
+        self._last: Values | None = None
+        self._assigned: dict[Placeholder, Any] | None = None
 
     def params(self, pks: Sequence[Any], values: Values) -> Sequence[Any] | None:
         """Return the parameters of ``claim`` for these rows.
 
         ``None``: it does not fit, because a field turns its value into SQL.
         """
-        filled = self._assignments.filled(values, self._connection)
-        if filled is None:
-            return None
-        return self._statement.params({**filled, **self._keys.filled(pks)})
+        # Mostly the same object for all rows.
+        if values is not self._last:
+            self._assigned = self._assignments.filled(values, self._connection)
+            self._last = values
+        return None if self._assigned is None else self._statement.params(pks, self._assigned)
 
 
 class _Stored(Expression):

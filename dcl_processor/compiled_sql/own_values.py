@@ -180,7 +180,7 @@ def checked(
     update, params = joined
     found = existing.order_by().values_list(Value(1)).query.get_compiler(rows.db)
     counted, keys = found.as_sql()
-    all_params = [*params, len(pks), transaction_id, *keys, transaction_id]
+    all_params = [*params, len(pks), *keys, transaction_id]
     return checked_sql(update, counted), all_params
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import (
+    AutoField,
+    BigAutoField,
+    BigIntegerField,
     BooleanField,
     DurationField,
     Expression,
@@ -17,10 +22,16 @@ from django.db.models import (
     IntegerField,
     Model,
     Q,
+    SmallAutoField,
 )
 
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.values import Values
+
+#: Django's fields that write whole numbers as they are.
+_WHOLE_NUMBERS = (AutoField, BigAutoField, IntegerField, BigIntegerField, SmallAutoField)
+
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 
 #: The types of which the database accepts a list as one parameter without a type of its own.
 _LISTED = ("integer", "bigint", "smallint", "uuid", "varchar")
@@ -59,10 +70,6 @@ class Placeholder(Expression):
         """Return a value to write, in the database's form."""
         return self.output_field.get_db_prep_save(value, connection)
 
-    def compared(self, value: Any, connection: Any) -> Any:
-        """Return a value to compare with, in the database's form."""
-        return self.output_field.get_db_prep_value(value, connection)
-
     # Placeholders are compared by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -98,17 +105,20 @@ class KeyPlaceholder:
             fields = [model._meta.get_field(column)]
         if len(fields) != 1:
             raise CannotParametrize
-        self._connection = connections[using]
-        self._many = many
+        self.many = many
         self._column = column or "pk"
         self.placeholder = Placeholder(fields[0])
-        self._list_type = _list_type(fields[0], self._connection) if many else None
+        #: Brings a key into the database's form.
+        self.prepare = partial(fields[0].get_db_prep_value, connection=connections[using])
+        #: Whether a whole number is in that form already, as with Django's own fields.
+        self.is_whole_number = type(fields[0]) in _WHOLE_NUMBERS
+        self._list_type = _list_type(fields[0], connections[using]) if many else None
         one = Q(**{self._column: self.placeholder})
         self.condition = Q(self._is_listed()) if many else one
 
     def order(self) -> Any:
         """Return the expression that sorts the rows in the order in which the keys are given."""
-        if not self._many:
+        if not self.many:
             return "pk"
         return Func(
             *(self.placeholder, F("pk")),
@@ -116,12 +126,6 @@ class KeyPlaceholder:
             arg_joiner=f"::{self._list_type}[], ",
             output_field=IntegerField(),
         )
-
-    def filled(self, pks: Sequence[Any]) -> dict[Placeholder, Any]:
-        """Return the keys in the database's form, by their placeholder."""
-        prepare, connection = self.placeholder.output_field.get_db_prep_value, self._connection
-        keys = [prepare(pk, connection) for pk in pks]
-        return {self.placeholder: keys if self._many else keys[0]}
 
     def _is_listed(self) -> Func:
         return Func(
@@ -178,25 +182,46 @@ def _has_placeholder(field: Any) -> bool:
 
 
 class CompiledStatement:
-    """The SQL of a statement, and its parameters with their placeholders.
+    """The SQL of a statement, and its parameters with their placeholders, ``keys`` among them.
 
     Raises ``CannotParametrize`` if one of the placeholders is not among the parameters, because a
     field, unlike Django's own, changed it.
     """
 
     def __init__(
-        self, sql: str, params: Sequence[Any], placeholders: Sequence[Placeholder]
+        self,
+        sql: str,
+        params: Sequence[Any],
+        keys: KeyPlaceholder,
+        placeholders: Iterable[Placeholder] = (),
     ) -> None:
-        if not {*placeholders} <= {each for each in params if isinstance(each, Placeholder)}:
+        self._keys, self._prepare = keys.placeholder, keys.prepare
+        self._many, self._is_whole_number = keys.many, keys.is_whole_number
+        self._places: dict[Placeholder, list[int]] = {}
+        for place, each in enumerate(params):
+            if isinstance(each, Placeholder):
+                self._places.setdefault(each, []).append(place)
+        if not {self._keys, *placeholders} <= self._places.keys():
             raise CannotParametrize
         self.sql = sql
         self.parameters = params
 
-    def params(self, values: Mapping[Placeholder, Any]) -> tuple[Any, ...]:
-        """Return the parameters of one execution."""
-        return tuple(
-            values[each] if isinstance(each, Placeholder) else each for each in self.parameters
-        )
+    def params(self, pks: Sequence[Any], values: Mapping[Placeholder, Any] = _NONE) -> list[Any]:
+        """Return the parameters of one execution: for the rows with these keys."""
+        keys: Any
+        if self._is_whole_number and {*map(type, pks)} == {int}:
+            # As the database writes a list: the driver would look at each number several times.
+            keys = f"{{{','.join(map(str, pks))}}}" if self._many else pks[0]
+        else:
+            prepared = [self._prepare(pk) for pk in pks]
+            keys = prepared if self._many else prepared[0]
+        params = [*self.parameters]
+        for place in self._places[self._keys]:
+            params[place] = keys
+        for placeholder, value in values.items():
+            for place in self._places.get(placeholder, ()):
+                params[place] = value
+        return params
 
 
 def compiled(compiler: Any) -> tuple[str, Sequence[Any]]:

@@ -68,13 +68,12 @@ class CompiledSelect(Generic[R]):
         many: bool,
         column: str | None = None,
     ) -> None:
-        self._keys = KeyPlaceholder(model, using, many=many, column=column)
-        self._rows = RowBuilder(ask(self._keys), using)
+        keys = KeyPlaceholder(model, using, many=many, column=column)
+        self._rows = RowBuilder(ask(keys), using)
         self.build = self._rows.build
-        placeholders = [self._keys.placeholder]
         sql = change(self._rows.sql)
-        self._statement = CompiledStatement(sql, self._rows.params, placeholders)
+        self._statement = CompiledStatement(sql, self._rows.params, keys)
 
     def statement(self, pks: Sequence[Any]) -> tuple[str, Sequence[Any]]:
         """Return the statement for these rows, and its parameters."""
-        return self._statement.sql, self._statement.params(self._keys.filled(pks))
+        return self._statement.sql, self._statement.params(pks)

@@ -61,9 +61,9 @@ class CompiledUpdate:
             raise CannotParametrize
         statement, params = compiled(query.get_compiler(using))
         written = self._assignments.placeholders.values()
-        placeholders = [self._keys.placeholder, *written, *self._expected.values()]
+        placeholders = [*written, *self._expected.values()]
         placeholders += [self._fence] if fenced else []
-        self._statement = CompiledStatement(statement, params, placeholders)
+        self._statement = CompiledStatement(statement, params, self._keys, placeholders)
         self._free = self._if_free(rows, placeholders) if expected and not many else None
         self._checked = self._check(model, statement) if fenced else None
         #: The values that were written last, and their form for the database.
@@ -91,10 +91,11 @@ class CompiledUpdate:
                 f"WITH dcl_free (free) AS MATERIALIZED ({select} FOR NO KEY UPDATE SKIP LOCKED) "
                 f"{update} FROM dcl_free WHERE {table}.{key} = dcl_free.free"
             )
-            return CompiledStatement(statement, [*keys, *values], placeholders)
+            return CompiledStatement(statement, [*keys, *values], self._keys, placeholders)
         if getattr(connection, "mysql_is_mariadb", False):
             statement = f"SET STATEMENT innodb_lock_wait_timeout = 1 FOR {self._statement.sql}"
-            return CompiledStatement(statement, self._statement.parameters, placeholders)
+            params = self._statement.parameters
+            return CompiledStatement(statement, params, self._keys, placeholders)
         return None
 
     def _check(self, model: type[Model], update: str) -> CompiledStatement:
@@ -103,8 +104,8 @@ class CompiledUpdate:
         rows = QuerySet[Any](model, using=self._using).filter(self._keys.condition).order_by()
         existing, params = compiled(rows.values_list(Value(1)).query.get_compiler(self._using))
         sql = checked_sql(update, existing)
-        all_params = [*self._statement.parameters, self._number, fence, *params, fence]
-        return CompiledStatement(sql, all_params, [self._keys.placeholder, fence])
+        all_params = [*self._statement.parameters, self._number, *params, fence]
+        return CompiledStatement(sql, all_params, self._keys, [fence])
 
     def checked(
         self, pks: Sequence[Any], values: Values, transaction_id: str
@@ -114,10 +115,12 @@ class CompiledUpdate:
         Its error has the text ``FLIP``, and then the number of rows written, or ``LOST`` if the
         transaction is another one. ``None``: a field turns its value into SQL.
         """
-        if self._checked is None or (filled := self._filled(pks, values)) is None:
+        if values is not self._last:
+            self._assign(values)
+        if self._checked is None or self._assigned is None:
             return None
-        filled.update({self._fence: transaction_id, self._number: len(pks)})
-        return self._checked.sql, self._checked.params(filled)
+        filled = {**self._assigned, self._fence: transaction_id, self._number: len(pks)}
+        return self._checked.sql, self._checked.params(pks, filled)
 
     def statement(
         self,
@@ -127,21 +130,16 @@ class CompiledUpdate:
         transaction_id: str | None = None,
     ) -> tuple[str, Sequence[Any]] | None:
         """Return the update for these rows; ``None``: a field turns its value into SQL."""
-        filled = self._filled(pks, values)
+        filled = self._filled(values, expected, transaction_id)
         if filled is None:
             return None
-        for name, placeholder in self._expected.items():
-            filled[placeholder] = placeholder.compared(expected[name], self._connection)
-        filled[self._fence] = transaction_id
-        return self._statement.sql, self._statement.params(filled)
+        return self._statement.sql, self._statement.params(pks, filled)
 
     def if_free(self, pk: Any, values: Values, expected: Values) -> tuple[str, Any] | None:
         """Return the update for a row that hardly waits for its lock; ``None``: there is none."""
-        if self._free is None or (filled := self._filled([pk], values)) is None:
+        if self._free is None or (filled := self._filled(values, expected, None)) is None:
             return None
-        for name, placeholder in self._expected.items():
-            filled[placeholder] = placeholder.compared(expected[name], self._connection)
-        return self._free.sql, self._free.params(filled)
+        return self._free.sql, self._free.params([pk], filled)
 
     def execute(
         self,
@@ -163,30 +161,39 @@ class CompiledUpdate:
             rows: int = cursor.rowcount
         return rows
 
-    def _filled(self, pks: Sequence[Any], values: Values) -> dict[Placeholder, Any] | None:
+    def _filled(
+        self, values: Values, expected: Values, transaction_id: str | None
+    ) -> dict[Placeholder, Any] | None:
         # Mostly the same object for all rows.
         if values is not self._last:
-            self._last = values
-            self._assigned = self._assignments.filled(values, self._connection)
+            self._assign(values)
         if self._assigned is None:
             return None
-        return {**self._assigned, **self._keys.filled(pks)}
+        compared = {
+            each: each.output_field.get_db_prep_value(expected[name], self._connection)
+            for name, each in self._expected.items()
+        }
+        return {**self._assigned, **compared, self._fence: transaction_id}
+
+    def _assign(self, values: Values) -> None:
+        self._assigned = self._assignments.filled(values, self._connection)
+        self._last = values
 
 
 def checked_sql(update: str, existing: str) -> str:
     """Return a statement that executes an update, and fails unless it writes all existing rows.
 
-    ``existing``: selects those rows. Parameters between those of the two: the number of rows, and
-    the id of the transaction; the id again at the end.
+    ``existing``: selects those rows. Parameters between those of the two: the number of rows; at
+    the end: the id of the transaction.
     """
     # Race: flip without work. The COMMIT is in the same message, and only an error skips it. The
     # cast is that error. It depends on the count, and so is not evaluated before it.
     return (
         f"WITH {_FLIPPED} AS ({update} RETURNING 1) "  # noqa: S608  # Django's SQL
-        f"SELECT CASE WHEN n = %s OR ({_IS_SAME} AND "
+        f"SELECT CASE WHEN n = %s OR (is_same AND "
         f"n = (SELECT count(*) FROM ({existing}) AS dcl_existing)) THEN 0 ELSE "
-        f"CAST('{FLIP}' || CASE WHEN {_IS_SAME} THEN n::text ELSE '{LOST}' END AS integer) END "
-        f"FROM (SELECT count(*) AS n FROM {_FLIPPED}) AS dcl_counted"
+        f"CAST('{FLIP}' || CASE WHEN is_same THEN n::text ELSE '{LOST}' END AS integer) END "
+        f"FROM (SELECT count(*) AS n, {_IS_SAME} AS is_same FROM {_FLIPPED}) AS dcl_counted"
     )
 
 

@@ -66,30 +66,27 @@ def claim(
         refuse_without_transactions(question)
     if not connection.features.has_select_for_update:
         return _claim_database(send, session, question, wanted)
-    if question.own_table:
-        return _claim_own(send, session, question, wanted)
-    return _claim_spanning(send, session, question, wanted)
-
-
-def _claim_own(send: Send, session: Session, question: Question[Any], wanted: Wanted) -> Claimed:
+    if not question.own_table:
+        return _claim_spanning(send, session, question, wanted)
     # Race: double claim. Another worker may have finished a row since its key was read. The lock
     # and the second check are one statement, which checks the locked row's newest version.
-    read, statement = _own(question, wanted)
-    [answer] = send([statement])
+    read = _own(question, wanted)
+    [answer] = send([read.statement])
     rows = _by_key(question, read.build(answer))
-    return _claimed(session, wanted.visited(rows), rows, (), _id_in(answer, statement))
+    pks = wanted.pks if wanted.choice is None else wanted.visited(rows)
+    return _claimed(session, pks, rows, (), _id_in(answer, read.statement))
 
 
 def _claim_spanning(
     send: Send, session: Session, question: Question[Any], wanted: Wanted
 ) -> Claimed:
     pks, locks = wanted.pks, _locks(question, wanted)
-    ask = read_of(question, ("ask", None), pks, _asked(question, pks))
+    ask = _asking(question, pks)
     statements = [statement for _, _, statement in locks]
     # Race: stale second check. The snapshot of the locking statement is older than the lock, and
     # joined rows would be read from it. The last statement has a snapshot of its own, also in one
     # message. It answers for rows, too, that the others could not lock.
-    if wanted.choice is None and session.combines:
+    if wanted.choice is None and (session.is_open or session.combines):
         *answers, answer = send([*statements, ask.statement])
         ours = _locked(question, locks, answers)
         rows = ask.build(answer)
@@ -97,17 +94,18 @@ def _claim_spanning(
         answers = [*send(statements)]
         ours = _locked(question, locks, answers)
         some = [pk for pk in pks if pk in ours]
-        ask = read_of(question, ("ask", None), some or pks, _asked(question, some or pks))
+        ask = _asking(question, some or pks)
         rows = ask.build(session.execute(ask.statement)) if some else []
     found = {pk: row for pk, row in _by_key(question, rows).items() if pk in ours}
-    return _claimed(session, wanted.visited(ours), found, ours, _id_in(answers[0], locks[0][2]))
+    visited = pks if wanted.choice is None else wanted.visited(ours)
+    return _claimed(session, visited, found, ours, _id_in(answers[0], locks[0][2]))
 
 
 def _claim_database(
     send: Send, session: Session, question: Question[Any], wanted: Wanted
 ) -> Claimed:
     # Race: double claim. Another worker may have finished a row before this lock was taken.
-    ask = read_of(question, ("ask", None), wanted.pks, _asked(question, wanted.pks))
+    ask = _asking(question, wanted.pks)
     _, answer = send([Statement(database_lock(question)), ask.statement])
     return _claimed(session, wanted.pks, _by_key(question, ask.build(answer)), wanted.pks, None)
 
@@ -139,24 +137,23 @@ def statements(question: Question[Any], wanted: Wanted) -> list[Statement]:
     Compiles them, and locks nothing.
     """
     connection = connections[question.using]
-    again = read_of(question, ("ask", None), wanted.pks, _asked(question, wanted.pks)).statement
+    again = _asking(question, wanted.pks).statement
     if not connection.features.has_select_for_update:
         return [Statement(database_lock(question)), again]
     if question.own_table:
-        return [_own(question, wanted)[1]]
+        return [_own(question, wanted).statement]
     locks = [statement for _, _, statement in _locks(question, wanted)]
     return [*[each for each in locks if each is not _NOTHING], again]
 
 
-def _own(question: Question[Any], wanted: Wanted) -> tuple[Read, Statement]:
-    """Return the statement that locks the rows and checks them, and what makes the rows."""
+def _own(question: Question[Any], wanted: Wanted) -> Read:
+    """Return the read that locks the rows and checks them."""
 
     def asked(rows: RowFilter) -> QuerySet[Any, Any]:
         return wanted.first(question.narrowed(rows), rows)
 
     locking = partial(_locking, question.queryset)
-    read = read_of(question, ("claim", wanted.choice), wanted.pks, asked, locking)
-    return read, read.statement
+    return read_of(question, ("claim", wanted.choice), wanted.pks, asked, locking)
 
 
 def _locks(
@@ -241,10 +238,15 @@ def _id_in(answer: Answer, statement: Statement) -> str | None:
     return answer[0][-1] if answer and _TRANSACTION_ID in statement.sql else None
 
 
-def _asked(question: Question[Any], pks: Sequence[Any]) -> Ask:
+def _asking(question: Question[Any], pks: Sequence[Any]) -> Read:
+    """Return the read that asks the question again for rows that are locked."""
+    ask = partial(_asked, question, many=len(pks) > 1)
+    return read_of(question, ("ask", None), pks, ask)
+
+
+def _asked(question: Question[Any], rows: RowFilter, *, many: bool) -> QuerySet[Any, Any]:
     # A to-many join returns a row once per match, and only its annotations can differ.
-    most = None if _added(question) or len(pks) > 1 else 1
-    return lambda rows: question.narrowed(rows)[:most]
+    return question.narrowed(rows)[: None if many or _added(question) else 1]
 
 
 def _lock_parts(question: Question[Any], table: type[Model], wanted: Wanted) -> Read:

@@ -48,7 +48,7 @@ def _compiled(
     if len(only) != len(expected) or None in only.values():
         return None, only
     make = partial(CompiledUpdate, question.model, question.using, values, expected=only)
-    return question.statements.to_write(values, ("settle", *only), make), only
+    return question.writes.to_write(values, ("settle", *only), make), only
 
 
 def write_all(

@@ -38,17 +38,19 @@ def flips(lane: Lane, batch: Batch, *, may_wait: bool = True) -> Settlement:
     the transaction may be kept then.
     """
     # Race: flip without work. The work of a row whose handler raised was rolled back.
+    claimed, connection = batch.claimed, lane.session.connection
+    assert claimed is not None
     handled = [(held, o.result) for held, o in batch.ended if type(o) is Handled]
     writes, noted = _flips_of(lane, batch, handled), Writes()
     if len(handled) < len(batch.ended):
         noted = _notes_of(lane, batch)
-    assert batch.claimed is not None
-    if batch.claimed.transaction_id is None:
+    if claimed.transaction_id is None:
         # Race: flip without work. If the transaction has ended, the lock and the work are lost, and
         # the next transaction would contain the flip alone. No user code runs between this and the
         # flip. Elsewhere each flip has the transaction's id.
         lane.session.check_for_the_last_time()
-    end = COMMIT if _is_kept(lane, batch, writes, noted) else ROLLBACK
+    is_kept = not connection.needs_rollback and (handled or _keeps_something(batch, noted))
+    end = COMMIT if is_kept else ROLLBACK
     if may_wait and not noted and (later := _later(lane, batch, writes)) is not None:
         return Settlement(batch, (*later, end))
     _write_now(lane, batch, writes, noted)
@@ -56,18 +58,16 @@ def flips(lane: Lane, batch: Batch, *, may_wait: bool = True) -> Settlement:
     if handled and lane.run.needs_check("done"):
         pks = [held.pk for held, _ in handled]
         writing.refuse_pending(lane.processor, batch.question, pks)
-    if lane.session.connection.run_on_commit:
-        _keep_callbacks_apart(lane.session.connection)
+    if connection.run_on_commit:
+        _keep_callbacks_apart(connection)
     return Settlement(batch, (end,))
 
 
-def _is_kept(lane: Lane, batch: Batch, writes: Writes, noted: Writes) -> bool:
-    """Return whether anything of the transaction is to be committed."""
-    if lane.session.connection.needs_rollback:
-        return False
+def _keeps_something(batch: Batch, noted: Writes) -> bool:
+    """Return whether the transaction of rows that were not handled is to be committed."""
     # No generators: an interrupt at the end of one that is left early would be lost.
-    kept = [o for _, o in batch.ended if type(o) is Handled or getattr(o, "kept", False)]
-    return bool(kept or [values for values, _ in [*writes, *noted] if values])
+    kept = [outcome for _, outcome in batch.ended if getattr(outcome, "kept", False)]
+    return bool(kept or [values for values, _ in noted if values])
 
 
 def fixed_flip(processor: Definition[Any]) -> Values | None:
@@ -93,7 +93,7 @@ def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> 
         writing.refuse_moved(question, moved, processor)
     if len(handled) == 1:
         [(held, result)] = handled
-        return [(flip_of(lane, held, result), [held.pk])]
+        return [(lane.fixed_flip or flip_of(lane, held, result), [held.pk])]
     if lane.fixed_flip is not None and handled:
         return [(lane.fixed_flip, [held.pk for held, _ in handled])]
     rows = {held.pk: held.row for held, _ in handled}
@@ -134,13 +134,13 @@ def _later(lane: Lane, batch: Batch, writes: Writes) -> list[Statement] | None:
 
     ``None``: one of them has to be written, and looked at, before the COMMIT.
     """
-    claimed, connection = batch.claimed, lane.session.connection
+    claimed, session, connection = batch.claimed, lane.session, lane.session.connection
     assert claimed is not None
-    if claimed.transaction_id is None or not lane.session.combines or connection.run_on_commit:
+    if claimed.transaction_id is None or not session.is_open or connection.run_on_commit:
         return None
     if connection.needs_rollback or [values for values, _ in writes if not values]:
         return None if writes else []
-    if lane.run.needs_check("done") or lane.run.has_rules:
+    if not lane.run.flips_may_wait:
         return None
     found = writing.checked_flips(batch.question, writes, claimed.transaction_id)
     return None if found is None else [Statement(*each) for each in found]

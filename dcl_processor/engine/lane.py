@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import log_fields, observers
+from dcl_processor.execution.handler import Handled
+from dcl_processor.execution.in_flight import InFlight
 from dcl_processor.execution.leftover import Leftover
+from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.interrupts import ends_the_run
 
 from . import one_statement, recovery, settling
@@ -45,21 +48,28 @@ class Lane:
         self.run = run
         self.processor = run.processor
         self.source = run.source
-        self.resource = run.resource
-        self.in_flight = run.in_flight
+        self.resource = run.make_resource()
+        self.in_flight = InFlight(run.notes)
         self.session = Session(run.using, run.processor.name)
         self._loop = run.event_loop
         self._size = run.size
         self._deliver = deliver or DELIVERIES[run.processor.delivery]
-        self._counts = self.processor.retry is not None
+        retry = self.processor.retry
+        self._counts = retry is not None
+        #: Whether a handler's call is told the number of its attempt.
+        self.counts_attempts = retry is not None and retry.attempts is not None
         #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
         self.fixed_flip = fixed_flip(self.processor)
         self.fixed_settlement: Values | None = None
+        self.savepoint = RowSavepoint(self.session.connection)
         #: Watches what handlers leave open that work outside a transaction.
         self.leftover = Leftover(run.using)
+        self.watched = self.leftover if self.leftover.watches else nullcontext(self.leftover)
         self._mark: Mark | None = None
+        written = self.processor.claim or self.processor.done or {}
+        self._has_fixed_mark = not any(map(callable, written.values()))
         #: The last question by which one statement claims, checks and marks.
-        self._simple_question: Question[Any] | None = None
+        self.simple_question: Question[Any] | None = None
         #: Batches with rows whose handlers have not ended, or whose settlement is tried again.
         self._open: list[Batch] = []
         #: Whether no asynchronous handler has ended for a while.
@@ -116,14 +126,16 @@ class Lane:
 
     def _pass_on(self) -> None:
         """Send what must not wait: before the next claim nothing is decided, nor code called."""
-        after = self._after
+        after, session = self._after, self.session
         if after is None:
             return
         may_wait = (
             after.answers is None
-            and after.is_plain_success
-            and self.session.combines
-            and not self.session.connection.run_on_commit
+            # No generator: an interrupt at the end of one that is left early would be lost.
+            and not [each for _, each in after.batch.ended if type(each) is not Handled]
+            # One with marks may wait because no code of the user has run since it was made.
+            and (session.is_open or after.batch.mark is not None)
+            and not session.connection.run_on_commit
             and self.run.goes_well()
         )
         if not may_wait:
@@ -171,14 +183,15 @@ class Lane:
             make = claim_in_turn if batch.wanted.keys else claim
             batch.claimed = make(self.session, batch.question, batch.wanted, after)
         finally:
-            if after is not None and after.answers is not None:
-                self._settled()
+            if after is not None and after is self._after and after.answers is not None:
+                self.count(after)
         self.source.note_claim(batch)
         rows = batch.claimed.rows
         if rows:
             if self._counts:
                 read_attempts(self.processor, batch.question, rows)
-            self.run.verify(batch.question, rows[0])
+            if self.run.rehearsal is None:
+                self.run.verify(batch.question, rows[0])
         if observers.active and rows:
             batch.claimed_at = time.monotonic()
             self._tell_of_claim(batch)
@@ -189,15 +202,15 @@ class Lane:
         """Lock the batch's rows, check them again, mark them, and commit; ``after`` goes first."""
         began = time.monotonic()
         # If a settlement waits, no code of the user has run since the last look.
-        if after is None and self.leftover.end():
+        if after is None and self.leftover.may_be_left() and self.leftover.end():
             self._tell_of_leftover()
-        batch.mark = mark = self._mark_of(make)
+        batch.mark = mark = self._mark or self._mark_of(make)
         try:
             claim_and_mark(self, batch, mark, after)
         finally:
-            if after is not None and after.answers is not None:
-                self._settled()
-        rows = batch.rows
+            if after is not None and after is self._after and after.answers is not None:
+                self.count(after)
+        rows = batch.claimed.rows if batch.claimed is not None else ()
         if rows:
             self.hold(batch, began)
             if self._counts:
@@ -213,37 +226,43 @@ class Lane:
         """
         batch.is_marked = True
         if self.run.heartbeat is not None:
-            claimed = {held.pk: held.marked.after for held in batch.rows}
+            assert batch.claimed is not None
+            claimed = {held.pk: held.marked.after for held in batch.claimed.rows}
             self.run.heartbeat.hold(batch.question, claimed, since)
 
     def _mark_of(self, make: Callable[[Lane], Mark]) -> Mark:
-        written = self.processor.claim or self.processor.done or {}
-        if self._mark is None or any(map(callable, written.values())):
-            self._mark = make(self)
-            if self.fixed_flip is not None:
-                self.fixed_settlement = {**self._mark.removed, **self.fixed_flip}
-        return self._mark
+        mark = make(self)
+        if self._has_fixed_mark:
+            self._mark = mark
+        if self.fixed_flip is not None:
+            self.fixed_settlement = {**mark.removed, **self.fixed_flip}
+        return mark
 
     def is_one_statement(self, batch: Batch) -> bool:
         """Return whether rows are claimed, checked and marked by one statement."""
         question, mark = batch.question, batch.mark
-        if question is self._simple_question:
+        if question is self.simple_question:
             return True
         assert mark is not None
         run = self.run
-        if not run.is_verified or run.needs_check(mark.option) or not one_statement.suits(question):
+        if (
+            run.rehearsal is None
+            or run.needs_check(mark.option)
+            or not one_statement.suits(question)
+        ):
             return False
-        self._simple_question = question
+        self.simple_question = question
         return True
 
     def joins(self, batch: Batch) -> bool:
         """Return whether what is left of a batch with a mark may be sent with the next claim."""
-        return self.session.combines and not batch.wanted.keys and self.is_one_statement(batch)
+        is_one = batch.question is self.simple_question or self.is_one_statement(batch)
+        return is_one and not batch.wanted.keys and self.session.combines
 
     def refuse_one_statement(self, batch: Batch) -> None:
         """Take note that the database refuses it for this table: a rule makes several of it."""
         one_statement.refused.add((batch.question.using, batch.question.model))
-        self._simple_question = None
+        self.simple_question = None
 
     @property
     def question(self) -> Question[Any]:
@@ -275,13 +294,7 @@ class Lane:
             except NotSettled as error:
                 self._failed(error)
                 return
-        self._settled()
-
-    def _settled(self) -> None:
-        """Count the batch whose settlement was committed."""
-        if self._after is not None:
-            self.count(self._after)
-            self._after = None
+        self.count(after)
 
     def count(self, after: Settlement) -> None:
         """Count the rows of a batch whose settlement was committed."""
@@ -294,6 +307,8 @@ class Lane:
             self.finish(batch)
         else:
             self.source.end(batch)
+        if after is self._after:
+            self._after = None
 
     def finish(self, batch: Batch) -> None:
         """Count the rows of a batch, unless some are still to be handled, or to be settled."""

@@ -42,7 +42,8 @@ def handle_marked(lane: Lane, batch: Batch) -> None:
     if lane.processor._handles_batches:
         _handle_together(lane, batch)
         return
-    rows = batch.rows
+    assert batch.claimed is not None
+    rows = batch.claimed.rows
     for place, held in enumerate(rows):
         if not may_start(lane, batch):
             batch.ended += [(each, None) for each in rows[place:]]
@@ -58,12 +59,11 @@ def handle_marked(lane: Lane, batch: Batch) -> None:
 
 
 def _call(lane: Lane, batch: Batch, held: Held) -> None:
-    counts = lane.processor.retry is not None and lane.processor.retry.attempts is not None
     still_ours = None
     if lane.processor._prepares_taken_over and is_left_by_another(lane, held):
         still_ours = partial(lane.is_ours, held.pk)
-    arguments = lane.resource.arguments()
-    with lane.leftover as leftover:
+    arguments = lane.resource.arguments
+    with lane.watched as leftover:
         # As late as possible, because AT_MOST_ONCE does not put a started row back.
         batch.started.append(held)
         if lane.in_flight.notes.using is not None:
@@ -74,7 +74,7 @@ def _call(lane: Lane, batch: Batch, held: Held) -> None:
             arguments,
             limit=lane.run.time_limit,
             still_ours=still_ours,
-            attempt=held.attempt if counts else None,
+            attempt=held.attempt if lane.counts_attempts else None,
         )
         # Race: work without flip. The work is done; after an interrupt the row is settled by this.
         batch.ended.append((held, outcome))
@@ -101,7 +101,8 @@ def refusal(lane: Lane, held: Held) -> Outcome | None:
     if held.refused is not None:
         return held.refused
     # Race: double claim. Another worker may handle a row whose lease has lapsed.
-    return None if lane.is_ours(held.pk) else Lost(called=False)
+    heartbeat = lane.run.heartbeat
+    return None if heartbeat is None or heartbeat.is_ours(held.pk) else Lost(called=False)
 
 
 def startable(lane: Lane, batch: Batch, rows: Iterable[Held]) -> list[Held]:
@@ -159,7 +160,7 @@ def _prepared(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
         if not startable(lane, batch, [held]):
             continue
         lane.in_flight.note([held.pk])
-        with lane.leftover as leftover:
+        with lane.watched as leftover:
             refused = prepare(lane.processor, held.row, lane.run.time_limit)
         if leftover.end() and refused is None:
             refused = not_prepared(TransactionLeftOpen())
@@ -175,8 +176,8 @@ def _prepared(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
 def _call_together(lane: Lane, batch: Batch, rows: Sequence[Held]) -> Sequence[Held]:
     """Call the handler and settle its rows; return those that are to be called again."""
     lane.in_flight.note([held.pk for held in rows])
-    arguments, given = lane.resource.arguments(), {held.pk: held.row for held in rows}
-    with lane.leftover as leftover:
+    arguments, given = lane.resource.arguments, {held.pk: held.row for held in rows}
+    with lane.watched as leftover:
         # As late as possible, because AT_MOST_ONCE does not put a started row back.
         batch.started += rows
         ended = attempt_together(lane.processor, given, arguments, lane.run.time_limit)

@@ -44,7 +44,10 @@ def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | Non
         lane.settle()
         _in_turn(lane, batch, mark)
     # The flips are verified in a transaction, and a mark that is to be looked at needs one.
-    elif not (lane.is_one_statement(batch) and _in_one_statement(lane, batch, mark, after)):
+    elif not (
+        (batch.question is lane.simple_question or lane.is_one_statement(batch))
+        and _in_one_statement(lane, batch, mark, after)
+    ):
         # Race: work without flip. If this claim is rolled back, a settlement in its transaction
         # would be rolled back, too.
         lane.settle()
@@ -74,7 +77,8 @@ def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | 
             # The claim is committed, so rows that cannot be passed to the handler are put back.
             _put_back(question, mark, before, after_it, after_it.keys() - rows.keys())
     held = [Held(pk, rows[pk]) for pk in wanted.pks if pk in rows]
-    missed = [pk for pk in wanted.visited(rows) if pk not in rows]
+    pks = wanted.pks if wanted.choice is None else wanted.visited(rows)
+    missed = [pk for pk in pks if pk not in rows]
     batch.claimed = Claimed(held, absent=missed, driver=session.connection.connection)
     lane.source.note_claim(batch)
     _record(lane, batch, mark, before, after_it)
@@ -201,7 +205,8 @@ def _record(
     was, became = before, after
     if not settings.USE_TZ:
         was, became = recognisable_columns(before, using), recognisable_columns(after, using)
-    for held in batch.rows:
+    assert batch.claimed is not None
+    for held in batch.claimed.rows:
         old, new = was[held.pk], became[held.pk]
         held.marked = Marked(old, new)
         wrong = [name for name in constants.keys() & new.keys() if new[name] != constants[name]]

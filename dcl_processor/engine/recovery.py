@@ -131,7 +131,7 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     if not is_database_error(error):
         return False
     using = batch.question.using
-    wrote_nothing = batch.claimed is None or not (lane.run.is_verified or batch.started)
+    wrote_nothing = batch.claimed is None or not (lane.run.rehearsal is not None or batch.started)
     # A read-only InnoDB still grants locks, so each row's handler would be called before its flip
     # is refused. Elsewhere a handler may have made its own transaction read-only.
     is_mysql = lane.session.connection.vendor == "mysql"

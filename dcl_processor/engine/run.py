@@ -17,6 +17,7 @@ from django.utils import timezone, translation
 from dcl_processor import observers, oversight
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
+from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
@@ -25,7 +26,7 @@ from dcl_processor.execution.calls import beside
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.green_threads import refuse_green_threads
 from dcl_processor.execution.handler import Failed, Lost
-from dcl_processor.execution.in_flight import InFlight, Notes
+from dcl_processor.execution.in_flight import Notes
 from dcl_processor.execution.resource import OpenFailure, Resource
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.interrupts import LOOK
@@ -111,7 +112,6 @@ class Run:
         self.counters = Counters(processor, max_failures)
         self._open_failure = OpenFailure()
         self.event_loop, self.time_limit = self.make_limits()
-        self.resource = Resource(processor, self.event_loop, self._open_failure)
         lease, call_limits = processor.lease, self.event_loop or self.time_limit
         self.heartbeat: Heartbeat | None = None
         if lease is not None and not self.hands_out:
@@ -119,14 +119,19 @@ class Run:
         #: Rows of one claim.
         self.size = processor.batch_size
         self.notes = Notes(processor.name)
-        self.in_flight = InFlight(self.notes)
         self.holds: Holds | None = None
         self.slot: Slot | None = None
         self.stopped: Stopped | None = None
         self.is_interrupted = False
         self._most_pending = processor.max_pending if limit is None else None
+        #: What a trial of the flips on the run's first row has shown; ``None``: not yet tried.
         self.rehearsal: Rehearsal | None = None
+        #: Whether flips may go with the next claim: nothing is to be looked at afterwards.
+        self.flips_may_wait = False
+        #: The values with which a claim's constants are read back.
+        self.kept_constants: Values = {}
         self._verifying = Lock()
+        self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
         """Return what limits the seconds of a call: the event loop of asynchronous handlers."""
@@ -137,6 +142,10 @@ class Run:
             return None, None
         refuse_green_threads(label, "handler_timeout", "leave handler_timeout out")
         return None, TimeLimit(seconds, label)
+
+    def make_resource(self) -> Resource:
+        """Return what the handlers of one lane need."""
+        return Resource(self.processor, self.event_loop, self._open_failure)
 
     # --- the course of the run
 
@@ -359,6 +368,7 @@ class Run:
             due=due_now,
             flips=processor._locked_columns,
             defer=self.deferred,
+            writes=self._writes,
         )
 
     @property
@@ -372,19 +382,9 @@ class Run:
         return self._filter is not None
 
     @property
-    def is_verified(self) -> bool:
-        """Whether the flips were tried on the first row of the run."""
-        return self.rehearsal is not None
-
-    @property
     def has_rules(self) -> bool:
         """Whether PostgreSQL rewrites statements on the table, so that none may be joined."""
         return self.rehearsal is None or self.rehearsal.has_rules
-
-    @property
-    def kept_constants(self) -> Values:
-        """The values with which a claim's constants are read back."""
-        return self.rehearsal.kept if self.rehearsal is not None else {}
 
     def needs_check(self, option: str | None) -> bool:
         """Return whether each row is to be checked after the flip that this option describes."""
@@ -392,14 +392,15 @@ class Run:
 
     def trust(self, rehearsal: Rehearsal) -> None:
         """Take the flips as verified, as far as a rehearsal has shown."""
+        self.kept_constants = rehearsal.kept
+        self.flips_may_wait = not (rehearsal.has_rules or "done" in rehearsal.unproven)
         self.rehearsal = rehearsal
 
     def verify(self, question: Question[Any], held: Held) -> None:
         """Try the flips on the run's first row, before the first handler of any lane."""
-        if self.rehearsal is None:
-            with self._verifying:
-                if self.rehearsal is None:
-                    self.rehearsal = rehearse(self.processor, question, held.row, held.pk)
+        with self._verifying:
+            if self.rehearsal is None:
+                self.trust(rehearse(self.processor, question, held.row, held.pk))
 
     def refuse_backlog(self, question: Question[Any], seen: Collection[Any] | None = None) -> None:
         """Raise ``TooManyPending`` before the first row; ``seen``: the keys of a window, if any."""
@@ -431,10 +432,8 @@ class Run:
 
     def goes_well(self) -> bool:
         """Return whether nothing has to be decided, and no receiver called, after each row."""
-        streak = self.counters.streak
         return (
-            streak.succeeded
-            and not streak.failed
+            self.counters.streak.goes_well
             and self._calls_no_code_before_a_claim
             and not row_finished.has_listeners(type(self.processor))
         )

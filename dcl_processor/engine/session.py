@@ -55,19 +55,20 @@ class Session:
         #: Django's block around a transaction whose statements are sent one by one.
         self._block: ReadCommitted | None = None
         self._deadlock: Exception | None = None
-        self._is_open = False
+        #: Whether a transaction is open on it whose statements are sent in messages.
+        self.is_open = False
         self._is_refused = False
         #: The driver's connection that is known to send several statements as one message.
         self._combining: Any = None
 
     @property
     def combines(self) -> bool:
-        """Whether several statements may be one message."""
-        if self._is_open:
-            return True
+        """Whether several statements may be one message, if no transaction is open."""
         connection = self.connection
         # Django's TestCase keeps a transaction open.
-        if self._is_refused or connection.in_atomic_block or is_observed(connection):
+        if self._is_refused or connection.in_atomic_block:
+            return False
+        if connection.execute_wrappers and is_observed(connection):
             return False
         driver = connection.connection
         if driver is not self._combining:
@@ -84,7 +85,7 @@ class Session:
         """
         if after is None:
             self.connection.ensure_connection()
-        if not self.combines:
+        if not (self.is_open or self.combines):
             if after is not None:
                 self.settle(after)
             return self._begin_alone(statements)
@@ -107,7 +108,7 @@ class Session:
         connection = self.connection
         if after is None:
             connection.ensure_connection()
-        if self.combines:
+        if self.is_open or self.combines:
             [answer] = self._send(after, (statement,))
             return answer
         if after is not None:
@@ -133,12 +134,12 @@ class Session:
 
     def settle(self, after: Settlement) -> None:
         """Send a settlement alone; raises ``NotSettled``."""
-        if after.statements[-1] == ROLLBACK and self._is_open:
+        if after.statements[-1] == ROLLBACK and self.is_open:
             self.connection.run_on_commit = []
         if self._block is not None:
             self._commit_alone(after)
         else:
-            self._send(after, (), closes=self._is_open)
+            self._send(after, (), closes=self.is_open)
         if self.connection.run_on_commit and not self.connection.in_atomic_block:
             self.connection.run_and_clear_commit_hooks()
 
@@ -177,7 +178,7 @@ class Session:
             connection.needs_rollback = True
             with suppress(Error):  # a session that is lost has nothing to roll back
                 block.__exit__(None, None, None)
-        elif self._is_open:
+        elif self.is_open:
             self._leave()
             connection.run_on_commit = []
             try:
@@ -219,7 +220,7 @@ class Session:
 
     def execute_all(self, statements: Sequence[Statement]) -> Sequence[Answer]:
         """Execute statements in the transaction that is open, as one message if possible."""
-        if self._is_open and len(statements) > 1:
+        if self.is_open and len(statements) > 1:
             return self._send(None, statements)
         return [self.execute(each) for each in statements]
 
@@ -232,15 +233,15 @@ class Session:
         closes: bool = False,
     ) -> list[Answer]:
         """Send one message; return the answers to ``statements``."""
-        first = after.statements if after is not None else ()
+        connection, first = self.connection, after.statements if after is not None else ()
         # A rollback that was asked for is the settlement's last statement.
-        self.connection.needs_rollback = False
+        connection.needs_rollback = False
         try:
-            with self.connection.cursor() as cursor:
+            with connection.cursor() as cursor:
                 answers = send_together(cursor, [*first, *statements])
         except BaseException as error:
             # What the message has begun is ended where the error is handled.
-            self._is_open = self._is_open or opens
+            self.is_open = self.is_open or opens
             if after is None:
                 self.rollback()
                 raise
@@ -248,21 +249,17 @@ class Session:
         if after is not None:
             after.answers = answers[: len(first)]
         if opens:
-            self._enter()
+            # Django is to know that a transaction is open: what a handler calls depends on it.
+            self.is_open = connection.in_atomic_block = connection.commit_on_exit = True
+            connection.autocommit = connection.needs_rollback = False
+            # Without those that a handler has left open.
+            connection.savepoint_ids, connection.atomic_blocks = [], [self._atomic]
         elif closes:
             self._leave()
         return answers[len(first) :]
 
-    def _enter(self) -> None:
-        """Let Django know that a transaction is open: what a handler calls depends on it."""
-        connection = self.connection
-        self._is_open = connection.in_atomic_block = connection.commit_on_exit = True
-        connection.autocommit = connection.needs_rollback = False
-        # Without those that a handler has left open.
-        connection.savepoint_ids, connection.atomic_blocks = [], [self._atomic]
-
     def _leave(self) -> None:
-        connection, self._is_open = self.connection, False
+        connection, self.is_open = self.connection, False
         connection.in_atomic_block = connection.needs_rollback = False
         connection.autocommit = True
         connection.savepoint_ids, connection.atomic_blocks = [], []
@@ -275,7 +272,7 @@ class Session:
         It is, if the message was refused before the server executed any of it, as a pooler does
         that accepts one statement at a time. From then on every statement is sent alone.
         """
-        if not (self._is_open and is_healthy(self.connection)):
+        if not (self.is_open and is_healthy(self.connection)):
             return False
         try:
             answers = [self.execute(each) for each in after.statements]
@@ -368,10 +365,12 @@ def in_one_message(cursor: Any, statements: Sequence[Statement]) -> list[Answer]
     """Send the statements together; return their answers."""
     params = [each for one in statements for each in one.params]
     cursor.execute("; ".join([each.sql for each in statements]), params)
-    answers: list[Answer] = []
-    for _ in statements:
-        answers.append(cursor.fetchall() if cursor.description else cursor.rowcount)
-        cursor.nextset()
+    # The driver's own cursor: its description would describe each column again for each row.
+    driver, answers = cursor.cursor, list[Answer]()
+    with cursor.db.wrap_database_errors:
+        for _ in statements:
+            answers.append(driver.fetchall() if driver.pgresult.nfields else driver.rowcount)
+            driver.nextset()
     return answers
 
 

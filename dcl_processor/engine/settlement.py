@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dcl_processor.execution.handler import Handled, Outcome
+from dcl_processor.execution.handler import Outcome
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
@@ -165,12 +165,6 @@ class Settlement:
     batch: Batch
     statements: tuple[Statement, ...]
     answers: Sequence[Answer] | None = None
-
-    @property
-    def is_plain_success(self) -> bool:
-        """Whether each row was handled, so that nothing is decided by the outcomes."""
-        # No generator: an interrupt at the end of one that is left early would be lost.
-        return {Handled}.issuperset([type(outcome) for _, outcome in self.batch.ended])
 
 
 class NotSettled(Exception):

@@ -85,19 +85,20 @@ def _later(lane: Lane, batch: Batch) -> Statement | None:
     if mark.option == "done":  # flipped before the work
         marked.is_settled = True
         return None
-    run, found = lane.run, None
-    if run.needs_check("done") or run.has_rules or not lane.joins(batch):
+    found = None
+    if not (lane.run.flips_may_wait and lane.joins(batch)):
         return None
     try:
         expected = expected_of(lane, held)
         # The callables were called for this row, and must not be called again.
-        marked.flip = values = _flip(lane, batch, held, outcome)
+        values = marked.flip or lane.fixed_settlement or _flip(lane, batch, held, outcome)
+        marked.flip = values
         found = compare_and_set.statement_if_free(batch.question, held.pk, expected, values)
     except BaseException as error:
         if ends_the_run(error):
             raise
         # Settling the row now raises the error again, as the row's failure.
-    if found is None or len(_open_rows(batch)) > 1:
+    if found is None or (len(batch.ended) > 1 and len(_open_rows(batch)) > 1):
         return None
     # Until there is an answer it may have been written.
     marked.may_be_written = True
@@ -264,9 +265,7 @@ def _values_of_failure(
 
 def _flip(lane: Lane, batch: Batch, held: Held, outcome: Handled) -> Values:
     """Return the values that take a handled row out of pending, and remove its mark."""
-    known = held.marked.flip
-    if known is None:
-        known = lane.fixed_settlement
+    known = held.marked.flip or lane.fixed_settlement
     if known is None:
         assert batch.mark is not None
         known = {**batch.mark.removed, **flips.flip_of(lane, held, outcome.result)}

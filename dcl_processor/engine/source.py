@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -69,7 +70,8 @@ class Source:
         self._spreads = not run.processor.strict_order
         self._got = self._missed = self._since_miss = 0
         self._is_stale = self._is_held = self._is_returning = False
-        self._suspects = Suspects(run.notes)
+        self._needs_results = run.processor._flip_needs_result
+        self._notes, self._suspects = run.notes, Suspects(run.notes)
         self._phases = self._plan()
 
     @property
@@ -85,21 +87,23 @@ class Source:
         A row that is to be redone is alone.
         """
         with self._lock:
-            if self._waiting:
+            run = self._run
+            if self._waiting and (self._notes.known or time.monotonic() >= self._suspects.look_at):
                 self._leave_suspects()
-            if not self.has_candidates or self._run.must_stop() or self._is_to_probe:
-                return None
             waiting = self._alone or self._waiting
-            size = self._room(min(room, 1) if self._alone else room)
-            size = min(size, len(waiting))
+            if not waiting or (self._is_stale and waiting is self._waiting):
+                return None
+            if run.must_stop() or run.counters.streak.to_probe:
+                return None
+            size = min(self._room(min(room, 1) if self._alone else room), len(waiting))
             if size <= 0:
                 return None
-            holds = self._run.holds
+            holds = run.holds
             if holds is not None and (size := holds.take(size)) <= 0:
                 self._is_held = True
                 return None
             # The other lanes could not get the candidates that it leaves until its batch has ended.
-            may_choose = self._among_others and self._run.has_one_lane_for_its_rows
+            may_choose = self._among_others and run.has_one_lane_for_its_rows
             more = spare(self.question) if may_choose and waiting is self._waiting else 0
             pks = [waiting.popleft() for _ in range(min(size + more, len(waiting)))]
             # Race: poison row. A row that fails stays pending, and is not read again in this run.
@@ -120,9 +124,9 @@ class Source:
         if run.limits.rows is not None:
             size = run.limits.clip(size, run.counters.handled + in_flight)
         is_without_slot = run.slot is not None and not run.slot.is_held()
-        if (in_flight and not run.is_verified) or is_without_slot:
+        if (in_flight and run.rehearsal is None) or is_without_slot:
             return 0  # the flips are verified with the first rows
-        if run.counters.is_to_be_careful:
+        if self._needs_results and run.counters.is_to_be_careful:
             # A flip that needs the handler's result is known to be right once it is written.
             return min(size, 1 - in_flight)
         return size
@@ -148,7 +152,7 @@ class Source:
 
     def _next_step(self, *, is_waiting: bool) -> Step:
         """Return what to do next; ``is_waiting``: candidates are set, or held back."""
-        if self._is_to_probe:
+        if self._run.counters.streak.to_probe:
             # A row that is in flight may still succeed.
             if self._in_flight:
                 return Step.WAIT
@@ -160,26 +164,19 @@ class Source:
         # Only the end of the rows in flight shows whether there is room.
         return Step.WAIT if no_room else Step.GO_ON
 
-    @property
-    def _is_to_probe(self) -> bool:
-        """Whether the next rows are likely to fail like those before."""
-        counters = self._run.counters
-        return counters.streak.to_probe > 0 and not counters.probing
-
     def _probe(self) -> None:
         """Go on at random places, or rows at the head that always fail would keep the others out.
 
         Once in a run, and when no row is in flight that may still succeed.
         """
-        counters = self._run.counters
-        counters.probing = True
-        found = scan.anywhere(self.question, counters.streak.to_probe or 1)
+        streak = self._run.counters.streak
+        number, streak.to_probe, streak.has_probed = streak.to_probe, 0, True
+        found = scan.anywhere(self.question, number)
         probed = [pk for pk in found if pk not in self._tried and pk not in self._alone]
-        if counters.streak.to_probe:
-            self._probed.update(probed)
-            for pk in self._probed.intersection(self._waiting):
-                self._waiting.remove(pk)
-            self._alone.extend(probed)
+        self._probed.update(probed)
+        for pk in self._probed.intersection(self._waiting):
+            self._waiting.remove(pk)
+        self._alone.extend(probed)
 
     # --- what became of them
 
@@ -187,8 +184,9 @@ class Source:
         """Take note of rows that a claim did not get; those that it did not reach wait again."""
         claimed = batch.claimed
         assert claimed is not None
-        if len(claimed.rows) == len(batch.wanted.pks):
-            self._note_company(len(claimed.rows), 0)
+        got = len(claimed.rows)
+        if got == len(batch.wanted.pks) and not self._among_others:
+            self._got += got
             return
         with self._lock:
             known = {held.pk for held in claimed.rows}.union(claimed.absent, claimed.stale)
@@ -197,7 +195,7 @@ class Source:
             self._put_back([pk for pk in batch.wanted.pks if pk not in known])
             self._in_flight.difference_update(claimed.absent, claimed.stale)
             missed = len(claimed.absent) + len(claimed.stale)
-            self._note_company(len(claimed.rows), missed)
+            self._note_company(got, missed)
             self._lock.notify_all()
 
     def _note_company(self, got: int, missed: int) -> None:
@@ -240,11 +238,14 @@ class Source:
                 return
             self._count(batch)
             batch.is_counted = True
-            self._in_flight.difference_update(self._open_rows(batch))
+            claimed = batch.claimed
+            # Those that it did not get may be in flight again, in another lane.
+            pks = batch.wanted.pks if claimed is None else [held.pk for held in claimed.rows]
+            self._in_flight.difference_update(pks)
             again = [held.pk for held, outcome in batch.ended if outcome is None]
             self._alone.extend(redone)
             # A claim that failed may have named more rows than it was to take.
-            behind = batch.wanted.pks[batch.wanted.limit :] if batch.claimed is None else []
+            behind = batch.wanted.pks[batch.wanted.limit :] if claimed is None else []
             if again or behind:
                 self._put_back([*again, *behind])
             if self._run.holds is not None:

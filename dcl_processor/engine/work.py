@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.candidates.question import Question, these
@@ -23,7 +22,7 @@ from dcl_processor.execution.handler import (
     execute,
     execute_together,
 )
-from dcl_processor.execution.row_savepoint import RowSavepoint, alone
+from dcl_processor.execution.row_savepoint import alone
 
 from .settlement import Batch, Held
 
@@ -35,44 +34,56 @@ if TYPE_CHECKING:
 
 def handle_locked(lane: Lane, batch: Batch) -> None:
     """Handle the claimed rows one by one, so that the failure of one does not undo the others."""
-    rows, connection = batch.rows, lane.session.connection
+    assert batch.claimed is not None
+    rows = batch.claimed.rows
     several = len(rows) > 1
     if several and lane.processor._handles_batches:
         _handle_together(lane, batch)
         return
     shared = several or lane.run.notes_failures
-    counts = lane.processor.retry is not None and lane.processor.retry.attempts is not None
     lane.in_flight.note([held.pk for held in rows])
-    for place, held in enumerate(rows):
-        if not lane.run.may_start(batch.ended, lane.resource):
-            batch.ended += [(each, None) for each in rows[place:]]
-            break
-        if held.refused is not None:
-            batch.ended.append((held, held.refused))
-            continue
-        batch.started.append(held)
-        if several:
-            lane.in_flight.narrow(place, held.pk)
-        with RowSavepoint(connection, shared=True) if shared else nullcontext() as savepoint:
-            outcome = execute(
-                lane.processor,
-                held.row,
-                lane.resource.arguments(),
-                limit=lane.run.time_limit,
-                attempt=held.attempt if counts else None,
-            )
-        # Recorded before its work is kept, because an error from here on is this row's failure.
-        batch.ended.append((held, outcome))
-        try:
-            # After each row, so that this row is the one that ended the transaction.
-            lane.session.check()
-            kept = alone(connection, outcome) if savepoint is None else savepoint.close(outcome)
-            batch.ended[-1] = held, kept
-        except (TransactionLost, UnseenWork) as error:
-            batch.to_blame = None if was_ended_by_server(error) else held
-            raise
-        if type(outcome) is Failed:
-            lane.resource.reopen_later()
+    try:
+        for place, held in enumerate(rows):
+            if not lane.run.may_start(batch.ended, lane.resource):
+                batch.ended += [(each, None) for each in rows[place:]]
+                break
+            if held.refused is not None:
+                batch.ended.append((held, held.refused))
+                continue
+            if several:
+                lane.in_flight.narrow(place, held.pk)
+            _handle(lane, batch, held, shared=shared)
+    finally:
+        if shared:
+            lane.savepoint.end()
+
+
+def _handle(lane: Lane, batch: Batch, held: Held, *, shared: bool) -> None:
+    """Handle a row; ``shared``: other rows' work, or a note about it, must survive its failure."""
+    batch.started.append(held)
+    if shared:
+        lane.savepoint.begin()
+    outcome = execute(
+        lane.processor,
+        held.row,
+        lane.resource.arguments,
+        limit=lane.run.time_limit,
+        attempt=held.attempt if lane.counts_attempts else None,
+    )
+    # Recorded before its work is kept, because an error from here on is this row's failure.
+    batch.ended.append((held, outcome))
+    try:
+        # After each row, so that this row is the one that ended the transaction.
+        lane.session.check()
+        if shared:
+            batch.ended[-1] = held, lane.savepoint.close(outcome)
+        elif type(outcome) is not Handled or lane.session.connection.needs_rollback:
+            batch.ended[-1] = held, alone(lane.session.connection, outcome)
+    except (TransactionLost, UnseenWork) as error:
+        batch.to_blame = None if was_ended_by_server(error) else held
+        raise
+    if type(outcome) is Failed:
+        lane.resource.reopen_later()
 
 
 def _handle_together(lane: Lane, batch: Batch) -> None:
@@ -85,7 +96,7 @@ def _handle_together(lane: Lane, batch: Batch) -> None:
     lane.in_flight.note([held.pk for held in rows])
     try:
         given = {held.pk: held.row for held in rows}
-        arguments, limit = lane.resource.arguments(), lane.run.time_limit
+        arguments, limit = lane.resource.arguments, lane.run.time_limit
         outcomes = execute_together(lane.processor, given, arguments, limit)
         lane.session.check()
         kept = alone(lane.session.connection, Handled())

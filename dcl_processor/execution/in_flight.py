@@ -19,7 +19,6 @@ import secrets
 import stat
 import struct
 import tempfile
-import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -173,8 +172,8 @@ class Notes:
                 del self.deaths[path]
 
 
-class InFlight(threading.local):
-    """One thread's note; each thread that handles rows of a run has its own.
+class InFlight:
+    """One lane's note; each lane of a run has its own.
 
     A note is a number, followed by the rows of a batch. The number is the place of the row in
     flight, or stands for all of the rows, or for none. The file is mapped into memory, so that the

@@ -33,10 +33,12 @@ class Leftover:
     def __init__(self, using: str) -> None:
         self._connection: Any = connections[using]
         self._driver: Any = None
+        #: Whether it has to look at what a handler sends; elsewhere the driver knows afterwards.
+        self.watches = self._connection.vendor == "mysql"
         self._may_have_begun = False
 
     def __enter__(self) -> Self:
-        if self._connection.vendor == "mysql" and self._connection.connection is not None:
+        if self.watches and self._connection.connection is not None:
             self._driver = self._connection.connection
             self._driver.query = self._query
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,11 +36,11 @@ class OpenResource:
     users: int = 0
 
 
-class Resource(threading.local):
-    """The processor's ``resource()`` in one run; each thread, or event loop, has its own.
+class Resource:
+    """The processor's ``resource()`` in one lane; an event loop's handlers share it.
 
     ``failure``: gets the error, if it cannot be opened. No row is to blame for that, so no attempt
-    is counted.
+    is counted. ``arguments``: the handler's arguments after its row: the resource, or nothing.
     """
 
     def __init__(
@@ -51,6 +50,7 @@ class Resource(threading.local):
         self._event_loop = event_loop
         self._opened: OpenResource | None = None
         self._failure = failure
+        self.arguments: tuple[Any, ...] = ()
 
     @property
     def is_open(self) -> bool:
@@ -76,12 +76,8 @@ class Resource(threading.local):
                 forget_frames(error)
                 self._failure.error = error
             else:
-                self._opened = OpenResource(stack, arguments)
+                self._opened, self.arguments = OpenResource(stack, arguments), arguments
         return self._failure.error is None
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the handler's arguments after its row: the resource, or nothing."""
-        return self._opened.arguments if self._opened else ()
 
     def reopen_later(self) -> None:
         """Note that a row failed: the next ``ready()`` reopens it."""
@@ -105,7 +101,7 @@ class Resource(threading.local):
         self._let_go()
 
     def _let_go(self) -> None:
-        opened, self._opened = self._opened, None
+        opened, self._opened, self.arguments = self._opened, None, ()
         if opened is not None and not opened.users:
             self._close(opened)
 

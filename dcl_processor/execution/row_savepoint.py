@@ -10,8 +10,7 @@ whole transaction. With any other driver each row begins with its savepoint.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from django.db import DatabaseError
 from django.db.transaction import TransactionManagementError
@@ -26,45 +25,44 @@ _SAVEPOINT = "dcl_row"
 
 
 class RowSavepoint:
-    """Watches a handler's use of the transaction, and keeps or rolls back this row's work.
+    """Watches the handlers of a lane use the transaction, and keeps or rolls back a row's work."""
 
-    ``shared``: other rows' work, or a note about this row, must survive its failure.
-    """
-
-    def __init__(self, connection: Any, *, shared: bool) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._shared = shared
-        self._callbacks = len(self._connection.run_on_commit)
+        self._callbacks = 0
         self._sending: Sending | None = None
         self._open = False
         self._changes = 0
 
-    def __enter__(self) -> Self:
-        if not self._shared:
-            return self
+    def begin(self) -> None:
+        """Watch for the first statement of the next row's handler; ``end()`` has to follow."""
         connection = self._connection
+        self._open, self._callbacks = False, len(connection.run_on_commit)
+        if self._sending is not None:
+            return  # the last handler has sent nothing
         self._sending = Sending(connection, self._before_sending)
         if self._sending.is_seen:
             self._sending.start()
         elif connection.vendor == "sqlite":
-            self._changes = changes(connection)
             # A cursor may be older than the row.
             connection.execute_wrappers.append(self._first_statement)
+            self._changes = changes(connection)
         else:
             self._begin()
-            return self
+            return
         # Where cursors are created, so that Django sends the savepoint itself if possible.
         connection._cursor = self._first_cursor  # noqa: SLF001  # the only such place
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._shared:
-            self._watch_no_more()
+    def end(self) -> None:
+        """Watch no more."""
+        if self._sending is not None:
+            self._sending.stop()
+            self._sending = None
+        vars(self._connection).pop("_cursor", None)
+        wrappers = self._connection.execute_wrappers
+        # Wherever it is in the list, because a handler may have left a wrapper of its own on top.
+        if self._first_statement in wrappers:
+            wrappers.remove(self._first_statement)
 
     def close(self, outcome: Outcome) -> Outcome:
         """Keep the row's work if it was handled, or roll it back; return the row's outcome.
@@ -78,13 +76,11 @@ class RowSavepoint:
                     self._savepoint("savepoint_commit_sql")
                 return outcome
             outcome = _rollback_was_asked_for()
+        self.end()
         self._undo()
         return outcome
 
     def _undo(self) -> None:
-        if not self._shared:
-            self._connection.set_rollback(True)
-            return
         if not self._open and self._changes != changes(self._connection):
             raise UnseenWork
         # The handler called set_rollback(True): roll back this row only.
@@ -116,28 +112,16 @@ class RowSavepoint:
         return execute(*args)
 
     def _before_sending(self) -> None:
-        self._watch_no_more()
+        self.end()
         send(self._connection, self._connection.ops.savepoint_create_sql(_SAVEPOINT))
         self._open = True
 
     def _begin(self) -> None:
-        self._watch_no_more()
+        self.end()
         # Not connection.savepoint(): its ids are those of the handler's own atomic blocks, and
         # on_commit() would tie the handler's callbacks to this savepoint.
         self._execute("savepoint_create_sql")
         self._open = True
-
-    def _watch_no_more(self) -> None:
-        if self._sending is not None:
-            self._sending.stop()
-            # It refers to this scope, and a reference cycle per row would wait for the garbage
-            # collector.
-            self._sending = None
-        vars(self._connection).pop("_cursor", None)
-        wrappers = self._connection.execute_wrappers
-        # Wherever it is in the list, because a handler may have left a wrapper of its own on top.
-        if self._first_statement in wrappers:
-            wrappers.remove(self._first_statement)
 
 
 def alone(connection: Any, outcome: Outcome) -> Outcome:

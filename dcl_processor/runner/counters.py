@@ -46,8 +46,6 @@ class Counters:
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     passes: int = 0
-    #: Set during probes, and for good when no row is left to probe.
-    probing: bool = False
     started: float = field(default_factory=time.monotonic)
     #: The first keys that were not free.
     held_keys: Sequence[Any] = ()
@@ -78,12 +76,12 @@ class Counters:
         after = replace(self.streak)
         for each in so_far.values():
             after.note(each)
-        to_be_another = after.to_probe > 0 and not self.probing
-        return to_be_another or after.ends_the_run
+        return after.to_probe > 0 or after.ends_the_run
 
     def count(self, pk: Any, outcome: Outcome) -> None:
         """Add an outcome to the report."""
-        self.streak.note(outcome)
+        if not (self.streak.goes_well and type(outcome) is Handled):
+            self.streak.note(outcome)
         match outcome:
             case Handled():
                 self._tell(pk, "processed", outcome)
@@ -93,14 +91,16 @@ class Counters:
                 self._tell(pk, "snoozed", outcome)
             case Discarded():
                 self._discarded(pk, outcome)
-            case Lost(called):
-                if self.on_outcome is not None:
-                    self._time(outcome.duration)
-                self.counts["lease_lost"] += 1
-                self.handled += called
-                if observers.active:
-                    name = self.processor.name
-                    observers.tell("row_ended", name, "lease_lost", is_retried=False)
+            case Lost():
+                self._lost(outcome)
+
+    def _lost(self, outcome: Lost) -> None:
+        if self.on_outcome is not None:
+            self._time(outcome.duration)
+        self.counts["lease_lost"] += 1
+        self.handled += outcome.called
+        if observers.active:
+            observers.tell("row_ended", self.processor.name, "lease_lost", is_retried=False)
 
     def _discarded(self, pk: Any, outcome: Discarded) -> None:
         """Log a row whose handler raised ``Discard``, and count it."""
@@ -178,6 +178,8 @@ class Counters:
         if observers.active:
             is_retried = again_in is not None
             observers.tell("row_ended", self.processor.name, outcome, is_retried=is_retried)
+        if not row_finished.receivers:
+            return
         send = partial(
             row_finished.send_robust,
             type(self.processor),
@@ -187,7 +189,7 @@ class Counters:
             attempt=attempt,
             duration=ended.duration,
         )
-        if calls.watchers and row_finished.receivers:
+        if calls.watchers:
             calls.beside(self.processor.name, "receivers of row_finished", (pk,), send)
         else:
             send()

@@ -33,16 +33,20 @@ class Streak:
     #: Rows whose flip cannot be written, or leaves them pending.
     wrong: int = 0
     succeeded: bool = False
+    #: Whether rows succeed, and the last ones did: one more success changes nothing.
+    goes_well: bool = False
     #: Whether the run is to end, because the next row would fail like those before.
     ends_the_run: bool = False
     #: The number of rows to take from random places before the failures end the run.
     to_probe: int = 0
+    #: Whether that was done, which is once in a run.
+    has_probed: bool = False
 
     def note(self, outcome: Outcome) -> None:
         """Take one more outcome into account."""
         match outcome:
             case Handled():
-                self.succeeded, self.failed = True, 0
+                self.succeeded, self.failed, self.goes_well = True, 0, True
                 self.ends_the_run, self.to_probe = self.is_over, 0
                 return
             case Snoozed() | Discarded():
@@ -54,6 +58,7 @@ class Streak:
                 self.wrong += _is_wrong(outcome)
             case Lost(called=True):
                 self.failed += 1
+        self.goes_well = self.succeeded and not self.failed
         self.ends_the_run = self._processor_is_wrong or self.failed >= self._most or self.is_over
         self.to_probe = self._number_to_probe()
 
@@ -68,7 +73,9 @@ class Streak:
 
     def _number_to_probe(self) -> int:
         # A strict order has no random places, and keys are visited from a random one.
-        if self.succeeded or self.processor.strict_order or self.processor.group_by is not None:
+        if self.succeeded or self.has_probed or self.processor.strict_order:
+            return 0
+        if self.processor.group_by is not None:
             return 0
         if self.wrong:
             return 1

@@ -28,7 +28,8 @@ class Suspects:
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._since = in_flight.command_began or time.time()
-        self._look_at = 0.0
+        #: When the notes are to be read again, by the monotonic clock.
+        self.look_at = 0.0
         self._aside: dict[str, Any] = {}
         # The candidates that were searched last, and for how many keys.
         self._looked_through: tuple[Collection[Any], int] = (), 0
@@ -36,8 +37,8 @@ class Suspects:
     def among(self, waiting: Collection[Any]) -> list[Any]:
         """Return those of the candidates that the run is to handle last."""
         now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
+        if now >= self.look_at:
+            self.look_at = now + LOOK_EVERY
             self._look()
         known = self._notes.known
         before, keys = self._looked_through

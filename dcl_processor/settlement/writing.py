@@ -90,8 +90,9 @@ def checked_flips(
     """
     statements: list[tuple[str, Sequence[Any]]] = []
     for values, pks in writes:
+        kind = "update", len(pks) > 1, True
         try:
-            update = _compiled(question, pks, values, is_fenced=True)
+            update = question.writes.to_write(values, kind, partial(_made, question, values, kind))
             if update is not None:
                 statement = update.checked(pks, values, transaction_id)
             else:
@@ -180,11 +181,15 @@ def _update(
 def _compiled(
     question: Question[Any], pks: Sequence[Any], values: Values, *, is_fenced: bool
 ) -> CompiledUpdate | None:
-    many, model, using = len(pks) > 1, question.model, question.using
-    make = partial(CompiledUpdate, model, using, values, many=many, fenced=is_fenced)
-    kind = "update", many, is_fenced
-    update: CompiledUpdate | None = question.statements.to_write(values, kind, make)
+    kind = "update", len(pks) > 1, is_fenced
+    make = partial(_made, question, values, kind)
+    update: CompiledUpdate | None = question.writes.to_write(values, kind, make)
     return update
+
+
+def _made(question: Question[Any], values: Values, kind: tuple[str, bool, bool]) -> CompiledUpdate:
+    _, many, is_fenced = kind
+    return CompiledUpdate(question.model, question.using, values, many=many, fenced=is_fenced)
 
 
 def _named(pks: Sequence[Any]) -> str:

@@ -19,7 +19,15 @@ from django.db import connection
 
 from tests.benchmarks import handling, wire
 from tests.benchmarks.audit import AuditError, audit
-from tests.benchmarks.contenders import CONTENDERS, ours, raw, raw_claim
+from tests.benchmarks.contenders import (
+    CONTENDERS,
+    LEDGER,
+    METRICS,
+    WITH_FAILURES,
+    ours,
+    raw,
+    raw_claim,
+)
 from tests.benchmarks.handling import Call
 from tests.benchmarks.measuring import COMMITS, DELAY, MESSAGES
 from tests.benchmarks.network import NETWORKS, SOCKET
@@ -101,7 +109,8 @@ def test_everybody_drains_through_each_network(tmp_path: Path) -> None:
     assert "measured delay, ms: median" in done.stdout
     results = json.loads(written.read_text())["results"]
     turns = Counter((r["name"], r["network"]) for r in results)
-    here = {name for name, each in CONTENDERS.items() if each.is_installed()} - {*FAULTY}
+    here = {name for name, each in CONTENDERS.items() if each.is_installed()}
+    here -= {*FAULTY, LEDGER, METRICS, WITH_FAILURES}
     assert turns == dict.fromkeys(itertools.product(here, NETWORKS), 1)
     for result in results:
         name, rows, figures = result["name"], result["rows"], result["figures"]
@@ -170,7 +179,7 @@ def _plain(statement: str) -> str:
     plain = " ".join(statement.replace('"', "").replace("dcl_", "").split())
     plain = re.sub(r"(?<!_)\b\d+\b|%s|\$\d+", "?", plain)
     plain = plain.replace("'?'", "?")
-    plain = re.sub(r"ANY\('\{[?,]+\}'::int\d\[\]\)", "ANY(?)", plain)
+    plain = re.sub(r"ANY\('\{[?,]+\}'(::int\d\[\])?\)", "ANY(?)", plain)
     for name in ("pk", "done", "before_0"):
         plain = plain.replace(f" AS {name}", "")
     for addition, without in (("= (?)", "= ?"), (TABLE, "")):

@@ -225,7 +225,7 @@ if connection.features.has_select_for_update:
         real = Source._next_step
 
         def next_step(source: Source, **options: Any) -> Any:
-            if source._is_to_probe:
+            if source._run.counters.streak.to_probe:
                 probing.set()
             return real(source, **options)
 

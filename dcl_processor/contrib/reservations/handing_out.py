@@ -69,7 +69,9 @@ class HandingOut(Run):
         super().__init__(processor, filter=filter, using=using, limit=limit, concurrency=1)
         self.size = min(limit, WINDOW)
         self.counters = _Counters(processor)
-        self.resource = _NoResource(processor, None, OpenFailure())
+
+    def make_resource(self) -> Resource:
+        return _NoResource(self.processor, None, OpenFailure())
 
     def make_limits(self) -> tuple[None, None]:
         return None, None

@@ -22,7 +22,7 @@ __all__ = ["drain", "left", "prepare"]
 WINDOW = 500
 
 KEYS = f"SELECT id FROM {TABLE} WHERE NOT done AND id > %s ORDER BY id LIMIT {WINDOW}"
-LOCK = f"SELECT {', '.join(COLUMNS)}, pg_current_xact_id() AS dcl_transaction_id FROM {TABLE} \
+LOCK = f"SELECT {', '.join(COLUMNS)}, pg_current_xact_id() FROM {TABLE} \
 WHERE NOT done AND id {{these}} \
 FOR NO KEY UPDATE SKIP LOCKED"
 FLIP = f"UPDATE {TABLE} SET done = true WHERE (id {{these}} AND pg_current_xact_id() = %s)"
