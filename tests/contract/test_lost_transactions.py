@@ -205,7 +205,11 @@ if MARIADB:
     COMMITS |= {"DDL": make_a_table, "TRUNCATE": empty_a_table, "BEGIN": begin}
 
 
-@pytest.mark.parametrize("commits", COMMITS.values(), ids=COMMITS)
+# No statement of its own shows that the transaction has ended.
+ENDS = {**COMMITS, "the end of the session": connection.close}
+
+
+@pytest.mark.parametrize("commits", ENDS.values(), ids=ENDS)
 def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and_told(
     commits: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
