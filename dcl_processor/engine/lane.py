@@ -56,7 +56,7 @@ class Lane:
         self._deliver = deliver or DELIVERIES[run.processor.delivery]
         retry = self.processor.retry
         self._counts = retry is not None
-        #: Whether a handler's call is told the number of its attempt.
+        #: Whether a handler's call notes the number of its attempt.
         self.counts_attempts = retry is not None and retry.attempts is not None
         #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
         self.fixed_flip = fixed_flip(self.processor)

@@ -178,11 +178,6 @@ class Output:
         if not self._logged:
             self.trouble(who, Trouble(sentence))
 
-    def detail(self, line: str) -> None:
-        """Write a line that is shown from ``--verbosity 2`` on."""
-        if self._verbosity >= 2 and not self._json:
-            self._write(self._stdout, line)
-
     def trouble(self, name: str, trouble: Trouble) -> None:
         """Write why there is no report."""
         self._write(self._stderr, f"{name}: {trouble.sentence}")

@@ -22,7 +22,7 @@ from dcl_processor.log_fields import fields, log
 from dcl_processor.processes import pool
 from dcl_processor.processes.beats import lasted
 from dcl_processor.processes.health import Health
-from dcl_processor.processes.news import Died, Finishing, News, SpareReady
+from dcl_processor.processes.news import Died, Finishing, News
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 from dcl_processor.watch.error_dedup import ErrorDedup
@@ -162,8 +162,6 @@ class _Log:
                 self._output.watched(news, copy)
             case Died():
                 self._died(label, who, copy, news)
-            case SpareReady():
-                self._output.detail(f"spare: process {news.pid} is ready")
             case Finishing(call):
                 self._output.finishing(self._health.stop, call, copy)
             case Trouble():

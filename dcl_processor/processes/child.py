@@ -1,10 +1,9 @@
 """One worker (copy) in a child process, from both ends of the pipes that connect it to its parent.
 
-The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``; to a spare, which is a child without
-work, it first sends an ``Order``. The child sends pairs: a processor's name with an event of its
-run, or ``None`` with an event of the child itself: each new ``Phase``, and last ``Ended`` or a
-``Trouble``. The child sends a ``Beat`` each second through a second pipe, so other messages
-do not delay it.
+The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``. The child sends pairs: a processor's
+name with an event of its run, or ``None`` with an event of the child itself: each new ``Phase``,
+and last ``Ended`` or a ``Trouble``. The child sends a ``Beat`` each second through a second pipe,
+so other messages do not delay it.
 
 The child is spawned, because a forked child would share the parent's database connections, and its
 threads' locks in whatever state they were.
@@ -32,10 +31,8 @@ from typing import Any
 import django
 from django.db import connections
 
-from dcl_processor import registry
 from dcl_processor.diagnosis import Trouble, describe, one_line
 from dcl_processor.exceptions import ProcessorError
-from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Event
 
 from .beats import Beat, lasted
@@ -44,7 +41,6 @@ from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
 from .lateness import OwnTime
 from .monitor import Monitor
 from .results import Inbox, Results
-from .visible import title
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 
@@ -64,10 +60,8 @@ _processes = multiprocessing.get_context("spawn")
 class Phase(Enum):
     """How far a child has come, as far as its parent knows."""
 
-    #: It loads Django, and a spare the processors, too.
+    #: It loads Django.
     LOADING = "loading"
-    #: It is a spare, and has not read an order yet.
-    WAITING = "waiting"
     WORKING = "working"
 
 
@@ -85,21 +79,13 @@ Send = Callable[[str | None, Event | Phase | Ended], None]
 Work = Callable[[Stop, Send], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Gives a waiting spare its work, and the name of the worker whose place it takes."""
-
-    name: str
-    work: Work
-
-
 # --- the parent's end
 
 
 class Child:
-    """The parent's end of a child process, which is started at once; without work it is a spare."""
+    """The parent's end of a child process, which is started at once."""
 
-    def __init__(self, name: str, work: Work | None, databases: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, work: Work, databases: Mapping[str, Any]) -> None:
         self.phase = Phase.LOADING
         control, self._control = _processes.Pipe(duplex=False)
         self.results, results = _processes.Pipe(duplex=False)
@@ -147,13 +133,13 @@ class Child:
                 beat = beats[-1]
         return beat
 
-    def send(self, message: str | Order) -> None:
+    def send(self, message: str) -> None:
         # A child that has ended needs no message.
         with suppress(OSError):
             self._control.send(message)
 
     def stop_at_once(self) -> None:
-        """Interrupt the handler, or end a spare; kill a child that is loading: it has no row."""
+        """Interrupt the handler; kill a child that is loading: it has no row."""
         if self.phase is Phase.LOADING and not self.results.poll():
             self._process.kill()
         else:
@@ -293,34 +279,25 @@ def exit_codes_kept() -> Iterator[None]:
 
 
 def main(
-    work: Work | None,
+    work: Work,
     databases: Mapping[str, Any],
     control: Connection,
     results: Connection,
     beats: Connection,
 ) -> None:
-    """Do the work, and send its events and its end; without work, wait for an order first."""
+    """Do the work, and send its events and its end."""
     stop, hurry = Stop(), threading.Event()
     _install_handlers(stop, hurry)
     to_parent = Results(results, beats, stop)
     send = to_parent.send
     monitor = Monitor(to_parent.beat, stop, is_supervised=True)
-    obey = threading.Thread(target=_obey, args=(control, stop, hurry, monitor), daemon=True)
-    if work is not None:
-        obey.start()
+    threading.Thread(target=_obey, args=(control, stop, hurry, monitor), daemon=True).start()
+    end: Ended | Trouble
     try:
         with _undisturbed_end(), _django(databases):
-            if work is None:
-                title("spare")
-                _load_processors()
-                send(None, Phase.WAITING)
-                work = _wait_for_work(control, stop)
-                obey.start()
-            end: Ended | Trouble = Ended(True)
-            if work is not None:
-                send(None, Phase.WORKING)
-                with monitor:
-                    end = Ended(work(stop, send))
+            send(None, Phase.WORKING)
+            with monitor:
+                end = Ended(work(stop, send))
     except BaseException as error:  # noqa: BLE001  # the parent decides what it means
         known = isinstance(error, ProcessorError)
         end = Trouble(one_line(error) if known else describe(error), traceback.format_exc())
@@ -347,30 +324,6 @@ def _django(databases: Mapping[str, Any]) -> Iterator[None]:
             yield
     finally:
         connections.close_all()
-
-
-def _load_processors() -> None:
-    """Import what a worker needs, and keep no connection open that an import has opened."""
-    registry.broken()  # a module that cannot be imported is reported when there is work for it
-    connections.all()  # which imports the drivers
-    connections.close_all()
-
-
-def _wait_for_work(control: Connection, stop: Stop) -> Work | None:
-    """Return the work that a spare is ordered to do; ``None`` if the spare is to end."""
-    while not stop.is_set():
-        # A signal that comes while it waits ends it, although an order may have come, too: the
-        # supervisor then starts a worker in the place that it has given to this spare.
-        if control.poll(POLL_IDLE) and not stop.is_set():
-            try:
-                order = control.recv()
-            except (EOFError, OSError):  # the parent has gone
-                return None
-            if not isinstance(order, Order):
-                return None
-            multiprocessing.current_process().name = order.name
-            return order.work
-    return None
 
 
 def _install_handlers(stop: Stop, hurry: threading.Event) -> None:

@@ -15,7 +15,7 @@ from .beats import AtWork
 class Died:
     """A copy has died, or did not start.
 
-    ``wait``: seconds until its restart, 0 if a spare takes its place, ``None`` without a restart.
+    ``wait``: seconds until its restart, ``None`` without one.
     """
 
     trouble: Trouble
@@ -26,17 +26,10 @@ class Died:
             case None:
                 again = ""
             case 0:
-                again = "; the spare takes its place"
+                again = "; it is started again"
             case wait:
                 again = f"; it is started again in {wait:.1f} s"
         return f"{self.trouble.sentence}{again}"
-
-
-@dataclass(frozen=True, slots=True)
-class SpareReady:
-    """A spare waits for work."""
-
-    pid: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +39,7 @@ class Finishing:
     call: AtWork
 
 
-News = Event | Died | SpareReady | Finishing
+News = Event | Died | Finishing
 
-#: Takes a copy's number (or 0: the spare), a processor's name (``None``: the copy itself), and what
-#: happened to it.
+#: Takes a copy's number, a processor's name (``None``: the copy itself), and what happened to it.
 Tell = Callable[[int, str | None, News], None]

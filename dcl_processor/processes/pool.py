@@ -374,9 +374,8 @@ def watch(
 
     ``max_rows`` of the plan is for all workers together. ``tell`` gets the worker's number, the
     processor's name, and what happened. With one worker, the watch is in this process, or in a
-    child as in ``run()``, and its number is ``None``. A child that dies is started again; one of
-    several has its place taken by a spare. ``on_counts``: as for ``run()``. Raises as ``run()``
-    does.
+    child as in ``run()``, and its number is ``None``. A child that dies is started again.
+    ``on_counts``: as for ``run()``. Raises as ``run()`` does.
     """
     check_copies(copies)
     health = health or Health([processor.name for processor in processors], stop)
@@ -435,8 +434,6 @@ def _watch_workers(
         restart=BACKOFF,
         deadline=plan.deadline,
         limit=_longest(processors),
-        # It would cost as much memory as the one worker.
-        has_spare=copies > 1,
         observe=health.seen,
     ).run()
 

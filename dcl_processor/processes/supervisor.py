@@ -1,10 +1,9 @@
 """The supervisor: starts worker processes (copies), and waits until all of them have ended.
 
 A copy that dies costs the others nothing. With ``restart`` it is started again. The pattern is the
-supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it with a
-growing delay, so that a poison row, which kills its worker, keeps no worker busy. After a first
-death there is no delay: a spare takes the place of the copy. It is a child that has loaded the
-processors, has no connection, and waits for work.
+supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it at once
+the first time, and then with a growing delay, so that a poison row, which kills its worker, keeps
+no worker busy.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.execution.in_flight import note_killed
 from dcl_processor.report import Report
-from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
+from dcl_processor.watch.polling import POLL_IDLE, Backoff
 
 from .beats import Beat
 from .child import (
@@ -28,7 +27,6 @@ from .child import (
     STOP,
     Child,
     Ended,
-    Order,
     Phase,
     Work,
     end_all,
@@ -38,7 +36,7 @@ from .child import (
 from .databases import databases_for_children
 from .graceful_stop import StoppedAtOnce
 from .lateness import Lateness, OwnTime
-from .news import Died, Finishing, SpareReady, Tell
+from .news import Died, Finishing, Tell
 from .workers import Observe, Worker
 
 #: Seconds between two reports of the copies to ``observe``.
@@ -46,10 +44,6 @@ OBSERVED_EVERY = 0.2
 
 #: A copy that has lived for this many seconds is restarted as if it had never died before.
 LIVED_LONG = 60.0
-
-
-#: The number of the spare, which is no copy yet.
-SPARE = 0
 
 
 @dataclass(slots=True)
@@ -84,7 +78,8 @@ class Supervisor:
     work: Callable[[int], Work]
     stop: threading.Event
     tell: Tell
-    #: The delays of restarts; without it, a copy that dies is not started again, and has no spare.
+    #: The delays of restarts, from the second one in a while on; without it, a copy that dies is
+    #: not started again.
     restart: Backoff | None = None
     #: By the monotonic clock; no copy is started after it.
     deadline: float | None = None
@@ -93,18 +88,15 @@ class Supervisor:
     #: Whether a copy that was killed for a row is started again, even without ``restart``; at
     #: once, and only if no copy was killed for this row before.
     goes_on: bool = False
-    has_spare: bool = True
     #: Called several times a second with the state of each copy that is not over.
     observe: Observe = lambda _: None
     _places: list[_Place] = field(init=False)
-    _spare: _Place = field(init=False)
     _time: OwnTime = field(default_factory=OwnTime)
     _observed: float = -1.0
     _killed_for: set[object] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._places = [_Place(number) for number in range(1, self.copies + 1)]
-        self._spare = _Place(SPARE)
 
     def run(self) -> bool:
         """Run until all copies have ended; return whether one had work until its end.
@@ -126,7 +118,6 @@ class Supervisor:
                         self._let_finish(place)
                     elif place.child is None and not place.is_over:
                         self._start_if_due(place, databases)
-                self._start_spare_if_due(databases)
                 self._receive()
                 now = self._time.pass_()
                 self._kill_late_ones(now)
@@ -137,8 +128,6 @@ class Supervisor:
                 child.stop_at_once()
             raise
         finally:
-            if self._spare.child is not None:
-                self._spare.child.stop_at_once()
             end_all(self._children(), self._time)
 
     def _let_finish(self, place: _Place) -> None:
@@ -154,42 +143,14 @@ class Supervisor:
             place.is_over = True
         elif now < place.start_at:
             return
-        elif spare := self._waiting_spare():
-            self._promote_spare(place, spare)
         else:
-            work = self.work(place.number)
-            self._start(place, f"copy {place.number}", work, databases)
-
-    def _waiting_spare(self) -> Child | None:
-        # Not one that is loading: a copy, and a stop of it, would wait until it has loaded.
-        spare = self._spare.child
-        waits = spare is not None and spare.phase is Phase.WAITING and not spare.is_ending
-        return spare if waits else None
-
-    def _promote_spare(self, place: _Place, spare: Child) -> None:
-        place.started = time.monotonic()
-        # In this order: a signal between the two lines leaves it in both places, not in none.
-        place.child = spare
-        self._spare.child = None
-        place.lateness = self._begin_to_watch()
-        spare.send(Order(f"copy {place.number}", self.work(place.number)))
-
-    def _start_spare_if_due(self, databases: dict[str, Any]) -> None:
-        """Start a spare, unless a copy is loading, which is more urgent."""
-        spare, now = self._spare, time.monotonic()
-        has_one = self.has_spare and self.restart is not None
-        is_wanted = has_one and not self.stop.is_set() and not self._is_late(now)
-        is_due = spare.child is None and now >= spare.start_at
-        others = [each for each in self._children() if not each.is_ending]
-        if is_wanted and is_due and all(each.phase is Phase.WORKING for each in others):
-            self._start(spare, "spare", None, databases)
+            self._start(place, databases)
 
     def _is_late(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
 
-    def _start(
-        self, place: _Place, name: str, work: Work | None, databases: dict[str, Any]
-    ) -> None:
+    def _start(self, place: _Place, databases: dict[str, Any]) -> None:
+        name, work = f"copy {place.number}", self.work(place.number)
         place.started = time.monotonic()
         try:
             with signals_blocked():
@@ -205,7 +166,7 @@ class Supervisor:
         running = [child.results for child in children if not child.is_ending]
         pause = POLL_IDLE if len(running) == len(children) else SOON
         ready = connection.wait(running, pause)
-        for place in [*self._places, self._spare]:
+        for place in self._places:
             child = place.child
             if child is None or child.results not in ready:
                 continue
@@ -214,8 +175,6 @@ class Supervisor:
                 if name is not None:
                     place.has_reported |= isinstance(event, Report | Trouble)
                     self.tell(place.number, name, event)
-                elif event is Phase.WAITING:
-                    self.tell(SPARE, None, SpareReady(child.pid))
 
     def _begin_to_watch(self) -> Lateness:
         return Lateness(self.limit, self._time.seconds)
@@ -241,24 +200,18 @@ class Supervisor:
 
     def _take_leave(self, now: float) -> None:
         """Free the places of the children that have gone; ``now``: own time."""
-        for place in [*self._places, self._spare]:
+        for place in self._places:
             child = place.child
             if child is None or not child.has_gone(now):
                 continue
             place.child = None
-            # A spare that ends before it has read its order is no copy: the place is still due.
-            is_spare = child.phase is Phase.WAITING and place.lateness.killed_at is None
-            ended = self._spare if is_spare else place
-            ended.left_behind = child.pid if child.is_left_behind else None
+            place.left_behind = child.pid if child.is_left_behind else None
             outcome = child.outcome()
             child.close()
-            self._ended(ended, outcome)
+            self._ended(place, outcome)
 
     def _ended(self, place: _Place, event: Ended | Trouble) -> None:
-        if place is self._spare:
-            # Not reported: no copy is missing, and what is wrong here will be wrong with a copy.
-            self._plan_restart(place, BACKOFF)
-        elif isinstance(event, Trouble):
+        if isinstance(event, Trouble):
             self._died(place, event)
         else:
             place.is_over, place.had_work = True, event.had_work
@@ -278,9 +231,6 @@ class Supervisor:
             wait = 0.0
         place.is_over = wait is None
         self.tell(place.number, None, Died(trouble, wait))
-        if wait == 0 and (spare := self._waiting_spare()):
-            # At once, as another copy may have died at the same time.
-            self._promote_spare(place, spare)
 
     def _was_killed_for_a_new_row(self, place: _Place) -> bool:
         call = place.lateness.call
@@ -293,18 +243,16 @@ class Supervisor:
         return True
 
     def _plan_restart(self, place: _Place, restart: Backoff) -> float:
-        """Return in how many seconds: 0 after a first death, if a spare waits."""
+        """Return in how many seconds: 0 after a first death."""
         now = time.monotonic()
         place.deaths = 1 if now - place.started >= LIVED_LONG else place.deaths + 1
-        has_spare = place.deaths == 1 and self._waiting_spare() and not self._is_late(now)
-        wait = 0.0 if has_spare else restart.after(place.deaths)
+        wait = restart.after(place.deaths) if place.deaths > 1 else 0.0
         place.start_at = now + wait
         return wait
 
     def _children(self) -> set[Child]:
-        """Return the children that have not ended, the spare included."""
-        places = [*self._places, self._spare]
-        return {place.child for place in places if place.child is not None}
+        """Return the children that have not ended."""
+        return {place.child for place in self._places if place.child is not None}
 
     def _report(self) -> None:
         now = self._time.seconds

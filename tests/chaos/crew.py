@@ -61,7 +61,7 @@ class Watcher:
         return [copy for copy in self._seen.values() if copy.is_running()]
 
     def workers(self) -> list[psutil.Process]:
-        """Return the copies that have a session now; the spare has none."""
+        """Return the copies that have a session now."""
         found = []
         for copy in self.copies():
             with suppress(psutil.Error):

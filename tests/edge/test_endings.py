@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,7 +19,7 @@ import pytest
 
 from dcl_processor.execution import calls
 from dcl_processor.processes import child, lateness, supervisor
-from dcl_processor.processes.child import SOON, Phase, Work, end_all
+from dcl_processor.processes.child import SOON, Work, end_all
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.lateness import OwnTime
 from dcl_processor.processes.news import Died
@@ -26,7 +28,9 @@ from dcl_processor.processes.supervisor import Supervisor
 from dcl_processor.processes.workers import Worker
 from dcl_processor.report import Report
 from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
+from tests.environments import CHECKOUT
 from tests.hanging import works
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("installed")]
 
@@ -62,7 +66,6 @@ def supervised(
         stop=Stop(),
         tell=tell,
         restart=restart,
-        has_spare=False,
         observe=bounded,
     ).run()
     return had_work, deaths
@@ -243,37 +246,41 @@ def test_all_workers_are_ended_in_the_same_seconds() -> None:
     assert steps == [(each, number) for each in names for number in (1, 2)]
 
 
-def idle_supervisor() -> Supervisor:
-    def work(number: int) -> Any:
-        pytest.fail("no copy is to be started")
+#: A child that gets the order to stop at once when its work has ended, and waits for the signal.
+LATE = """
+import multiprocessing, threading
+from dcl_processor.processes import child
 
-    return Supervisor(1, work, stop=Stop(), tell=lambda *_: None, restart=BACKOFF)
+control, parent = multiprocessing.Pipe(duplex=False)
+
+class Results(child.Results):
+    def send(self, name, event):
+        if isinstance(event, child.Ended):
+            parent.send(child.STOP_AT_ONCE)
+            for thread in threading.enumerate():
+                if thread is not threading.main_thread():
+                    thread.join()
+        super().send(name, event)
+
+child.Results = Results
+results, beats = (multiprocessing.Pipe(duplex=False) for _ in range(2))
+child.main(lambda stop, send: False, {}, control, results[1], beats[1])
+while not isinstance(event := results[0].recv()[1], child.Ended):
+    pass
+print("sent")
+"""
 
 
-class Seen:
-    """A child of which only this is known."""
-
-    def __init__(self, phase: Phase, *, is_ending: bool) -> None:
-        self.phase, self.is_ending = phase, is_ending
-
-
-def test_a_spare_that_is_ending_takes_no_place() -> None:
-    idle = idle_supervisor()
-    for is_ending in (False, True):
-        spare: Any = Seen(Phase.WAITING, is_ending=is_ending)
-        idle._spare.child = spare
-        assert idle._waiting_spare() is (None if is_ending else spare)
-
-
-def test_a_worker_that_was_loading_and_is_ending_holds_up_no_spare(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(Supervisor, "_start", lambda _, __, name, *___: started.append(name))
-    idle = idle_supervisor()
-    (place,) = idle._places
-    for is_ending in (False, True):
-        loading: Any = Seen(Phase.LOADING, is_ending=is_ending)
-        place.child = loading
-        idle._start_spare_if_due({})
-        assert started == ["spare"] * is_ending
+def test_a_signal_behind_the_end_of_the_work_does_not_keep_it_from_being_sent() -> None:
+    """Forced: the order to stop at once comes between the end of the work and the last message."""
+    variables = {"DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": "sqlite://:memory:"}
+    ended = subprocess.run(
+        [sys.executable, "-c", LATE],
+        cwd=CHECKOUT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "sent\n", "")

@@ -29,20 +29,14 @@ class Watcher:
         self.operations: list[str] = []
         #: What a watch says of itself: that it begins, finishes rows, and ends.
         self.about_itself: list[str] = []
-        #: The processes that were the spare, each since it was ready; only with --verbosity 2.
-        self.spares: SimpleQueue[int] = SimpleQueue()
-        self.out = _follow(process.stdout, [], [], self.spares)
-        self.err = _follow(process.stderr, self.operations, self.about_itself, self.spares)
+        self.out = _follow(process.stdout, [], [])
+        self.err = _follow(process.stderr, self.operations, self.about_itself)
 
     def says(self, start: str, *, err: bool = False) -> str:
         """Wait for the next line, which is to begin like this, and return it."""
         line = take(self.err if err else self.out, f"a line {start!r}")
         assert line.startswith(start), line
         return line
-
-    def spare(self) -> int:
-        """Wait for the next spare, and return its process."""
-        return take(self.spares, "a line that a spare is ready")
 
     def end(self, signum: signal.Signals | None = signal.SIGTERM) -> tuple[int, str, str]:
         """Send the signal, if any; return the exit code, and what was said and not yet read."""
@@ -65,7 +59,6 @@ def _follow(
     stream: IO[str] | None,
     operations: list[str],
     about_itself: list[str],
-    spares: SimpleQueue[int],
 ) -> Lines:
     lines: Lines = SimpleQueue()
     assert stream is not None
@@ -81,8 +74,6 @@ def _follow(
                     operations.append(line.rstrip("\n"))
                 elif re.match(r"watching |stopped by SIG|ended after |SIG\w+: ", line):
                     about_itself.append(line.rstrip("\n"))
-                elif ready := re.fullmatch(r"spare: process (\d+) is ready\n", line):
-                    spares.put(int(ready[1]))
                 else:
                     lines.put(line.rstrip("\n"))
         lines.put("")  # the end

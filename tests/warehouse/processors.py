@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import multiprocessing
 import os
 import signal
 import sys
@@ -168,7 +167,3 @@ def wait_at_gate(variable: str = "GATE") -> None:
         return (gate / "open").exists()
 
     until(is_open, "the gate to be opened")
-
-
-if "SPARE_GATE" in os.environ and multiprocessing.current_process().name == "spare":
-    wait_at_gate("SPARE_GATE")

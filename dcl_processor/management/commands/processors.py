@@ -399,7 +399,7 @@ def _base_options() -> OneSentenceParser:
         "--verbosity",
         type=int,
         choices=range(4),
-        help="0: errors only; 2: tracebacks, and a watch's spare process, too.",
+        help="0: errors only; 2: tracebacks, too.",
     )
     options.add_argument(
         "--traceback",
