@@ -92,6 +92,9 @@ class Report:
 
     ``retried``: the failed rows that are to be tried again, by a ``retry``.
 
+    ``redone``: rows whose handler was called once more in this run, because the work for their
+    batch was rolled back, or their call of ``process_batch()`` raised.
+
     ``discarded``: the handler raised ``Discard``. ``snoozed``: it raised ``Snooze``.
     ``lease_lost``: another worker took the row over before it could be settled.
 
@@ -111,6 +114,7 @@ class Report:
     stale: int = 0
     lease_lost: int = 0
     retried: int = 0
+    redone: int = 0
     held: int = 0
     passes: int = 0
     duration: float = 0.0
@@ -145,6 +149,7 @@ class Report:
             "name": self.name,
             **counts,
             "retried": self.retried,
+            "redone": self.redone,
             "passes": self.passes,
             "duration": round(self.duration, 6),
             "stopped": self.stopped,

@@ -75,6 +75,7 @@ def test_it_goes_through_json() -> None:
         "held": 0,
         "held_keys": [],
         "retried": 0,
+        "redone": 0,
         "passes": 0,
         "duration": 0.5,
         "stopped": "drained",

@@ -7,6 +7,7 @@ primary key selects each value, as in Django's ``bulk_update()``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from django.core.exceptions import FullResultSet
@@ -17,18 +18,16 @@ from dcl_processor.values import Values
 
 from .update import checked_sql
 
-#: The list of values in the statement, and what precedes the names of its columns.
-_GIVEN, _PREFIX = "dcl_given", "dcl_"
+#: The list of values in the statement. Its columns have numbers: two long names may begin alike,
+#: and PostgreSQL cuts a name.
+_GIVEN = "dcl_given"
 
-#: The types to which PostgreSQL casts the values of a list. A cast to a type with a length would
-#: cut a text that is too long, where an assignment is refused, so the length is left out.
-_CASTS = frozenset(
-    {
-        *("integer", "bigint", "smallint", "boolean", "numeric", "double precision", "real"),
-        *("varchar", "text", "uuid", "jsonb", "bytea", "inet"),
-        *("date", "time", "timestamp with time zone", "interval"),
-    }
-)
+#: A cast to a type with a length would cut a text that is too long, where an assignment is refused,
+#: so the length is left out.
+_TYPES = """
+SELECT attname, format_type(atttypid, -1) FROM pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped
+"""
 
 
 class OwnColumn:
@@ -48,14 +47,7 @@ class OwnColumn:
             # Adds SQL around its value; Django 6.1 uses the second name.
             and not hasattr(self.field, "get_placeholder")
             and not hasattr(self.field, "get_placeholder_sql")
-            and self._has_type()
             and self._leaves_expressions()
-        )
-
-    def _has_type(self) -> bool:
-        fields = (self.field, self.field.model._meta.pk_fields[0])
-        return not _joins(self._connection) or all(
-            cast(each, self._connection) in _CASTS for each in fields
         )
 
     def _leaves_expressions(self) -> bool:
@@ -82,11 +74,22 @@ def is_own(model: type[Model], name: str) -> bool:
 
 
 class OwnValues(Expression):
-    """The values of one column for several rows, by their keys, in the database's form."""
+    """The values of one column for several rows, by their keys, in the database's form.
 
-    def __init__(self, field: Any, values: Mapping[Any, Any]) -> None:
+    ``number``: of the column in a list of values; ``types``: of the table's columns.
+    """
+
+    def __init__(
+        self,
+        field: Any,
+        values: Mapping[Any, Any],
+        number: int = 0,
+        types: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(output_field=field)
         self.values = values
+        self.name = f"dcl_{number}"
+        self.types = types
 
     def resolve_expression(self, *_: Any, **__: Any) -> OwnValues:
         return self  # it names no column but its row's key
@@ -97,7 +100,7 @@ class OwnValues(Expression):
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, Any]:  # noqa: ARG002  # as above
         quote = connection.ops.quote_name
         if _joins(connection):
-            return f"{_GIVEN}.{quote(f'{_PREFIX}{self.output_field.column}')}", []
+            return f"{_GIVEN}.{self.name}", []
         meta = self.output_field.model._meta
         key = meta.pk_fields[0]
         whens = " ".join(["WHEN %s THEN %s"] * len(self.values))
@@ -113,9 +116,17 @@ class OwnValues(Expression):
     __hash__ = object.__hash__
 
 
-def cast(field: Any, connection: Any) -> str:
-    """Return the type of a field's column without its length."""
-    return str(field.db_type(connection) or "").partition("(")[0]
+def types(model: type[Model], using: str) -> Mapping[str, str]:
+    """Return the types of a table's columns by name, if a list of values has to name them.
+
+    A column may have another type than its field: an enumeration under a text, for instance.
+    """
+    connection: Any = connections[using]
+    if not _joins(connection):
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(_TYPES, [connection.ops.quote_name(model._meta.db_table)])
+        return dict(cursor.fetchall())
 
 
 def _joins(connection: Any) -> bool:
@@ -145,10 +156,10 @@ def statement(
     update, params = compiler.as_sql()
     quote, meta = connection.ops.quote_name, rows.model._meta
     key = meta.pk_fields[0]
-    fields = [key, *(each.output_field for each in own)]
-    first = ", ".join(f"CAST(%s AS {cast(each, connection)})" for each in fields)
-    others = f", ({', '.join(['%s'] * len(fields))})" * (len(pks) - 1)
-    names = ", ".join(quote(_PREFIX + each.column) for each in fields)
+    columns = [str(key.column), *(str(each.output_field.column) for each in own)]
+    first = ", ".join(f"CAST(%s AS {own[0].types[each]})" for each in columns)
+    others = f", ({', '.join(['%s'] * len(columns))})" * (len(pks) - 1)
+    names = ", ".join(["dcl_key", *(each.name for each in own)])
     given = [
         each
         for pk in pks
@@ -158,7 +169,7 @@ def statement(
     table, column = quote(meta.db_table), quote(str(key.column))
     joined = (
         f"{update} FROM (VALUES ({first}){others}) AS {_GIVEN} ({names}) "
-        f"WHERE {table}.{column} = {_GIVEN}.{quote(_PREFIX + str(key.column))}{where}"
+        f"WHERE {table}.{column} = {_GIVEN}.dcl_key{where}"
     )
     return joined, [*params, *given, *conditions]
 

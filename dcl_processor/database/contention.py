@@ -7,7 +7,9 @@ from django.db import (
     DataError,
     IntegrityError,
     InterfaceError,
+    NotSupportedError,
     OperationalError,
+    ProgrammingError,
 )
 
 from dcl_processor.exceptions import (
@@ -130,6 +132,13 @@ def is_about_rows(error: BaseException) -> bool:
     """Return whether a row's values caused the error, so that other rows may have none."""
     state = _sqlstate(error.__cause__)
     return state[:2] in _ABOUT_ROWS if state else isinstance(error, DataError | IntegrityError)
+
+
+def is_refused_statement(error: BaseException) -> bool:
+    """Return whether a statement is refused, now and later, and not for the values of a row."""
+    return isinstance(
+        error, ProgrammingError | NotSupportedError | DataError | IntegrityError
+    ) and not is_about_rows(error)
 
 
 # Of PostgreSQL: 40 transaction rollback, 53 insufficient resources, 55 object not in the right

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 
 from dcl_processor import log_fields
-from dcl_processor.database.contention import is_about_rows
+from dcl_processor.database.contention import is_about_rows, is_refused_statement
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
@@ -99,9 +99,36 @@ def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> 
     rows = {held.pk: held.row for held, _ in handled}
     values = flip.flips(processor, rows, {held.pk: result for held, result in handled})
     groups = grouping.group(values)
-    if lane.run.has_rules:
+    if lane.run.has_rules or lane.run.joins_rows is False:
         return groups
-    return grouping.merge(groups, question.model, question.using)
+    merged = grouping.merge(groups, question)
+    if len(merged) < len(groups) and lane.run.joins_rows is None:
+        return _tried(lane, batch, groups, merged)
+    return merged
+
+
+def _tried(lane: Lane, batch: Batch, groups: Writes, merged: Writes) -> Writes:
+    """Write rows by statements that the run has not tried yet; return what is still to be written.
+
+    The handlers have done their work, which a statement that is refused must not cost.
+    """
+    run, question, claimed = lane.run, batch.question, batch.claimed
+    assert claimed is not None
+    if lane.session.connection.needs_rollback:
+        return merged  # nothing of the transaction is kept
+    try:
+        with transaction.atomic(using=question.using):
+            for values, pks in merged:
+                writing.write(
+                    question, pks, values, lane.processor, claimed.transaction_id, is_flip=True
+                )
+    except Exception as error:
+        if not is_refused_statement(error):
+            raise
+        run.refuse_joins(error)
+        return groups
+    run.joins_rows = True
+    return []
 
 
 def _notes_of(lane: Lane, batch: Batch) -> Writes:

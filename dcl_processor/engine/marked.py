@@ -213,6 +213,7 @@ def is_to_be_redone(batch: Batch, rows: Sequence[Held], ended: Together) -> bool
 
 def tell_of_redone(lane: Lane, rows: Sequence[Held], ended: Any) -> None:
     """Log the error of a call: it is in no report if the run stops before the rows are alone."""
+    lane.run.counters.counts["redone"] += len(rows)
     if not isinstance(ended, Failed):
         return
     name = lane.processor.name

@@ -90,8 +90,8 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     failed = batch.to_blame
     if len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1):
         failed = batch.rows[0] if batch.rows else Held(ours[0], None)
-    elif isinstance(error, TransactionLost):
-        _tell_of_end(lane, batch, failed)
+    else:
+        _tell_of_redone(lane, batch, failed, error)
     if failed is None:
         batch.ended = []
     else:
@@ -150,22 +150,25 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     return False
 
 
-def _tell_of_end(lane: Lane, batch: Batch, failed: Held | None) -> None:
-    """Log which rows are handled again; the work that was committed for them stays."""
+def _tell_of_redone(lane: Lane, batch: Batch, failed: Held | None, error: Exception) -> None:
+    """Count and log the rows that are handled again."""
     again = [str(held.pk) for held in batch.started if held is not failed]
-    if again:
-        name = lane.processor.name
-        log_fields.log(
-            logger,
-            logging.WARNING,
+    if not again:
+        return
+    lane.run.counters.counts["redone"] += len(again)
+    name, these = lane.processor.name, ", ".join(again[:5]) + " and others" * (len(again) > 5)
+    message = "%s: the work for a batch was rolled back; these rows are handled again: %s: %s"
+    arguments: tuple[object, ...] = name, these, described(error)
+    if isinstance(error, TransactionLost):
+        # What was committed for them stays.
+        message = (
             "%s: %s ended the transaction of its batch; these other rows are handled again, and "
-            "work that was committed for them stays: %s%s.",
-            name,
-            "a handler" if failed is None else f"the handler of row {failed.pk}",
-            ", ".join(again[:5]),
-            " and others" if len(again) > 5 else "",
-            extra=log_fields.fields(name, pk=failed and failed.pk, row_count=len(again)),
+            "work that was committed for them stays: %s."
         )
+        whose = "a handler" if failed is None else f"the handler of row {failed.pk}"
+        arguments = name, whose, these
+    extra = log_fields.fields(name, pk=failed and failed.pk, row_count=len(again))
+    log_fields.log(logger, logging.WARNING, message, *arguments, extra=extra)
 
 
 def _explained(batch: Batch, error: Exception) -> Exception:

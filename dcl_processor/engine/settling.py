@@ -12,11 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from django.db import DataError, IntegrityError, NotSupportedError, ProgrammingError, connections
+from django.db import ProgrammingError, connections
 
 from dcl_processor import log_fields
+from dcl_processor.compiled_sql import own_values
 from dcl_processor.database.connection import reconnected
-from dcl_processor.database.contention import is_about_rows, is_contention, is_database_error
+from dcl_processor.database.contention import (
+    is_about_rows,
+    is_contention,
+    is_database_error,
+    is_refused_statement,
+)
 from dcl_processor.definition.model_columns import by_attname
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import (
@@ -54,9 +60,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 #: Seconds for which the settlement of a row without a lease is tried again, and that of any row
 #: when the run is to stop.
 TRY_FOR, TRY_AT_STOP = 5.0, 1.0
-
-#: What the database answers to values or to a statement, and not to the moment.
-_FINAL = (DataError, IntegrityError, ProgrammingError, NotSupportedError)
 
 
 class _SomeRowsLostError(Exception):
@@ -152,7 +155,7 @@ def refused(lane: Lane, after: Settlement, error: BaseException) -> None:
 
 def is_for_good(error: BaseException) -> bool:
     """Return whether the database would refuse the same statement a moment later, too."""
-    return is_about_rows(error) or isinstance(error, _FINAL)
+    return is_about_rows(error) or is_refused_statement(error)
 
 
 # --- one row
@@ -548,6 +551,9 @@ def _settle_alike(
             raise
         if not is_database_error(error) or _is_answer(error, using, session):
             _may_be_written(rows, is_so=False)
+        if own_values.own_values(values) and is_refused_statement(error):
+            lane.run.refuse_joins(error)
+            return True
         name = lane.processor.name
         extra = log_fields.fields(name, row_count=len(rows), **log_fields.error_fields(error))
         message = "%s: settling rows one by one: %s"
@@ -588,8 +594,8 @@ def _alike(
     # The callables were called for these rows, and must not be called again.
     for pk, values in [(pk, values) for values, pks in groups for pk in pks]:
         rows[pk].marked.flip = values
-    if not lane.run.has_rules:
-        groups = grouping.merge(groups, question.model, question.using, mark.values)
+    if not (lane.run.has_rules or lane.run.joins_rows is False):
+        groups = grouping.merge(groups, question, mark.values)
     for values, pks in groups:
         expected = {pk: expected_of(lane, rows[pk]) for pk in pks} if len(pks) > 1 else {}
         for theirs, some in grouping.group(expected):

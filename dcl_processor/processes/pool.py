@@ -293,6 +293,7 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
         name=name,
         **counts,
         retried=retried,
+        redone=sum(report.redone for report in reports),
         passes=max((report.passes for report in reports), default=0),
         duration=max((report.duration for report in reports), default=0.0),
         stopped=_stopped(

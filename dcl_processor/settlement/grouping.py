@@ -5,14 +5,16 @@ Their values are the same, or they write the same columns, each row with values 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from django.db import connections
-from django.db.models import Model
 
+from dcl_processor.candidates.question import Question
+from dcl_processor.compiled_sql import own_values
 from dcl_processor.compiled_sql.own_values import OwnColumn, OwnValues, is_own
 from dcl_processor.database import likeness
 from dcl_processor.values import Values
@@ -21,6 +23,9 @@ from dcl_processor.values import Values
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 
 Group = tuple[Values, list[Any]]
+
+#: Characters of the values of a statement: a server may limit the whole to 1 MB.
+MOST_CHARACTERS = 200_000
 
 #: Parameters of a statement that are not those of its rows: an allowance where there is a limit.
 _OTHER_PARAMETERS = 100
@@ -55,7 +60,7 @@ def group(flips: Mapping[Any, Values]) -> list[tuple[Values, list[Any]]]:
 
 
 def merge(
-    groups: Sequence[Group], model: type[Model], using: str, compared: Iterable[str] = ()
+    groups: Sequence[Group], question: Question[Any], compared: Iterable[str] = ()
 ) -> list[Group]:
     """Merge groups that write the same columns, so that one statement writes them.
 
@@ -65,6 +70,7 @@ def merge(
     needs SQL of its own; rows with the same values of such columns are still merged. A value that
     its field refuses stays in a group of its own, so that writing it fails that row alone.
     """
+    model, using = question.model, question.using
     if len(groups) < 2 or not all(is_own(model, name) for name in compared):
         return [*groups]
     columns: dict[str, OwnColumn] = {}
@@ -81,7 +87,8 @@ def merge(
             places.append((name, place))
         alike.setdefault(tuple(places), []).append(((values, pks), prepared))
     most = connections[using].features.max_query_params
-    return [each for some in alike.values() for each in _merged(some, columns, most)]
+    types = partial(question.writes.get, ("types",), partial(own_values.types, model, using))
+    return [each for some in alike.values() for each in _merged(some, columns, most, types)]
 
 
 def _place(column: OwnColumn, name: str, value: Any, prepared: dict[str, Any]) -> Hashable:
@@ -109,8 +116,12 @@ def _merged(
     some: Sequence[tuple[Group, dict[str, Any]]],
     columns: Mapping[str, OwnColumn],
     most: int | None,
+    types: Callable[[], Mapping[str, str] | None],
 ) -> Iterator[Group]:
-    """Yield the groups that one statement each can write; ``most``: parameters of a statement."""
+    """Yield the groups that one statement each can write.
+
+    ``most``: parameters of a statement; ``types``: returns those of the table's columns.
+    """
     if len(some) < 2:
         yield from (group for group, _ in some)
         return
@@ -119,13 +130,30 @@ def _merged(
     size = len(rows)
     if most is not None:
         size = max(1, (most - _OTHER_PARAMETERS) // (1 + 2 * len(own)))
-    for start in range(0, len(rows), size):
-        part = rows[start : start + size]
+    for part in _parts(rows, own, size):
         values = dict(some[0][0][0])
-        for name in own:
+        for number, name in enumerate(own):
             theirs = {pk: prepared[name] for pk, prepared in part}
-            values[name] = OwnValues(columns[name].field, theirs)
+            values[name] = OwnValues(columns[name].field, theirs, number, types() or {})
         yield values, [pk for pk, _ in part]
+
+
+def _parts(
+    rows: Sequence[tuple[Any, dict[str, Any]]], own: Sequence[str], most: int
+) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
+    """Divide rows, so that a statement has no more rows and characters than a server accepts."""
+    part: list[tuple[Any, dict[str, Any]]] = []
+    size = 0
+    for row in rows:
+        values = [row[1][name] for name in own]
+        more = sum(len(each) for each in values if isinstance(each, str | bytes))
+        if part and (len(part) == most or size + more > MOST_CHARACTERS):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += more
+    if part:
+        yield part
 
 
 def _likeness(group: Group, name: str) -> Hashable:

@@ -18,6 +18,7 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from dcl_processor import Retry, batch_processor
+from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from tests import seams
@@ -85,6 +86,94 @@ if IS_POSTGRESQL:
             assert_run(report, processed=3)
             Errand.objects.all().delete()
         assert not report.failures
+
+    #: A type, what its column contains at first, and what is written to it.
+    TYPES = {
+        "an enumeration": ("tests_state", "'open'::tests_state", ("open", "shut")),
+        "jsonb": ("jsonb", "'{}'::jsonb", ('{"a": 1}', '{"a": 2}')),
+        "a domain": ("tests_words", "''::tests_words", ("one", "two")),
+    }
+
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    @pytest.mark.parametrize(("kind", "first", "written"), TYPES.values(), ids=TYPES)
+    def test_a_column_may_have_another_type_than_its_field(
+        kind: str,
+        first: str,
+        written: Sequence[str],
+        make: the.Make,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Rows with values of their own are written by one statement, which has to name types."""
+        the.errands(6)
+        calls: list[int] = []
+        made = "CREATE TYPE tests_state AS ENUM ('open', 'shut'); CREATE DOMAIN tests_words AS text"
+        with (
+            changed(made, "DROP TYPE tests_state; DROP DOMAIN tests_words"),
+            changed(
+                "ALTER TABLE tests_errand ALTER COLUMN result DROP DEFAULT, "
+                f"ALTER COLUMN result TYPE {kind} USING {first}",
+                "ALTER TABLE tests_errand ALTER COLUMN result TYPE varchar(50)",
+            ),
+        ):
+            report = make(
+                lambda row: calls.append(row.place),
+                done=lambda row: {"done": True, "result": written[row.place % 2]},
+                batch_size=3,
+            )()
+            assert_run(report, processed=6, redone=0)
+            assert sorted(calls) == [0, 1, 2, 3, 4, 5]
+            assert set(Errand.objects.values_list("result", flat=True)) == {*written}
+        assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_columns_may_have_the_longest_names(
+        make: the.Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They differ only in what would be cut behind a prefix."""
+        the.errands(4)
+        names = {"result": f"{'n' * 62}a", "last_error": f"{'n' * 62}b"}
+        with ExitStack() as renamed:
+            for name, longest in names.items():
+                there = f"ALTER TABLE tests_errand RENAME {name} TO {longest}"
+                back = f"ALTER TABLE tests_errand RENAME {longest} TO {name}"
+                renamed.enter_context(changed(there, back))
+                monkeypatch.setattr(Errand._meta.get_field(name), "column", longest)
+            report = make(
+                the.ignore,
+                done=lambda row: {
+                    "done": True,
+                    "result": f"{row.place}",
+                    "last_error": "none"[row.place :],
+                },
+                batch_size=4,
+            )()
+            assert_run(report, processed=4, redone=0)
+            found = Errand.objects.order_by("place").values_list("result", "last_error")
+            assert [*found] == [("0", "none"), ("1", "one"), ("2", "ne"), ("3", "e")]
+            monkeypatch.undo()
+
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_a_statement_for_several_rows_that_is_refused_costs_no_handler_call(
+        make: the.Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """From then on each row has a statement of its own."""
+        the.errands(6)
+        calls: list[int] = []
+        monkeypatch.setattr(
+            own_values, "types", lambda *_: {"id": "bigint", "result": "tests_unknown"}
+        )
+        report = make(
+            the.ignore,
+            process_batch=lambda rows: calls.extend(row.place for row in rows),
+            done=lambda row: {"done": True, "result": f"{row.place}"},
+            batch_size=3,
+        )()
+        assert_run(report, processed=6, redone=0)
+        assert sorted(calls) == [0, 1, 2, 3, 4, 5]
+        assert set(Errand.objects.values_list("result", flat=True)) == {*"012345"}
+        [told] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert "each row has its own statement for the rest of the run" in told
+        assert "tests_unknown" in told
 
     def test_a_transaction_that_the_caller_began_is_the_callers() -> None:
         the.errands(2)

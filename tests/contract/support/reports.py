@@ -9,7 +9,7 @@ from dcl_processor.report import COUNTS, Stopped
 
 
 class Counts(TypedDict, total=False):
-    """The rows of a run by what became of them, and ``passes``, which is compared if named."""
+    """The rows of a run by what became of them; ``redone`` and ``passes`` are compared if named."""
 
     processed: int
     failed: int
@@ -20,6 +20,7 @@ class Counts(TypedDict, total=False):
     lease_lost: int
     retried: int
     held: int
+    redone: int
     passes: int
 
 
