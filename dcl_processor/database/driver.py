@@ -7,7 +7,13 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+from django.db import Error
+
+from .contention import savepoint_is_gone
+
 _IDLE, _ACTIVE = 0, 1  # libpq's PQTRANS_IDLE and PQTRANS_ACTIVE
+
+_SAVEPOINT = "dcl_left"
 
 #: Seconds that a server has to answer a request to cancel a statement.
 CANCEL_WITHIN = 5.0
@@ -24,6 +30,22 @@ def in_transaction(connection: Any) -> bool | None:
         return bool(status.transaction_status != _IDLE)
     # MariaDB's driver does not know, because its server does not report the status to it.
     return bool(driver.in_transaction) if connection.vendor == "sqlite" else None
+
+
+def asked_in_transaction(connection: Any) -> bool:
+    """Ask the server whether a transaction is open; for MariaDB and MySQL.
+
+    Outside a transaction a savepoint ends with its statement.
+    """
+    driver, operations = connection.connection, connection.ops
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(operations.savepoint_create_sql(_SAVEPOINT))
+            cursor.execute(operations.savepoint_commit_sql(_SAVEPOINT))
+    except Error as error:
+        connection.errors_occurred = connection.errors_occurred and not savepoint_is_gone(error)
+        return not driver.get_autocommit()
+    return True
 
 
 class Sending:

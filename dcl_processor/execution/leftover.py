@@ -13,13 +13,12 @@ from typing import Any, Self
 
 from django.db import Error, connections
 
-from dcl_processor.database.driver import in_transaction
+from dcl_processor.database.driver import asked_in_transaction, in_transaction
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
 from .handler import Failed, Handled, Outcome
 
-_SAVEPOINT = "dcl_left"
 # Looked for at the beginning of a statement, because large values come later.
 _BEGINS = re.compile(
     rb"\b(begin|start|xa|autocommit|chain|completion_type|call|execute|immediate)\b", re.IGNORECASE
@@ -108,19 +107,8 @@ class Leftover:
         connection = self._connection
         if connection.in_atomic_block or not connection.autocommit or not self._may_have_begun:
             return True
-        self._may_have_begun = self._asked()
+        self._may_have_begun = asked_in_transaction(connection)
         return self._may_have_begun
-
-    def _asked(self) -> bool:
-        """Ask the server: outside a transaction a savepoint ends with its statement."""
-        operations = self._connection.ops
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(operations.savepoint_create_sql(_SAVEPOINT))
-                cursor.execute(operations.savepoint_commit_sql(_SAVEPOINT))
-        except Error:
-            return not self._driver.get_autocommit()
-        return True
 
     def _query(self, query: Any, *args: Any, **kwargs: Any) -> Any:
         start = query[:_LOOKED_AT]

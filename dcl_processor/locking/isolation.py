@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from dcl_processor.database.driver import in_transaction
+from dcl_processor.database.driver import asked_in_transaction, in_transaction
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 
 _READ_COMMITTED = 2  # psycopg's IsolationLevel
@@ -30,7 +30,10 @@ _begun: WeakSet[Any] = WeakSet()
 
 
 def refuse_outer_transaction(using: str, label: str) -> None:
-    """Raise unless each row can be committed separately; sends nothing to the database."""
+    """Raise unless each row can be committed separately.
+
+    Sends nothing to the database, unless its driver does not know whether a transaction is open.
+    """
     connection = connections[using]
     _close_if_broken(connection)
     if connection.in_atomic_block:
@@ -40,7 +43,7 @@ def refuse_outer_transaction(using: str, label: str) -> None:
                 f"separately, got one inside transaction.atomic() on {using!r}; start it after the "
                 "block, or in transaction.on_commit()."
             )
-    elif connection.connection is not None and in_transaction(connection):
+    elif connection.connection is not None and _has_transaction(connection):
         raise InsideTransaction(
             f"{label}: expected a run outside any transaction, because each row is committed "
             f"separately, got one that was begun on {using!r} without Django, by a BEGIN of its "
@@ -52,6 +55,11 @@ def refuse_outer_transaction(using: str, label: str) -> None:
             f"{using!r}, with which Django never commits; set it to True, or give the processor an "
             "alias of its own with using=."
         )
+
+
+def _has_transaction(connection: Any) -> bool:
+    known = in_transaction(connection)
+    return asked_in_transaction(connection) if known is None else known
 
 
 def refuse_other_transactions(using: str, label: str) -> None:
