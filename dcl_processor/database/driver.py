@@ -33,12 +33,14 @@ def in_transaction(connection: Any) -> bool | None:
 
 
 def asked_in_transaction(connection: Any) -> bool:
-    """Ask the server whether a transaction is open; for MariaDB and MySQL.
-
-    Outside a transaction a savepoint ends with its statement.
-    """
+    """Ask the server whether a transaction is open; for MariaDB and MySQL."""
     driver, operations = connection.connection, connection.ops
+    if connection.mysql_is_mariadb:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@in_transaction OR NOT @@autocommit")
+            return bool(cursor.fetchone()[0])
     try:
+        # Outside a transaction a savepoint ends with its statement.
         with connection.cursor() as cursor:
             cursor.execute(operations.savepoint_create_sql(_SAVEPOINT))
             cursor.execute(operations.savepoint_commit_sql(_SAVEPOINT))

@@ -94,8 +94,10 @@ class Lane:
                     return
                 self.go_on(pause=LOOK)
         except BaseException as error:
-            self.run.is_interrupted = True
-            if not ends_the_run(error):
+            if ends_the_run(error):
+                self.run.is_interrupted = True
+            else:
+                self.run.has_failed = True
                 self._let_end()
             raise
         finally:
@@ -119,9 +121,13 @@ class Lane:
         return size if is_together else max(size, loop.free)
 
     def _let_end(self) -> None:
-        """Let the asynchronous handlers end after an error that is no interrupt."""
+        """Let asynchronous handlers end, and rows be settled, after an error that is no interrupt.
+
+        The error may be the restart of a server, and what is done is settled when it is back.
+        """
         with suppress(Exception):
-            while self._loop is not None and self._open:
+            self.settle()
+            while self._open:
                 self.go_on(pause=LOOK)
 
     def _pass_on(self) -> None:

@@ -125,7 +125,8 @@ class Run:
         self.holds: Holds | None = None
         self.slot: Slot | None = None
         self.stopped: Stopped | None = None
-        self.is_interrupted = False
+        #: Whether an interrupt, or an error that no row has caused, ended the work of a lane.
+        self.is_interrupted = self.has_failed = False
         self._most_pending = processor.max_pending if limit is None else None
         #: What a trial of the flips on the run's first row has shown; ``None``: not yet tried.
         self.rehearsal: Rehearsal | None = None
@@ -434,7 +435,7 @@ class Run:
         again if it has to be.
         """
         counters = self.counters
-        if self.is_interrupted or counters.streak.ends_the_run:
+        if self.is_interrupted or self.has_failed or counters.streak.ends_the_run:
             return False
         if self.limits.exceeded(counters.handled):
             return False
@@ -459,11 +460,11 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether it was decided that no row starts any more."""
-        return self.stopped is not None or self.is_interrupted
+        return self.stopped is not None or self.is_interrupted or self.has_failed
 
     def must_stop(self) -> bool:
         """Return whether no row may start any more. Once stopped, it stays so."""
-        if self.stopped is not None or self.is_interrupted:
+        if self.stopped is not None or self.is_interrupted or self.has_failed:
             return True
         if self.counters.streak.ends_the_run or self._open_failure.error is not None:
             self.stopped = "failures"

@@ -30,7 +30,7 @@ from dcl_processor.database.driver import in_transaction
 from dcl_processor.database.transaction_id import has_id
 from dcl_processor.exceptions import SessionLost, TransactionLost
 from dcl_processor.execution.leftover import Leftover
-from dcl_processor.locking.isolation import ReadCommitted
+from dcl_processor.locking.isolation import ReadCommitted, refuse_unknown_transaction
 
 from .settlement import BEGIN, ROLLBACK, Answer, NotSettled, Settlement, Statement
 
@@ -54,6 +54,8 @@ class Session:
         self._atomic = Atomic(using, savepoint=True, durable=True)
         #: Django's block around a transaction whose statements are sent one by one.
         self._block: ReadCommitted | None = None
+        #: Whether a transaction was begun whose statements are sent one by one.
+        self._has_begun = False
         self._deadlock: Exception | None = None
         #: Whether a transaction is open on it whose statements are sent in messages.
         self.is_open = False
@@ -118,6 +120,9 @@ class Session:
             return self.execute(statement)
 
     def _begin_alone(self, statements: Sequence[Statement]) -> list[Answer]:
+        if not self._has_begun:
+            refuse_unknown_transaction(self.using, self._label)
+            self._has_begun = True
         block = ReadCommitted(self.using)
         block.__enter__()
         self._block, self._deadlock = block, None

@@ -30,10 +30,7 @@ _begun: WeakSet[Any] = WeakSet()
 
 
 def refuse_outer_transaction(using: str, label: str) -> None:
-    """Raise unless each row can be committed separately.
-
-    Sends nothing to the database, unless its driver does not know whether a transaction is open.
-    """
+    """Raise unless each row can be committed separately; sends nothing to the database."""
     connection = connections[using]
     _close_if_broken(connection)
     if connection.in_atomic_block:
@@ -43,12 +40,8 @@ def refuse_outer_transaction(using: str, label: str) -> None:
                 f"separately, got one inside transaction.atomic() on {using!r}; start it after the "
                 "block, or in transaction.on_commit()."
             )
-    elif connection.connection is not None and _has_transaction(connection):
-        raise InsideTransaction(
-            f"{label}: expected a run outside any transaction, because each row is committed "
-            f"separately, got one that was begun on {using!r} without Django, by a BEGIN of its "
-            "own; end it before the run, or use transaction.atomic() and start the run after it."
-        )
+    elif connection.connection is not None and in_transaction(connection):
+        raise _begun_by_caller(using, label)
     elif not connection.get_autocommit():
         raise Unsupported(
             f"{label}: expected a connection in autocommit mode, got AUTOCOMMIT=False on "
@@ -57,9 +50,21 @@ def refuse_outer_transaction(using: str, label: str) -> None:
         )
 
 
-def _has_transaction(connection: Any) -> bool:
-    known = in_transaction(connection)
-    return asked_in_transaction(connection) if known is None else known
+def refuse_unknown_transaction(using: str, label: str) -> None:
+    """Ask where the driver does not know; raise if the caller has a transaction open."""
+    connection = connections[using]
+    if connection.connection is None or connection.in_atomic_block:
+        return
+    if in_transaction(connection) is None and asked_in_transaction(connection):
+        raise _begun_by_caller(using, label)
+
+
+def _begun_by_caller(using: str, label: str) -> InsideTransaction:
+    return InsideTransaction(
+        f"{label}: expected a run outside any transaction, because each row is committed "
+        f"separately, got one that was begun on {using!r} without Django, by a BEGIN of its "
+        "own; end it before the run, or use transaction.atomic() and start the run after it."
+    )
 
 
 def refuse_other_transactions(using: str, label: str) -> None:

@@ -11,15 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import ProgrammingError, connection
+from django.db import OperationalError, ProgrammingError, connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F
 from django.db.models.functions import Cast
 from django.utils import timezone
 
 from dcl_processor import Retry, batch_processor
+from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
-from dcl_processor.engine import lane, session
+from dcl_processor.engine import lane, session, settling
 from dcl_processor.exceptions import InsideTransaction, Unsupported
 from tests import seams
 from tests.contract.support import errands as the
@@ -448,6 +449,36 @@ if HAS_ROW_LOCKS:
             assert_run(run(limit=1), processed=1, stopped="limit")
         assert pauses
         assert 0 not in pauses
+
+    @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+    def test_work_that_is_done_is_settled_although_an_error_ends_the_run(
+        make: the.Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The row is free again only behind the error, as a server is that was restarted."""
+        row, _ = the.errands(2)
+        monkeypatch.setattr(scan, "WINDOW", 1)
+        with ExitStack() as locks:
+
+            def pending() -> Any:
+                if Errand.objects.filter(result="worked"):
+                    raise OperationalError("the server is gone")
+                return the.PENDING
+
+            def handle(row: Errand) -> None:
+                Errand.objects.filter(pk=row.pk).update(result="worked")
+                locks.enter_context(part_locked(Errand, row.pk))
+
+            clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: locks.close())
+            monkeypatch.setattr(lane, "time", clock)
+            # A run that is stopped would not wait for the row.
+            monkeypatch.setattr(settling, "TRY_AT_STOP", 0.0)
+            claim = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
+            marks = claim if make is the.at_most_once else {}
+            run = make(handle, pending=pending, **marks)
+            with pytest.raises(OperationalError, match="the server is gone"):
+                run()
+        row.refresh_from_db()
+        assert row.done
 
     def test_a_stop_waits_for_no_row_that_is_locked_at_its_settlement() -> None:
         """The lock is kept until the run has ended."""

@@ -76,7 +76,9 @@ def before_lock(act: Callable[[], None], *, using: str = "default", at: int = 0)
 
 def _is_lock(sql: str) -> bool:
     if HAS_ROW_LOCKS:
-        return (" FOR UPDATE" in sql or " FOR NO KEY UPDATE" in sql) and not updates(sql)
+        # A handler's own lock waits.
+        is_ours = " SKIP LOCKED" in sql or " NOWAIT" in sql
+        return " UPDATE" in sql and is_ours and not updates(sql)
     return sql.startswith("UPDATE") and sql.endswith("WHERE 1 = 0")
 
 
