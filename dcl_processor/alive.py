@@ -9,9 +9,10 @@ import argparse
 import json
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from dcl_processor import steady as time
 
 #: Seconds.
 MAX_AGE = 60.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 import traceback
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import TypeVar
+
+from dcl_processor import steady as time
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, DataError, IntegrityError, connections, transaction
 from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Substr
+
+from dcl_processor import steady as time
 
 from .candidates.question import Question
 from .candidates.scan import WINDOW

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.db.models import Model, QuerySet
 
+from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any
 from django.db.models.functions import Substr
 
 from dcl_processor import backlog
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import explain
 from dcl_processor.insights import backlog_size, failures, rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc

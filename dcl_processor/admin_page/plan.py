@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from django.core import signing
 from django.core.exceptions import ValidationError
 
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import one_line
 from dcl_processor.insights import rows
 from dcl_processor.management.acting import CHANGED, LOCKED, Action

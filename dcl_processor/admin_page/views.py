@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from dcl_processor import registry
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import random
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -22,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from django.db import connections
 from django.db.models import AutoField, Model, Q, QuerySet
 
+from dcl_processor import steady as time
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import is_contention, is_database_error
 from dcl_processor.exceptions import InvalidPending

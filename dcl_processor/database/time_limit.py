@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.db import Error, connections, transaction
+
+from dcl_processor import steady as time
 
 #: Milliseconds: 0 would be no limit, and more than an ``int`` of 32 bits is refused.
 _LEAST, _MOST = 1, 2**31 - 1

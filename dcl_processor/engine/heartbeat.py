@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from django.db import OperationalError, connections
 
 from dcl_processor import clock, log_fields
+from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.definition.lease import Lease
 from dcl_processor.execution.calls import CallLimits, abandoned

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import log_fields, observers
+from dcl_processor import steady as time
 from dcl_processor.execution.handler import Handled
 from dcl_processor.execution.in_flight import InFlight
 from dcl_processor.execution.leftover import Leftover

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dcl_processor import log_fields
+from dcl_processor import steady as time
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import (
     is_about_rows,

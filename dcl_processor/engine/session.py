@@ -10,7 +10,6 @@ a message of its own, and a settlement is committed before the next claim.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -19,6 +18,7 @@ from django.db import Error, connections
 from django.db.transaction import Atomic, atomic
 
 from dcl_processor import log_fields
+from dcl_processor import steady as time
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import (
     ends_transaction,

@@ -7,7 +7,6 @@ values is tried again for as long as the lease lives, between the other rows.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import ProgrammingError, connections
 
 from dcl_processor import log_fields
+from dcl_processor import steady as time
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.execution.calls import each_beside

@@ -6,12 +6,12 @@ whose time is over.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dcl_processor import observers
+from dcl_processor import steady as time
 from dcl_processor.log_fields import running
 from dcl_processor.signals import row_started
 

@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import math
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,6 +21,7 @@ from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connections
 
 from dcl_processor import observers
+from dcl_processor import steady as time
 from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.execution.handler import (
     Failed,

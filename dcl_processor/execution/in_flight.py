@@ -19,7 +19,6 @@ import secrets
 import stat
 import struct
 import tempfile
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from typing import Any
 
 from django.db import connections
 
+from dcl_processor import steady as time
 from dcl_processor.errors import printable
 
 from .disk_room import fill

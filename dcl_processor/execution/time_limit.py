@@ -13,11 +13,11 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from dcl_processor import steady as time
 from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.interrupts import HandlerCancelled, ends_the_run
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from django.db import connections
 
+from dcl_processor import steady as time
 from dcl_processor.errors import printable
 from dcl_processor.locking.isolation import from_test_case
 from dcl_processor.masking import described

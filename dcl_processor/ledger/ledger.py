@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from dcl_processor import steady as time
 from dcl_processor.database.contention import may_pass
 from dcl_processor.oversight import Counts, Overseer, Progress
 from dcl_processor.report import Report

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
+from dcl_processor import steady as time
 from dcl_processor.oversight import Counts, Hold
 from dcl_processor.report import Report
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow
 
 from .models import Control

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +20,7 @@ from uuid import UUID, uuid4
 from django.db import IntegrityError
 from django.db.models import QuerySet
 
+from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.oversight import Counts, Progress
 from dcl_processor.report import COUNTS

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.oversight import Hold
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from django.db import Error, connections
 
+from dcl_processor import steady as time
 from dcl_processor.database.connection import has_news
 from dcl_processor.exceptions import Unsupported
 

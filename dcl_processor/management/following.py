@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
+from dcl_processor import steady as time
 from dcl_processor.insights.backlog_size import SECONDS, Size, size
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.signals import OnRow

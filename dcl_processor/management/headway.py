@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+from dcl_processor import steady as time
 from dcl_processor.durations import about
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.backlog_size import Size

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,6 +18,7 @@ from django.core.management.base import OutputWrapper
 from django.db.models import Q
 
 from dcl_processor import registry
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
 from dcl_processor.masking import shown_traceback

@@ -9,13 +9,13 @@ import argparse
 import logging
 import math
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.log_fields import fields, log

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from dcl_processor import steady as time
 from dcl_processor.log_fields import Running
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.report import Report

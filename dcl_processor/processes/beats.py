@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
+from dcl_processor import steady as time
 from dcl_processor.errors import printable
 from dcl_processor.execution.calls import Call, under_way
 from dcl_processor.execution.in_flight import Death

@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from typing import Any
 import django
 from django.db import connections
 
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble, describe, one_line
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.watch.watch import Event

@@ -7,12 +7,12 @@ a dead one: a restart would not help, and all restarted workers would connect at
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from dcl_processor import steady as time
 from dcl_processor.execution import calls
 
 from . import monitor

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from dcl_processor import steady as time
 from dcl_processor.execution import calls
 from dcl_processor.execution.in_flight import rows_of
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
 
+from dcl_processor import steady as time
 from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
 

@@ -6,7 +6,6 @@ end its own handler that ignores every interrupt, so such a worker is a child, w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -18,6 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q
 
 from dcl_processor import backlog, observers, oversight, registry
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.execution.in_flight import worker_of

@@ -9,13 +9,13 @@ no worker busy.
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.execution.in_flight import note_killed
 from dcl_processor.report import Report

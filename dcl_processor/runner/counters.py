@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor import observers
+from dcl_processor import steady as time
 from dcl_processor.errors import add_note, forget_frames, formatted, printable, replacement
 from dcl_processor.execution import calls
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed

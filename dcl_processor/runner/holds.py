@@ -6,11 +6,11 @@ asks again, so that no worker is kept busy by waiting.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor import steady as time
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.execution.calls import beside
 from dcl_processor.oversight import Hold, Overseer

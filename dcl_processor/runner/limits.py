@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from threading import Event
@@ -12,6 +11,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Q
 
+from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
 from dcl_processor.exceptions import TooManyPending

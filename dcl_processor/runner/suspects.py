@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from dcl_processor import log_fields
+from dcl_processor import steady as time
 from dcl_processor.execution import in_flight
 from dcl_processor.execution.in_flight import Death, Notes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,6 +9,7 @@ from typing import Any
 
 from django.db.models import Q
 
+from dcl_processor import steady as time
 from dcl_processor.locking.isolation import refuse_outer_transaction
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from threading import Condition
+
+from dcl_processor import steady as time
 
 
 class Kind(Enum):

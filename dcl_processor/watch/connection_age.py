@@ -6,10 +6,11 @@ connected to: after a failover, or behind a proxy, that is the wrong server.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from django.db import connections
+
+from dcl_processor import steady as time
 
 #: Seconds after which a connection is closed, whatever CONN_MAX_AGE is.
 OLDEST = 600.0

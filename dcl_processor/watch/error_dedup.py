@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 
 #: Seconds after which a lasting trouble is reported again.

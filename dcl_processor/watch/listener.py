@@ -7,13 +7,13 @@ statement. The connection that handles rows may be closed while it is idle; this
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import one_line
 from dcl_processor.exceptions import Unsupported
 

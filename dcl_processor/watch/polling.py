@@ -7,10 +7,10 @@ workers that started together, or lost their server together, do not come back t
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor import steady as time
 from dcl_processor.report import Report
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ happens; that function may print the event, or send it to the process that does.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.oversight import Command, Progress
 from dcl_processor.report import Report

@@ -111,6 +111,20 @@ def test_a_kill_explains_nothing_of_the_row_before_the_one_at_hand() -> None:
     assert faults("transactional", two) == ["row 1 was handled again for no reason"]
 
 
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_a_kill_explains_a_row_before_that_was_locked_at_its_settlement(is_locked: bool) -> None:
+    next_row = replace(CALL, pk=2, began=10.2, ended=10.3)
+    two = replace(
+        IN_DOUBT,
+        rows=[Row(1, claimed=True), Row(2, done=True)],
+        calls=[CALL, next_row],
+        settled={2: 1},
+        blows=[KILL, *[Blow("lock_rows", began=10.05, ended=11.0)] * is_locked],
+    )
+    expected = [] if is_locked else ["row 1 is in doubt for no reason"]
+    assert faults("at_most_once", two) == expected
+
+
 @pytest.mark.parametrize(
     ("backend", "blow", "explained"),
     [

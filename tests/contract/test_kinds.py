@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime
+from itertools import count
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import time_machine
 from django.db import OperationalError, ProgrammingError, connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import F
 from django.db.models.functions import Cast
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from freezegun import freeze_time
 
 from dcl_processor import Retry, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
 from dcl_processor.exceptions import InsideTransaction, Unsupported
+from dcl_processor.watch import notify
 from tests import seams
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS
@@ -50,6 +55,24 @@ def changed(there: str, back: str) -> Iterator[None]:
             cursor.execute(back)
 
 
+#: What a user's test may have stopped the time with.
+STOPPED = {
+    "freezegun": lambda: freeze_time("2050-01-01"),
+    "time-machine": lambda: time_machine.travel("2050-01-01", tick=False),
+}
+stopped = pytest.mark.parametrize("stop", STOPPED.values(), ids=STOPPED)
+
+
+if HAS_ROW_LOCKS:
+
+    @stopped
+    def test_a_wait_ends_although_the_time_stands_still(stop: Callable[[], Any]) -> None:
+        """A row that another session has locked."""
+        [row, _] = the.errands(2)
+        with part_locked(Errand, row.pk), stop():
+            assert_run(the.transactional(the.ignore)(wait_for_locked=0.2), processed=1, skipped=1)
+
+
 @pytest.mark.parametrize("wrote", [True, False])
 def test_a_transaction_that_the_caller_began_is_the_callers(wrote: bool) -> None:
     the.errands(2)
@@ -65,6 +88,18 @@ def test_a_transaction_that_the_caller_began_is_the_callers(wrote: bool) -> None
 
 
 if IS_POSTGRESQL:
+
+    @stopped
+    def test_a_call_of_wake_whose_time_stands_still_silences_no_later_one(
+        stop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(notify, "BURST", 0.0)
+        run = the.transactional(the.ignore)
+        with stop():
+            run.wake()
+        with CaptureQueriesContext(connection) as sent:
+            run.wake()
+        assert len(sent) == 1
 
     @pytest.mark.parametrize("batch_size", [1, 3])
     def test_a_row_that_the_claim_fails_for_ends_no_run(batch_size: int) -> None:
@@ -142,7 +177,7 @@ if IS_POSTGRESQL:
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
     def test_columns_may_have_the_longest_names(
-        make: the.Make, monkeypatch: pytest.MonkeyPatch
+        make: the.Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """They differ only in what would be cut behind a prefix."""
         the.errands(4)
@@ -166,6 +201,7 @@ if IS_POSTGRESQL:
             found = Errand.objects.order_by("place").values_list("result", "last_error")
             assert [*found] == [("0", "none"), ("1", "one"), ("2", "ne"), ("3", "e")]
             monkeypatch.undo()
+        assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
     def test_a_statement_for_several_rows_that_is_refused_costs_no_handler_call(
@@ -468,8 +504,15 @@ if HAS_ROW_LOCKS:
                 Errand.objects.filter(pk=row.pk).update(result="worked")
                 locks.enter_context(part_locked(Errand, row.pk))
 
-            clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: locks.close())
-            monkeypatch.setattr(lane, "time", clock)
+            real, tries = settling._write_once, count(1)
+
+            def write_once(*arguments: Any, **options: Any) -> int:
+                if next(tries) == 4:
+                    locks.close()
+                return real(*arguments, **options)
+
+            monkeypatch.setattr(settling, "_write_once", write_once)
+            monkeypatch.setattr(settling, "LOCK_WAIT", 0.02)
             # A run that is stopped would not wait for the row.
             monkeypatch.setattr(settling, "TRY_AT_STOP", 0.0)
             claim = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}

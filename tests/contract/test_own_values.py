@@ -19,6 +19,7 @@ from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.exceptions import InvalidDone
 from dcl_processor.runner.counters import Counters
+from dcl_processor.settlement import grouping
 from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
 from tests.contract.support.deadlocks import wait_until_a_session_waits
@@ -308,6 +309,19 @@ def test_a_statement_has_no_more_parameters_than_the_database_takes(
     assert_run(report, processed=16)
     assert results() == [f"sent {place}" for place in range(16)]
     assert len(flips) == 3  # of 7, 7 and 2 rows
+
+
+@both
+def test_a_statement_has_no_more_characters_than_a_server_takes(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "MOST_CHARACTERS", 20)
+    rows = the.errands(6)
+    given = {row.pk: {"done": True, "result": f"sent {row.place}"} for row in rows}
+    report, flips = flips_of(make, given)
+    assert_run(report, processed=6)
+    assert results() == [f"sent {place}" for place in range(6)]
+    assert len(flips) == 2  # of 3 rows each
 
 
 @both

@@ -36,7 +36,7 @@ def test_another_cause_of_the_same_trouble_is_news_and_the_outage_goes_on() -> N
 
 def test_one_that_lasts_is_told_of_each_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("dcl_processor.steady.monotonic", lambda: now)
     outages = ErrorDedup()
     said = []
     for _ in range(4 * 60):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dcl_processor import steady as time
 from dcl_processor.insights import status as insights
 from dcl_processor.insights.answer import Answer, How, Moment
 from dcl_processor.processor import BatchProcessor

@@ -7,7 +7,6 @@ is read before it is written, under a lock, because two commands may write to it
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -20,6 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from dcl_processor import steady as time
 from dcl_processor.metrics.tally import Distribution, Tally
 
 from .exposition import AGE, HANDLER, LAST_SUCCESS, LOCK, LOST_LEASES, RETRIES, ROWS, families

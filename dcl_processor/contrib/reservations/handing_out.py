@@ -10,7 +10,6 @@ process share what was verified for a minute.
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from django.db.models import Q
 
+from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question
 from dcl_processor.candidates.scan import WINDOW
 from dcl_processor.engine.lane import Lane

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +15,7 @@ from django.db import close_old_connections, connections
 from django.db.models import Q
 
 from dcl_processor import diagnosis, registry
+from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.management import (
     acting,

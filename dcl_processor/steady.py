@@ -1,0 +1,22 @@
+"""The clock by which waits, limits and leases are measured; modules import it as ``time``.
+
+Libraries that stop the time for a test replace ``time.monotonic()`` in all modules, and a wait that
+was measured by it would never end. They leave this name of the same clock alone.
+"""
+
+from __future__ import annotations
+
+import time as _time
+from functools import partial
+
+__all__ = ["monotonic", "sleep", "time"]
+
+#: Seconds since some moment, which never go back; all processes of a machine share the clock.
+monotonic = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
+
+sleep = _time.sleep
+
+
+def time() -> float:
+    """Return the seconds since 1970, which a test may have stopped."""
+    return _time.time()
