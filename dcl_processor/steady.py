@@ -14,9 +14,7 @@ __all__ = ["monotonic", "sleep", "time"]
 #: Seconds since some moment, which never go back; all processes of a machine share the clock.
 monotonic = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
 
+#: Seconds since 1970, which a test may have stopped.
+time = _time.time
+
 sleep = _time.sleep
-
-
-def time() -> float:
-    """Return the seconds since 1970, which a test may have stopped."""
-    return _time.time()

@@ -12,7 +12,6 @@
 - E010  two processors of one model share columns that each processor needs for itself
 - E011  the lease's column keeps local time of a zone whose clocks change
 - E012  a table's engine has no transactions: only with ``check --database``
-- E013  claim takes a row out of pending under its lease
 - E014  max_workers on a database without locks that end with a session
 - E015  group_by names no column that can be a key
 - E016  the database cannot lock a key
@@ -46,7 +45,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, groups, ledger, marks, questions, sharing
+from . import databases, flips, groups, ledger, questions, sharing
 
 TAG = "processors"
 
@@ -79,7 +78,6 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
         messages += about_pending
         if question is not None:
             messages += flips.check(processor, question.model)
-            messages += marks.check(processor, question)
             if question.using in connections.databases:  # E006 reports another one
                 messages += databases.check_clock(processor, question)
                 messages += groups.check(processor, question, ask=question.using in asked)

@@ -126,11 +126,11 @@ def not_pending(processor: Definition[Any], pk: Any) -> str:
     return (
         f"{processor.name}: expected claim={dict(processor.claim or {})!r} to keep row {pk} in "
         "pending under its lease, so that another worker can take it over, got a row that left "
-        f"pending; no handler was called; add {marked_form(processor)} to pending."
+        f"pending; no handler was called; add {_marked_form(processor)} to pending."
     )
 
 
-def marked_form(processor: Definition[Any]) -> str:
+def _marked_form(processor: Definition[Any]) -> str:
     """Return the condition to add to pending for rows with the processor's mark and a lease.
 
     Without the lease it would also match rows that other code marks in the same way.

@@ -66,7 +66,7 @@ stopped = pytest.mark.parametrize("stop", STOPPED.values(), ids=STOPPED)
 if HAS_ROW_LOCKS:
 
     @stopped
-    def test_a_wait_ends_although_the_time_stands_still(stop: Callable[[], Any]) -> None:
+    def test_i24_a_wait_ends_although_the_time_stands_still(stop: Callable[[], Any]) -> None:
         """A row that another session has locked."""
         [row, _] = the.errands(2)
         with part_locked(Errand, row.pk), stop():
@@ -74,7 +74,7 @@ if HAS_ROW_LOCKS:
 
 
 @pytest.mark.parametrize("wrote", [True, False])
-def test_a_transaction_that_the_caller_began_is_the_callers(wrote: bool) -> None:
+def test_i20_a_transaction_that_the_caller_began_is_the_callers(wrote: bool) -> None:
     the.errands(2)
     with connection.cursor() as cursor:
         cursor.execute("BEGIN")
@@ -90,7 +90,7 @@ def test_a_transaction_that_the_caller_began_is_the_callers(wrote: bool) -> None
 if IS_POSTGRESQL:
 
     @stopped
-    def test_a_call_of_wake_whose_time_stands_still_silences_no_later_one(
+    def test_i24_a_call_of_wake_whose_time_stands_still_silences_no_later_one(
         stop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(notify, "BURST", 0.0)
@@ -102,7 +102,7 @@ if IS_POSTGRESQL:
         assert len(sent) == 1
 
     @pytest.mark.parametrize("batch_size", [1, 3])
-    def test_a_row_that_the_claim_fails_for_ends_no_run(batch_size: int) -> None:
+    def test_i13_a_row_that_the_claim_fails_for_ends_no_run(batch_size: int) -> None:
         rows = the.errands(5)
         trap = (
             "CREATE FUNCTION tests_trap(id bigint) RETURNS bigint LANGUAGE plpgsql AS "
@@ -121,7 +121,7 @@ if IS_POSTGRESQL:
         assert sorted(calls) == [0, 1, 3, 4]
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_a_rehearsal_that_fails_costs_no_row_an_attempt(make: the.Make) -> None:
+    def test_i14_a_rehearsal_that_fails_costs_no_row_an_attempt(make: the.Make) -> None:
         """The constraint needs a value that only the handler knows."""
         the.errands(3)
 
@@ -146,7 +146,7 @@ if IS_POSTGRESQL:
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
     @pytest.mark.parametrize(("kind", "first", "written"), TYPES.values(), ids=TYPES)
-    def test_a_column_may_have_another_type_than_its_field(
+    def test_i19_a_column_may_have_another_type_than_its_field(
         kind: str,
         first: str,
         written: Sequence[str],
@@ -176,7 +176,7 @@ if IS_POSTGRESQL:
         assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_columns_may_have_the_longest_names(
+    def test_i25_columns_may_have_the_longest_names(
         make: the.Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """They differ only in what would be cut behind a prefix."""
@@ -204,7 +204,7 @@ if IS_POSTGRESQL:
         assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    def test_a_statement_for_several_rows_that_is_refused_costs_no_handler_call(
+    def test_i25_a_statement_for_several_rows_that_is_refused_costs_no_handler_call(
         make: the.Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """From then on each row has a statement of its own."""
@@ -226,7 +226,7 @@ if IS_POSTGRESQL:
         assert "each row has its own statement for the rest of the run" in told
         assert "tests_unknown" in told
 
-    def test_threads_that_would_see_other_rows_are_refused() -> None:
+    def test_i18_threads_that_would_see_other_rows_are_refused() -> None:
         """The schema of a tenant was chosen for the session of the caller alone."""
         the.errands(3)
         calls: list[int] = []
@@ -242,7 +242,7 @@ if IS_POSTGRESQL:
         assert calls == []
         assert Errand.objects.filter(done=False).count() == 3
 
-    def test_threads_have_the_callers_time_zone() -> None:
+    def test_i18_threads_have_the_callers_time_zone() -> None:
         """A day begins and ends at other times elsewhere."""
         late = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
         the.errands(3, next_attempt_at=late)
@@ -272,7 +272,7 @@ def test_a_row_of_several_tables_that_is_gone_before_its_claim_is_no_failure() -
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_failure_is_recorded_although_its_values_are_refused(
+def test_i16_a_failure_is_recorded_although_its_values_are_refused(
     make: the.Make, batch_size: int
 ) -> None:
     """The dead letter does not fit its column, and PostgreSQL ends the transaction for that."""
@@ -296,7 +296,7 @@ def test_a_failure_is_recorded_although_its_values_are_refused(
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-def test_what_wraps_djangos_cursors_sees_each_flip(
+def test_i22_what_wraps_djangos_cursors_sees_each_flip(
     make: the.Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     the.errands(4)
@@ -317,7 +317,7 @@ if SENDS_SEVERAL:
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
     @pytest.mark.parametrize("refused_from", [0, 3])
-    def test_a_pooler_that_takes_one_statement_at_a_time_costs_no_call(
+    def test_i25_a_pooler_that_takes_one_statement_at_a_time_costs_no_call(
         make: the.Make,
         refused_from: int,
         monkeypatch: pytest.MonkeyPatch,
@@ -342,7 +342,7 @@ if SENDS_SEVERAL:
         said = [each for each in caplog.records if "several statements" in each.getMessage()]
         assert len(said) == 1
 
-    def test_a_message_that_fails_costs_a_row_nothing_that_its_claim_has_missed(
+    def test_i25_a_message_that_fails_costs_a_row_nothing_that_its_claim_has_missed(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Another session has row 1. The end of its empty transaction goes with the next claim."""
@@ -367,7 +367,7 @@ if SENDS_SEVERAL:
 # --- rows that are handled outside a transaction
 
 
-def test_a_row_whose_mark_is_refused_ends_no_run() -> None:
+def test_i13_a_row_whose_mark_is_refused_ends_no_run() -> None:
     """Another row has the value that the claim writes, and it may be there once."""
     rows = the.errands(5)
     Errand.objects.update(result=Cast("place", Errand._meta.get_field("result")))
@@ -383,7 +383,7 @@ def test_a_row_whose_mark_is_refused_ends_no_run() -> None:
 
 if IS_POSTGRESQL:
 
-    def test_a_row_that_no_attempt_is_left_for_ends_no_run() -> None:
+    def test_i13_a_row_that_no_attempt_is_left_for_ends_no_run() -> None:
         """Its lease has lapsed, and one more attempt cannot even be counted."""
         rows = the.errands(5, attempts=0)
         lapsed = datetime(2020, 1, 1, tzinfo=UTC)
@@ -401,7 +401,7 @@ if IS_POSTGRESQL:
         assert (state["dead"], state["attempts"]) == (True, 2)
 
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
-    def test_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
+    def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
         """It refuses the first two settlements: too slow, no room on the disk, locked."""
         the.errands(1)
         calls: list[int] = []
@@ -421,7 +421,7 @@ if IS_POSTGRESQL:
             assert_run(run(), processed=1)
         assert calls == [0]
 
-    def test_the_backoff_lasts_although_the_mark_cannot_be_taken_off() -> None:
+    def test_i16_the_backoff_lasts_although_the_mark_cannot_be_taken_off() -> None:
         [row] = the.errands(1)
 
         def fail(row: Errand) -> None:
@@ -443,7 +443,9 @@ if IS_POSTGRESQL:
 if HAS_ROW_LOCKS:
 
     @pytest.mark.parametrize("batch_size", [1, 2])
-    def test_a_row_that_is_locked_at_its_settlement_keeps_no_other_waiting(batch_size: int) -> None:
+    def test_i21_a_row_that_is_locked_at_its_settlement_keeps_no_other_waiting(
+        batch_size: int,
+    ) -> None:
         """Another session lets go of it when the other rows are done."""
         rows = the.errands(4)
         others = Errand.objects.filter(pk__in=[row.pk for row in rows[1:]])
@@ -487,7 +489,7 @@ if HAS_ROW_LOCKS:
         assert 0 not in pauses
 
     @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
-    def test_work_that_is_done_is_settled_although_an_error_ends_the_run(
+    def test_i17_work_that_is_done_is_settled_although_an_error_ends_the_run(
         make: the.Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The row is free again only behind the error, as a server is that was restarted."""
@@ -523,7 +525,7 @@ if HAS_ROW_LOCKS:
         row.refresh_from_db()
         assert row.done
 
-    def test_a_stop_waits_for_no_row_that_is_locked_at_its_settlement() -> None:
+    def test_i21_a_stop_waits_for_no_row_that_is_locked_at_its_settlement() -> None:
         """The lock is kept until the run has ended."""
         the.errands(1)
         stop = Event()
@@ -538,7 +540,7 @@ if HAS_ROW_LOCKS:
         assert Errand.objects.filter(done=False, leased_until__isnull=False).count() == 1
 
 
-def test_the_handler_gets_what_the_queryset_gives() -> None:
+def test_i15_the_handler_gets_what_the_queryset_gives() -> None:
     the.errands(2)
     plain = vars(the.PENDING.first()).keys()
     seen: list[Any] = []

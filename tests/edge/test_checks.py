@@ -626,39 +626,6 @@ MARK: dict[str, Any] = {**LEASE, "claim": {"result": "busy"}, "reset": {"result"
 BUSY = Q(result="busy", leased_until__isnull=False)
 
 
-@pytest.mark.parametrize(
-    "pending",
-    [
-        NEW,
-        Errand.objects.exclude(result="busy"),
-        Errand.objects.filter(result__in=["new", "old"], place=3),
-        Errand.objects.filter(Q(result="new") | Q(result="busy", leased_until__isnull=True)),
-        Errand.objects.filter(result="busy", leased_until=None),
-    ],
-)
-def test_e013_a_mark_that_takes_its_row_out_of_pending(pending: QuerySet[Errand]) -> None:
-    [message] = messages(errand("a", pending, **MARK))
-    assert message.id == "dcl_processor.E013"
-    assert "no worker would take a row over" in message.msg
-    assert "… | Q(result='busy', leased_until__isnull=False)" in str(message.hint)
-
-
-@pytest.mark.parametrize(
-    "pending",
-    [
-        Errand.objects.filter(Q(result="new") | BUSY),
-        Errand.objects.filter(result__in=["new", "BUSY"]),
-        Errand.objects.exclude(result="done"),
-        # What depends on other columns, or on other tables, is known by the run's rehearsal alone.
-        Errand.objects.filter(result=F("last_error")),
-        Errand.objects.filter(result__startswith="n"),
-        Errand.objects.filter(done=False),
-    ],
-)
-def test_e013_is_silent_where_a_marked_row_may_be_pending(pending: QuerySet[Errand]) -> None:
-    assert ids(errand("a", pending, **MARK)) == []
-
-
 def test_e010_the_stages_of_a_pipeline_may_share_a_lease_with_their_marks() -> None:
     one = Errand.objects.filter(Q(result="new") | BUSY)
     other = Errand.objects.filter(Q(result="old") | Q(result="at it", leased_until__isnull=False))

@@ -167,3 +167,5 @@ def _integers(params: Any) -> Iterator[int]:
             yield each
         elif isinstance(each, list | tuple):
             yield from _integers(each)
+        elif isinstance(each, str) and re.fullmatch(r"\{[\d,]+\}", each):
+            yield from map(int, each[1:-1].split(","))  # a list of keys
