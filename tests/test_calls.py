@@ -32,7 +32,7 @@ def test_a_row_takes_no_more_calls_and_files_than_it_did() -> None:
 
 
 def test_a_row_of_a_batch_takes_few_calls_django_and_driver_included() -> None:
-    assert calls_of_a_batched_row(500) <= 55
+    assert calls_of_a_batched_row(500) <= 40
 
 
 def test_files_and_switches_are_counted() -> None:
