@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from tests.calls import Way, calls_of_a_batched_row, follow, ways
+from tests.calls import calls_of_a_batched_row, ways
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,16 +30,3 @@ def test_a_row_takes_no_more_calls_and_files_than_it_did() -> None:
 
 def test_a_row_of_a_batch_takes_few_calls_django_and_driver_included() -> None:
     assert calls_of_a_batched_row(500) <= 40
-
-
-def test_files_and_switches_are_counted() -> None:
-    way = Way([("a.py", "f"), ("a.py", "g"), ("b.py", "h"), ("a.py", "i")])
-    assert (way.files, way.switches) == (2, 2)
-
-
-def test_nothing_is_followed_before_the_row_and_after_it() -> None:
-    def nine(handle: Callable[[Any], None]) -> None:
-        for row in range(9):
-            handle(row)
-
-    assert follow(nine).calls == []

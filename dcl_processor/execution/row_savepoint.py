@@ -38,6 +38,8 @@ class RowSavepoint:
         """Watch for the first statement of the next row's handler; ``end()`` has to follow."""
         connection = self._connection
         self._open, self._callbacks = False, len(connection.run_on_commit)
+        # Of each row, because work past Django is that of the row that did it.
+        self._changes = changes(connection)
         if self._sending is not None:
             return  # the last handler has sent nothing
         self._sending = Sending(connection, self._before_sending)
@@ -46,7 +48,6 @@ class RowSavepoint:
         elif connection.vendor == "sqlite":
             # A cursor may be older than the row.
             connection.execute_wrappers.append(self._first_statement)
-            self._changes = changes(connection)
         else:
             self._begin()
             return

@@ -462,3 +462,21 @@ def test_the_processors_own_alias_is_the_one_that_is_watched() -> None:
     assert_run(report, processed=2, failed=1)
     assert len(savepoints(seen)) == 3
     assert sent() == worked() == [0, 2]
+
+
+if connection.vendor == "sqlite":
+
+    def test_i7_work_past_django_is_not_that_of_a_row_that_fails_behind_it() -> None:
+        the.errands(3)
+        calls: list[int] = []
+
+        def handle(row: Errand) -> None:
+            calls.append(row.place)
+            if row.place == 0:
+                sql = "UPDATE tests_errand SET result = 'worked' WHERE id = ?"
+                connection.connection.execute(sql, [row.pk])
+            if row.place == 1:
+                raise ValueError
+
+        assert_run(the.transactional(handle, batch_size=3)(), processed=2, failed=1, redone=0)
+        assert calls == [0, 1, 2]
