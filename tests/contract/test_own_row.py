@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor, clock
@@ -18,6 +18,7 @@ from dcl_processor.engine import heartbeat
 from dcl_processor.engine.compare_and_set import write
 from dcl_processor.engine.heartbeat import Heartbeat
 from tests.contract.support import errands as the
+from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.heartbeat import HAS_ROW_LOCKS, until
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Scan
@@ -180,22 +181,6 @@ def test_the_handlers_row_has_its_attempts_when_it_asks_for_them() -> None:
 
 
 if HAS_ROW_LOCKS:
-    WAITING = {
-        "postgresql": (
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND wait_event_type = 'Lock'"
-        ),
-        # innodb_trx is a copy that is not made again while it is read all the time.
-        "mysql": (
-            "SELECT variable_value FROM information_schema.global_status "
-            "WHERE variable_name = 'innodb_row_lock_current_waits'"
-        ),
-    }
-
-    def a_session_waits_for_a_lock() -> bool:
-        with connections["other"].cursor() as cursor:
-            cursor.execute(WAITING[connection.vendor])
-            return int(cursor.fetchone()[0]) > 0
 
     def lock(row: Parcel) -> None:
         list(Parcel.objects.filter(pk=row.pk).select_for_update())
@@ -233,7 +218,7 @@ if HAS_ROW_LOCKS:
                     leased_until(other) > leased_until(row) + timedelta(seconds=SHORT.seconds + 0.2)
                 )
             )
-            until(a_session_waits_for_a_lock)
+            wait_until_a_session_waits()
 
         def lock_elsewhere(row: Parcel) -> None:
             with transaction.atomic():
