@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from .exceptions import InvalidOption
 from .values import DAY, expect_seconds, expect_type
@@ -48,3 +49,17 @@ class Discard(Exception):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
+
+
+def returned_error(result: Any) -> BaseException | None:
+    """Return the exception that user code has returned, or whose class it has returned.
+
+    "return Snooze()" is one word away from "raise Snooze()". Taken for a result, it would flip the
+    row without its work.
+    """
+    if isinstance(result, type) and issubclass(result, BaseException):
+        try:
+            return result()
+        except Exception as error:  # noqa: BLE001  # it needs arguments
+            return error
+    return result if isinstance(result, BaseException) else None

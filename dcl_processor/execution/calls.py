@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from dcl_processor import observers
 from dcl_processor import steady as time
 from dcl_processor.log_fields import running
+from dcl_processor.outcomes import returned_error
 from dcl_processor.signals import row_started
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def announced(
     except BaseException as error:
         handling.ended(error)
         raise
-    handling.ended()
+    handling.ended(returned_error(result))
     return result
 
 

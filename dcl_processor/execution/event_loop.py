@@ -30,11 +30,13 @@ from dcl_processor.execution.handler import (
     Together,
     judge,
     not_prepared,
+    prepared,
     returned,
     understood,
 )
 from dcl_processor.interrupts import ends_the_run, wait_for_next
 from dcl_processor.log_fields import running as running_now
+from dcl_processor.outcomes import returned_error
 from dcl_processor.signals import row_started
 
 from . import calls
@@ -288,7 +290,9 @@ class EventLoop:
         try:
             if still_ours is not None:
                 row = given[pk] if together else given
-                await self._call(self._noted([pk]), processor.taken_over, row)
+                result = await self._call(self._noted([pk]), processor.taken_over, row)
+                if (unprepared := prepared(processor, result)) is not None:
+                    return unprepared
                 judged = judge
             if together and still_ours is not None:
                 outcome = Prepared()
@@ -332,7 +336,7 @@ class EventLoop:
         except BaseException as error:
             handling.ended(error)
             raise
-        handling.ended()
+        handling.ended(returned_error(result))
         return result
 
     async def _call(self, call: Call, handler: Callable[..., Any], *given: Any) -> Any:

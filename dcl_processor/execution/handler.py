@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor import observers
 from dcl_processor.exceptions import HandlerExited, ProcessorError, Unsupported
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.outcomes import Discard, Snooze
+from dcl_processor.outcomes import Discard, Snooze, returned_error
 from dcl_processor.signals import row_started
 
 from .calls import Call, announced, noted
@@ -165,13 +165,21 @@ def prepare(processor: Definition[Any], row: Any, limit: TimeLimit | None = None
     try:
         call = Call(processor.name, (row.pk,), limit)
         result = noted(call, limit, processor.taken_over, row)
-        if result is not None:
-            _refuse_coroutine(processor, result)
     except BaseException as error:
         if ends_the_run(error):
             raise
         return not_prepared(error)
-    return None
+    return None if result is None else prepared(processor, result)
+
+
+def prepared(processor: Definition[Any], result: Any) -> Outcome | None:
+    """Return the outcome that a result of ``taken_over()`` stands for; ``None``: go on."""
+    if (error := returned_error(result)) is None:
+        try:
+            _refuse_coroutine(processor, result)
+        except Unsupported as refused:
+            error = refused
+    return None if error is None else not_prepared(error)
 
 
 def not_prepared(error: BaseException, *, duration: float | None = None) -> Outcome:
@@ -213,6 +221,9 @@ def execute_together(
     """Call ``process_batch()``; the caller handles the errors that it raises."""
     call = Call(processor.name, [*rows], limit)
     results = _call_together(processor, rows, arguments, limit, call)
+    if (error := returned_error(results)) is not None:
+        # An object that a module keeps for all its calls would collect their tracebacks.
+        raise error.with_traceback(None)
     return outcomes_of(processor, rows, results, call.duration)
 
 
@@ -251,6 +262,8 @@ def understood(
 
     If that cannot be understood, the work may be done all the same, for any of the rows.
     """
+    if (raised := returned_error(results)) is not None:
+        return judge(raised, duration=duration)
     try:
         return outcomes_of(processor, rows, results, duration)
     except BaseException as error:
@@ -318,20 +331,11 @@ def _by_key(
 
 
 def returned(result: Any, duration: float | None, *, kept: bool = False) -> Outcome:
-    """Return the outcome that a row's result stands for: an exception, or its class, is none.
-
-    "return Snooze()" is one word away from "raise Snooze()". Taken for a result, it would flip the
-    row without its work. It is not raised: an object that a module keeps for all its rows would
-    collect their tracebacks.
-    """
-    if isinstance(result, type) and issubclass(result, BaseException):
-        try:
-            result = result()
-        except Exception as error:  # noqa: BLE001  # it needs arguments
-            result = error
-    if isinstance(result, BaseException):
-        return judge(result, kept=kept, duration=duration)
-    return Handled(result, duration)
+    """Return the outcome that a row's result stands for; a returned exception is as one raised."""
+    error = returned_error(result)
+    return (
+        Handled(result, duration) if error is None else judge(error, kept=kept, duration=duration)
+    )
 
 
 def _no_result(pk: Any, duration: float | None) -> Outcome:

@@ -18,12 +18,12 @@ from dcl_processor.exceptions import InvalidOption, ReservationLost, Unsupported
 from dcl_processor.execution.handler import (
     Discarded,
     Failed,
-    Handled,
     Lost,
     Outcome,
     Snoozed,
     as_exception,
     judge,
+    returned,
 )
 from dcl_processor.execution.nesting import entered
 from dcl_processor.interrupts import ends_the_run
@@ -165,14 +165,16 @@ class Reservation(Generic[M]):
         return self._expires_at
 
     def settle(self, result: Any = None) -> None:
-        """Write ``done``; ``result``: what a handler would have returned.
+        """Write ``done``; ``result``: what a handler would have returned, or an exception.
 
         Raises the error of a flip that cannot be written, or that leaves the row pending; it is the
         row's failure.
         """
-        final = self._end(Handled(result))
-        if isinstance(final, Failed):
-            raise final.error
+        outcome = returned(result, None)
+        if isinstance(outcome, Failed):
+            self._end(outcome)
+        else:
+            self._end_as(outcome)
 
     def fail(self, error: BaseException) -> None:
         """Write what a handler's exception would: the ``retry``'s columns, or ``failed``."""
