@@ -14,7 +14,13 @@ from .candidates.question import Question, ask
 from .clock import DatabaseNow
 from .definition.model_columns import check_columns
 from .exceptions import InvalidOption
-from .operator_states import claimed, is_distinct, unsettled
+from .operator_states import (
+    claimed,
+    default_age,
+    is_distinct,
+    not_claimed_lately,
+    unsettled,
+)
 from .operator_writes import Proof, Write, is_pending
 from .outcomes import Discard
 from .settlement.flip import with_cleared_retry
@@ -68,7 +74,7 @@ def mark_done(
     force: bool = False,
 ) -> int:
     """Write the flip, or ``values``, to those of the rows that are claimed; ``force``: to all."""
-    state = "not claimed; force=True marks what is not leased"
+    state = "or not claimed; force=True marks what is not leased"
     return _to_all(to_mark_done(processor, rows, values, force=force), "mark_done", state)
 
 
@@ -96,8 +102,8 @@ def to_mark_done(
 def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False) -> int:
     """Put those of the rows back that are not done, as if they had never been tried."""
     state = (
-        "neither pending nor claimed nor given up: done, or not waiting yet; force=True puts back "
-        "what is not leased"
+        f"claimed less than {default_age(processor):g} s ago, or neither pending nor claimed nor "
+        "given up: done, or not waiting yet; force=True puts back what is not leased"
     )
     return _to_all(to_requeue(processor, rows, force=force), "requeue", state)
 
@@ -114,8 +120,8 @@ def to_requeue(
     question = _check_rows(processor, rows, "requeue")
     reset = with_cleared_retry(processor, processor.reset)
     # Race: double claim. Under its lock, because a worker may have settled the row meanwhile: a
-    # paid charge that is put back is paid twice.
-    condition = Q() if force else unsettled(processor, question)
+    # paid charge that is put back is paid twice, and so is one that is being paid now.
+    condition = Q() if force else unsettled(processor, question) & not_claimed_lately(processor)
     return Write.of(processor, question, rows, condition, reset)
 
 
@@ -126,7 +132,7 @@ def _to_all(write: Write, method: str, state: str) -> int:
         if number:
             more = ", …" if number > len(some) else ""
             logger.warning(
-                "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, or %s.",
+                "%s: %s() leaves %d %s as %s (%s%s): leased by a worker, %s.",
                 *(write.name, method, number, "row" if number == 1 else "rows"),
                 *("it is" if number == 1 else "they are", ", ".join(map(repr, some)), more, state),
             )
@@ -141,7 +147,7 @@ def discard(
 ) -> int:
     """Write ``failed``, or ``values``, to those of the rows that are pending or claimed."""
     write = to_discard(processor, rows, reason, values)
-    return _to_all(write, "discard", "neither pending nor claimed")
+    return _to_all(write, "discard", "or neither pending nor claimed")
 
 
 def to_discard(

@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from .candidates.question import Question
+from .clock import DatabaseNow
 from .operator_writes import is_pending, is_timeless, settled_constants
-from .values import constants_of
+from .values import as_timedelta, constants_of
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
 
 Rows = QuerySet[Any, Any] | None
+
+#: Seconds after which a claim that is not settled counts as in doubt, for each row that is claimed
+#: with it: the last one waits for the others.
+DOUBT_AFTER = 60.0
 
 
 class NotRecordedError(Exception):
@@ -39,6 +44,23 @@ def claimed(processor: Definition[Any]) -> Q:
         if not constants.items() <= marks.items():
             found &= ~Q(**constants)
     return found
+
+
+def default_age(processor: Definition[Any]) -> float:
+    """Return the seconds after which a claim counts as in doubt: one minute for each row of it.
+
+    The rows of a claim are handled one after another, and none of them shows whether its handler
+    has started. Nothing records how long handlers take.
+    """
+    return DOUBT_AFTER * processor.batch_size
+
+
+def not_claimed_lately(processor: Definition[Any]) -> Q:
+    """Recognise a row whose claim, if it has one without a lease, is so old that it is in doubt."""
+    if processor.lease is not None or processor.claimed_at is None:
+        return Q()
+    since = DatabaseNow() - as_timedelta(default_age(processor))
+    return ~Q(claimed(processor), **{f"{processor.claimed_at}__gt": since})
 
 
 def is_distinct(processor: Definition[Any]) -> bool:

@@ -16,7 +16,6 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.insights import failures, rows
-from dcl_processor.insights.status import default_age
 from dcl_processor.management.acting import (
     CHANGED,
     DISCARD,
@@ -27,6 +26,7 @@ from dcl_processor.management.acting import (
     Choice,
     Chooser,
 )
+from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from .row_keys import plain

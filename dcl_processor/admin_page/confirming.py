@@ -203,7 +203,7 @@ def _chosen(processor: BatchProcessor[Any], plan: Plan) -> str:
         case "given_up":
             return "--given-up"
         case "in_doubt":
-            from dcl_processor.insights.status import default_age
+            from dcl_processor.operator_states import default_age
 
             return f"--in-doubt {default_age(processor):g}s"
         case _ if len(plan.rows) <= 20:

@@ -15,9 +15,10 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.insights import backlog_size, failures, rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc
 from dcl_processor.insights.keys import key_text
-from dcl_processor.insights.status import default_age, status
+from dcl_processor.insights.status import status
 from dcl_processor.management import wording
 from dcl_processor.masking import shown
+from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import ledger

@@ -15,7 +15,7 @@ from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.insights import rows
-from dcl_processor.insights.status import default_age
+from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 Find = Callable[[BatchProcessor[Any], Question[Any]], rows.Rows]

@@ -7,13 +7,13 @@ from typing import Any
 
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.masking import shown
+from dcl_processor.operator_states import default_age
 
 from . import rows
 from .answer import as_utc
 from .findings import Finding, Level, ok
 from .keys import key_text
 from .statements import Asked
-from .status import default_age
 
 #: Characters of a key, or of a primary key, that are shown.
 _LONGEST = 80

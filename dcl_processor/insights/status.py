@@ -16,6 +16,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.diagnosis import explain
 from dcl_processor.masking import shown
+from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import rows
@@ -29,10 +30,6 @@ from .statements import compiled
 
 #: Seconds that each question may take.
 TIMEOUT = 5.0
-
-#: Seconds after which a claim that is not settled counts as in doubt, for each row that is claimed
-#: with it: the last one waits for the others.
-DOUBT_AFTER = 60.0
 
 #: Kinds of errors that are kept, and characters of an error that are read.
 MOST_KINDS, LONGEST_TEXT = 20, 300
@@ -128,15 +125,6 @@ def status(
     answers = {name: _answer(asker, subject, name) for name in wanted}
     answers |= kept.pop("answers")
     return Status(processor.name, delivery, question.using, answers, **kept)
-
-
-def default_age(processor: BatchProcessor[Any]) -> float:
-    """Return the seconds after which a claim counts as in doubt: one minute for each row of it.
-
-    The rows of a claim are handled one after another, and none of them shows whether its handler
-    has started. Nothing records how long handlers take.
-    """
-    return DOUBT_AFTER * processor.batch_size
 
 
 def _answer(asker: Asker, subject: Subject, name: str) -> Answer[Any]:

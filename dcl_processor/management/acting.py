@@ -19,7 +19,6 @@ from django.db.models import Q, QuerySet
 
 from dcl_processor import operator_actions, operator_states
 from dcl_processor.candidates.question import Question
-from dcl_processor.clock import DatabaseNow
 from dcl_processor.database.contention import is_database_error, is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain, one_line
@@ -27,7 +26,6 @@ from dcl_processor.errors import printable
 from dcl_processor.operator_choice import Chosen
 from dcl_processor.operator_writes import Write, Written
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import as_timedelta
 
 from . import wording
 from .choosing import USAGE_ERROR, add_time_limit, choose, duration, keys
@@ -331,17 +329,14 @@ class Chooser:
 
     def _old_claim(self) -> Iterator[Need]:
         """Yield that a claim is old enough for its worker to be gone."""
-        from dcl_processor.insights.status import default_age  # as above
-
         processor, held = self.processor, operator_states.claimed(self.processor)
         if processor.claimed_at is None:
             why = "claimed, and no column has the time: a worker may be at work; use --force"
             yield why, ~held
             return
-        age = default_age(processor)
-        young = {f"{processor.claimed_at}__gt": DatabaseNow() - as_timedelta(age)}
+        age = operator_states.default_age(processor)
         why = f"claimed less than {age:g} s ago: a worker may be at work; use --force"
-        yield why, ~Q(held, **young)
+        yield why, operator_states.not_claimed_lately(processor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,16 @@ def resolve_doubts(gateway: PaymentGateway, *, older_than: float) -> Iterator[An
 
     ``older_than`` has to be longer than a charge may take, so that none is looked up too early.
     """
-    for payment in capture_payments.in_doubt(older_than=older_than).select_related("order"):
+    doubtful = capture_payments.in_doubt(older_than=older_than)
+    for payment in doubtful.select_related("order"):
         number = payment.order.number
         charge_id = gateway.find_charge(number)
         with transaction.atomic():
-            row = Payment.objects.filter(pk=payment.pk)
             if charge_id is None:
-                capture_payments.requeue(row)
+                # The gateway has answered, so that the claim need not be a minute old.
+                capture_payments.requeue(doubtful.filter(pk=payment.pk), force=True)
             else:
+                row = Payment.objects.filter(pk=payment.pk)
                 row.update(charge_id=charge_id)
                 capture_payments.mark_done(row)
         yield Answer(number, payment.amount, charge_id)

@@ -86,7 +86,8 @@ def decide(name: str) -> None:
         decided = time.monotonic()
         with transaction.atomic():
             # Not if the row was settled, or claimed again, meanwhile.
-            if processor.requeue(of_table.filter(pk=row.pk, last_error=row.last_error)):
+            same = of_table.filter(pk=row.pk, last_error=row.last_error)
+            if processor.requeue(same, force=True):  # its worker is known to have ended
                 with connection.cursor() as cursor:
                     cursor.execute(
                         "INSERT INTO chaos_decided VALUES (%s, %s, %s)",

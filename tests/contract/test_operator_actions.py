@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from operator import itemgetter
 from threading import Event
@@ -38,6 +38,10 @@ def processor(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Erran
 def as_a_killed_process_leaves_it(*, minutes: float) -> Errand:
     since = timezone.now() - timedelta(minutes=minutes)
     return Errand.objects.create(claimed=True, claimed_at=since)
+
+
+def hours_ago(number: int) -> datetime:
+    return timezone.now() - timedelta(hours=number)
 
 
 def test_in_doubt_is_what_was_claimed_for_longer_than_that() -> None:
@@ -111,13 +115,25 @@ def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCapture
     assert run.requeue(Errand.objects.all()) == 2
     assert the.state(paid)["done"]
     assert the.untouched(doubtful)
-    said = (
-        f"requeue() leaves 1 row as it is ({paid.pk}): leased by a worker, or neither pending nor"
-    )
+    said = f"requeue() leaves 1 row as it is ({paid.pk}): leased by a worker, claimed less"
     assert [said in line for line in caplog.messages] == [True]
     assert run.requeue(Errand.objects.filter(pk=paid.pk)) == 0
     assert run.requeue(Errand.objects.filter(pk=paid.pk), force=True) == 1
     assert not the.state(paid)["claimed"]
+
+
+def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another worker would charge it at the same time."""
+    young, old = (as_a_killed_process_leaves_it(minutes=minutes) for minutes in (0, 10))
+    run = processor()
+    assert run.requeue(Errand.objects.all()) == 1
+    assert the.state(young)["claimed"]
+    assert the.untouched(old)
+    said = f"leaves 1 row as it is ({young.pk}): leased by a worker, claimed less than 60 s ago"
+    assert [said in line for line in caplog.messages] == [True]
+    assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
 
 
 def test_requeue_asks_under_the_lock_whether_a_row_is_done() -> None:
@@ -207,7 +223,8 @@ def test_a_copy_that_is_still_at_work_overwrites_nothing(act: str) -> None:
 
     def handle(row: Errand) -> str:
         mine = Errand.objects.using("other").filter(pk=row.pk)
-        assert getattr(run, act)(mine) == 1
+        forced = {"force": True} if act == "requeue" else {}
+        assert getattr(run, act)(mine, **forced) == 1
         said.append(Errand.objects.using("other").values().get())
         return "late"
 
@@ -227,7 +244,7 @@ def test_a_copy_that_is_still_at_work_does_not_settle_for_the_next_one() -> None
     states: list[Any] = []
 
     def first(row: Errand) -> str:
-        run.requeue(Errand.objects.filter(pk=row.pk))
+        run.requeue(Errand.objects.filter(pk=row.pk), force=True)
         the.elsewhere(second)
         return "first"
 
@@ -432,7 +449,7 @@ def test_no_row_is_tried_after_a_stop_but_the_first_ones(
     monkeypatch: pytest.MonkeyPatch, size: int, tried: int
 ) -> None:
     """A request that is out of time does something all the same, so that it can be continued."""
-    rows = [each.pk for each in the.errands(3, claimed=True, claimed_at=timezone.now())]
+    rows = [each.pk for each in the.errands(3, claimed=True, claimed_at=hours_ago(1))]
     write, written = to_requeue(processor(), Errand.objects.all()), Written()
     monkeypatch.setattr(operator_writes, "WINDOW", size)
     write.to_free(write.choose(), written, seconds=1, stop_at=0)
@@ -442,7 +459,7 @@ def test_no_row_is_tried_after_a_stop_but_the_first_ones(
 
 def test_a_row_that_is_locked_at_a_stop_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was tried, and is reported as locked."""
-    first, *others = (each.pk for each in the.errands(3, claimed=True, claimed_at=timezone.now()))
+    first, *others = (each.pk for each in the.errands(3, claimed=True, claimed_at=hours_ago(1)))
     write, written, waits = to_requeue(processor(), Errand.objects.all()), Written(), list[float]()
 
     def hold(question: Any, some: Any, tables: Any) -> Any:

@@ -117,7 +117,9 @@ def test_i9_at_most_once_the_rows_are_in_doubt_until_a_person_decides(
         happened = doubtful & left.effects.keys()
         table = processor.pending().model.objects
         assert processor.mark_done(table.filter(pk__in=happened)) == len(happened)
-        assert processor.requeue(processor.in_doubt(older_than=0)) == len(doubtful - happened)
+        assert processor.requeue(processor.in_doubt(older_than=0), force=True) == len(
+            doubtful - happened
+        )
         settle(processor, processor.reserve(10))
         assert those(lambda row: state(row) == "done") == left.rows
         assert effects() == Counter(left.rows)

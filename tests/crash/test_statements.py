@@ -258,7 +258,9 @@ def test_i9_at_most_once_what_was_claimed_is_in_doubt_until_a_person_says(
         happened = doubtful & left.effects.keys()
         table = processor.pending().model.objects
         assert processor.mark_done(table.filter(pk__in=happened)) == len(happened)
-        assert processor.requeue(processor.in_doubt(older_than=0)) == len(doubtful - happened)
+        assert processor.requeue(processor.in_doubt(older_than=0), force=True) == len(
+            doubtful - happened
+        )
         assert_run(processor(), processed=len(doubtful - happened))
         assert those(lambda row: row.done and not row.claimed) == left.rows
         assert effects() == Counter(left.rows)
@@ -280,7 +282,9 @@ def test_i9_at_most_once_what_is_in_doubt_keeps_its_place_in_the_key(
         happened = doubtful & left.effects.keys()
         table = processor.pending().model.objects
         assert processor.mark_done(table.filter(pk__in=happened)) == len(happened)
-        assert processor.requeue(processor.in_doubt(older_than=0)) == len(doubtful - happened)
+        assert processor.requeue(processor.in_doubt(older_than=0), force=True) == len(
+            doubtful - happened
+        )
         assert_run(processor(), processed=len(doubtful - happened) + len(rest))
         assert those(lambda row: row.done and not row.claimed) == left.rows
         assert effects() == Counter(left.rows)
