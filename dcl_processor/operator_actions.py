@@ -23,6 +23,7 @@ from .operator_states import (
 )
 from .operator_writes import Proof, Write, is_pending
 from .outcomes import Discard
+from .report import MOST_COUNTED
 from .settlement.flip import with_cleared_retry
 from .values import TEN_YEARS, Values, as_timedelta, expect_seconds
 
@@ -47,6 +48,15 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
     expect_seconds(f"{processor.name}: expected older_than", older_than, most=TEN_YEARS)
     since = Q(**{f"{processor.claimed_at}__lte": DatabaseNow() - as_timedelta(older_than)})
     return _rows(processor).filter(claimed(processor), since).order_by(processor.claimed_at, "pk")
+
+
+def number_in_doubt(processor: Definition[Any], using: str | None = None) -> int:
+    """Return how many rows are in doubt, counted up to 10,001; 0 if no column shows it."""
+    if processor.claim is None or processor.claimed_at is None or processor.lease is not None:
+        return 0
+    rows = in_doubt(processor, default_age(processor))
+    rows = rows.order_by().using(using or rows.db)
+    return rows[: MOST_COUNTED + 1].count()
 
 
 def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -69,18 +70,69 @@ class Broken:
         return f"{frame.filename}, line {frame.lineno}"
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished(Broken):
+    """A processor without its options, because its ``__init__`` did not call ``super()``'s."""
+
+    def __str__(self) -> str:
+        return f"{self.app}: {self.error}"
+
+
 def broken() -> list[Broken]:
-    """Return the apps whose processors are left out because their module cannot be imported."""
+    """Return the apps, and the processors, that are left out because they cannot be used."""
     return _found_and_broken()[1]
+
+
+def unfinished(found: Found) -> Unfinished | None:
+    """Return what is wrong with a processor that has none of its options; others have them all."""
+    if hasattr(found.processor, "_identity"):
+        return None
+    kind = type(found.processor).__name__
+    return Unfinished(
+        found.place,
+        InvalidOption(
+            f"expected {kind}.__init__() to call super().__init__(), which checks the options, got "
+            "a processor without them; it is left out."
+        ),
+    )
+
+
+def hidden(config: AppConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield what an app defines as a processor and ``find()`` does not find.
+
+    Each is its place, what it is, and how to fix it.
+    """
+    names = {} if (module := _module(config)) is None else dict(vars(module))
+    instances = [value for value in names.values() if isinstance(value, BatchProcessor)]
+    classes = [value for value in names.values() if _is_of(value)]
+    used = {kind for instance in instances for kind in type(instance).__mro__}
+    used |= {kind for each in classes for kind in each.__mro__[1:]}  # the bases of others
+    for name, value in names.items():
+        place = f"{config.name}.{MODULE}.{name}"
+        if isinstance(value, type):
+            own = value in classes and value.__module__ == f"{config.name}.{MODULE}"
+            asks = getattr(value, "pending", None) is not BatchProcessor.pending
+            if own and asks and value not in used:
+                yield place, "a class without an instance", f"Write {name.lower()} = {name}()."
+        elif isinstance(getattr(value, "__wrapped__", None), BatchProcessor):
+            fix = "Write the other decorator below @batch_processor, so that it gets the function."
+            yield place, "a processor under another decorator", fix
+
+
+def _is_of(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BatchProcessor)
 
 
 def _found_and_broken() -> tuple[list[Found], list[Broken]]:
     found: dict[int, Found] = {}
-    failed = []
+    failed: list[Broken] = []
     for config in apps.get_app_configs():
         try:
             for each in find([config]):
-                found.setdefault(id(each.processor), each)
+                if (problem := unfinished(each)) is not None:
+                    failed.append(problem)
+                else:
+                    found.setdefault(id(each.processor), each)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the other apps can run
             failed.append(Broken(config.name, error))
     return list(found.values()), failed
@@ -119,13 +171,17 @@ def shared_name(first: Found, second: Found) -> str:
 
 
 def _of(config: AppConfig) -> Iterator[Found]:
+    module = _module(config)
+    for name, value in [] if module is None else list(vars(module).items()):
+        if isinstance(value, BatchProcessor):
+            yield Found(value, f"{config.name}.{MODULE}.{name}")
+
+
+def _module(config: AppConfig) -> ModuleType | None:
     # Checked first, so that an ImportError inside the module is not taken for a missing module.
     if config.module is None or not module_has_submodule(config.module, MODULE):
-        return
-    module = import_module(f"{config.name}.{MODULE}")
-    for name, value in list(vars(module).items()):
-        if isinstance(value, BatchProcessor):
-            yield Found(value, f"{module.__name__}.{name}")
+        return None
+    return import_module(f"{config.name}.{MODULE}")
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -18,6 +18,7 @@
 - E017  in_order without an order by the model's own columns
 - E018  rate or breaker without the app that keeps them
 - E019  a list of the admin has a processor of another model
+- E020  the __init__ of a processor's class has not called super().__init__()
 - W001  pending tests a row that several rows share
 - W002  done, failed, reset, claim or on_failure holds a time that was frozen at import
 - W003  pending holds a time that was frozen at import
@@ -26,6 +27,8 @@
 - W006  in_order without retry and failed: a row that always fails stops its key
 - W007  no index of all pending rows, or of the rows in flight, begins with the column of group_by
 - W008  a list of the admin edits columns that a processor writes
+- W009  a new row is done: the default of a column is the value that done writes
+- W010  a processor is defined that the command and the checks do not find
 
 No other check queries a database. ``ProcessorAdminMixin`` reports E019 and W008 with the checks of
 its ``ModelAdmin``.
@@ -66,6 +69,21 @@ def check_processors(
     return messages + check_found(found, databases or ())
 
 
+def refusals(chosen: Iterable[BatchProcessor[Any]]) -> dict[str, str]:
+    """Return what is wrong with those of the processors that have an error, by their names.
+
+    All processors are checked, because two of them may be wrong together. Queries no database.
+    """
+    everyone = [registry.Found(each, "") for each in registry.processors().values()]
+    names = {each.name for each in chosen}
+    errors = [
+        each
+        for each in check_found(everyone)
+        if each.obj in names and each.is_serious() and not each.is_silenced()
+    ]
+    return {each.obj: f"{each.msg} ({each.id})" for each in reversed(errors)}
+
+
 def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> list[CheckMessage]:
     """Check each processor, and the databases they use; ``asked``: aliases to connect to."""
     messages: list[CheckMessage] = []
@@ -97,7 +115,20 @@ def _find(configs: Iterable[AppConfig]) -> tuple[list[registry.Found], list[Chec
     for config in configs:
         try:
             for each in registry.find([config]):
-                found.setdefault(id(each.processor), each)
+                if (problem := registry.unfinished(each)) is None:
+                    found.setdefault(id(each.processor), each)
+                else:
+                    sentence, place = str(problem.error), problem.app
+                    messages.append(checks.Error(sentence, obj=place, id="dcl_processor.E020"))
+            messages += [
+                checks.Warning(
+                    f"expected a processor that the command and the checks find, got {what}.",
+                    hint=fix,
+                    obj=place,
+                    id="dcl_processor.W010",
+                )
+                for place, what, fix in registry.hidden(config)
+            ]
         except ProcessorError as error:
             hint = (
                 f"It is defined in {config.name}.{registry.MODULE}, or in a module that it imports."

@@ -59,6 +59,7 @@ class _Flip:
         yield from self._check_unique(constants)
         for field, value in constants.items():
             yield from self._check_value(field, value)
+            yield from self._check_default(field, value)
             yield from self._check_frozen(field, value)
 
     def _constants(self) -> Constants:
@@ -92,6 +93,19 @@ class _Flip:
                 hint=f"The column is a {type(field).__name__}.",
                 obj=self.name,
                 id="dcl_processor.E004",
+            )
+
+    def _check_default(self, field: Field[Any, Any], value: Any) -> Iterator[CheckMessage]:
+        """Yield that a new row counts as done; ``False``, which clears a "dirty" flag, may."""
+        default = field.get_default() if field.has_default() else field.db_default
+        if self.option == "done" and value is True and getattr(default, "value", default) is True:
+            yield checks.Warning(
+                f"done writes True into {field.name}, and True is the default of its column: a new "
+                "row counts as done, so that no run handles it.",
+                hint="default=True belongs into the migration that adds the flag to old rows; the "
+                "model has default=False.",
+                obj=self.name,
+                id="dcl_processor.W009",
             )
 
     def _check_frozen(self, field: Field[Any, Any], value: Any) -> Iterator[CheckMessage]:

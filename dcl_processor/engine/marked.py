@@ -23,6 +23,7 @@ from dcl_processor.execution.handler import (
 )
 from dcl_processor.masking import shown
 
+from .recovery import level_of_redone
 from .settlement import Batch, Held
 from .settling import settle_ended, settle_row
 
@@ -219,7 +220,7 @@ def tell_of_redone(lane: Lane, rows: Sequence[Held], ended: Any) -> None:
     name = lane.processor.name
     log_fields.log(
         logger,
-        logging.WARNING,
+        level_of_redone(ended.error),
         "%s: a call of process_batch() for %d rows raised, and each row is to be handled alone: %s",
         name,
         len(rows),

@@ -16,7 +16,13 @@ from dcl_processor.database.contention import (
     unwritable,
 )
 from dcl_processor.errors import add_note
-from dcl_processor.exceptions import HandlerTimeout, ProcessorError, SessionLost, TransactionLost
+from dcl_processor.exceptions import (
+    HandlerTimeout,
+    ProcessorError,
+    SessionLost,
+    TransactionLost,
+    Unsupported,
+)
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.wanted import Wanted
@@ -168,7 +174,13 @@ def _tell_of_redone(lane: Lane, batch: Batch, failed: Held | None, error: Except
         whose = "a handler" if failed is None else f"the handler of row {failed.pk}"
         arguments = name, whose, these
     extra = log_fields.fields(name, pk=failed and failed.pk, row_count=len(again))
-    log_fields.log(logger, logging.WARNING, message, *arguments, extra=extra)
+    log_fields.log(logger, level_of_redone(error), message, *arguments, extra=extra)
+
+
+def level_of_redone(error: Exception) -> int:
+    """Return the level at which rows that are handled again are logged."""
+    # What process_batch() returned says so in each run, and only new code changes that.
+    return logging.ERROR if isinstance(error, Unsupported) else logging.WARNING
 
 
 def _explained(batch: Batch, error: Exception) -> Exception:

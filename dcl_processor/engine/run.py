@@ -34,7 +34,6 @@ from dcl_processor.interrupts import LOOK
 from dcl_processor.locking.isolation import (
     refuse_other_transactions,
     refuse_outer_transaction,
-    refuse_test_case,
 )
 from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_locked
 from dcl_processor.locking.slots import Slot
@@ -92,8 +91,6 @@ class Run:
         limits.check_alias("read_using", processor.read_using)
         limits.check_filter(filter)
         self.concurrency = processor.concurrency if concurrency is None else concurrency
-        # The argument overrides the option. Inside TestCase, the option alone starts no threads.
-        self._asks_concurrency = concurrency is not None
         limits.check_concurrency(self.concurrency, is_async=processor._is_async)
         limits.check_stop(stop)
         limits.check_max_failures(max_failures)
@@ -238,13 +235,11 @@ class Run:
     def _prepare(self) -> None:
         """Raise if the run cannot be made here."""
         name = self.processor.name
-        if self.concurrency > 1:
-            if self._asks_concurrency:
-                refuse_test_case(self.using, name)
-            elif connections[self.using].in_atomic_block:
-                self.concurrency = 1
-                if self.event_loop is not None:
-                    self.event_loop.concurrency = 1
+        # A TestCase commits no rows, so that no other connection would see them.
+        if self.concurrency > 1 and connections[self.using].in_atomic_block:
+            self.concurrency = 1
+            if self.event_loop is not None:
+                self.event_loop.concurrency = 1
         if self.time_limit is not None:
             refuse_other_transactions(self.using, name)
         refuse_small_pool(

@@ -115,15 +115,6 @@ def _close_if_broken(connection: BaseDatabaseWrapper) -> None:
         connection.close()
 
 
-def refuse_test_case(using: str, label: str) -> None:
-    """Raise inside Django's ``TestCase``, whose rows no other connection sees."""
-    if connections[using].in_atomic_block:
-        raise Unsupported(
-            f"{label}: expected TransactionTestCase for concurrency above 1, got a run inside "
-            "TestCase, which never commits its rows; other connections would not see them."
-        )
-
-
 class ReadCommitted:
     """A transaction at READ COMMITTED, whatever the connection's default.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from functools import partial
 from typing import Any
 
 from django.db import connection
@@ -16,6 +17,9 @@ from tests.models import Errand, Express
 
 #: Seconds; a handler takes from none to twice as long.
 WORK = float(os.environ.get("CHAOS_WORK", "0.01"))
+
+#: Any number of rows may wait.
+unlimited = partial(batch_processor, max_pending=None)
 
 #: Seconds for which no worker takes over a row whose worker was killed.
 LEASE = 4.0
@@ -51,33 +55,33 @@ LEASED: dict[str, Any] = {
 }
 
 
-@batch_processor(pending=pending("transactional"), done={"done": True})
+@unlimited(pending=pending("transactional"), done={"done": True})
 def transactional(row: Errand) -> None:
     handle(row.place, row.pk, in_database=True)
 
 
-@batch_processor(pending=pending("at_most_once"), **ONCE_CLAIMED)
+@unlimited(pending=pending("at_most_once"), **ONCE_CLAIMED)
 def at_most_once(row: Errand) -> None:
     handle(row.place, row.pk)
 
 
-@batch_processor(pending=pending("at_least_once"), **LEASED)
+@unlimited(pending=pending("at_least_once"), **LEASED)
 def at_least_once(row: Errand) -> None:
     handle(row.place, row.pk)
 
 
 # The flags are the parent's; the lease, the attempts and the time of the claim are the child's.
-@batch_processor(pending=pending("two_tables_transactional"), done={"done": True})
+@unlimited(pending=pending("two_tables_transactional"), done={"done": True})
 def two_tables_transactional(row: Express) -> None:
     handle(int(row.result), row.pk, in_database=True)
 
 
-@batch_processor(pending=pending("two_tables_at_most_once"), **ONCE_CLAIMED)
+@unlimited(pending=pending("two_tables_at_most_once"), **ONCE_CLAIMED)
 def two_tables_at_most_once(row: Express) -> None:
     handle(int(row.result), row.pk)
 
 
-@batch_processor(pending=pending("two_tables_at_least_once"), **LEASED)
+@unlimited(pending=pending("two_tables_at_least_once"), **LEASED)
 def two_tables_at_least_once(row: Express) -> None:
     handle(int(row.result), row.pk)
 
@@ -85,17 +89,17 @@ def two_tables_at_least_once(row: Express) -> None:
 IN_ORDER: dict[str, Any] = {"group_by": "result", "in_order": True}
 
 
-@batch_processor(pending=pending("in_order_transactional"), done={"done": True}, **IN_ORDER)
+@unlimited(pending=pending("in_order_transactional"), done={"done": True}, **IN_ORDER)
 def in_order_transactional(row: Errand) -> None:
     handle(row.place, row.pk, in_database=True)
 
 
-@batch_processor(pending=pending("in_order_at_most_once"), **TRACED, **IN_ORDER)
+@unlimited(pending=pending("in_order_at_most_once"), **TRACED, **IN_ORDER)
 def in_order_at_most_once(row: Errand) -> None:
     handle(row.place, row.pk)
 
 
-@batch_processor(pending=pending("in_order_at_least_once"), **LEASED, **IN_ORDER)
+@unlimited(pending=pending("in_order_at_least_once"), **LEASED, **IN_ORDER)
 def in_order_at_least_once(row: Errand) -> None:
     handle(row.place, row.pk)
 
@@ -103,17 +107,17 @@ def in_order_at_least_once(row: Errand) -> None:
 TWO_PER_KEY: dict[str, Any] = {"group_by": "result", "max_per_group": 2}
 
 
-@batch_processor(pending=pending("two_per_key_transactional"), done={"done": True}, **TWO_PER_KEY)
+@unlimited(pending=pending("two_per_key_transactional"), done={"done": True}, **TWO_PER_KEY)
 def two_per_key_transactional(row: Errand) -> None:
     handle(row.place, row.pk, in_database=True)
 
 
-@batch_processor(pending=pending("two_per_key_at_most_once"), **TRACED, **TWO_PER_KEY)
+@unlimited(pending=pending("two_per_key_at_most_once"), **TRACED, **TWO_PER_KEY)
 def two_per_key_at_most_once(row: Errand) -> None:
     handle(row.place, row.pk)
 
 
-@batch_processor(pending=pending("two_per_key_at_least_once"), **LEASED, **TWO_PER_KEY)
+@unlimited(pending=pending("two_per_key_at_least_once"), **LEASED, **TWO_PER_KEY)
 def two_per_key_at_least_once(row: Errand) -> None:
     handle(row.place, row.pk)
 

@@ -13,7 +13,7 @@ from django.db import connection
 
 from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Retry, Snooze, batch_processor
 from dcl_processor.checks import check_found
-from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending, Unsupported
+from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending
 from dcl_processor.registry import Found
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Misfit, Parcel
@@ -230,21 +230,6 @@ def test_a_discard_without_a_dead_letter_is_its_rows_failure(delivery: dict[str,
     words = "expected failed=… for a handler that raises Discard, got none"
     assert words in str(report.failures[0].error)
     assert not Errand.objects.get().done
-
-
-async def later(row: Errand) -> None:
-    raise AssertionError("expected no handler to be called")
-
-
-@pytest.mark.django_db(transaction=False)
-@pytest.mark.parametrize("delivery", [BY_CLAIM, LEASING], ids=["at_most_once", "at_least_once"])
-def test_concurrency_is_refused_where_no_other_connection_sees_the_rows(
-    delivery: dict[str, Any],
-) -> None:
-    Errand.objects.create()
-    with pytest.raises(Unsupported, match=r"expected TransactionTestCase for concurrency above 1"):
-        errands(later, **delivery).run(concurrency=2)
-    assert not Errand.objects.get().claimed
 
 
 def test_a_row_can_be_requeued_only_by_who_knows_how() -> None:

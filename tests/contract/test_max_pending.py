@@ -103,7 +103,7 @@ def test_it_costs_one_query_and_none_while_the_first_window_has_all_rows() -> No
     asks = {"batch_size": scan.WINDOW + 1}
     parcels(1)
     processor(the.ignore)()  # which asks what a connection is asked once
-    without = queries_of(processor(the.ignore, **asks))
+    without = queries_of(processor(the.ignore, max_pending=None, **asks))
     assert queries_of(processor(the.ignore, max_pending=1_000, **asks)) == without + 1
     parcels(3)
     with CaptureQueriesContext(connection) as few:

@@ -94,3 +94,22 @@ def test_what_an_observer_sees_of_it() -> None:
     with looking_on(Looking()):
         assert_run(the.transactional(lambda row: returned)(), failed=1)
     assert seen == [returned]
+
+
+@pytest.mark.parametrize("options", [{}, LEASE], ids=["transactional", "lease"])
+def test_a_list_that_is_too_short_is_an_error_that_names_both_lengths(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call may have done its work, and the rows are handled once more."""
+    the.errands(3)
+    calls: list[int] = []
+
+    def handle(rows: list[Errand]) -> Any:
+        calls.append(len(rows))
+        return [None] * min(len(rows), 2)
+
+    run = retrying(the.ignore, process_batch=handle, batch_size=10, **options)
+    assert_run(run(), processed=3, redone=3)
+    assert calls == [3, 1, 1, 1]
+    [line] = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "one result for each of 3 rows, got 2" in line.getMessage()

@@ -205,7 +205,7 @@ def test_one_that_cannot_run_does_not_stop_the_others() -> None:
     done = processors("run", *names, **FAULTY)
     assert done.returncode == 1
     assert done.stdout.startswith("warehouse.deliver: 1 processed")
-    haunt, circles, slice_off, summary = done.stderr.splitlines()
+    slice_off, haunt, circles, summary = done.stderr.splitlines()
     assert haunt == (
         "faulty.haunt: expected the table faulty_ghost, got none in the database 'default'; run "
         "manage.py migrate."
@@ -213,7 +213,7 @@ def test_one_that_cannot_run_does_not_stop_the_others() -> None:
     assert circles.startswith("faulty.run_in_circles: expected done={'tries': 1} to take a row out")
     assert slice_off.startswith("faulty.slice_off: expected pending to be a queryset")
     assert summary == (
-        "CommandError: faulty.haunt and faulty.run_in_circles and faulty.slice_off did not run to "
+        "CommandError: faulty.slice_off and faulty.haunt and faulty.run_in_circles did not run to "
         "the end."
     )
 

@@ -55,6 +55,7 @@ def processor(delivery: str, mode: str, work: float, **options: Any) -> BatchPro
 
     make: Callable[..., Any] = batch_processor(
         name=f"keys.{delivery}_{mode}",
+        max_pending=None,
         pending=lambda: Errand.objects.filter(done=False, claimed=False),
         done={"done": True, "claimed": False},
         reset={"done": False, "claimed": False},

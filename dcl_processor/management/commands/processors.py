@@ -11,11 +11,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.management.color import no_style
-from django.db import close_old_connections, connections
+from django.db import DatabaseError, close_old_connections, connections
 from django.db.models import Q
 
-from dcl_processor import diagnosis, registry
+from dcl_processor import backlog, diagnosis, operator_actions, operator_states, registry
 from dcl_processor import steady as time
+from dcl_processor.checks import refusals
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.management import (
     acting,
@@ -150,6 +151,11 @@ class Command(BaseCommand):
             help="Show what a run would do; call no handler, and change nothing.",
         )
         run.add_argument(
+            "--fail-in-doubt",
+            action="store_true",
+            help="End with 1 if rows are in doubt: claimed long ago, and never settled.",
+        )
+        run.add_argument(
             "--wait-for-slot",
             type=_seconds,
             default=0.0,
@@ -228,8 +234,13 @@ class Command(BaseCommand):
     ) -> None:
         """Run them, or watch them, or show what a run would do."""
         some = _rows_of(chosen, options)
-        left_out = registry.broken() if options["all"] else []
-        output.left_out(left_out)
+        broken = registry.broken() if options["all"] else []
+        output.left_out(broken)
+        left_out = [each.app for each in broken]
+        for name, sentence in refusals(chosen).items():
+            output.broke(name, Trouble(sentence))
+            left_out.append(name)
+        chosen = [each for each in chosen if each.name not in left_out]
         if options["dry_run"]:
             self.dry_run_each(chosen, output, {**options, "filter": some}, left_out)
             return
@@ -246,13 +257,13 @@ class Command(BaseCommand):
                 ) as health,
             ):
                 options = {**options, "filter": some, "on_counts": on_counts}
-                if options["watch"] is None:
+                if options["watch"] is None or not chosen:
                     self.run_each(chosen, output, health, options, left_out)
                 else:
                     may_supervise = self._owns_process
                     watching.watch(chosen, output, health, options, may_supervise=may_supervise)
                     if left_out:
-                        raise CommandError(_summary(0, [each.app for each in left_out], lost=False))
+                        raise CommandError(_summary(0, left_out))
         except StoppedAtOnce as stopped:
             doubts = "".join(map(diagnosis.in_doubt, chosen))
             raise CommandError(
@@ -266,12 +277,12 @@ class Command(BaseCommand):
         output: Output,
         health: Health,
         options: dict[str, Any],
-        left_out: Sequence[registry.Broken] = (),
+        left_out: Sequence[str] = (),
     ) -> None:
         """Run one processor after the other; an error of one costs the others nothing."""
         timeout = options["timeout"]
         end = None if timeout is None else time.monotonic() + timeout
-        failed, broken = 0, [each.app for each in left_out]
+        failed, broken, in_doubt = 0, [*left_out], 0
         for processor in chosen:
             if health.stop.is_set():
                 break
@@ -284,11 +295,13 @@ class Command(BaseCommand):
                 continue
             output.report(outcome, copies)
             controlling.say_why(output, outcome)
+            in_doubt += _tell_of_doubts(processor, output, options["using"])
             failed += _failed(outcome)
             if outcome.error is not None or not all(isinstance(copy, Report) for copy in copies):
                 broken.append(processor.name)
-        if failed or broken or output.lost:
-            raise CommandError(_summary(failed, broken, lost=bool(output.lost)))
+        in_doubt = in_doubt if options["fail_in_doubt"] else 0
+        if failed or broken or in_doubt or output.lost:
+            raise CommandError(_summary(failed, broken, in_doubt, lost=bool(output.lost)))
 
     def run_one(
         self,
@@ -343,10 +356,10 @@ class Command(BaseCommand):
         chosen: Sequence[BatchProcessor[Any]],
         output: Output,
         options: dict[str, Any],
-        left_out: Sequence[registry.Broken],
+        left_out: Sequence[str],
     ) -> None:
         """Show what a run of each processor would do, or why it could not be made."""
-        broken = [each.app for each in left_out]
+        broken = [*left_out]
         for processor in chosen:
             try:
                 found = processor.dry_run(
@@ -360,6 +373,25 @@ class Command(BaseCommand):
                 output.dry_run(found)
         if broken or output.lost:
             raise CommandError(_summary(0, broken, lost=bool(output.lost)))
+
+
+def _tell_of_doubts(processor: BatchProcessor[Any], output: Output, using: str | None) -> int:
+    """Write how many rows are in doubt, which no run handles; return how many."""
+    try:
+        number = operator_actions.number_in_doubt(processor, using)
+    except DatabaseError:  # the run has ended well, and the next one asks again
+        return 0
+    if number:
+        age = operator_states.default_age(processor)
+        rows = f"{backlog.words(number)} row{'s are' if number > 1 else ' is'} in doubt"
+        output.trouble(
+            processor.name,
+            Trouble(
+                f"{rows}: claimed over {age:g} s ago and never settled; no run handles them again; "
+                f"see processors status {processor.name}, then requeue or mark-done --in-doubt."
+            ),
+        )
+    return number
 
 
 def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> Q | None:
@@ -381,8 +413,9 @@ def _failed(report: Report) -> int:
     return report.failed - report.retried
 
 
-def _summary(failed: int, broken: Sequence[str], *, lost: bool) -> str:
+def _summary(failed: int, broken: Sequence[str], in_doubt: int = 0, *, lost: bool = False) -> str:
     rows = [f"{failed} row{'s' if failed > 1 else ''} failed"] if failed else []
+    rows += [f"{in_doubt} row{'s are' if in_doubt > 1 else ' is'} in doubt"] if in_doubt else []
     runs = [f"{' and '.join(broken)} did not run to the end"] if broken else []
     output = ["output could not be written"] if lost else []
     return "; ".join(rows + runs + output) + "."

@@ -22,6 +22,7 @@ def drain(copies: int, *, delivery: str, batch_size: int, failing: int = 0, **ru
     @batch_processor(
         pending=lambda: Errand.objects.filter(done=False),
         done={"done": True},
+        max_pending=None,
         delivery=Delivery(delivery),
         batch_size=batch_size,
         **options,

@@ -16,7 +16,9 @@ def drain(copies: int) -> Drained:
     handle = handling.handle
 
     @batch_processor(
-        pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}
+        pending=lambda: Parcel.objects.filter(sent=False, depot__open=True),
+        done={"sent": True},
+        max_pending=None,
     )
     def parcels(row: Parcel) -> None:
         handle(row.pk)
