@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from django.db import DatabaseError
 from django.db.models import Model, Q, QuerySet
 
 from .candidates.question import Question, ask
@@ -23,7 +24,7 @@ from .operator_states import (
 )
 from .operator_writes import Proof, Write, is_pending
 from .outcomes import Discard
-from .report import MOST_COUNTED
+from .report import MOST_COUNTED, counted
 from .settlement.flip import with_cleared_retry
 from .values import TEN_YEARS, Values, as_timedelta, expect_seconds
 
@@ -50,13 +51,21 @@ def in_doubt(processor: Definition[Any], older_than: float | timedelta) -> Query
     return _rows(processor).filter(claimed(processor), since).order_by(processor.claimed_at, "pk")
 
 
-def number_in_doubt(processor: Definition[Any], using: str | None = None) -> int:
-    """Return how many rows are in doubt, counted up to 10,001; 0 if no column shows it."""
+def doubts(processor: Definition[Any], using: str | None = None) -> tuple[int, str]:
+    """Return how many rows are in doubt, up to 10,001, and a sentence; 0 if no column shows it."""
     if processor.claim is None or processor.claimed_at is None or processor.lease is not None:
-        return 0
-    rows = in_doubt(processor, default_age(processor))
-    rows = rows.order_by().using(using or rows.db)
-    return rows[: MOST_COUNTED + 1].count()
+        return 0, ""
+    age = default_age(processor)
+    rows = in_doubt(processor, age).order_by()
+    try:
+        number = rows.using(using or rows.db)[: MOST_COUNTED + 1].count()
+    except DatabaseError:
+        return 0, ""  # the run has ended well, and the next one asks again
+    return number, (
+        f"{counted(number)} row{'s are' if number > 1 else ' is'} in doubt: claimed over {age:g} s "
+        f"ago and never settled; no run handles them again; see processors status "
+        f"{processor.name}, then requeue or mark-done --in-doubt."
+    )
 
 
 def in_progress(processor: Definition[Any]) -> QuerySet[Any, Any]:

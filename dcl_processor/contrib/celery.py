@@ -25,6 +25,7 @@ from django.conf import settings
 from dcl_processor import backlog, registry
 from dcl_processor.exceptions import InvalidOption, ProcessorError
 from dcl_processor.masking import shown
+from dcl_processor.operator_actions import doubts
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.runner import limits
 from dcl_processor.values import expect_seconds, expect_whole_number, is_number, seconds
@@ -120,6 +121,9 @@ def run(
         # Celery logs an expected error (``throws``) at INFO only.
         logger.error("%s", shown("; ".join([str(error), *getattr(error, "__notes__", ())])))  # noqa: TRY400  # it says it all
         raise
+    number, sentence = doubts(processor, using)
+    if number:
+        logger.warning("%s: %s", name, sentence)
     if raise_for_failures:
         report.raise_for_failures()
     return report.as_dict()

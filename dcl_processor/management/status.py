@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from dcl_processor import registry
-from dcl_processor.diagnosis import describe
+from dcl_processor import operator_actions, registry
+from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable
 
 from . import conditions, nagios, wording
@@ -18,11 +18,20 @@ from .output import Output
 
 if TYPE_CHECKING:
     from dcl_processor.insights.status import Status
+    from dcl_processor.processor import BatchProcessor
 
 HELP = "Show what waits, what is in progress, and what is stuck, since when and why."
 
 #: Exit codes for a monitor; a wrong command line ends with 2.
 MET, NOT_FOUND_OUT = 1, 3
+
+
+def tell_of_doubts(processor: BatchProcessor[Any], output: Output, using: str | None) -> int:
+    """Write how many rows are in doubt, which no run handles; return how many."""
+    number, sentence = operator_actions.doubts(processor, using)
+    if number:
+        output.trouble(processor.name, Trouble(sentence))
+    return number
 
 
 def add_arguments(parser: CommandParser) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor import steady as time
-from dcl_processor.diagnosis import Trouble
+from dcl_processor.diagnosis import Trouble, in_doubt
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.log_fields import fields, log
 from dcl_processor.processes import pool
@@ -30,6 +30,7 @@ from dcl_processor.watch.listener import aliases, check_can_listen
 from dcl_processor.watch.watch import Plan, Recovered
 
 from .output import Output
+from .status import tell_of_doubts
 
 logger = logging.getLogger("dcl_processor")
 
@@ -114,9 +115,11 @@ def watch(
         listen=options["listen"],
     )
     names, copies, began = [each.name for each in chosen], options["copies"], time.monotonic()
-    log, stop = _Log(output, names, health), health.stop
+    log, stop = _Log(output, names, health, "".join(map(in_doubt, chosen))), health.stop
     workers = f" with {copies} workers" if copies > 1 else ""
     output.lifecycle(f"watching {' and '.join(names)}{workers} (process {os.getpid()})")
+    for each in chosen:
+        tell_of_doubts(each, output, options["using"])
     try:
         ran = pool.watch(
             chosen,
@@ -147,8 +150,11 @@ def _check_can_listen(chosen: Sequence[BatchProcessor[Any]], using: str | None) 
 class _Log:
     """Writes the news of a watch to the streams and to the log."""
 
-    def __init__(self, output: Output, names: list[str], health: Health) -> None:
+    def __init__(
+        self, output: Output, names: list[str], health: Health, left_by_the_dead: str = ""
+    ) -> None:
         self.names = names
+        self._left_by_the_dead = left_by_the_dead
         self._health = health
         self._output = output
         self._outages = ErrorDedup()
@@ -192,8 +198,9 @@ class _Log:
         for each in self.names:
             self._outages.end((copy, each))
             self._health.troubles.pop((copy, each), None)
-        self._log(logging.ERROR, label, who, copy, str(death))
-        trouble = Trouble(str(death), death.trouble.traceback)
+        sentence = f"{death}{self._left_by_the_dead}"
+        self._log(logging.ERROR, label, who, copy, sentence)
+        trouble = Trouble(sentence, death.trouble.traceback)
         self._output.watch_broke(label, trouble, None, copy)
 
 

@@ -15,13 +15,18 @@ from .beats import AtWork
 class Died:
     """A copy has died, or did not start.
 
-    ``wait``: seconds until its restart, ``None`` without one.
+    ``wait``: seconds until its restart, ``None`` without one. ``call``: the rows that it was at,
+    by its last beat.
     """
 
     trouble: Trouble
     wait: float | None
+    call: AtWork | None = None
 
     def __str__(self) -> str:
+        at = ""
+        if self.call is not None:
+            at = f", last seen at {self.call}{f' of {self.call.label}' * bool(self.call.label)}"
         match self.wait:
             case None:
                 again = ""
@@ -29,7 +34,7 @@ class Died:
                 again = "; it is started again"
             case wait:
                 again = f"; it is started again in {wait:.1f} s"
-        return f"{self.trouble.sentence}{again}"
+        return f"{self.trouble.sentence}{at}{again}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Supervisor:
         if may_go_on and self._was_killed_for_a_new_row(place):
             wait = 0.0
         place.is_over = wait is None
-        self.tell(place.number, None, Died(trouble, wait))
+        self.tell(place.number, None, Died(trouble, wait, place.lateness.call))
 
     def _was_killed_for_a_new_row(self, place: _Place) -> bool:
         call = place.lateness.call

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, batch_processor
 from dcl_processor.checks import check_found
+from dcl_processor.contrib.celery import run as task
 from dcl_processor.exceptions import InvalidDone, TooManyPending
 from dcl_processor.registry import Found
 from tests.edge.manage import Install, Manage
@@ -217,7 +218,9 @@ CHARGE = """
 
 
 @override_settings(INSTALLED_APPS=[each for each in settings.INSTALLED_APPS if each != WAREHOUSE])
-def test_a_run_says_how_many_rows_are_in_doubt(install: Install) -> None:
+def test_a_run_says_how_many_rows_are_in_doubt(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its worker was killed in mid-charge: no run would mention the row any more."""
     install("bank", CHARGE)
     assert run("bank.charge", "--fail-in-doubt") == ("", "", "")
@@ -228,6 +231,10 @@ def test_a_run_says_how_many_rows_are_in_doubt(install: Install) -> None:
     assert (out, error) == ("", "")
     assert err.startswith("bank.charge: 1 row is in doubt: claimed over 60 s ago and never settled")
     assert run("bank.charge", "--fail-in-doubt")[2] == "1 row is in doubt."
+    assert run("bank.charge", "--watch", "--max-runtime", "0.1")[1].count("1 row is in doubt") == 1
+    caplog.clear()
+    task("bank.charge")
+    assert ["1 row is in doubt" in line for line in caplog.messages] == [True]
 
 
 @pytest.mark.django_db(transaction=False)

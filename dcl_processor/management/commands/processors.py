@@ -11,10 +11,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.management.color import no_style
-from django.db import DatabaseError, close_old_connections, connections
+from django.db import close_old_connections, connections
 from django.db.models import Q
 
-from dcl_processor import backlog, diagnosis, operator_actions, operator_states, registry
+from dcl_processor import diagnosis, registry
 from dcl_processor import steady as time
 from dcl_processor.checks import refusals
 from dcl_processor.diagnosis import Trouble
@@ -295,7 +295,7 @@ class Command(BaseCommand):
                 continue
             output.report(outcome, copies)
             controlling.say_why(output, outcome)
-            in_doubt += _tell_of_doubts(processor, output, options["using"])
+            in_doubt += status.tell_of_doubts(processor, output, options["using"])
             failed += _failed(outcome)
             if outcome.error is not None or not all(isinstance(copy, Report) for copy in copies):
                 broken.append(processor.name)
@@ -373,25 +373,6 @@ class Command(BaseCommand):
                 output.dry_run(found)
         if broken or output.lost:
             raise CommandError(_summary(0, broken, lost=bool(output.lost)))
-
-
-def _tell_of_doubts(processor: BatchProcessor[Any], output: Output, using: str | None) -> int:
-    """Write how many rows are in doubt, which no run handles; return how many."""
-    try:
-        number = operator_actions.number_in_doubt(processor, using)
-    except DatabaseError:  # the run has ended well, and the next one asks again
-        return 0
-    if number:
-        age = operator_states.default_age(processor)
-        rows = f"{backlog.words(number)} row{'s are' if number > 1 else ' is'} in doubt"
-        output.trouble(
-            processor.name,
-            Trouble(
-                f"{rows}: claimed over {age:g} s ago and never settled; no run handles them again; "
-                f"see processors status {processor.name}, then requeue or mark-done --in-doubt."
-            ),
-        )
-    return number
 
 
 def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> Q | None:
