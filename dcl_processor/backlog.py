@@ -35,11 +35,9 @@ def question_of(
 ) -> Question[Any]:
     """Return the question whose rows are counted: all pending rows, also those not due yet."""
     limits.check_alias("using", using or processor.using)
-    limits.check_alias("read_using", processor.read_using)
     return ask(
         processor.pending,
         label=processor.name,
         filter=filter,
         using=using or processor.using,
-        read_using=processor.read_using,
     )

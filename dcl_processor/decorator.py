@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from django.db.models import Model, QuerySet
 from django.db.models.expressions import Combinable
@@ -25,10 +25,10 @@ Opens = Callable[[], AbstractContextManager[Any] | AbstractAsyncContextManager[A
 
 
 class Options(TypedDict, total=False):
-    """The options of ``@batch_processor`` besides ``pending``, ``done`` and ``base``."""
+    """The options of ``@batch_processor`` besides its own parameters."""
 
     name: str
-    delivery: Delivery
+    delivery: Delivery | Literal["transactional", "at_most_once", "at_least_once"]
     batch_size: int
     strict_order: bool
     repeats: bool
@@ -50,74 +50,18 @@ class Options(TypedDict, total=False):
     max_consecutive_failures: int | None
     max_pending: int | None
     using: str | None
-    read_using: str | None
-
-
-@overload
-def batch_processor(
-    *,
-    pending: QuerySet[M] | Callable[[], QuerySet[M]],
-    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
-    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
-    resource: Opens | None = ...,
-    taken_over: Callable[[M], Any] | None = ...,
-    throttle: Throttle | None = ...,
-    **options: Unpack[Options],
-) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
-
-
-@overload
-def batch_processor(
-    *,
-    pending: QuerySet[M] | Callable[[], QuerySet[M]],
-    done: Mapping[str, Any] | Callable[[M, Any], Mapping[str, Any]] | None = ...,
-    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
-    resource: Opens | None = ...,
-    taken_over: Callable[[M], Any] | None = ...,
-    throttle: Throttle | None = ...,
-    base: type[BatchProcessor[Any]],
-    **options: Any,
-) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
-
-
-@overload
-def batch_processor(
-    *,
-    pending: QuerySet[M] | Callable[[], QuerySet[M]],
-    done: Callable[[M], Mapping[str, Any]],
-    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
-    resource: Opens | None = ...,
-    taken_over: Callable[[M], Any] | None = ...,
-    throttle: Throttle | None = ...,
-    **options: Unpack[Options],
-) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
-
-
-@overload
-def batch_processor(
-    *,
-    pending: QuerySet[M] | Callable[[], QuerySet[M]],
-    done: Callable[[M], Mapping[str, Any]],
-    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = ...,
-    resource: Opens | None = ...,
-    taken_over: Callable[[M], Any] | None = ...,
-    throttle: Throttle | None = ...,
-    base: type[BatchProcessor[Any]],
-    **options: Any,
-) -> Callable[[Handler[M]], BatchProcessor[M]]: ...
 
 
 def batch_processor(
     *misplaced: Any,
-    pending: Any = None,
-    done: Any = None,
-    failed: Any = None,
-    resource: Any = None,
-    taken_over: Any = None,
-    throttle: Any = None,
-    base: type[BatchProcessor[Any]] = BatchProcessor,
-    **options: Any,
-) -> Callable[[Callable[..., Any]], BatchProcessor[Any]]:
+    pending: QuerySet[M] | Callable[[], QuerySet[M]] | None = None,
+    done: Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None = None,
+    failed: Mapping[str, Any] | Callable[[M, Exception], Mapping[str, Any] | None] | None = None,
+    resource: Opens | None = None,
+    taken_over: Callable[[M], Any] | None = None,
+    throttle: Throttle | None = None,
+    **options: Unpack[Options],
+) -> Callable[[Handler[M]], BatchProcessor[M]]:
     """Turn a function of one row into a processor; the function's name becomes the processor's.
 
     ``pending``: a queryset (cloned for each window), or a callable without arguments that
@@ -125,8 +69,7 @@ def batch_processor(
     ``(row) -> mapping`` if the handler's result does not matter, or ``None`` if the function itself
     takes the row out of ``pending``. ``taken_over``: called with a row whose last worker did not
     settle it, before the function. ``throttle``: called before rows start; returns for how long
-    none may, as the method does. ``base``: a subclass of ``BatchProcessor`` to build on. Every
-    other option of ``BatchProcessor`` may be given too.
+    none may, as the method does. Every other option of ``BatchProcessor`` may be given too.
 
         >>> @batch_processor(
         ...     pending=lambda: Order.objects.filter(shipped_email_sent=False),
@@ -143,26 +86,25 @@ def batch_processor(
             "expected @batch_processor(pending=…, done=…) with keyword arguments only, got "
             f"{misplaced[0]!r}; give each option by its name."
         )
-    kind: Any = base
-    if not (isinstance(kind, type) and issubclass(kind, BatchProcessor)):
-        raise InvalidOption(f"expected base to be a subclass of BatchProcessor, got {base!r}.")
     if "process" in options:
         raise InvalidOption(
             "expected the decorated function to be the handler, got process=… as well; leave one "
             "of the two out."
         )
-    given = {
+    given: dict[str, Any] = {
         "get_done" if callable(done) else "done": done,
         "get_failed" if callable(failed) else "failed": failed,
         "resource": resource,
         "taken_over": taken_over,
         "throttle": throttle,
     }
-    options |= {name: value for name, value in given.items() if value is not None}
+    given |= options
+    given = {name: value for name, value in given.items() if value is not None or name in options}
 
-    def decorate(function: Callable[..., Any]) -> BatchProcessor[Any]:
+    def decorate(function: Handler[M]) -> BatchProcessor[M]:
         identity = _identity(function)
-        processor = base(pending=pending, process=function, **options)
+        processor: BatchProcessor[M]
+        processor = BatchProcessor(pending=pending, process=function, **given)
         vars(processor).update(identity)
         return processor
 

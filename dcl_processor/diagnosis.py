@@ -104,14 +104,11 @@ def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None
             processor.pending,
             label=processor.name,
             using=using or processor.using,
-            read_using=processor.read_using,
         )
     except Exception:  # noqa: BLE001  # the error that is being explained, in most cases
         return None
-    for alias in dict.fromkeys((question.read_using, question.using)):
-        if fault := _unreachable(alias) or _unmigrated(connections[alias], question.tables):
-            return fault
-    return None
+    alias = question.using
+    return _unreachable(alias) or _unmigrated(connections[alias], question.tables)
 
 
 def _unreachable(alias: str) -> str | None:

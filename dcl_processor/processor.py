@@ -85,7 +85,6 @@ class BatchProcessor(Definition[M]):
     - ``pending_since``: since when a row has been pending: a ``DateTimeField``, or an expression;
       the command computes ages from it.
     - ``using``: the database alias that is locked and written; default: the router's.
-    - ``read_using``: the alias of the lock-free read, which may be a replica: it is only a hint.
 
     Raises ``InvalidOption``, ``InvalidPending``, ``InvalidDone`` or ``Unsupported`` if it is
     instantiated with options that cannot work.
@@ -236,22 +235,17 @@ class BatchProcessor(Definition[M]):
         filter: Q | None = None,
         using: str | None = None,
         limit: int | None = None,
-        max_failures: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
-        wait_for_slot: float | timedelta = 0,
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
         """Handle the rows that are pending now, and return a report.
 
         ``filter``: narrows this run to some of the pending rows; ANDed into both checks. ``using``:
-        overrides the option. ``limit``: the most handler calls. ``max_failures``: the number of
-        failed rows, one after the other or not, after which no row starts. ``timeout``: seconds
-        after which no row starts. ``wait_for_locked``: seconds to keep coming back to rows that
-        other workers had locked; never outlasts ``timeout``. ``wait_for_slot``: seconds to wait
-        while ``max_workers`` others are at work; with 0 the run ends at once, and the report's
-        ``stopped`` is "busy"; never outlasts ``timeout``. ``concurrency``: overrides the option:
+        overrides the option. ``limit``: the most handler calls. ``timeout``: seconds after which no
+        row starts. ``wait_for_locked``: seconds to keep coming back to rows that other workers had
+        locked; never outlasts ``timeout``. ``concurrency``: overrides the option:
         the number of handlers in flight at once, in threads with their own connections, or as tasks
         of one event loop if the handler is ``async def``. ``stop``: no row starts once it is set.
 
@@ -269,10 +263,8 @@ class BatchProcessor(Definition[M]):
                 filter=filter,
                 using=using,
                 limit=limit,
-                max_failures=max_failures,
                 timeout=timeout,
                 wait_for_locked=wait_for_locked,
-                wait_for_slot=wait_for_slot,
                 concurrency=concurrency,
                 stop=stop,
             ).execute()
@@ -296,10 +288,8 @@ class BatchProcessor(Definition[M]):
         filter: Q | None = None,
         using: str | None = None,
         limit: int | None = None,
-        max_failures: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 10,
-        wait_for_slot: float | timedelta = 0,
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> Report:
@@ -309,10 +299,8 @@ class BatchProcessor(Definition[M]):
             filter=filter,
             using=using,
             limit=limit,
-            max_failures=max_failures,
             timeout=timeout,
             wait_for_locked=wait_for_locked,
-            wait_for_slot=wait_for_slot,
             concurrency=concurrency,
             stop=stop,
         )

@@ -28,7 +28,7 @@ else:
 
 DATABASES = {
     "default": default,
-    # Connections of its own to the same test database: what using= and read_using= choose.
+    # Connections of its own to the same test database: what using= chooses.
     "other": {**default, "TEST": {"MIRROR": "default"}},
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -24,8 +24,6 @@ from kombu.utils import json as kombu_json
 from dcl_processor import Report, Retry, batch_processor
 from dcl_processor.contrib.celery import every, polite_stop, run
 from dcl_processor.exceptions import InvalidOption, RowsFailed, StillPending, UnknownProcessor
-from dcl_processor.locking.slots import Slot
-from dcl_processor.runner.limits import Limits
 from dcl_processor.signals import run_finished
 from tests.environments import CHECKOUT
 from tests.models import Errand, Parcel
@@ -130,32 +128,6 @@ def test_no_more_tasks_are_sent_than_max_workers(monkeypatch: pytest.MonkeyPatch
     assert (report["processed"], report["stopped"]) == (7, "limit")
 
 
-@pytest.mark.usefixtures("known")
-@pytest.mark.django_db(transaction=True)
-def test_a_task_ends_at_its_number_of_failures() -> None:
-    Parcel.objects.bulk_create([Parcel(note="no address"), Parcel(note="no address"), Parcel()])
-    report = run.delay("tests.send_parcels", max_failures=1).get()
-    assert (report["failed"], report["processed"], report["stopped"]) == (1, 0, "failures")
-
-
-@pytest.mark.usefixtures("known")
-@pytest.mark.django_db(transaction=True)
-def test_each_task_counts_its_own_failures() -> None:
-    """Rows that failed stay pending, so that each of the tasks has some."""
-    Parcel.objects.bulk_create(Parcel(note="no address") for _ in range(3))
-    reports: list[Report] = []
-
-    def finished(report: Report, **_: Any) -> None:
-        reports.append(report)
-
-    run_finished.connect(finished)
-    try:
-        run.delay("tests.send_parcels", copies=3, max_failures=1).get()
-    finally:
-        run_finished.disconnect(finished)
-    assert [(each.failed, each.stopped) for each in reports] == [(1, "failures")] * 3
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(("waits", "calls"), [(False, 2), (True, 1)], ids=["plain", "retry"])
 def test_each_task_tries_a_row_that_failed_unless_a_column_keeps_it_back(
@@ -189,30 +161,6 @@ def test_each_task_tries_a_row_that_failed_unless_a_column_keeps_it_back(
     assert sum(each.failed for each in reports) == 3 * calls
 
 
-@pytest.mark.usefixtures("known")
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_a_task_waits_for_a_slot_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker has the slot, and gives it back when a run has waited once."""
-    monkeypatch.setattr(send_parcels, "max_workers", 1)
-    Parcel.objects.create()
-    slot = Slot("other", send_parcels.name, 1)
-    waits = Limits.waits_for_slot
-
-    def then_free(limits: Limits) -> Iterator[bool]:
-        for each in waits(limits):
-            slot.release()
-            yield each
-
-    monkeypatch.setattr(Limits, "waits_for_slot", then_free)
-    try:
-        assert slot.take()
-        assert run.delay("tests.send_parcels").get()["stopped"] == "busy"
-        report = run.delay("tests.send_parcels", wait_for_slot=60).get()
-    finally:
-        slot.release()
-    assert (report["processed"], report["stopped"]) == (1, "drained")
-
-
 @pytest.mark.django_db(transaction=True)
 def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
@@ -237,8 +185,6 @@ def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture)
         ({"copies": 2, "limit": 1.5}, "limit to be a whole number of rows from 0"),
         ({"copies": 2, "timeout": "1m"}, "timeout to be a number of seconds from 0"),
         ({"copies": 2, "wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
-        ({"copies": 2, "wait_for_slot": -1}, "wait_for_slot to be a number of seconds from 0"),
-        ({"copies": 2, "max_failures": 0}, "max_failures to be a whole number of rows from 1"),
         ({"copies": 2, "concurrency": 0}, "concurrency to be a whole number of handlers from 1"),
     ],
 )
@@ -288,11 +234,10 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
     assert nightly["options"] == {"expires": 3600.0}
     waits: dict[str, Any] = {
         "wait_for_locked": timedelta(seconds=5),
-        "wait_for_slot": timedelta(minutes=1),
     }
-    patient = every(60, "shop.send", max_failures=9, **waits)
-    in_seconds = {"wait_for_locked": 5.0, "wait_for_slot": 60.0}
-    assert patient["kwargs"] == {"copies": 1, "timeout": 54.0, "max_failures": 9, **in_seconds}
+    patient = every(60, "shop.send", limit=9, **waits)
+    in_seconds = {"wait_for_locked": 5.0}
+    assert patient["kwargs"] == {"copies": 1, "timeout": 54.0, "limit": 9, **in_seconds}
     json.dumps([nightly["kwargs"], patient["kwargs"]])
 
 
@@ -306,8 +251,6 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
         ({"rows": 5}, "only the parameters limit, .*, got rows"),
         ({"limit": "all"}, "limit to be a whole number of rows from 0, got 'all'"),
         ({"wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
-        ({"wait_for_slot": -1}, "wait_for_slot to be a number of seconds from 0"),
-        ({"max_failures": 0}, "max_failures to be a whole number of rows from 1, got 0"),
         ({"concurrency": 0}, "concurrency to be a whole number of handlers from 1 to 10000, got 0"),
     ],
 )

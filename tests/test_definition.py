@@ -91,16 +91,6 @@ def test_options_of_an_instance_override_those_of_its_class() -> None:
     assert not SendParcels().strict_order
 
 
-def test_a_base_brings_its_options_to_a_decorated_function() -> None:
-    class Ordered(BatchProcessor[Parcel]):
-        strict_order = True
-        colour = "red"
-
-    send = define(base=Ordered, colour="blue")
-    assert isinstance(send, Ordered)
-    assert (send.strict_order, send.colour) == (True, "blue")
-
-
 def test_a_decorator_without_its_options_is_refused_in_a_sentence() -> None:
     def send(row: Parcel) -> None: ...
 
@@ -170,11 +160,6 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"handler": lambda: None}, InvalidOption, r"expected the handler to take one row, got"),
     ({"handler": lambda row, more: None}, InvalidOption, r"handler to take one row, got"),
     ({"process": print}, InvalidOption, r"expected the decorated function to be the handler, got"),
-    (
-        {"base": Parcel},
-        InvalidOption,
-        r"expected base to be a subclass of BatchProcessor, got <cla",
-    ),
     ({"failed": {}}, InvalidDone, r"expected failed to name at least one column, got {}"),
     ({"failed": "dead"}, InvalidDone, r"expected failed to be a mapping .* got 'dead'"),
     (
@@ -339,7 +324,7 @@ def test_a_misspelled_attribute_is_refused_when_its_class_is_defined(
         ),
         *("dones", "base", "limit", "timeout", "filter", "colour", "model", "url", "retry_after"),
         *("batch", "size", "batch_sizes", "template_name", "failure", "failures", "delivered"),
-        *("DONE", "DELIVRY", "_delivry", "delivery_date", "max_failures", "claimed", "order"),
+        *("DONE", "DELIVRY", "_delivry", "delivery_date", "claimed", "order"),
         *("fields", "queue", "priority", "reset_password", "usage", "user", "lessee", "strict"),
         *("done_at", "using_tls", "read_only", "currency", "repeated", "claim_number"),
     ],

@@ -188,7 +188,7 @@ def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:
     named: Any = listed
     chosen = named._db  # noqa: SLF001  # .db would ask the router, perhaps for a replica
     theirs = chosen or router.db_for_write(listed.model)
-    if theirs in {ours, processor.read_using}:
+    if theirs == ours:
         return ""
     return (
         f"{processor.name}: expected a list of the database {ours!r}, which the processor uses, "

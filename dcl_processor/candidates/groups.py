@@ -83,7 +83,7 @@ def _window(
 
 
 def _keys(question: Question[Any], groups: Groups) -> QuerySet[Any, Any]:
-    keys = question.queryset.using(question.read_using).order_by()
+    keys = question.queryset.order_by()
     # order_by() does not undo a reverse(), which would reverse the walk.
     keys.query.standard_ordering = True
     # DISTINCT reads the rows of all keys before the last one: of 200,000 rows in 16 ms. A loose
@@ -100,10 +100,9 @@ def candidates(
     """
     groups = key.groups
     if not groups.in_order:
-        rows = _of(question.queryset.using(question.read_using), key)
+        rows = _of(question.queryset, key)
         found = look(keys_of(down_to_the_key(rows))[:most])
         return [Candidate(pk) for pk in dict.fromkeys(found)], len(found) == most
-    # On the alias that is locked: a replica would show the row that was handled last as the head.
     due = question.queryset.order_by().filter(pk=OuterRef("pk"))
     rows = down_to_the_key(_of(question.unfiltered, key)).annotate(_dcl_due=Exists(due))
     found = look(keys_of(rows, "_dcl_due")[:most])
@@ -118,7 +117,7 @@ def head(question: Question[Any], key: Key) -> Any:
 def first_of(question: Question[Any], named: Q) -> QuerySet[Any, Any]:
     """Return the query for the first of these rows that is not finished, due or not; no lock.
 
-    On the alias that is locked. A row that the run's ``filter`` leaves out comes first, too.
+    A row that the run's ``filter`` leaves out comes first, too.
     """
     return keys_of(down_to_the_key(question.unfiltered.filter(named)))[:1]
 
@@ -139,14 +138,14 @@ def unfinished(question: Question[Any], pks: Collection[Any]) -> set[Any]:
     """Return those of the rows that are pending, even if they are not due."""
     left, keys = set[Any](), list(pks)
     for at in range(0, len(keys), WINDOW):
-        some = question.still_pending(keys[at : at + WINDOW]).using(question.read_using)
+        some = question.still_pending(keys[at : at + WINDOW])
         left.update(look(some.values_list("pk", flat=True)))
     return left
 
 
 def count(question: Question[Any], key: Key) -> int:
     """Return the number of pending rows of a key."""
-    rows = _once_each(question, _of(question.unfiltered.using(question.read_using), key))
+    rows = _once_each(question, _of(question.unfiltered, key))
     return retrying(rows.count, rows.db)
 
 

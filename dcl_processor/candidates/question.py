@@ -48,7 +48,6 @@ class Question(Generic[M]):
     #: The models whose tables hold the row's own columns, each with the row's primary key.
     tables: tuple[type[Model], ...]
     using: str
-    read_using: str
     own_table: bool
     #: The statements that were compiled for this window.
     statements: StatementCache = field(default_factory=StatementCache, compare=False)
@@ -171,7 +170,6 @@ def ask(
     label: str,
     filter: Q | None = None,
     using: str | None = None,
-    read_using: str | None = None,
     due: Callable[[type[Model]], Q | None] | None = None,
     flips: Iterable[str] | None = (),
     defer: Collection[str] = (),
@@ -209,7 +207,6 @@ def ask(
         model=model,
         tables=tables_of(queryset, flips),
         using=alias,
-        read_using=read_using or alias,
         # Race: stale second check. Only for such a question may the lock check it as well.
         own_table=is_own_table(queryset),
         writes=StatementCache() if writes is None else writes.setdefault(model, StatementCache()),

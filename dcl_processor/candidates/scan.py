@@ -192,7 +192,7 @@ def count(question: Question[Any], most: int) -> int:
 
 def every(question: Question[M]) -> QuerySet[M, Any]:
     """Return the read of all of the question's keys, each once, which is not executed."""
-    keys = question.queryset.using(question.read_using).order_by().values("pk")
+    keys = question.queryset.order_by().values("pk")
     # A filter over a to-many relation gives a row once per match.
     return keys if question.own_table else keys.distinct()
 
@@ -214,14 +214,14 @@ def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
 
 
 def _keys(question: Question[M]) -> QuerySet[M, Any]:
-    keys = question.queryset.using(question.read_using).order_by("pk")
+    keys = question.queryset.order_by("pk")
     # order_by() does not undo a reverse(), which would reverse the scan.
     keys.query.standard_ordering = True
     return _keys_of(keys)
 
 
 def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
-    return _keys_of(_down_to_the_key(question.queryset.using(question.read_using)))
+    return _keys_of(_down_to_the_key(question.queryset))
 
 
 def _down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
@@ -292,7 +292,7 @@ def _retrying(read: Callable[[], T], using: str) -> T:
 
 
 def _highest(question: Question[M]) -> Any:
-    table: QuerySet[M] = QuerySet(question.model, using=question.read_using)
+    table: QuerySet[M] = QuerySet(question.model, using=question.using)
     return next(iter(_look(table.order_by("-pk").values_list("pk", flat=True)[:1])), None)
 
 
@@ -307,7 +307,7 @@ def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
     """Sort a window in the user's own order, which the scan by key does not follow."""
     if len(pks) < 2 or not question.queryset.ordered:
         return pks
-    wanted = _down_to_the_key(question.queryset.filter(pk__in=pks).using(question.read_using))
+    wanted = _down_to_the_key(question.queryset.filter(pk__in=pks))
     # Rows that are no longer pending go to the end, where their claim finds that out.
     return list(dict.fromkeys([*_look(_keys_of(wanted)), *pks]))
 

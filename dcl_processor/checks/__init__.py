@@ -5,7 +5,7 @@
 - E003  one of them would write the same value twice into unique columns
 - E004  one of them holds a value that its column cannot
 - E005  two processors have one name
-- E006  using or read_using names no database
+- E006  using names no database
 - E007  the database is never committed
 - E008  a processor is refused when it is defined
 - E009  a column of retry, lease or claimed_at is missing, or of another kind

@@ -20,15 +20,12 @@ from dcl_processor.runner import limits
 
 
 def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
-    """Yield an error for each of the processor's aliases that does not exist."""
-    for option in ("using", "read_using"):
-        try:
-            limits.check_alias(option, getattr(processor, option))
-        except InvalidOption as error:
-            hint = (
-                "Add it to DATABASES, or leave the option out: then the router chooses the alias."
-            )
-            yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")
+    """Yield an error if the processor's alias does not exist."""
+    try:
+        limits.check_alias("using", processor.using)
+    except InvalidOption as error:
+        hint = "Add it to DATABASES, or leave the option out: then the router chooses the alias."
+        yield checks.Error(str(error), hint=hint, obj=processor.name, id="dcl_processor.E006")
 
 
 def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iterator[CheckMessage]:

@@ -32,7 +32,6 @@ def check(
                 processor.pending,
                 label=processor.name,
                 using=processor.using,
-                read_using=processor.read_using,
             )
     except DatabaseAskedError:
         return None, []

@@ -39,13 +39,10 @@ SHARE_OF_INTERVAL = 0.9
 MOST_TASKS = 256
 
 #: Parameters that an entry of the schedule passes to the task unchanged.
-PARAMETERS = (
-    *("limit", "max_failures", "using", "wait_for_locked", "wait_for_slot", "concurrency"),
-    "raise_for_failures",
-)
+PARAMETERS = ("limit", "using", "wait_for_locked", "concurrency", "raise_for_failures")
 
 #: The parameters that can be checked without the settings and the processor.
-CHECKED = ("limit", "max_failures", "wait_for_locked", "wait_for_slot", "concurrency")
+CHECKED = ("limit", "wait_for_locked", "concurrency")
 
 # Only the Celery worker's main process receives the shutdown signal. The processes of its pool are
 # forked from it, and share this page of memory with it.
@@ -65,10 +62,8 @@ def run(
     copies: int = 1,
     timeout: float | None = None,
     limit: int | None = None,
-    max_failures: int | None = None,
     using: str | None = None,
     wait_for_locked: float = 10,
-    wait_for_slot: float = 0,
     concurrency: int | None = None,
     raise_for_failures: bool = False,
 ) -> dict[str, Any]:
@@ -77,8 +72,8 @@ def run(
     ``copies``: the number of tasks that share the rows; the first task sends the others if there
     are rows for them, and each task has its own report. ``timeout``: seconds after which no row
     starts, for each task from its start. ``raise_for_failures``: failed rows make the task fail,
-    with ``RowsFailed``. ``limit`` is for all tasks together; ``max_failures`` and ``wait_for_slot``
-    are for each task. The other parameters are those of ``BatchProcessor.run()``.
+    with ``RowsFailed``. ``limit`` is for all tasks together. The other parameters are those of
+    ``BatchProcessor.run()``.
 
     The soft time limit, ``revoke(terminate=True)`` and a warm shutdown of the Celery worker end the
     run after the row in flight; the report's ``stopped`` is then "signal".
@@ -93,10 +88,8 @@ def run(
     own: dict[str, Any] = {
         "timeout": timeout,
         "limit": limit,
-        "max_failures": max_failures,
         "using": using,
         "wait_for_locked": wait_for_locked,
-        "wait_for_slot": wait_for_slot,
         "concurrency": concurrency,
     }
     try:
@@ -109,10 +102,6 @@ def run(
         if needed > 1:
             share = None if limit is None else limit // needed
             others = {**own, "limit": share, "raise_for_failures": raise_for_failures}
-            # Celery workers of an older version, as during a deployment, know fewer parameters.
-            for option, default in (("max_failures", None), ("wait_for_slot", 0)):
-                if others[option] == default:
-                    del others[option]
             _send_others(self, needed - 1, name, others)
             own["limit"] = None if limit is None else limit - (needed - 1) * (limit // needed)
         with polite_stop() as stop:
@@ -237,23 +226,14 @@ def _hand_over(
 def _check(
     *,
     limit: Any = None,
-    max_failures: Any = None,
     timeout: Any = None,
     wait_for_locked: Any = 0,
-    wait_for_slot: Any = 0,
     concurrency: Any = None,
 ) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
     if concurrency is not None:
         limits.check_concurrency(concurrency)
-    limits.check_max_failures(max_failures)
-    limits.Limits(
-        limit=limit,
-        timeout=timeout,
-        wait_for_locked=wait_for_locked,
-        wait_for_slot=wait_for_slot,
-        stop=None,
-    )
+    limits.Limits(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
 
 
 def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:

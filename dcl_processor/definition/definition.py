@@ -79,7 +79,6 @@ class Definition(Generic[M]):
     lock_related: bool = False
     pending_since: str | Combinable | None = None
     using: str | None = None
-    read_using: str | None = None
 
     __name__: str
 

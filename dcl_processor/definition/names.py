@@ -23,10 +23,8 @@ HOOKS = (
 PARAMETERS = (
     "filter",
     "limit",
-    "max_failures",
     "timeout",
     "wait_for_locked",
-    "wait_for_slot",
     "stop",
 )
 

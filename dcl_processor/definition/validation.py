@@ -82,7 +82,6 @@ _OPTIONAL: dict[str, _Check] = {
     "max_per_group": _number_of("rows in flight", least=1),
     "pending_since": _a((str, Combinable), "the name of a column, or an expression"),
     "using": _a(str, "the name of a database in DATABASES"),
-    "read_using": _a(str, "the name of a database in DATABASES"),
 }
 
 

@@ -175,7 +175,7 @@ class KeySource(Source):
                     self._leave(turn, batch, pks)
                     outcomes = {pk: ended[pk] for pk in pks}
                     known = {pk: each for pk, each in outcomes.items() if each is not None}
-                    self._note_outcomes(turn, known, ())
+                    self._note_outcomes(turn, known)
                     self._rejoin(turn)
 
     def _turns_in(self, batch: Batch) -> list[tuple[Turn, list[Any]]]:
@@ -250,11 +250,8 @@ class KeySource(Source):
         turn.alone.update(ours & ended.redone)
         # They are claimed, and so counted, once more.
         turn.left = (turn.left or 0) + len(rows.intersection(again))
-        if batch.question.read_using != batch.question.using and not self._groups.in_order:
-            # A replica that is late shows them again, perhaps before their outcomes are known.
-            turn.tried |= rows
         outcomes = {pk: ended.outcomes[pk] for pk in pks if pk in ended.outcomes}
-        self._note_outcomes(turn, outcomes, again)
+        self._note_outcomes(turn, outcomes)
         self._note_missed(rows | stale, {**dict.fromkeys(absent), **busy})
         if Busy.IN_USE in busy.values():
             self._turns.hold(turn)
@@ -262,17 +259,12 @@ class KeySource(Source):
             self._turns.busy_later(turn)
         else:
             self._run.counters.counts["stale"] += len(stale)
-            # A replica may show a finished row again and again.
-            turn.tried |= stale
             turn.missed |= absent
             self._go_on(turn, has_rows=bool(rows), has_missed=bool(absent or stale))
 
-    def _note_outcomes(
-        self, turn: Turn, outcomes: Mapping[Any, Outcome], again: Sequence[Any]
-    ) -> None:
+    def _note_outcomes(self, turn: Turn, outcomes: Mapping[Any, Outcome]) -> None:
         not_handled = [pk for pk, each in outcomes.items() if not isinstance(each, Handled)]
         turn.tried.update(outcomes if self._run.processor.repeats else not_handled)
-        turn.tried.difference_update(again)
         # In order, whether the next row may be tried depends on what became of this one.
         turn.is_old = turn.is_old or (self._groups.in_order and bool(not_handled))
 
@@ -393,7 +385,7 @@ class KeySource(Source):
         """Return whether the key has rows to try."""
         if turn.may_be_busy:
             turn.may_be_busy = False
-            if self._turns.has_locked(self.question, turn, turn.missed):
+            if self._turns.has_locked(self.question, turn):
                 self._turns.busy_later(turn)
                 return False
             turn.left = None  # the handler was not called for the key

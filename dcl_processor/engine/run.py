@@ -79,26 +79,21 @@ class Run:
         filter: Q | None = None,
         using: str | None = None,
         limit: int | None = None,
-        max_failures: int | None = None,
         timeout: float | timedelta | None = None,
         wait_for_locked: float | timedelta = 0,
-        wait_for_slot: float | timedelta = 0,
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> None:
         refuse_unknown(processor)
         limits.check_alias("using", using or processor.using)
-        limits.check_alias("read_using", processor.read_using)
         limits.check_filter(filter)
         self.concurrency = processor.concurrency if concurrency is None else concurrency
         limits.check_concurrency(self.concurrency, is_async=processor._is_async)
         limits.check_stop(stop)
-        limits.check_max_failures(max_failures)
         self.limits = limits.Limits(
             limit=limit,
             timeout=timeout,
             wait_for_locked=wait_for_locked,
-            wait_for_slot=wait_for_slot,
             stop=stop,
         )
         self.processor = processor
@@ -109,7 +104,7 @@ class Run:
         self.notes_failures = processor._notes_failures
         self._filter = filter
         self._alias = using or processor.using
-        self.counters = Counters(processor, max_failures)
+        self.counters = Counters(processor)
         self._open_failure = OpenFailure()
         self.event_loop, self.time_limit = self.make_limits()
         lease, call_limits = processor.lease, self.event_loop or self.time_limit
@@ -365,7 +360,6 @@ class Run:
             label=processor.name,
             filter=self._filter,
             using=self._alias,
-            read_using=processor.read_using,
             due=due_now,
             flips=processor._locked_columns,
             defer=self.deferred,
@@ -466,25 +460,17 @@ class Run:
         else:
             self.stopped = self.limits.exceeded(self.counters.handled)
         if self.stopped is None and self.slot is not None:
-            self.stopped = self._wait_for_slot(self.slot)
+            self.stopped = self._without(self.slot)
         if self.stopped is None and self.holds is not None:
             self.stopped = self._held_on(self.holds)
         return self.stopped is not None
 
-    def _wait_for_slot(self, slot: Slot) -> Stopped | None:
-        """Return why no row may start, if all slots are taken for too long.
+    def _without(self, slot: Slot) -> Stopped | None:
+        """Return why no row may start, if all slots are taken.
 
         A slot that was lost is taken again when no row is in flight any more.
         """
-        if slot.is_held() or self.source.is_busy:
-            return None
-        waits = self.limits.waits_for_slot()
-        while not slot.take():
-            if not next(waits, False):
-                return self.limits.exceeded(self.counters.handled) or "busy"
-            if reason := self.limits.exceeded(self.counters.handled):
-                return reason
-        return None
+        return None if slot.is_held() or self.source.is_busy or slot.take() else "busy"
 
     # --- what may keep rows from starting besides
 

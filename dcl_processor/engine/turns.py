@@ -7,7 +7,6 @@ the rows holds up no other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -148,11 +147,7 @@ class Turns:
         if self._groups.in_order or self._groups.whole:
             self._read_again(turn)
         else:
-            pending = deque(scan.still_pending(question, turn.waiting))
-            if question.read_using != question.using:
-                # A late replica shows the others again, and each would cost a claim and a read.
-                turn.tried |= set(turn.waiting).difference(pending)
-            turn.waiting = pending
+            turn.waiting = deque(scan.still_pending(question, turn.waiting))
 
     def _read_again(self, turn: Turn) -> None:
         turn.waiting.clear()
@@ -181,25 +176,17 @@ class Turns:
         rows = (each.pk for each in free if each.pk not in seen)
         turn.waiting = deque(rows if whole else islice(rows, reads.ROWS))
         turn.behind = deque(rows)
-        if not turn.waiting:
-            missed = [each.pk for each in found if each.pk in turn.missed]
-            # In order, the read shows what the primary knows.
-            if missed and (self._groups.in_order or self.has_locked(question, turn, missed)):
-                self.busy_later(turn)
+        if not turn.waiting and any(each.pk in turn.missed for each in found):
+            self.busy_later(turn)
         return bool(turn.waiting)
 
-    def has_locked(self, question: Question[Any], turn: Turn, missed: Collection[Any]) -> bool:
-        """Return whether a missed row of the key is still pending; count the others as tried.
-
-        Asked of the primary: a late replica shows the finished ones again and again.
-        """
-        locked, rows = set[Any](), list(missed)
+    def has_locked(self, question: Question[Any], turn: Turn) -> bool:
+        """Return whether a missed row of the key is still pending, and forget the others."""
+        rows = list(turn.missed)
+        turn.missed = set()
         for at in range(0, len(rows), scan.WINDOW):
-            locked.update(scan.still_pending(question, rows[at : at + scan.WINDOW]))
-        finished = set(rows) - locked
-        turn.tried |= finished
-        turn.missed -= finished
-        return bool(locked)
+            turn.missed |= {*scan.still_pending(question, rows[at : at + scan.WINDOW])}
+        return bool(turn.missed)
 
     def _candidates(
         self, question: Question[Any], turn: Turn

@@ -61,7 +61,7 @@ def size(
         question = backlog.question_of(processor, filter=filter, using=using)
     except Exception as error:  # noqa: BLE001  # the run will raise it
         return Size(Answer.unknown(explain(error, processor, using)))
-    asker, alias = Asker(processor, seconds), question.read_using
+    asker, alias = Asker(processor, seconds), question.using
     counted = asker.ask(alias, partial(_count, question, backlog.MOST if most is None else most))
     if counted.how is How.EXACT:
         return Size(counted)
@@ -87,7 +87,7 @@ def beyond(
 
 
 def _beyond(asker: Asker, question: Question[Any], counted: Answer[int]) -> Size:
-    expected = asker.ask(question.read_using, partial(estimate, question))
+    expected = asker.ask(question.using, partial(estimate, question))
     if expected.value is None:
         return Size(counted)
     return Size(counted, *expected.value)
@@ -104,7 +104,7 @@ def estimate(question: Question[Any]) -> Answer[tuple[int, Any]]:
     number = None if statement is None else estimated_rows(statement)
     if number is None:
         return Answer.not_recorded("the database has no estimate")
-    using = question.read_using
+    using = question.using
     # Every part of a plan grows with the table's file, and so with each version of a row that a run
     # writes; the share of the pending rows is that of the last ANALYZE. Of MariaDB and MySQL, which
     # do not tell when they sampled the table, the number itself has to differ.

@@ -15,7 +15,7 @@ from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.processor import BatchProcessor
 
 from . import key_findings, processor_findings, session_findings, table_findings
-from .findings import Finding, Level, ok
+from .findings import Finding, Level
 from .pauses import has_ledger
 from .statements import Asked
 from .status import TIMEOUT
@@ -55,10 +55,6 @@ def examine(
     for alias in dict.fromkeys(each.question.using for each in asked):
         here = [each for each in asked if each.question.using == alias]
         yield from _of_database(alias, here, seconds)
-    written = {each.question.using for each in asked}
-    for alias in dict.fromkeys(each.question.read_using for each in asked):
-        if alias not in written:
-            yield from _of_replica(alias)
     for each in asked:
         yield from processor_findings.routing(each)
         yield from _of_lease(each, seconds)
@@ -130,17 +126,6 @@ def _pooling(using: str) -> Iterator[Finding]:
         yield from session_findings.pooling(using)
     except Exception as error:  # noqa: BLE001  # for instance no room for a second connection
         yield _unknown("pooler", session_findings.about(using), error)
-
-
-def _of_replica(using: str) -> Iterator[Finding]:
-    """Find whether the database of the lock-free read can be reached."""
-    about = session_findings.about(using)
-    try:
-        connections[using].ensure_connection()
-    except Exception as error:  # noqa: BLE001  # whatever a driver raises
-        yield _unknown("connection", about, error)
-    else:
-        yield ok("connection", about, "the lock-free read reaches it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ class Explanation:
     delivery: str
     model: type[Model]
     using: str
-    read_using: str
     read: str | None
     claim: tuple[str, ...]
     plan: Plan | None
@@ -58,7 +57,6 @@ class Explanation:
             "name": self.name,
             "delivery": self.delivery,
             "database": self.using,
-            "read_database": self.read_using,
             "read": self.read,
             "claim": list(self.claim),
             "plan": None if plan is None else list(plan.lines),
@@ -93,11 +91,10 @@ def explanation(
         delivery=str(processor.delivery),
         model=question.model,
         using=question.using,
-        read_using=question.read_using,
         read=None if read is None else read.text,
         claim=_claim(asked, seconds) if read is not None else (),
         plan=plan,
-        verdict=_verdict(read, plan, question.read_using),
+        verdict=_verdict(read, plan, question.using),
         index=index,
         index_model=indexes.model,
         is_declared=index is not None and pending_index.is_declared(index, indexes.model),
@@ -143,7 +140,7 @@ def _verdict(read: Statement | None, plan: Plan | None, using: str) -> str:
 
 def _remarks(asked: Asked, plan: Plan | None) -> Iterator[str]:
     question, processor = asked.question, asked.processor
-    database: str = connections[question.read_using].display_name
+    database: str = connections[question.using].display_name
     if plan is not None and plan.index is None:
         yield from _size(plan, database)
     columns = pending_index.not_indexed(question)
@@ -163,7 +160,7 @@ def _remarks(asked: Asked, plan: Plan | None) -> Iterator[str]:
             "The conditions of retry and lease compare with the clock, and cannot be in the "
             "condition of an index: they filter the rows that the index returns."
         )
-    if connections[question.read_using].settings_dict["OPTIONS"].get("server_side_binding"):
+    if connections[question.using].settings_dict["OPTIONS"].get("server_side_binding"):
         yield (
             "With server_side_binding the server gets the values apart from the statement: once it "
             "prepares a generic plan (prepare_threshold), that plan uses no partial index."

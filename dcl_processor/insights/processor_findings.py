@@ -35,7 +35,7 @@ def routing(asked: Asked) -> Iterator[Finding]:
         "The lock protects nothing that is read elsewhere: a replica may show a handler values "
         "from before the lock, also those that its last row has written",
         f"Let db_for_read() return {question.using!r} while a handler works, or read with "
-        f".using({question.using!r}); read_using= is enough for the lock-free read",
+        f".using({question.using!r})",
     )
 
 

@@ -24,12 +24,10 @@ __all__ = ["NotRecordedError", "Rows", "given_up"]
 def question_of(processor: BatchProcessor[Any], using: str | None) -> Question[Any]:
     """Return the processor's question, as ``run()`` would ask it; raises the same errors."""
     check_alias("using", using or processor.using)
-    check_alias("read_using", processor.read_using)
     return ask(
         processor.pending,
         label=processor.name,
         using=using or processor.using,
-        read_using=processor.read_using,
         flips=processor._locked_columns,
     )
 

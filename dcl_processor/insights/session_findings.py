@@ -53,8 +53,8 @@ def writable(using: str, _: Sequence[Asked]) -> Iterator[Finding]:
         about(using),
         "the database accepts no writes: it is a replica, or its sessions are read-only",
         "No row can be locked, so no row is handled",
-        "Give the processors the primary's alias with using=, and the replica's with read_using=, "
-        "or correct the router's db_for_write()",
+        "Give the processors the primary's alias with using=, or correct the router's "
+        "db_for_write()",
     )
 
 

@@ -72,11 +72,9 @@ class Asked:
     def of(cls, processor: BatchProcessor[Any], using: str | None = None) -> Asked:
         """Ask as a run does; raises what a run would raise for the options."""
         limits.check_alias("using", using or processor.using)
-        limits.check_alias("read_using", processor.read_using)
         options: dict[str, Any] = {
             "label": processor.name,
             "using": using or processor.using,
-            "read_using": processor.read_using,
             "flips": processor._locked_columns,
         }
         # Without the processor's own conditions, because their columns are not checked yet.

@@ -130,7 +130,6 @@ def status(
 def _answer(asker: Asker, subject: Subject, name: str) -> Answer[Any]:
     number = NUMBERS[name]
     question = subject.question
-    using = question.read_using if number.is_of_pending else question.using
 
     def read() -> Answer[Any]:
         try:
@@ -139,7 +138,7 @@ def _answer(asker: Asker, subject: Subject, name: str) -> Answer[Any]:
             return Answer.not_recorded(str(error))
 
     expected = None if number.expect is None else partial(number.expect, subject)
-    return asker.ask(using, read, expected)
+    return asker.ask(question.using, read, expected)
 
 
 def _keys(found: QuerySet[Any, Any], using: str, *, distinct: bool) -> QuerySet[Any, Any]:
@@ -161,7 +160,7 @@ def _count(found: rows.Rows, subject: Subject, using: str, *, distinct: bool) ->
 def _count_pending(find: Callable[..., rows.Rows], subject: Subject) -> Answer[int]:
     question = subject.question
     found = find(subject.processor, question)
-    return _count(found, subject, question.read_using, distinct=not question.own_table)
+    return _count(found, subject, question.using, distinct=not question.own_table)
 
 
 def _expect_pending(find: Callable[..., rows.Rows], subject: Subject) -> Answer[int]:
@@ -170,7 +169,7 @@ def _expect_pending(find: Callable[..., rows.Rows], subject: Subject) -> Answer[
     found = find(subject.processor, question)
     statement = None
     if found is not None:
-        keys = _keys(found, question.read_using, distinct=not question.own_table)
+        keys = _keys(found, question.using, distinct=not question.own_table)
         statement = compiled(keys)
     number = None if statement is None else estimated_rows(statement)
     if number is None:
@@ -205,7 +204,7 @@ def _next_due(subject: Subject) -> Answer[Moment]:
     found = rows.later(subject.processor, subject.question)
     retry = subject.processor.retry
     time = F((retry.next_attempt_at if retry else None) or "")
-    return _first(found, time, subject.question.read_using)
+    return _first(found, time, subject.question.using)
 
 
 def _oldest(subject: Subject) -> Answer[Moment]:
@@ -214,7 +213,7 @@ def _oldest(subject: Subject) -> Answer[Moment]:
         raise rows.NotRecordedError("set pending_since=…")
     found = rows.waiting(subject.processor, subject.question)
     time = F(since) if isinstance(since, str) else since
-    using = subject.question.read_using
+    using = subject.question.using
     answer = _first(found, time, using)
     if answer.value is None and found.using(using).order_by().exists():
         return Answer.unknown("no pending row has a value of pending_since")
@@ -276,19 +275,15 @@ def _locked(subject: Subject) -> Answer[Locked]:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How an answer is read, and whether from the database of the lock-free read.
-
-    ``expect``: how it is estimated if it takes too long to read.
-    """
+    """How an answer is read; ``expect``: how it is estimated if that takes too long."""
 
     read: Callable[[Subject], Answer[Any]]
-    is_of_pending: bool = False
     expect: Callable[[Subject], Answer[Any]] | None = None
 
 
 def _number_of(find: Callable[..., rows.Rows]) -> Number:
     """Return how pending rows are counted, or estimated."""
-    return Number(partial(_count_pending, find), True, partial(_expect_pending, find))
+    return Number(partial(_count_pending, find), partial(_expect_pending, find))
 
 
 #: The answers of a status, each by a question of its own.
@@ -296,8 +291,8 @@ NUMBERS: Mapping[str, Number] = {
     "pending": _number_of(_pending),
     "due": _number_of(rows.due),
     "later": _number_of(rows.later),
-    "next_due": Number(_next_due, is_of_pending=True),
-    "oldest": Number(_oldest, is_of_pending=True),
+    "next_due": Number(_next_due),
+    "oldest": Number(_oldest),
     "in_progress": Number(partial(_count_rows, _in_progress)),
     "leased_until": Number(_leased_until),
     "in_doubt": Number(partial(_count_rows, _in_doubt)),

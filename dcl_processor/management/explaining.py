@@ -51,7 +51,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
 def _lines(found: Explanation) -> Iterator[str]:
     yield f"{found.name}: {found.delivery}, {found.model._meta.label} on {found.using!r}"
     if found.read is not None:
-        yield from _part(f"The lock-free read, on {found.read_using!r}:", found.read)
+        yield from _part("The lock-free read:", found.read)
     if found.claim:
         yield from _part("The claim, which locks rows and checks them again:", *found.claim)
     if found.plan is not None:

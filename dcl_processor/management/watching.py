@@ -96,18 +96,11 @@ def watch(
     """Watch until a signal, or the end that the options set; failed rows do not end the watch."""
     if options["listen"]:
         _check_can_listen(chosen, options["using"])
-    if options["wait_for_slot"]:
-        raise CommandError(
-            "expected --wait-for-slot without --watch, got both; leave it out, because a watch "
-            "asks for a slot at each look.",
-            returncode=USAGE_ERROR,
-        )
     runtime = options["max_runtime"]
     plan = Plan(
         interval=options["watch"],
         using=options["using"],
         limit=options["limit"],
-        max_failures=options["max_failures"],
         timeout=options["timeout"],
         concurrency=options["concurrency"],
         max_rows=options["max_rows"],

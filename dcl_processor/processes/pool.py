@@ -54,9 +54,7 @@ class RunOptions(TypedDict, total=False):
     filter: Q | None
     using: str | None
     limit: int | None
-    max_failures: int | None
     timeout: float | None
-    wait_for_slot: float
     concurrency: int | None
 
 

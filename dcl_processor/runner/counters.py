@@ -39,8 +39,6 @@ class Counters:
     """The counts and failures of a run in progress, for its report."""
 
     processor: Definition[Any]
-    #: Failed rows that end the run.
-    max_failures: int | None = None
     #: Called with the outcome of each row, if rows are overseen.
     on_outcome: Callable[[str], None] | None = None
     counts: Counter[str] = field(default_factory=Counter)
@@ -58,7 +56,7 @@ class Counters:
     streak: Streak = field(init=False)
 
     def __post_init__(self) -> None:
-        self.streak = Streak(self.processor, self.max_failures)
+        self.streak = Streak(self.processor)
 
     @property
     def is_to_be_careful(self) -> bool:

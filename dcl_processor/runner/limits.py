@@ -25,7 +25,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 #: Handlers in flight at once. Each thread has its own connection; servers allow hundreds of them.
 MOST_THREADS, MOST_TASKS = 1_000, 10_000
 
-#: Seconds, for locked rows and for a slot. A run that waits longer only keeps a worker busy.
+#: Seconds, for locked rows. A run that waits longer only keeps a worker busy.
 LONGEST_WAIT_FOR_LOCKED = DAY
 
 
@@ -38,7 +38,6 @@ class Limits:
         limit: int | None,
         timeout: float | timedelta | None,
         wait_for_locked: float | timedelta,
-        wait_for_slot: float | timedelta = 0,
         stop: Event | None,
     ) -> None:
         if limit is not None:
@@ -52,12 +51,6 @@ class Limits:
             wait_for_locked,
             most=LONGEST_WAIT_FOR_LOCKED,
             fix="; the next run finds the rows that are still locked",
-        )
-        self._wait_for_slot = expect_seconds(
-            "expected wait_for_slot",
-            wait_for_slot,
-            most=LONGEST_WAIT_FOR_LOCKED,
-            fix="; the next run asks for a slot again",
         )
         self._wait_end: float | None = None
         self._stop = stop or Event()
@@ -102,13 +95,7 @@ class Limits:
         if self._wait_end is None:
             self._wait_end = time.monotonic() + self._wait
         # Race: endless run. The run waits for rows that other workers keep locked until then.
-        return self._waits(self._wait_end)
-
-    def waits_for_slot(self) -> Iterator[bool]:
-        """Wait a little longer each time, until ``wait_for_slot`` or ``timeout`` is over."""
-        return self._waits(time.monotonic() + self._wait_for_slot)
-
-    def _waits(self, end: float) -> Iterator[bool]:
+        end = self._wait_end
         if self._deadline is not None:
             end = min(end, self._deadline)
         pause = FIRST_WAIT
@@ -136,12 +123,6 @@ def check_concurrency(concurrency: Any, *, is_async: bool = True) -> None:
     """Raise unless this number of handlers may be in flight at once."""
     most = MOST_TASKS if is_async else MOST_THREADS
     expect_whole_number("expected concurrency", concurrency, of="handlers", least=1, most=most)
-
-
-def check_max_failures(max_failures: Any) -> None:
-    """Raise unless this number of failed rows can end a run."""
-    if max_failures is not None:
-        expect_whole_number("expected max_failures", max_failures, of="rows", least=1)
 
 
 def check_stop(stop: Any) -> None:

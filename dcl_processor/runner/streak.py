@@ -25,10 +25,6 @@ class Streak:
     """
 
     processor: Definition[Any]
-    #: Failures, one after the other or not, that end the run; ``None``: no number does.
-    most_in_total: int | None = None
-    in_total: int = 0
-    is_over: bool = False
     failed: int = 0
     #: Rows whose flip cannot be written, or leaves them pending.
     wrong: int = 0
@@ -47,19 +43,17 @@ class Streak:
         match outcome:
             case Handled():
                 self.succeeded, self.failed, self.goes_well = True, 0, True
-                self.ends_the_run, self.to_probe = self.is_over, 0
+                self.ends_the_run, self.to_probe = False, 0
                 return
             case Snoozed() | Discarded():
                 self.succeeded = True
             case Failed():
-                self.in_total += 1
-                self.is_over = self.is_over or self.in_total == self.most_in_total
                 self.failed += 1
                 self.wrong += _is_wrong(outcome)
             case Lost(called=True):
                 self.failed += 1
         self.goes_well = self.succeeded and not self.failed
-        self.ends_the_run = self._processor_is_wrong or self.failed >= self._most or self.is_over
+        self.ends_the_run = self._processor_is_wrong or self.failed >= self._most
         self.to_probe = self._number_to_probe()
 
     @property

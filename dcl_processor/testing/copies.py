@@ -23,7 +23,7 @@ class Course(Protocol):
     """What a worker needs of its race."""
 
     processor: BatchProcessor[Any]
-    aliases: Sequence[str]
+    using: str
     turns: Turns
     trace: Trace
     referee: Referee
@@ -58,8 +58,7 @@ class Copy:
         try:
             with ExitStack() as watching:
                 # A new connection's own statements are no part of the race.
-                for alias in self.course.aliases:
-                    connections[alias].ensure_connection()
+                connections[self.course.using].ensure_connection()
                 for alias in connections:
                     watching.enter_context(connections[alias].execute_wrapper(self._statement))
                 self.report = self.twin.run(**parameters, stop=self.stop)

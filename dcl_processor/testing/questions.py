@@ -20,7 +20,6 @@ def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
         processor.pending,
         label=processor.name,
         using=using or processor.using,
-        read_using=processor.read_using,
         due=processor._due,
     )
     return question

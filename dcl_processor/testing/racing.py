@@ -87,19 +87,16 @@ def race(
     refuse_where_nothing_is_tested(question.using, what)
     refuse_outer_transaction(question.using, what)
     parameters = {"filter": filter, "using": using, "wait_for_locked": wait_for_locked}
-    aliases = (question.using, question.read_using)
-    return _Course(processor, copies, seed, aliases).run(parameters, timeout)
+    return _Course(processor, copies, seed, question.using).run(parameters, timeout)
 
 
 class _Course:
     """One race in progress."""
 
-    def __init__(
-        self, processor: BatchProcessor[Any], copies: int, seed: int, aliases: Sequence[str]
-    ) -> None:
+    def __init__(self, processor: BatchProcessor[Any], copies: int, seed: int, using: str) -> None:
         self.processor = processor
         self.seed = seed
-        self.aliases = aliases
+        self.using = using
         self.turns = Turns(copies)
         self.trace = Trace(copies)
         self.referee = Referee(repeats=processor.repeats)

@@ -33,13 +33,12 @@ _WORTH_CLOSING = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The options of a watch; ``limit``, ``max_failures`` and ``timeout`` are for each run."""
+    """The options of a watch; ``limit`` and ``timeout`` are for each run."""
 
     #: Seconds between two looks.
     interval: float
     using: str | None = None
     limit: int | None = None
-    max_failures: int | None = None
     timeout: float | None = None
     concurrency: int | None = None
     #: Rows to try before the watch ends.
@@ -169,7 +168,6 @@ class Watch:
                 report = processor.run(
                     using=self.plan.using,
                     limit=_least(self.plan.limit, self._rows_left()),
-                    max_failures=self.plan.max_failures,
                     timeout=_least(self.plan.timeout, self._seconds_left()),
                     # A worker that has a row locked is at work on it, and new rows are not to wait
                     # for that: the next run looks at the locked row again.

@@ -91,7 +91,7 @@ if HAS_ROW_LOCKS:
             errands.lock_key(1)
 
         errands = two_at_once("transactional", handler)
-        report = errands(concurrency=2, max_failures=2)
+        report = errands(concurrency=2, limit=2)
         assert report.failed == 2
         for failure in report.failures:
             assert "lock_key() outside the handlers of a processor" in str(failure.error)

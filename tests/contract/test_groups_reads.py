@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -152,68 +152,11 @@ def test_only_keys_with_held_rows_are_named() -> None:
 
 if HAS_GATE:
 
-    @contextmanager
-    def snapshot() -> Iterator[None]:
-        """Let the other alias show what is there now, as a replica that is late does."""
-        with transaction.atomic(using="other"):
-            with connections["other"].cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            assert Errand.objects.using("other").exists()
-            yield
-
-    @pytest.mark.parametrize("delivery", MAKERS)
-    def test_rows_that_a_late_replica_still_shows_are_not_claimed_again(delivery: str) -> None:
-        """A snapshot, as old as the run, stands for the replica."""
-        rows_of(*[1] * 250, *[2] * 3)
-        options = {"read_using": "other", "batch_size": 50, "max_consecutive_failures": 0}
-        with snapshot():
-            report = grouped(delivery, ignore, **options)()
-            assert Errand.objects.using("other").filter(done=True).count() == 0
-        assert_run(report, processed=253)
-
-    def test_rows_that_a_late_replica_still_shows_are_redone_alone_if_need_be() -> None:
-        """The batch is rolled back because of one row, and then the key is not free at once."""
-        rows = rows_of(1, 1, 1)
-        calls: list[int] = []
-        here, go_on, has_ended = Event(), Event(), Event()
-
-        def handle(row: Errand) -> None:
-            calls.append(row.pk)
-            if row.pk == rows[1].pk:
-                with connection.cursor() as cursor:
-                    cursor.execute("ROLLBACK")
-
-        def lock() -> None:
-            with transaction.atomic():
-                grouped("transactional", ignore).lock_key(1)
-                here.set()
-                wait(go_on)
-            has_ended.set()
-
-        class Frees(Event):
-            def wait(self, timeout: float | None = None) -> bool:
-                go_on.set()
-                wait(has_ended)
-                return super().wait(timeout)
-
-        with snapshot(), ExitStack() as after:
-
-            def lock_the_key() -> None:
-                after.enter_context(meanwhile(lock))
-                wait(here)
-
-            with before_statement(
-                lambda sql: "pg_try_advisory_xact_lock" in sql and bool(calls), lock_the_key
-            ):
-                run = grouped("transactional", handle, read_using="other", batch_size=3)
-                report = run(wait_for_locked=30, stop=Frees())
-        assert_run(report, processed=2, failed=1)
-
     class Whole(BatchProcessor[Errand]):
         """Gets the rows of a key together."""
 
         group_by = "place"
-        read_using = "other"
+        batch_size = 2
         done = {"done": True}
 
         def pending(self) -> QuerySet[Errand]:
@@ -222,86 +165,22 @@ if HAS_GATE:
         def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> None:
             pass
 
-    def late(delivery: str) -> BatchProcessor[Errand]:
-        """Make a processor whose first looks are at the other alias."""
-        if delivery == "whole":
-            return Whole()
-        return grouped(delivery, ignore, read_using="other")
-
     class NoWait(Event):
         """A stop that no run waits for."""
 
         def wait(self, timeout: float | None = None) -> bool:
             raise AssertionError(f"expected no wait, and the run waits for {timeout} s")
 
-    @pytest.mark.parametrize("delivery", [*MAKERS, "whole"])
-    def test_rows_that_another_session_finished_do_not_keep_their_key_busy(delivery: str) -> None:
-        """The replica shows them for as long as it is late."""
-        rows = rows_of(1, 1, 2)
-        with snapshot():
-            elsewhere(lambda: Errand.objects.filter(place=1).update(done=True))
-            report = late(delivery)(wait_for_locked=30, stop=NoWait())
-        # The others were looked up, and not claimed.
-        assert_run(report, processed=1, stale=2 if delivery == "whole" else 1)
-        assert not Errand.objects.filter(pk__in=keys(rows), done=False).exists()
-
-    @pytest.mark.parametrize("delivery", MAKERS)
-    def test_many_finished_rows_that_a_late_replica_still_shows_are_read_few_times(
-        read: list[int], delivery: str
-    ) -> None:
-        rows_of(*[1] * 300)
-        with snapshot():
-            elsewhere(lambda: Errand.objects.update(done=True))
-            report = late(delivery)(wait_for_locked=30, stop=NoWait())
-        assert report.processed == 0
-        assert len(read) <= 10
-
     def test_a_key_whose_first_rows_are_finished_is_called_for_the_others() -> None:
+        """Interleaving: the key is read; another session finishes two rows; the key is locked."""
         finished = keys(rows_of(1, 1, 1))[:2]
-        with snapshot():
-            elsewhere(lambda: Errand.objects.filter(pk__in=finished).update(done=True))
-            report = Whole(batch_size=2)(wait_for_locked=30, stop=NoWait())
-        assert_run(report, processed=1, stale=2)
-
-    @pytest.mark.parametrize("delivery", [*MAKERS, "whole"])
-    def test_rows_finished_while_a_run_waited_for_them_free_their_key(delivery: str) -> None:
-        rows = rows_of(1, 1)
-        locked, release, committed = Event(), Event(), Event()
 
         def finish() -> None:
-            with transaction.atomic():
-                Errand.objects.filter(place=1).update(done=True)
-                locked.set()
-                wait(release)
-            committed.set()
+            elsewhere(lambda: Errand.objects.filter(pk__in=finished).update(done=True))
 
-        waits: list[float | None] = []
-
-        class Frees(Event):
-            def wait(self, timeout: float | None = None) -> bool:
-                waits.append(timeout)
-                assert len(waits) == 1, waits
-                release.set()
-                wait(committed)
-                return False
-
-        with snapshot(), meanwhile(finish):
-            wait(locked)
-            report = late(delivery)(wait_for_locked=30, stop=Frees())
-        assert_run(report, stale=2)
-        assert len(waits) == 1
-        assert not Errand.objects.filter(pk__in=keys(rows), done=False).exists()
-
-    @pytest.mark.parametrize("make", [grouped, in_order])
-    def test_finished_rows_that_a_late_replica_still_shows_are_not_counted_as_held(
-        make: Make,
-    ) -> None:
-        one, *_ = rows_of(1, 1, 1)
-        with snapshot(), hold_lock(one):
-            elsewhere(lambda: Errand.objects.exclude(pk=one.pk).update(done=True))
-            report = make("transactional", ignore, read_using="other")(wait_for_locked=0)
-        assert_run(report, skipped=1)
-        assert report.held_keys == ()
+        with before_statement(lambda sql: "pg_try_advisory_xact_lock" in sql, finish):
+            report = Whole()(wait_for_locked=30, stop=NoWait())
+        assert_run(report, processed=1, stale=2)
 
 
 @each_at_work

@@ -148,14 +148,6 @@ def test_a_row_that_matches_several_times_counts_once() -> None:
     assert_run(processor(the.ignore, pending=scanned, max_pending=3)(), processed=3)
 
 
-def test_the_number_is_read_where_the_first_look_reads() -> None:
-    parcels(scan.WINDOW)
-    run = processor(the.ignore, read_using="other", max_pending=scan.WINDOW - 1)
-    with CaptureQueriesContext(connection) as queries, pytest.raises(TooManyPending):
-        run()
-    assert len(queries) == 0
-
-
 @pytest.mark.parametrize("option", [{"concurrency": 3}, {"batch_size": 3}], ids=str)
 def test_it_refuses_before_threads_and_batches_begin(option: Any) -> None:
     rows = the.errands(4)

@@ -42,18 +42,6 @@ def done() -> int:
     return Errand.objects.filter(done=True).count()
 
 
-class Waited(threading.Event):
-    """A ``stop`` that shows that the run waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.began = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.began.set()
-        return super().wait(timeout)
-
-
 @contextmanager
 def taken(most: int = 1) -> Iterator[Slot]:
     """Hold a slot as another worker does, until the block's end or its release."""
@@ -105,38 +93,6 @@ def test_a_processor_of_another_name_has_slots_of_its_own() -> None:
     with taken():
         other = the.transactional(the.ignore, name="shop.other", max_workers=1)
         assert_run(other(), processed=2)
-
-
-def test_a_worker_waits_for_a_slot_as_long_as_it_may() -> None:
-    the.errands(3)
-    stop = Waited()
-    with (
-        taken() as slot,
-        the.meanwhile(lambda: capped(the.ignore)(wait_for_slot=30, stop=stop)) as (reports),
-    ):
-        the.wait(stop.began)
-        assert done() == 0
-        slot.release()
-    assert_run(reports[0], processed=3)
-
-
-def test_a_worker_that_has_waited_long_enough_leaves() -> None:
-    the.errands(1)
-    with taken():
-        assert_run(worker(wait_for_slot=0.1), stopped="busy", passes=1)
-        assert_run(worker(wait_for_slot=30, timeout=0.1), stopped="timeout", passes=1)
-    assert done() == 0
-
-
-def test_a_stop_ends_the_wait_for_a_slot() -> None:
-    the.errands(1)
-    stop = Waited()
-    with taken(), the.meanwhile(lambda: capped(the.ignore)(wait_for_slot=30, stop=stop)) as reports:
-        the.wait(stop.began)
-        stop.set()
-        the.elsewhere(lambda: None)
-    assert_run(reports[0], stopped="signal", passes=1)
-    assert done() == 0
 
 
 def test_i1_a_run_without_pending_rows_asks_for_no_slot(django_assert_num_queries: Any) -> None:
@@ -199,10 +155,9 @@ def test_a_worker_that_loses_its_slot_takes_a_free_one_again(make: the.Make, siz
 
 
 @pytest.mark.parametrize("concurrency", [2, 3])
-def test_threads_that_lose_the_slot_finish_their_rows_and_then_wait(concurrency: int) -> None:
+def test_threads_that_lose_the_slot_finish_their_rows_and_then_leave(concurrency: int) -> None:
     the.errands(12)
-    stop, other, calls = Waited(), Slot("other", NAME, 1), list[int]()
-    lock = threading.Lock()
+    other, calls, lock = Slot("other", NAME, 1), list[int](), threading.Lock()
 
     def handle(row: Errand) -> None:
         with lock:
@@ -211,21 +166,16 @@ def test_threads_that_lose_the_slot_finish_their_rows_and_then_wait(concurrency:
                 end_session(*holders(NAME, 1))
                 assert other.take()
 
-    with the.meanwhile(
-        lambda: capped(handle)(concurrency=concurrency, wait_for_slot=30, stop=stop)
-    ) as reports:
-        the.wait(stop.began)
-        # What was in flight is settled before the run waits, and nothing else has started.
-        assert done() == len(calls) < 5 + concurrency
-        other.release()
-    assert_run(reports[0], processed=12)
-    assert sorted(calls) == [*range(12)]
+    report = capped(handle)(concurrency=concurrency)
+    # What was in flight is settled, and nothing else has started.
+    assert done() == len(calls) < 5 + concurrency
+    assert_run(report, processed=len(calls), stopped="busy")
+    other.release()
 
 
-def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_waits() -> None:
+def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_leaves() -> None:
     the.errands(12)
-    stop, other, calls = Waited(), Slot("other", NAME, 1), list[int]()
-    taken = threading.Event()
+    other, calls, taken = Slot("other", NAME, 1), list[int](), threading.Event()
 
     def take_away() -> None:
         end_session(*holders(NAME, 1))
@@ -239,16 +189,13 @@ def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_waits() ->
         elif len(calls) > 5:
             # Otherwise these rows could all be done before the slot is lost, or end with the fifth.
             await asyncio.to_thread(the.wait, taken)
-            await asyncio.to_thread(stop.began.wait, 1)
 
     run = capped(handle, the.at_least_once)
-    with the.meanwhile(lambda: run(concurrency=3, wait_for_slot=30, stop=stop)) as reports:
-        the.wait(stop.began)
-        assert done() == len(calls) < 12
-        assert Errand.objects.filter(leased_until__isnull=False).count() == 0
-        other.release()
-    assert_run(reports[0], processed=12)
-    assert sorted(calls) == [*range(12)]
+    report = run(concurrency=3)
+    assert done() == len(calls) < 12
+    assert Errand.objects.filter(leased_until__isnull=False).count() == 0
+    assert_run(report, processed=len(calls), stopped="busy")
+    other.release()
 
 
 def test_slots_are_taken_one_by_one_and_freed() -> None:
@@ -270,12 +217,6 @@ def test_slots_are_taken_one_by_one_and_freed() -> None:
 def test_a_number_of_workers_that_cannot_be_is_refused(given: Any) -> None:
     with pytest.raises(InvalidOption, match=r"max_workers to be a whole number of workers from 1"):
         capped(the.ignore, most=given)
-
-
-@pytest.mark.parametrize("given", [-1, "x", 100_000])
-def test_a_wait_that_cannot_be_is_refused(given: Any) -> None:
-    with pytest.raises(InvalidOption, match="expected wait_for_slot to be a number of seconds"):
-        capped(the.ignore)(wait_for_slot=given)
 
 
 def test_an_interrupt_at_the_end_of_a_run_leaves_no_slot_taken_and_no_thread() -> None:

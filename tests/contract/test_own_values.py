@@ -47,7 +47,7 @@ def transactional(pending: Any, results: Any, **options: Any) -> BatchProcessor[
         return [results[row.pk] for row in rows]
 
     options = {"done": lambda row, result: result, "batch_size": 100, **options}
-    return batch_processor(pending=pending, process_batch=handle, **options)(the.ignore)
+    return batch_processor(pending=pending, **{"process_batch": handle, **options})(the.ignore)
 
 
 def at_least_once(pending: Any, results: Any, **options: Any) -> BatchProcessor[Any]:

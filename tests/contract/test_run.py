@@ -9,14 +9,12 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
 from django.test import TestCase
-from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.candidates import scan
 from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
 from dcl_processor.signals import row_finished, run_finished
@@ -83,20 +81,16 @@ def test_a_stop_ends_the_run_after_the_row_at_hand() -> None:
 
 
 @database
-def test_the_other_alias_may_be_named_for_the_run_or_the_read() -> None:
-    parcels(2)
+def test_the_other_alias_may_be_named_for_the_run() -> None:
+    parcels(1)
     aliases: list[str | None] = []
 
     @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
     def send(row: Parcel) -> None:
         aliases.append(row._state.db)
 
-    assert_run(send(using="other", limit=1), processed=1, stopped="limit")
-    send.read_using = "other"
-    with CaptureQueriesContext(connection) as queries:
-        assert_run(send(), processed=1)
-    assert aliases == ["other", "default"]
-    assert not any(f"LIMIT {scan.WINDOW}" in query["sql"] for query in queries)
+    assert_run(send(using="other"), processed=1)
+    assert aliases == ["other"]
 
 
 @database
@@ -252,11 +246,6 @@ def test_parameters_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(InvalidOption, match=words):
         processor()(**parameters)
-
-
-def test_an_unknown_read_alias_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"expected read_using .* got 'replica'"):
-        processor(read_using="replica")()
 
 
 @pytest.mark.parametrize(

@@ -93,4 +93,4 @@ def test_in_a_process_of_its_own_it_ends_in_the_same_way() -> None:
     done = processors("run", "warehouse.deliver", "--limitt", "5")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     help_ = processors("run", "--help")
-    assert (help_.returncode, "--max-failures" in help_.stdout) == (0, True)
+    assert (help_.returncode, "--fail-in-doubt" in help_.stdout) == (0, True)

@@ -44,7 +44,7 @@ def test_it_prints_what_a_person_wants_to_paste(manage: Manage) -> None:
     parts = [each.strip() for each in done.out.split("\n\n")]
     assert parts[0] == "warehouse.deliver: transactional, tests.Parcel on 'default'"
     assert parts[1] == (
-        "The lock-free read, on 'default':\n"
+        "The lock-free read:\n"
         '    SELECT "tests_parcel"."id" AS "pk" FROM "tests_parcel" WHERE NOT '
         '"tests_parcel"."sent" ORDER BY 1 ASC LIMIT 500'
     )
@@ -154,22 +154,6 @@ def test_a_question_that_no_row_can_meet_is_not_sent(manage: Manage, install: In
     found = explained(manage, "empty.deliver")
     assert (found["read"], found["claim"], found["plan"]) == (None, [], None)
     assert found["verdict"] == "No row can be pending, so nothing is sent."
-
-
-def test_the_read_of_a_replica_is_explained_there(manage: Manage, install: Install) -> None:
-    install(
-        "replicated",
-        """
-        @batch_processor(
-            pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True},
-            read_using="other",
-        )
-        def deliver(parcel): ...
-        """,
-    )
-    done = manage("explain", "replicated.deliver")
-    assert "The lock-free read, on 'other':" in done.out
-    assert done.out.startswith("replicated.deliver: transactional, tests.Parcel on 'default'")
 
 
 def test_what_cannot_be_explained_is_neither_success_nor_failure(manage: Manage) -> None:

@@ -388,12 +388,12 @@ def test_a_table_that_was_never_analyzed_is_corrected_by_its_first_statistics() 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_it_is_asked_where_the_run_reads() -> None:
-    """On the alias of the lock-free read, and with the filter of the run."""
+    """On the alias of the run, and with its filter."""
     Depot.objects.using("other").bulk_create(Depot(open=True) for _ in range(20))
     first = Depot.objects.using("other").values_list("pk", flat=True)[0]
     with connections["other"].cursor() as cursor:
         cursor.execute("ANALYZE tests_depot")
-    processor = opener(read_using="other")
+    processor = opener(using="other")
     with (
         CaptureQueriesContext(connection) as here,
         CaptureQueriesContext(connections["other"]) as there,

@@ -149,9 +149,9 @@ def test_a_run_that_finds_nothing_makes_no_file(folder: Path) -> None:
 # --- in this process
 
 
-def deliver(handle: object = lambda row: None, **options: object) -> BatchProcessor[Parcel]:
+def deliver(handle: Any = lambda row: None, **options: Any) -> BatchProcessor[Parcel]:
     options = {"pending": Parcel.objects.filter(sent=False), "done": {"sent": True}, **options}
-    return batch_processor(**options)(handle)  # type: ignore[call-overload,no-any-return]
+    return batch_processor(**options)(handle)
 
 
 def left_by_the_dead(*keys: object, number: int = 1, processor: BatchProcessor[Parcel]) -> Path:

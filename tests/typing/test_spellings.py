@@ -98,7 +98,7 @@ async def send_later(row: Parcel) -> None:
 @batch_processor(
     pending=lambda: Parcel.objects.filter(sent=False, note=""),
     done=lambda row, result: {"sent": True, "note": result},
-    delivery=Delivery.AT_MOST_ONCE,
+    delivery="at_most_once",
     claim={"note": "sending"},
     claimed_at="sent_at",
     reset={"note": ""},
@@ -156,18 +156,9 @@ class SendOnALine(BatchProcessor[Parcel]):
 send_together = SendTogether()
 
 
-class Base(BatchProcessor[Any]):
-    colour = "red"
-
-
-@batch_processor(pending=Parcel.objects.all(), base=Base, colour="blue")
-def send_with_a_base(row: Parcel) -> None: ...
-
-
 def test_both_spellings_know_their_row() -> None:
     assert_type(send_parcel, BatchProcessor[Parcel])
     assert_type(send_from_a_queryset, BatchProcessor[Parcel])
-    assert_type(send_with_a_base, BatchProcessor[Parcel])
     assert_type(send_whatever_comes_of_it, BatchProcessor[Parcel])
     assert_type(send_letters.pending(), QuerySet[Letter])
     assert_type(send_letters.process(Letter()), str)
@@ -196,8 +187,8 @@ def mistakes() -> None:
     send_parcel(limt=3)  # type: ignore[call-arg]
     send_parcel(limit="3")  # type: ignore[arg-type]
     send_parcel.process(Letter())  # type: ignore[arg-type]
-    batch_processor(pending=Parcel.objects.all(), bach_size=3)  # type: ignore[call-overload]
-    batch_processor(pending=Parcel.objects.all(), lease=30)  # type: ignore[call-overload]
+    batch_processor(pending=Parcel.objects.all(), bach_size=3)  # type: ignore[call-arg]
+    batch_processor(pending=Parcel.objects.all(), lease=30)  # type: ignore[arg-type]
     send_at_most_once.requeue(Letter.objects.all())  # type: ignore[arg-type]
     send_at_most_once.in_doubt()  # type: ignore[call-arg]
 

@@ -119,13 +119,6 @@ class Command(BaseCommand):
             help="Maximum number of rows to try, for each processor; with --watch, in each run.",
         )
         run.add_argument(
-            "--max-failures",
-            type=_failures,
-            metavar="ROWS",
-            help="Number of failed rows, one after the other or not, after which no row starts, "
-            "for each processor; with --watch, in each run.",
-        )
-        run.add_argument(
             "--timeout",
             type=_seconds,
             metavar="SECONDS",
@@ -154,14 +147,6 @@ class Command(BaseCommand):
             "--fail-in-doubt",
             action="store_true",
             help="End with 1 if rows are in doubt: claimed long ago, and never settled.",
-        )
-        run.add_argument(
-            "--wait-for-slot",
-            type=_seconds,
-            default=0.0,
-            metavar="SECONDS",
-            help="Seconds to wait for a slot of a processor whose max_workers are at work; without "
-            "it, the command leaves the rows to them.",
         )
         watching.add_arguments(run)
         metering.add_arguments(run)
@@ -332,9 +317,7 @@ class Command(BaseCommand):
                     filter=filter,
                     using=using,
                     limit=limit,
-                    max_failures=options["max_failures"],
                     timeout=options["timeout"],
-                    wait_for_slot=options["wait_for_slot"],
                     concurrency=options["concurrency"],
                     stop=stop,
                     on_row=on_row,
@@ -432,10 +415,6 @@ def _base_options() -> OneSentenceParser:
 
 def _rows(text: str) -> int:
     return _whole(text, 0, "a number of rows from 0")
-
-
-def _failures(text: str) -> int:
-    return _whole(text, 1, "a number of rows from 1")
 
 
 def _processes(text: str) -> int:

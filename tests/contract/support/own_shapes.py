@@ -154,7 +154,6 @@ LOADING = [
     own("locking queryset", parcels.select_for_update(nowait=True)),
     own("using", Parcel.objects.using("other").filter(sent=False), using="other"),
     own("using an option", parcels, options={"using": "other"}, using="other"),
-    own("read using", parcels, options={"read_using": "other"}),
     own("filter", parcels, filter=Q(weight=5)),
     own(
         "related manager",

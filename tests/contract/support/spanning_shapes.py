@@ -111,12 +111,6 @@ RELATIONS = [
         leave=close_depot,
     ),
     span(
-        "read elsewhere across",
-        parcels.filter(depot__open=True),
-        leave=close_depot,
-        options={"read_using": "other"},
-    ),
-    span(
         "using across",
         parcels.filter(depot__open=True).using("other"),
         leave=close_depot,
