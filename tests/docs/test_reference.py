@@ -236,7 +236,7 @@ def test_every_check_of_the_doctor_is_on_its_page() -> None:
         r'(?:Level\.[A-Z_]+,|\bok\(|Finding\(level,|_unknown\()\s*"([a-z-]+)"', source
     )
     below = section("reference/command.md", "processors doctor")
-    assert {*re.findall(r"`([a-z-]+)`: ", below.split("\n- ", 1)[1])} == {*known}
+    assert {*re.findall(r"`([a-z-]+)`:\s", below.split("\n- ", 1)[1])} == {*known}
 
 
 def test_every_check_has_a_line_on_its_page() -> None:
