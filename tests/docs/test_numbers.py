@@ -19,7 +19,7 @@ from dcl_processor.watch import polling
 from tests.environments import ENVIRONMENTS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-WORD = {3: "three", 10: "ten", 60: "a minute"}
+WORD: dict[float, str] = {3: "three", 10: "ten", 60: "a minute"}
 
 SENTENCES = {
     "README.md": [
