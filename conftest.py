@@ -80,8 +80,8 @@ def shop(
             freight="7.50",
         )
     _forget_statistics()
-    # Only the page about the ledger has it; the others show what a run does without it.
-    has_ledger = request.node.path.name == "ledger.md"
+    # Only the page for operators has the ledger; the others show what a run does without it.
+    has_ledger = request.node.path.name == "operate.md"
     own = {**in_this_django({"EMAIL_BACKEND": MAILBOX}), "DCL_PROCESSOR_LEDGER": has_ledger}
     with override_settings(**own):
         yield

@@ -1,4 +1,4 @@
-"""The page of the reference has the names and the limits of the code."""
+"""The page for operators has the names and the limits of the code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dcl_processor.admin_page import audit, choosing, handing_over, mixin, panel
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from tests.admin_page.test_permissions import ADDRESSES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "admin.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "operate.md"
 
 
 def rows(heading: str) -> list[list[str]]:
-    text = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    text = PAGE.read_text(encoding="utf-8").split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
     table = [line for line in text.splitlines() if line.startswith("|")][2:]
     return [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table]
 

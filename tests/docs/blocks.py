@@ -27,7 +27,15 @@ MANAGE = "$ python manage.py "
 EXIT_CODE = "$ echo $?"
 
 #: Pages that make a project of their own; a test follows each of them.
-FOLLOWED = ("docs/tutorial.md", "docs/howto/celery.md", "docs/howto/adopt.md")
+FOLLOWED = (
+    "docs/tutorial.md",
+    "docs/howto/celery.md",
+    "docs/howto/adopt.md",
+    "docs/recipes/mail.md",
+    "docs/recipes/charge.md",
+    "docs/recipes/webhook.md",
+    "docs/recipes/nightly.md",
+)
 
 
 def caption(example: Example) -> str | None:

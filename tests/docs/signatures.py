@@ -1,57 +1,23 @@
-"""Write a signature as the reference shows it: plain text, with types and defaults."""
+"""Write a signature as the reference shows it: names and defaults, in one line."""
 
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Callable
 from typing import Any
 
+#: The columns of code that a page shows without a scroll bar.
 WIDTH = 80
-
-#: Names that the code has for itself, and what stands for them on a page.
-SPELLED_OUT = {
-    "_Errors": "type[BaseException] | tuple[type[BaseException], ...]",
-    "Opens": "Callable[[], context manager]",
-    "Handler[M]": "Callable",
-    "Unpack[Options]": "every other option",
-    "QuerySet[M, M]": "QuerySet[M]",
-    "AbstractContextManager[Any] | AbstractAsyncContextManager[Any]": "context manager",
-    "Stopped": "str",
-    "Subject": "BatchProcessor[Any] | str",
-    "Throttle": "Callable[[], float | timedelta | bool | None]",
-    "Iterator[None]": "context manager",  # as contextlib.contextmanager makes of it
-    "Iterator[Stop]": "context manager that gives a threading.Event",
-}
 
 #: Arguments that are there for a type checker, or for a better error, and not for a caller.
 NOT_FOR_CALLERS = {"self", "_", "misplaced", "rows: Never"}
 
 
 def shown(name: str, of: Callable[..., Any]) -> str:
-    """Return the signature as text, in one line or with a line for each parameter."""
+    """Return the signature as text."""
     of = next(iter(typing.get_overloads(of)), of)
-    signature = inspect.signature(of)
-    parts, returns = _parameters(signature), type_of(signature.return_annotation)
-    is_class = inspect.isclass(of) or returns == "None"
-    end = ")" if is_class else f") -> {returns}"
-    line = f"{name}({', '.join(parts)}{end}"
-    if len(line) <= WIDTH:
-        return line
-    return "\n".join([f"{name}(", *(_folded(f"    {part},") for part in parts), end])
-
-
-def _folded(line: str) -> str:
-    return line if len(line) <= WIDTH else line.replace(" | Callable", "\n        | Callable", 1)
-
-
-def type_of(annotation: Any) -> str:
-    """Return an annotation as a page has it."""
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    for name, spelled_out in SPELLED_OUT.items():
-        text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", spelled_out, text)
-    return text
+    return f"{name}({', '.join(_parameters(inspect.signature(of)))})"
 
 
 def value_of(default: Any) -> str:
@@ -64,6 +30,11 @@ def value_of(default: Any) -> str:
     return f"{type(default).__name__}.{default.name}" if enumeration else repr(default)
 
 
+def parameters(of: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters that a caller may give."""
+    return [name for name in inspect.signature(of).parameters if name not in NOT_FOR_CALLERS]
+
+
 def _parameters(signature: inspect.Signature) -> list[str]:
     parts: list[str] = []
     kinds = inspect.Parameter
@@ -74,13 +45,10 @@ def _parameters(signature: inspect.Signature) -> list[str]:
             continue
         if before is kinds.POSITIONAL_ONLY and each.kind is not kinds.POSITIONAL_ONLY:
             parts.append("/")
-        variable = stars.get(each.kind, "")
         if each.kind is kinds.KEYWORD_ONLY and before not in {each.kind, kinds.VAR_POSITIONAL}:
             parts.append("*")
-        text = f"{variable}{name}: {type_of(each.annotation)}"
-        if each.default is not each.empty:
-            text += f" = {value_of(each.default)}"
-        parts.append(text)
+        default = "" if each.default is each.empty else f"={value_of(each.default)}"
+        parts.append(f"{stars.get(each.kind, '')}{name}{default}")
         before = each.kind
     if before is kinds.POSITIONAL_ONLY:
         parts.append("/")

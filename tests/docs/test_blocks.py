@@ -125,4 +125,4 @@ def test_every_page_that_shows_files_is_followed_by_a_test(page: Path) -> None:
     assert shows_files == page.as_posix().endswith(FOLLOWED)
     tests = "".join(each.read_text(encoding="utf-8") for each in Path(__file__).parent.glob("*.py"))
     name = page.relative_to(CHECKOUT / "docs") if shows_files else None
-    assert name is None or f'Reader("{name}"' in tests
+    assert name is None or f'Reader("{name}"' in tests or f'"{name}": Recipe(' in tests

@@ -1,4 +1,4 @@
-"""Settings for the night of ``docs/howto/stuck.md``: the shop has the ledger and a gateway."""
+"""Settings for the night of ``docs/howto/operate.md``: the shop has the ledger and a gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The night of ``docs/howto/stuck.md``: its commands in their order, in processes of their own."""
+"""The night of ``docs/howto/operate.md``: its commands in order, in processes of their own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PAGE = CHECKOUT / "docs/howto/stuck.md"
+PAGE = CHECKOUT / "docs/howto/operate.md"
 TITLE = "\n## One night, from the alarm to the morning\n"
 
 #: How long after the deaths the alarm is raised.

@@ -1,4 +1,4 @@
-"""The systemd units on the page about schedules: read by systemd itself where it is at hand."""
+"""The systemd units on the page about runs: read by systemd itself where it is at hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.edge.manage import CHECKOUT
 from tests.waiting import PATIENCE
 
-PAGE = CHECKOUT / "docs" / "howto" / "schedule.md"
+PAGE = CHECKOUT / "docs" / "howto" / "run.md"
 UNIT = re.compile(r"```ini\n# /etc/systemd/system/(\S+)\n(.*?)```", re.DOTALL)
 PYTHON = "/srv/shop/.venv/bin/python"
 

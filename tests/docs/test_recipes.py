@@ -1,0 +1,133 @@
+"""Copy each recipe whole into an empty project, do what it says, and see that its alert alarms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from tests.docs.blocks import commands
+from tests.docs.reader import Reader, empty_database, url_of
+
+SETTINGS = """
+from environ import Env
+
+SECRET_KEY = "a recipe's"
+INSTALLED_APPS = ["dcl_processor", "{app}"]
+DATABASES = {{"default": Env().db_url("DATABASE_URL")}}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+EMAIL_FILE_PATH = "mails"
+USE_TZ = True
+"""
+
+
+class Recipe(NamedTuple):
+    """What a page is about; rows for its processor, what they become, and one that is stuck."""
+
+    app: str
+    processor: str
+    rows: str
+    printed: str
+    code: int
+    stuck: str
+
+
+RECIPES = {
+    "recipes/mail.md": Recipe(
+        "orders",
+        "orders.send_shipped_emails",
+        "INSERT INTO orders_order (email, shipped_at, email_sent, attempts, last_error)"
+        " SELECT 'anna@example.com', now(), false, 0, '' FROM generate_series(1, 3)",
+        "3 processed",
+        0,
+        "UPDATE orders_order SET email_sent = false, shipped_at = now() - interval '2 hours'",
+    ),
+    "recipes/charge.md": Recipe(
+        "payments",
+        "payments.charge",
+        "INSERT INTO payments_payment (card, amount, created_at, state, charge_id)"
+        " SELECT card, 10, now(), 'due', '' FROM unnest('{good,declined}'::text[]) card",
+        "1 processed, 1 discarded",
+        0,
+        "UPDATE payments_payment"
+        " SET state = 'charging', charging_since = now() - interval '10 minutes'",
+    ),
+    "recipes/webhook.md": Recipe(
+        "hooks",
+        "hooks.send_webhooks",
+        "INSERT INTO hooks_webhook"
+        " (customer, url, payload, created_at, state, attempts, last_error)"
+        " SELECT n % 2, 'https://example.com', '{}', now(), 'new', 0, ''"
+        " FROM generate_series(1, 6) n",
+        "6 processed",
+        0,
+        "UPDATE hooks_webhook SET state = 'failed'",
+    ),
+    "recipes/nightly.md": Recipe(
+        "accounts",
+        "accounts.score_accounts",
+        "INSERT INTO accounts_account (score, scored_on)"
+        " SELECT 0, '2024-01-01' FROM generate_series(1, 1200)",
+        "1200 processed",
+        0,
+        "UPDATE accounts_account SET scored_on = scored_on - 1",
+    ),
+}
+
+
+@pytest.fixture
+def database(transactional_db: None) -> Iterator[str]:
+    """Give an empty database, and see that the one of the recipe's own tests is not there."""
+    with empty_database("recipe") as name:
+        with connection.cursor() as cursor:
+            cursor.execute(f'DROP DATABASE IF EXISTS "test_{name}" WITH (FORCE)')
+        yield name
+
+
+def project(folder: Path, app: str) -> None:
+    call_command("startproject", "office", str(folder))
+    (folder / "office" / "settings.py").write_text(SETTINGS.format(app=app), encoding="utf-8")
+    (folder / app).mkdir()
+    call_command("startapp", app, str(folder / app))
+
+
+def alert(page: Path) -> str:
+    """Return the command with which a monitor asks."""
+    text = page.read_text("utf-8")
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    typed = [command for block in blocks for command, _ in commands(block)]
+    [found] = [command for command in typed if " --fail-if " in command]
+    return found.removeprefix("$ ")
+
+
+@pytest.mark.parametrize("page", RECIPES)
+def test_a_recipe_works_in_an_empty_project(page: str, tmp_path: Path, database: str) -> None:
+    recipe = RECIPES[page]
+    project(tmp_path, recipe.app)
+    reader = Reader(page, tmp_path, {"DATABASE_URL": url_of(database)})
+    reader.follow()
+    with psycopg.connect(_dsn(database), autocommit=True) as own:
+        own.execute(recipe.rows)
+        printed = reader.run(f"python manage.py processors run {recipe.processor} --timeout 50")
+        assert recipe.printed in printed
+        assert reader.exit_code == 0, printed
+        asks = alert(reader.page)
+        assert reader.run(asks) == ""
+        own.execute(recipe.stuck)
+    assert "CommandError" in reader.run(asks)
+    assert reader.exit_code == 1
+    mails = "".join(each.read_text("utf-8") for each in tmp_path.glob("mails/*"))
+    assert mails.count("Subject: Shipped") == (3 if recipe.app == "orders" else 0)
+
+
+def _dsn(name: str) -> str:
+    own = connection.get_connection_params()
+    named = {each: own[each] for each in ("host", "port", "user", "password") if own.get(each)}
+    return psycopg.conninfo.make_conninfo(dbname=name, **named)
