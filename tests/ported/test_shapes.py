@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db.models import F
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Lease, batch_processor
+from dcl_processor import BatchProcessor
 from dcl_processor.checks import check_found
 from dcl_processor.registry import Found
 from tests.ported import outside
@@ -152,21 +152,6 @@ def test_the_processor_uses_the_options_that_the_page_names(shape: Shape) -> Non
     assert [name for name in named if not re.search(rf"\b{name}\b", source)] == []
 
 
-@each_shape
-def test_the_page_leads_to_a_section_that_exists(shape: Shape) -> None:
-    [where] = [where for loop, _, where in table(FAMILIES[shape.family]) if loop == shape.loop]
-    links = re.findall(r"\[[^]]+\]\(([a-z-]*)(?:\.md)?#?([a-z-]*)\)", where)
-    assert links
-    for page, section in links:
-        text = (PAGE.parent / f"{page or 'loops'}.md").read_text(encoding="utf-8")
-        slugs = [slug(each) for each in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
-        assert not section or section in slugs, slugs
-
-
-def slug(heading: str) -> str:
-    return re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
-
-
 def one_item() -> None:
     Item.objects.create(name="a", owner=Account.objects.create())
 
@@ -183,23 +168,3 @@ def test_the_flip_of_a_leased_row_is_written_over_a_cancellation(
     monkeypatch.setattr(outside, "perform", cancel)
     assert lease().processed == 1
     assert Item.objects.get().state == "done"
-
-
-def test_a_handler_that_sees_a_cancellation_discards_its_row() -> None:
-    one_item()
-
-    @batch_processor(
-        pending=lambda: Item.objects.filter(state="new"),
-        done={"state": "done"},
-        failed={"state": "cancelled"},
-        delivery=Delivery.AT_LEAST_ONCE,
-        lease=Lease(60),
-    )
-    def looks(item: Item) -> None:
-        Item.objects.update(state="cancelled")  # in another session
-        item.refresh_from_db(fields=["state"])
-        if item.state == "cancelled":
-            raise Discard("cancelled")
-
-    assert looks().discarded == 1
-    assert Item.objects.get().state == "cancelled"

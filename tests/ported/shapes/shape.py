@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,7 @@ USUAL: Mapping[str, Mapping[str, Any]] = {"a": {}, "b": {}, "bad": {}}
 USUAL_END = {"a": "done", "b": "done", "bad": "new"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """What a loop does, as the page says it, and what becomes of the rows.
 
@@ -31,9 +31,10 @@ class Shape:
     rows made due before each. ``workers``: how many workers run the processor together.
     """
 
-    family: str
     name: str
     loop: str
+    _: KW_ONLY
+    family: str = ""
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: USUAL)
     shows: str = "state"
     end: Mapping[str, str] = field(default_factory=lambda: USUAL_END)
