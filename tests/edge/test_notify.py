@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.watch import notify
 from tests.contract.support.sessions import end_session
 from tests.models import Parcel
-from tests.waiting import join
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -142,18 +140,6 @@ def test_a_burst_in_autocommit_notifies_at_its_beginning_alone(
     for each in notify._notified:
         notify._notified[each] -= 60
     send.wake()
-    assert heard() == ["dcl_processor.depot.send"]
-
-
-def test_each_thread_that_commits_may_wake(heard: Heard) -> None:
-    def wake() -> None:
-        with transaction.atomic():
-            send.wake()
-        connections.close_all()
-
-    thread = threading.Thread(target=wake)
-    thread.start()
-    join(thread)
     assert heard() == ["dcl_processor.depot.send"]
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +69,6 @@ def test_in_json_it_is_one_object_with_both(copies: list[str]) -> None:
     assert all(error.startswith(READ_ONLY) for error in errors)
 
 
-def test_a_watch_tells_both() -> None:
-    parcels("", "read only", "")
-    with watching(DELIVER, "--watch", "0.2", "--json") as watcher:
-        first, second = (json.loads(watcher.says("{")) for _ in range(2))
-        watcher.end()
-    assert (first["name"], first["processed"], first["ok"]) == (DELIVER, 2, False)
-    assert (second["name"], second["ok"]) == (DELIVER, False)
-    assert second["error"].startswith(READ_ONLY)
-
-
 def test_the_error_has_the_report_in_the_code_as_well() -> None:
     parcels("", "", "")
     calls: list[int] = []
@@ -100,22 +89,6 @@ def test_the_error_has_the_report_in_the_code_as_well() -> None:
     assert_run(report, processed=1, stopped="signal")
     assert report.ok
     assert raised.value.__notes__ == [f"Until then: {report}"]
-
-
-def test_an_error_without_room_for_a_report_is_raised_all_the_same() -> None:
-    class Stuck(KeyboardInterrupt):
-        def __setattr__(self, name: str, value: object) -> None:
-            if name == "report":
-                raise TypeError("read only")
-            super().__setattr__(name, value)
-
-    parcels("")
-
-    def handle(_: Parcel) -> None:
-        raise Stuck
-
-    with pytest.raises(Stuck):
-        batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
 
 
 def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> None:
@@ -163,30 +136,6 @@ def test_a_full_disk_ends_no_run(way: list[str]) -> None:
         f"{LOST}OSError: [Errno 28] No space left on device",
         "CommandError: output could not be written.",
     ]
-    assert unsent() == 0
-    assert not Parcel.objects.filter(weight=None).exists()
-
-
-def test_a_reader_that_has_gone_ends_no_run() -> None:
-    parcels("", "")
-    read, write = os.pipe()
-    os.close(read)
-    done = run_with(write, DELIVER, "warehouse.weigh")
-    os.close(write)
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        f"{LOST}BrokenPipeError: [Errno 32] Broken pipe",
-        "CommandError: output could not be written.",
-    ]
-    assert unsent() == 0
-    assert not Parcel.objects.filter(weight=None).exists()
-
-
-def test_a_full_disk_ends_no_watch() -> None:
-    parcels("")
-    with Path("/dev/full").open("w") as full:
-        done = run_with(full, "--all", "--watch", "0.2", "--max-rows", "2")
-    assert "Traceback" not in done.stderr
     assert unsent() == 0
     assert not Parcel.objects.filter(weight=None).exists()
 
@@ -287,37 +236,6 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(
     assert unsent() == 50
 
 
-UNGUARDED = """
-import os, sys
-from django.core.management import execute_from_command_line
-execute_from_command_line(sys.argv)
-"""
-
-
-@pytest.mark.parametrize("watch", [[], ["--watch", "1"]], ids=" ".join)
-def test_a_program_without_a_main_guard_is_told_in_one_sentence(
-    tmp_path: Path, watch: list[str]
-) -> None:
-    parcels(*[""] * 5)
-    program = tmp_path / "manage.py"
-    program.write_text(UNGUARDED)
-    done = subprocess.run(
-        [sys.executable, str(program), "processors", "run", DELIVER, "--copies", "2", *watch],
-        env=environment(),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    said = {line for line in done.stderr.splitlines() if "__main__" in line}
-    assert all("expected manage.py to run the command below" in line for line in said)
-    assert 1 <= len(said) <= 2
-    assert unsent() == 5
-
-
 # --- failures, once, and with what follows
 
 
@@ -362,16 +280,6 @@ def test_a_row_that_is_tried_again_is_no_failure_of_the_command_yet() -> None:
         f"warehouse.try_twice: row {row.pk} failed (attempt 2 of 2, given up): OSError: no answer",
         "CommandError: 1 row failed.",
     ]
-
-
-def test_json_says_which_attempt_it_was() -> None:
-    Errand.objects.create(result="no answer")
-    done = processors("run", "warehouse.try_twice", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert (document["ok"], document["failed"], document["retried"]) == (False, 1, 1)
-    [failure] = document["failures"]
-    assert (failure["attempt"], failure["max_attempts"], failure["again_in"]) == (1, 2, 0.0)
 
 
 FORGED = "no\nsend: row 1 failed\x1b[2J\x1b]0;title\x07\u202e\u2028end"
@@ -447,9 +355,3 @@ def test_numbers_beyond_reason_are_refused(parameters: dict[str, Any]) -> None:
     processor = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
     with pytest.raises(InvalidOption, match=r"expected (concurrency|wait_for_locked) to be"):
         processor(lambda row: None)(**parameters)
-
-
-def test_copies_beyond_reason_are_a_usage_error(manage: Manage) -> None:
-    done = manage("run", DELIVER, "--copies", "257")
-    assert done.code == 2
-    assert "expected a number of processes from 1 to 256, got '257'" in done.err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from django.apps import apps
 from django.test import override_settings
@@ -63,17 +61,10 @@ def test_an_instance_under_several_names_counts_once(install: Install) -> None:
     assert list(registry.processors()).count("post.send") == 1
 
 
-def test_an_app_without_processors_has_none(install: Install) -> None:
-    install("post", None)
-    assert names_of("post") == []
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("import there_is_no_such_module", "ModuleNotFoundError: No module named 'there_is_no_"),
-        ("from post import there_is_no_such_name", "ImportError: cannot import name"),
-        ("1 / 0", "ZeroDivisionError: division by zero ("),
         ("raise SystemExit('no')", "SystemExit: no ("),
         ("if:", "SyntaxError: invalid syntax"),
         ("batch_processor(pending=Parcel.objects.all(), doen={})(print)", "has no option 'doen'"),
@@ -119,13 +110,6 @@ def test_two_processors_of_one_name_are_refused_with_both_places(install: Instal
         "expected processors to have different names, got 'post.send' for both "
         "post.processors.send and office.processors.other; set name= on one of them."
     )
-
-
-def test_get_returns_each_once_in_the_order_asked_for(install: Install) -> None:
-    install("post", SEND + SEND.replace("send(", "sort("))
-    found = registry.get(["post.sort", "post.send", "post.sort"])
-    assert [processor.name for processor in found] == ["post.sort", "post.send"]
-    assert found[1] is sys.modules["post.processors"].send
 
 
 @pytest.mark.parametrize("name", ["post.sendd", "sennd", "send"])

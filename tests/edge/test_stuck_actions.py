@@ -21,7 +21,7 @@ from django.utils import timezone
 from dcl_processor import operator_writes
 from dcl_processor.management.typed_values import typed_values
 from dcl_processor.person import this_user
-from tests.edge.manage import CHECKOUT, Install, Manage, at_gate, command, environment, started
+from tests.edge.manage import CHECKOUT, Install, Manage, command, environment, started
 from tests.edge.stuck import another_session, claimed, on_a_terminal
 from tests.models import Errand, Message, Sample, Seat, Voucher
 from tests.waiting import PATIENCE, until
@@ -41,25 +41,6 @@ def asked(process: subprocess.Popen[str]) -> str:
 
 
 # --- rows that a worker has, or had
-
-
-def test_a_row_that_its_worker_settles_while_the_question_is_open_stays_done(gate: Path) -> None:
-    row = Errand.objects.create()
-    with started("run", FETCH, GATE=str(gate)) as worker:
-        at_gate(gate)
-        with on_a_terminal("requeue", FETCH, "--pk", str(row.pk), "--force") as (process, leader):
-            assert f"1 row ({row.pk}) of {FETCH} will be put back" in asked(process)
-            (gate / "open").touch()
-            assert worker.wait(PATIENCE) == 0
-            os.write(leader, b"y\n")
-            out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out, err) == (
-        0,
-        f"{FETCH}: 1 row ({row.pk}) left: changed since the choice\n",
-        "",
-    )
-    row.refresh_from_db()
-    assert (row.done, row.claimed, row.claimed_at) == (True, True, None)
 
 
 def test_a_row_that_is_claimed_again_while_it_is_chosen_is_left(
@@ -241,12 +222,6 @@ def test_with_json_stdout_has_json_alone() -> None:
     )
 
 
-def test_a_dry_run_without_rows_is_one_too(manage: Manage) -> None:
-    done = manage("mark-done", FETCH, "--in-doubt", "1h", "--dry-run", "--json")
-    document = {"name": FETCH, "rows": 0, "changed": 0, "dry_run": True, "left": []}
-    assert (done.code, json.loads(done.out)) == (0, document)
-
-
 def test_a_row_that_the_database_refuses_is_named_with_the_error(manage: Manage) -> None:
     """It does not keep the others of its chunk from being written to."""
     rows = [claimed() for _ in range(3)]
@@ -374,14 +349,6 @@ def test_a_value_that_the_column_does_not_have_is_refused(
     before = row.colour
     row.refresh_from_db()
     assert row.colour == before
-
-
-def test_a_text_that_is_too_long_is_refused(manage: Manage) -> None:
-    row = claimed()
-    value = "result=" + 51 * "x"
-    done = manage("mark-done", FETCH, "--pk", str(row.pk), "--yes", "--set", value)
-    assert done.code == 2
-    assert "at most 50 characters" in done.err
 
 
 SEVERAL = """
