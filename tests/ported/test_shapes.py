@@ -1,4 +1,4 @@
-"""Each shape of a loop, by hand and as a processor, on the same rows with the same result."""
+"""Each shape of a loop as a processor, on rows with the result that such a loop has."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dcl_processor.checks import check_found
 from dcl_processor.registry import Found
 from tests.ported import outside
 from tests.ported.models import Account, Item
-from tests.ported.shapes.as_processor.claims import lease
-from tests.ported.shapes.shape import AS_PROCESSOR, BY_HAND, Shape, names_of
+from tests.ported.shapes.claims import lease
+from tests.ported.shapes.shape import Shape, names_of
 from tests.ported.shapes.table import FAMILIES, SHAPES
 from tests.ported.workers import together
 
@@ -79,48 +79,28 @@ def make_due() -> None:
 
 
 @each_shape
-def test_by_hand(shape: Shape, calls: list[str]) -> None:
+def test_a_shape_comes_to_its_end(shape: Shape, calls: list[str]) -> None:
     shape.make_rows()
     for _ in range(shape.rounds):
-        shape.version(BY_HAND)()
+        together(shape.processor(), shape.workers)
         make_due()
     assert_end(shape, calls)
-
-
-@each_shape
-def test_as_a_processor(shape: Shape, calls: list[str]) -> None:
-    shape.make_rows()
-    for _ in range(shape.rounds):
-        together(shape.version(AS_PROCESSOR), shape.workers)
-        make_due()
-    assert_end(shape, calls)
-
-
-@each_shape
-def test_the_processor_is_shorter(shape: Shape) -> None:
-    assert len(shape.source(AS_PROCESSOR)) < len(shape.source(BY_HAND))
 
 
 def test_the_page_has_the_lines_of_all_shapes() -> None:
-    processors, loops = (
-        sum(len(shape.source(way)) for shape in SHAPES) for way in (AS_PROCESSOR, BY_HAND)
-    )
-    number = len(SHAPES)
+    lines = sum(len(shape.source()) for shape in SHAPES)
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert (
-        f"The {number} processors have {processors} lines, and the {number} loops {loops}" in text
-    )
+    assert f"The {len(SHAPES)} processors have {lines} lines" in text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("way", [AS_PROCESSOR, BY_HAND])
-def test_each_module_has_the_shapes_of_its_family(way: str, family: str) -> None:
-    assert names_of(way, family) == [shape.name for shape in SHAPES if shape.family == family]
+def test_each_module_has_the_shapes_of_its_family(family: str) -> None:
+    assert names_of(family) == [shape.name for shape in SHAPES if shape.family == family]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_processor_has_anything_that_the_checks_report(family: str) -> None:
-    module = vars(import_module(f"tests.ported.shapes.{AS_PROCESSOR}.{family}"))
+    module = vars(import_module(f"tests.ported.shapes.{family}"))
     processors = [each for each in module.values() if isinstance(each, BatchProcessor)]
     assert processors
     assert [message for each in processors for message in check_found([Found(each, "here")])] == []
@@ -144,7 +124,7 @@ def test_the_processor_uses_the_options_that_the_page_names(shape: Shape) -> Non
     [options] = [
         options for loop, options, _ in table(FAMILIES[shape.family]) if loop == shape.loop
     ]
-    source = " ".join(shape.source(AS_PROCESSOR))
+    source = " ".join(shape.source())
     if "no `done`" in options:
         assert not re.search(r"\bdone ?=", source)
         options = options.replace("no `done`", "")
