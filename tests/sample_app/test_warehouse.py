@@ -13,7 +13,6 @@ from django.utils import timezone
 from httpx2 import AsyncClient, Timeout
 
 from dcl_processor import Delivery
-from dcl_processor.testing import assert_processed_once, race
 from sample_app.shop.demo.http_stub import Answer, Request
 from sample_app.shop.demo.warehouse_audit import audit
 from sample_app.shop.demo.warehouse_stub import Arrival, Mood, WarehouseStub
@@ -66,20 +65,6 @@ def test_every_paid_order_arrives_once_when_all_goes_well(load_paid: LoadOrders)
     assert stub.to_pack == {str(number) for number in range(1, 31)}
     assert not Order.objects.filter(in_warehouse=False).exists()
     assert not Order.objects.exclude(leased_until=None).exists()
-
-
-def test_copies_that_race_send_each_order_once(load_paid: LoadOrders) -> None:
-    load_paid(*range(1, 9))
-    with warehouse() as stub, assert_processed_once(push_to_warehouse):
-        race(push_to_warehouse).raise_for_failures()
-    assert Counter(arrival.order for arrival in stub.log) == Counter(range(1, 9))
-
-
-def test_orders_that_are_not_paid_for_stay_where_they_are(load_orders: LoadOrders) -> None:
-    load_orders(7)
-    with warehouse() as stub:
-        assert push_to_warehouse().processed == 0
-    assert stub.log == []
 
 
 def test_the_warehouse_is_told_what_to_pack(load_paid: LoadOrders) -> None:
@@ -200,19 +185,3 @@ def test_what_arrived_again_for_no_reason_is_found() -> None:
     log = [arrival(7), arrival(8), arrival(7)]
     assert audit({7, 8}, log).complaints == ("arrived again for no reason: order 7",)
     assert audit({7, 8}, log, leases_lost=1).clean
-
-
-@pytest.mark.usefixtures("pushed")
-def test_what_never_arrived_or_was_not_due_is_found() -> None:
-    log = [arrival(8), arrival(9)]
-    assert audit({7, 8}, log).complaints == (
-        "never arrived: order 7",
-        "arrived, and was not due: order 9",
-    )
-
-
-@pytest.mark.usefixtures("pushed")
-def test_an_order_that_arrived_and_is_not_flagged_is_found() -> None:
-    Order.objects.filter(number=8).update(in_warehouse=False)
-    log = [arrival(7), arrival(8)]
-    assert audit({7, 8}, log).complaints == ("arrived, and not flagged: order 8",)
