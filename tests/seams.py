@@ -23,7 +23,6 @@ from dcl_processor.engine import (
     settling,
 )
 from dcl_processor.engine.heartbeat import Heartbeat
-from dcl_processor.engine.marks import Mark
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.settlement import flip
 
@@ -44,8 +43,6 @@ BEGIN: Seam = ((session, "BEGIN"),)
 SEND_TOGETHER: Seam = ((session, "send_together"),)
 IS_OBSERVED: Seam = ((session, "is_observed"),)
 LEASE_MARK: Seam = ((deliveries, "lease_mark"),)
-READ_ATTEMPTS: Seam = ((lane, "read_attempts"),)
-IS_LEASE: Seam = ((Mark, "is_lease"),)
 LEASE_FREE: Seam = ((Lease, "free"),)
 # The work
 UNDO: Seam = ((RowSavepoint, "_undo"),)
@@ -57,7 +54,6 @@ FLIPS: Seam = ((flip, "flips"),)
 FIXED_FLIP: Seam = ((lane, "fixed_flip"),)
 CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
 UNTRIED_VALUES: Seam = ((Retry, "untried_values"),)
-GIVES_UP: Seam = ((Retry, "gives_up"),)
 GET_FAILED: Seam = ((BatchProcessor, "get_failed"),)
 EXPECTED: Seam = ((settling, "expected_of"),)
 WRITE: Seam = ((compare_and_set, "write"),)

@@ -157,11 +157,6 @@ def test_parameters_are_made_for_each_row_that_are_made_when_compiled(
     assert len(set(written)) == 6
 
 
-def test_so_are_those_of_a_claim() -> None:
-    options = {**DELIVERIES["at most once"], "claim": {"claimed": True, "result": Numbered()}}
-    assert len(set(results(6, done={"done": True}, **options))) == 6
-
-
 @each_delivery
 def test_a_time_zone_that_is_active_is_each_rows_own(options: dict[str, Any]) -> None:
     """``TruncDay`` takes it when it is compiled."""
@@ -229,10 +224,6 @@ def test_a_delay_is_left_open_beside_expected_values() -> None:
         assert compare_and_set.write(question, row.pk, {"place": [row.place]}, values) == 1
         assert compare_and_set.write(question, row.pk, {"place": [row.place + 1]}, values) == 0
     assert len(kept(question)) == 1
-
-
-def test_delays_are_equal_when_they_are_as_long() -> None:
-    assert Later(timedelta(1)) == Later(timedelta(days=1)) != Later(timedelta(2))
 
 
 def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,21 +90,6 @@ def test_the_signals_are_sent_in_the_order_of_a_row() -> None:
     assert len(sent[0][1]["run_id"]) == 32
 
 
-def test_an_asynchronous_handler_has_the_same_signals() -> None:
-    [row] = the.errands(1)
-
-    async def handle(_: Errand) -> None:
-        """Do nothing."""
-
-    with received(row_started, row_finished) as sent:
-        the.at_least_once(handle).run()
-    assert [(signal, each["pk"]) for signal, each in sent] == [
-        (row_started, row.pk),
-        (row_finished, row.pk),
-    ]
-    assert sent[1][1]["duration"] >= 0.0
-
-
 def test_a_batch_has_a_signal_for_each_of_its_rows() -> None:
     rows = the.errands(3)
 
@@ -286,20 +271,6 @@ def test_outcomes_retries_and_lost_leases_are_counted() -> None:
     assert tally.rows == {"processed": 1, "failed": 1, "snoozed": 1}
     assert (tally.retries, tally.lost_leases, tally.handler.number) == (1, 1, 4)
     assert tally.last_success is not None  # the failed row is to be tried again
-
-
-def test_a_row_that_fails_for_good_is_no_success() -> None:
-    the.errands(1)
-
-    def fail(_: Errand) -> None:
-        raise ValueError
-
-    collector = Collector()
-    with looking_on(collector):
-        the.transactional(fail, name="shop.fail").run()
-        assert collector.snapshot()["shop.fail"].last_success is None
-        the.transactional(fail, name="shop.empty", pending=Errand.objects.filter(place=9)).run()
-    assert collector.snapshot()["shop.empty"].last_success is not None
 
 
 class Raising(Observer):

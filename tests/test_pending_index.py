@@ -88,11 +88,6 @@ def test_what_no_index_can_hold_is_left_out_and_named(left_out: Q) -> None:
     assert pending_index.not_indexed(asked)
 
 
-def test_the_columns_that_are_left_out_have_their_models_before_them() -> None:
-    asked = question(Parcel.objects.filter(sent=False, depot__open=True))
-    assert pending_index.not_indexed(asked) == ["tests.Depot.open"]
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -152,12 +147,6 @@ def test_with_a_strict_order_its_columns_come_first(rows: QuerySet[Any], fields:
     index = suggested(rows, strict_order=True)
     assert index is not None
     assert index.fields == fields
-
-
-def test_without_one_the_key_comes_alone() -> None:
-    index = suggested(Seat.objects.filter(sent=False).order_by("number"))
-    assert index is not None
-    assert index.fields == ["row", "number"]
 
 
 def test_a_column_that_ages_are_read_from_comes_first() -> None:

@@ -114,14 +114,6 @@ def test_the_holder_of_a_lock_in_an_outer_transaction_is_found(session: Open) ->
     assert pids(probed(parcel).holders) == [worker.pid]
 
 
-def test_the_holder_of_a_lock_in_an_open_savepoint_is_found(session: Open) -> None:
-    parcel = Parcel.objects.create()
-    worker = session("worker")
-    worker.execute("BEGIN", "SAVEPOINT a", lock(parcel))
-    assert pids(found(parcel).holders) == [worker.pid]
-    assert pids(probed(parcel).holders) == [worker.pid]
-
-
 def test_the_lock_of_a_released_savepoint_has_a_holder_whom_only_the_probe_names(
     session: Open,
 ) -> None:
@@ -171,26 +163,6 @@ def test_a_row_that_was_locked_has_no_holder(session: Open) -> None:
 
 
 # --- what else may be in the way
-
-
-def test_a_session_that_changes_the_row_holds_it(session: Open) -> None:
-    parcel = Parcel.objects.create()
-    worker = session("worker")
-    worker.execute("BEGIN", about(parcel, "UPDATE tests_parcel SET sent = true WHERE id = :pk"))
-    answer: dict[str, Any] = dict(status(RUN, only=("locked", "pending")).answers)
-    assert answer["pending"].value == 1
-    assert pids(answer["locked"].value.holders) == [worker.pid]
-    assert rows.show(RUN, parcel.pk).reason.startswith("a session has locked it, or ")
-
-
-def test_a_session_is_counted_once_with_all_of_its_rows(session: Open) -> None:
-    parcels = [Parcel.objects.create() for _ in range(5)]
-    worker, other = session("worker"), session("other")
-    worker.execute("BEGIN", *map(lock, parcels[:3]))
-    other.execute("BEGIN", lock(parcels[3]))
-    answer: Any = status(RUN, only=("locked",)).answers["locked"].value
-    assert answer.rows == 4
-    assert [(each.pid, each.rows) for each in answer.holders] == [(worker.pid, 3), (other.pid, 1)]
 
 
 def test_a_number_that_is_another_sessions_transaction_names_nobody(session: Open) -> None:

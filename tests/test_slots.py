@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,18 +138,6 @@ def test_a_server_that_cannot_be_reached_is_an_error_and_not_a_taken_slot() -> N
                 slot.take()
         finally:
             wrapper.settings_dict["PORT"] = before
-
-
-def test_threads_share_a_slot(slot: Slot) -> None:
-    assert slot.take()
-    slot._ask_at = 0.0
-    held: list[bool] = []
-    threads = [threading.Thread(target=lambda: held.append(slot.is_held())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert held == [True] * 4
 
 
 def test_a_slot_takes_no_connection_of_a_pool() -> None:
