@@ -14,7 +14,7 @@ from django.test import Client
 from dcl_processor import batch_processor, registry
 from dcl_processor.insights.keys import key_text, parsed
 from tests.admin_page.conftest import grant, post
-from tests.models import Seat, Voucher
+from tests.models import Voucher
 
 PAGE = "/admin/dcl_admin/processor/tests.redeem/"
 
@@ -74,9 +74,3 @@ def test_a_composite_key_comes_back_with_commas_and_spaces(letter: str) -> None:
     text = key_text((7, letter))
     assert parsed(Place, text) == (7, letter)
     assert key_text(5) == "5"
-
-
-def test_a_key_of_numbers_may_have_spaces_around_it() -> None:
-    assert parsed(Seat, " 3, 4 ") == (3, 4)
-    with pytest.raises(ValueError, match="expected 2 values joined by commas, got '3'"):
-        parsed(Seat, "3")

@@ -178,15 +178,6 @@ def test_above_the_count_there_is_a_bar_that_is_said_to_be_an_estimate(
     assert "~100 of ~400 (25 %)" in second.content.decode()
 
 
-def test_a_name_with_a_slash_has_a_page(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_shipped_emails, "name", 'a/b "c" <i>&ü')
-    page = viewer.get(INDEX)
-    (each,) = (each for each in page.context["panels"] if each["panel"].name.startswith("a/b"))
-    found = viewer.get(each["url"])
-    assert found.status_code == 200
-    assert "a/b &quot;c&quot; &lt;i&gt;&amp;ü" in found.content.decode()
-
-
 def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:
     address = f"{INDEX}shop.capture_5Fpayments/row/{refused[0].pk}/"
     page = viewer.get(address).content.decode()

@@ -108,19 +108,6 @@ def test_the_permissions_are_made_without_a_table() -> None:
     assert not Processor._meta.managed
 
 
-def test_a_row_of_the_model_cannot_be_saved() -> None:
-    with pytest.raises(TypeError, match=r"expected the processors of processors\.py"):
-        Processor(name="x").save()
-
-
-@pytest.mark.parametrize(("user", "is_listed"), [("staff", False), ("viewer", True)])
-def test_the_index_of_the_admin_leads_to_the_page(
-    as_user: Callable[[str], Client], user: str, *, is_listed: bool
-) -> None:
-    page = as_user(user).get("/admin/").content.decode()
-    assert ("/admin/dcl_admin/processor/" in page) is is_listed
-
-
 @pytest.mark.parametrize("action", choosing.ACTIONS)
 @pytest.mark.parametrize("user", USERS)
 def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
@@ -188,14 +175,6 @@ def test_a_processor_is_paused_by_those_who_may_operate_it(
     assert (b'value="pause"' in page) is may
     post(as_user(user), address("control", refused[0]), **sent)
     assert LogEntry.objects.count() == may
-
-
-def test_an_inactive_operator_sees_nothing(
-    as_user: Callable[[str], Client], users: dict[str, User | None]
-) -> None:
-    client = as_user("operator")
-    User.objects.filter(username="operator").update(is_active=False)
-    assert client.get("/admin/dcl_admin/processor/").status_code == 302
 
 
 def test_an_unknown_processor_is_not_found(as_user: Callable[[str], Client]) -> None:

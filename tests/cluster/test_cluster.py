@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.conftest import Cluster, at_the_gate, done, errands, first_waits, got, work
 from tests.cluster.processes import Started, beat, worker
-from tests.cluster.processors import FAILS, MEETS, PLAIN
+from tests.cluster.processors import MEETS, PLAIN
 from tests.edge.manage import at_gate
 from tests.waiting import PATIENCE, until
 
@@ -27,19 +27,6 @@ def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
     assert cluster.took_part() == {worker.pid for worker in both}
     assert done() == set(rows)
     assert cluster.effects() == work() == Counter(rows)
-
-
-def test_copies_share_a_limit_and_none_is_sent_for_nothing(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    idle = cluster.send(copies=4)
-    assert got(idle)["processed"] == 0
-    assert idle.children == []
-    errands(*[PLAIN] * 20)
-    first = cluster.send(copies=4, limit=11)
-    reports = [got(first), *(got(each) for each in first.children)]
-    assert sorted(report["processed"] for report in reports) == [2, 2, 2, 5]
-    assert sum(cluster.effects().values()) == len(done()) == 11
 
 
 def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Started]) -> None:
@@ -106,35 +93,3 @@ def test_the_other_worker_finishes_what_a_lost_one_leaves(cluster: Cluster) -> N
     # Work in the database is done once; what is outside may be repeated for the row at hand.
     assert work() == Counter(rows)
     assert cluster.effects() == Counter([*rows, rows[0]])
-
-
-def test_failed_rows_are_in_the_report_or_fail_the_task(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    good, bad = errands(PLAIN, FAILS)
-    report = got(cluster.send())
-    assert (report["processed"], report["failed"], report["ok"]) == (1, 1, False)
-    assert [failure["pk"] for failure in report["failures"]] == [bad]
-    strict = cluster.send(raise_for_failures=True)
-    with pytest.raises(Exception, match="deliver: 1 failed in") as raised:
-        got(strict)
-    assert type(raised.value).__name__ == "RowsFailed"
-    assert done() == {good}
-
-
-def test_an_unknown_name_is_answered_with_one_sentence(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    before = [len(worker.log.read_text()) for worker in both]
-
-    def said() -> str:
-        logs = zip(both, before, strict=True)
-        return "".join(worker.log.read_text()[start:] for worker, start in logs)
-
-    result = cluster.send("cluster.deliwer")
-    with pytest.raises(Exception, match=r"got 'cluster\.deliwer'; did you mean cluster\.deliver\?"):
-        got(result)
-    until(lambda: "raised expected: UnknownProcessor" in said(), "the end of the task")
-    (error,) = [line for line in said().splitlines() if "ERROR" in line]
-    assert "did you mean cluster.deliver?" in error
-    assert "Traceback" not in said()

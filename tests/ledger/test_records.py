@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.db import DataError, OperationalError, ProgrammingError, connection
 from django.db.models import QuerySet
-from django.test import TestCase, override_settings
+from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -27,7 +27,6 @@ from dcl_processor.ledger.acted import add_action
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control, Look, OperatorAction, RecordedRun
 from dcl_processor.ledger.recording import Work
-from dcl_processor.ledger.texts import kept
 from dcl_processor.oversight import Progress
 from dcl_processor.person import this_user
 from tests.contract.support import errands as the
@@ -200,18 +199,6 @@ def test_a_call_for_several_rows_is_one_call() -> None:
     (found,) = api.history(NAME)
     assert 0.2 <= found.handler_seconds <= _lasted(found)
     assert 0.1 <= found.slowest < found.handler_seconds
-
-
-def test_a_handler_that_lost_its_lease_is_timed_as_well() -> None:
-    the.errands(1)
-
-    def handle(row: Errand) -> None:
-        Errand.objects.update(leased_until=None)
-        time.sleep(0.1)
-
-    the.at_least_once(handle, name=NAME)()
-    (found,) = api.history(NAME)
-    assert (found.counts["lease_lost"], found.slowest >= 0.1) == (1, True)
 
 
 def test_a_run_that_only_met_rows_of_other_workers_is_not_recorded() -> None:
@@ -559,36 +546,6 @@ def test_a_command_deletes_old_records_by_itself() -> None:
         processor()()
     (only,) = RecordedRun.objects.all()
     assert (only.kind, only.processed) == ("run", 1)
-
-
-def test_a_text_is_kept_in_one_line_and_short_and_without_passwords() -> None:
-    assert len(kept(OSError("x" * 1_000_000))) == 500
-    assert kept(OSError("password=geheim user=anna")) == "OSError: password=*** user=anna"
-    assert kept(ValueError()) == "ValueError"
-    assert "\n" not in kept(OSError("a\nb\x1b[31m"))
-
-
-class InATestCase(TestCase):
-    """The test's own connection is used, whose transaction takes all of it back."""
-
-    def test_it_works_and_leaves_no_thread(self) -> None:
-        from dcl_processor.ledger.ledger import ledger as find
-
-        the.errands(2)
-        api.pause(NAME)
-        assert_run(processor()(), stopped="paused")
-        api.resume(NAME)
-        assert_run(processor()(), processed=2)
-        assert RecordedRun.objects.get().processed == 2
-        assert find().desk._line is None
-
-    def test_its_end_is_tried_once(self) -> None:
-        """Each further try would fail in the same transaction."""
-        the.errands(1)
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            tries = failing(monkeypatch, 1)
-            assert_run(processor()(), processed=1)
-        assert len(tries) == 1
 
 
 def test_an_action_of_an_operator_is_recorded_and_deleted_when_it_is_old() -> None:
