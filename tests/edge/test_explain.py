@@ -9,8 +9,6 @@ import pytest
 from django.db import connection, connections
 from django.db.models import Index, Q
 
-from dcl_processor.insights.plan import plan_of
-from dcl_processor.insights.statements import Statement
 from tests.edge.manage import Install, Manage
 from tests.models import Depot, Parcel
 
@@ -184,15 +182,3 @@ def test_with_server_side_binding_the_plan_is_that_of_such_a_statement(manage: M
         wrapper.close()
         wrapper.settings_dict = before
     assert any("server_side_binding" in each for each in found["remarks"])
-
-
-def test_a_plan_that_reads_two_tables_is_judged_by_the_rows_own() -> None:
-    """Another table's index does not make the read of this one narrow."""
-    parcels(5_000, sent=True)
-    sql = (
-        "SELECT p.id FROM tests_parcel p, tests_depot d"
-        " WHERE d.id = 1 AND p.priority < 5 ORDER BY p.note"
-    )
-    plan = plan_of(Statement(sql, (), "default"), Parcel)
-    assert plan is not None
-    assert plan.index is None

@@ -311,21 +311,6 @@ def test_a_large_backlog_is_estimated_within_a_tenth() -> None:
     assert "LIMIT 10001" in next(sql for sql in sent if "COUNT" in sql)
 
 
-def test_a_table_that_was_never_analyzed_is_corrected_by_its_first_statistics() -> None:
-    clock = Clock()
-    with never_analyzed_by_itself():
-        Depot.objects.bulk_create(Depot(open=True) for _ in range(30_000))
-        before = size(opener())
-        way = headway(before, clock)
-        execute("ANALYZE tests_depot")
-        after = size(opener())
-        assert before.basis != after.basis
-        way.learn(after)
-    total = way.total.value
-    assert total is not None
-    assert 27_000 < total < 33_000
-
-
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_it_is_asked_where_the_run_reads() -> None:
     """On the alias of the lock-free read, and with the filter of the run."""

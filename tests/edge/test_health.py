@@ -350,19 +350,3 @@ def test_a_stopped_service_asks_for_no_more_time_than_its_limits_allow(
     assert not any(line.startswith("EXTEND") for line in received(manager))
     health.close()
     time.sleep(0.01)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_program_that_calls_the_command_keeps_its_variables(
-    manage: Manage, manager: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from io import StringIO
-
-    from django.core.management import call_command
-
-    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.getsockname()))
-    call_command("processors", "run", DELIVER, stdout=StringIO())
-    assert "NOTIFY_SOCKET" in os.environ
-    ran = manage("run", DELIVER)
-    assert (ran.code, "NOTIFY_SOCKET" in os.environ) == (0, False)
-    assert received(manager)[0] == "READY=1"

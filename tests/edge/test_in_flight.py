@@ -24,9 +24,9 @@ from dcl_processor.execution import in_flight
 from dcl_processor.runner import suspects
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import at_gate, processors, started
-from tests.edge.watchers import parcels, watching
+from tests.edge.watchers import parcels
 from tests.models import Parcel
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,18 +104,6 @@ def test_with_threads_each_row_that_was_at_hand_is_handled_alone(
     Parcel.objects.filter(note="meet").update(note="")
     again = processors("run", DELIVER, "--concurrency", "3")
     assert (again.returncode, unsent()) == (9, [rows[2]])
-
-
-def test_a_watch_names_it_and_goes_on_with_the_others(folder: Path) -> None:
-    """Its copy is started again, and comes to the row at the end of each run."""
-    deadly = parcels("kill", "", "")[0]
-    with watching(DELIVER, "--watch", "0.2", "--copies", "2") as watcher:
-        until(lambda: bool(watcher.operations), "a word of the death")
-        assert re.fullmatch(DIED.format(deadly, ".*"), watcher.operations[0])
-        until(lambda: unsent() == [deadly], "the other rows")
-        code, _, _ = watcher.end()
-    assert code == 0
-    assert unsent() == [deadly]
 
 
 def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Path) -> None:

@@ -82,18 +82,6 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
     assert (again.returncode, handled(audit)) == (0, [first, stuck]), (done.stderr, again.stderr)
 
 
-def test_one_of_two_workers_is_killed(audit: Path) -> None:
-    stuck, *_ = parcels("is stopped", *[""] * 9)
-    with started("run", DELIVER, "--copies", "2", "--json", **SETTINGS, AUDIT=str(audit)) as done:
-        out, err = done.communicate(timeout=PATIENCE)
-    assert done.returncode == 1
-    assert unsent() == {stuck}
-    assert re.search(rf"{DELIVER}(?:, copy [12])?: {SILENT.format(stuck)}", err), err
-    document = json.loads(out)
-    assert (document["ok"], document["processed"]) == (False, 9)
-    assert any("killed by the supervisor" in (each["error"] or "") for each in document["copies"])
-
-
 @pytest.mark.parametrize(("copies", "who"), [("1", ""), ("2", ", copy [12]")])
 def test_in_a_watch_it_is_killed_and_another_takes_its_place(
     audit: Path, copies: str, who: str
@@ -109,23 +97,6 @@ def test_in_a_watch_it_is_killed_and_another_takes_its_place(
     assert code == 0
     assert re.fullmatch(f"{DELIVER}{who}: {LATE.format(stuck)}; it is started again", died)
     assert len(pids(audit)) > 1
-
-
-def test_a_row_within_its_limit_is_handled_in_peace(audit: Path) -> None:
-    """Together they take longer than the limit and the grace."""
-    parcels(*["long"] * 3)
-    done = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit), LIMIT="240")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{DELIVER}: 3 processed")
-    assert len(pids(audit)) == 1
-
-
-def test_without_a_limit_no_worker_is_killed(audit: Path) -> None:
-    """Not even one that does not move for longer than a worker with a limit may."""
-    parcels("keeps the GIL for a while", "")
-    command = ("run", "hanging.deliver_slowly", "--copies", "2")
-    done = processors(*command, **SETTINGS, AUDIT=str(audit))
-    assert (done.returncode, done.stderr, unsent()) == (0, "", set())
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # the fork of a handler

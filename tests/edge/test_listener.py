@@ -151,14 +151,6 @@ def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher) -> No
     assert said.startswith("LISTEN failed on 'default', and rows are found by polling")
 
 
-def test_it_polls_as_well() -> None:
-    with watching("warehouse.deliver", "--watch", "0.2", "--listen") as watcher:
-        for _ in range(3):
-            parcels("")
-            watcher.says("warehouse.deliver: 1 processed in ")
-        assert watcher.end() == (0, "", "")
-
-
 def test_a_channel_may_have_quotes_in_its_name() -> None:
     channel = notify.channel('shop."odd"')
     with closing(Listener("default", {channel: "odd"})) as listener:

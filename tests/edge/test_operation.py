@@ -26,6 +26,7 @@ from tests.edge.manage import (
     command,
     environment,
     processors,
+    shown_on_a_terminal,
     started,
 )
 from tests.edge.watchers import SELDOM, parcels, watching
@@ -316,31 +317,15 @@ def test_in_the_log_it_is_one_line_too(caplog: pytest.LogCaptureFixture) -> None
     ids=str,
 )
 def test_colours_are_left_out_where_they_are_not_wanted(
-    variables: dict[str, str], colored: bool
+    variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a pseudo-terminal, which a program takes for a person's."""
-    import pty
-
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
     parcels("broken")
-    parent, child = pty.openpty()
-    wanted = {"TERM": "xterm-256color", **variables}
-    names = ("NO_COLOR", "FORCE_COLOR", "CI")
-    env = {k: v for k, v in environment(**wanted).items() if k not in names or k in variables}
-    with subprocess.Popen(
-        command("run", DELIVER), env=env, cwd=CHECKOUT, stdin=child, stdout=child, stderr=child
-    ) as process:
-        os.close(child)
-        text = b""
-        try:
-            while chunk := os.read(parent, 4096):
-                text += chunk
-        except OSError:
-            pass  # how a pseudo-terminal says that it is over
-        assert process.wait(PATIENCE) == 1
-    os.close(parent)
-    failed = [line for line in text.decode().splitlines() if "no address" in line]
-    assert failed
-    assert bool(re.search(r"\x1b\[[\d;]*m", failed[-1])) is colored
+    code, shown = shown_on_a_terminal(command("run", DELIVER), **variables)
+    assert code == 1
+    [failed] = [line for line in shown.splitlines() if "no address" in line]
+    assert bool(re.search(r"\x1b\[[\d;]*m", failed)) is colored
 
 
 # --- ceilings

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management.base import CommandError
-from django.db import OperationalError, connection, models
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import operator_writes
-from dcl_processor.management.typed_values import typed_values
 from dcl_processor.person import this_user
 from tests.edge.manage import CHECKOUT, Install, Manage, command, environment, started
 from tests.edge.stuck import another_session, claimed, on_a_terminal
@@ -191,13 +189,6 @@ def test_a_choice_that_takes_too_long_is_ended(manage: Manage) -> None:
 
 
 # --- what a dry run promises
-
-
-@pytest.mark.parametrize("how", ["--dry-run", "--yes"])
-def test_a_row_that_is_not_claimed_is_not_promised_either(manage: Manage, how: str) -> None:
-    row = Errand.objects.create()
-    done = manage("mark-done", FETCH, "--pk", str(row.pk), how)
-    assert (done.code, done.out) == (1, f"{FETCH}: 1 row ({row.pk}) left: not claimed\n")
 
 
 # --- JSON
@@ -494,22 +485,6 @@ def test_an_answer_that_could_not_be_written_is_no_success(
 
 
 # --- what could not be found out
-
-
-def test_a_text_that_a_field_of_the_users_own_cannot_take_is_a_wrong_command_line() -> None:
-    class Whole(models.IntegerField):  # type: ignore[type-arg]  # no generic at run time
-        def to_python(self, value: object) -> int:
-            raise TypeError(f"expected a whole number, got {value!r}")
-
-    class Counted(models.Model):
-        number = Whole()
-
-        class Meta:
-            abstract = True
-
-    with pytest.raises(CommandError, match="expected a whole number, got 'x'") as caught:
-        typed_values(Counted, ["number=x"])
-    assert caught.value.returncode == 2
 
 
 @pytest.mark.parametrize("error", ["KeyError('tenant')", "ValueError('no tenant')"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import signal
 import time
 from pathlib import Path
@@ -19,13 +18,11 @@ from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.watch.polling import BACKOFF
 from tests.edge.watchers import parcels, wait_until_sent, watching
 from tests.models import Parcel
-from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
 DIED = "{}, copy [12]: killed by {}; its committed work stays, but is not counted; "
-HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 AGAIN = r"it is started again( in \d+\.\d s)?"
 
 
@@ -58,28 +55,6 @@ def test_a_copy_that_dies_is_named_and_another_takes_its_place(
     died = DIED.format(DELIVER, how) + AGAIN
     assert all(re.fullmatch(died, line) for line in deaths), deaths
     assert handlers(audit)
-
-
-def test_a_process_that_cannot_be_had_now_is_tried_again_later(audit: Path) -> None:
-    """The parent may open no file more, as on a machine where there is no room for a process."""
-    parcels("")
-    arguments = (DELIVER, "--watch", "0.2", "--copies", "2")
-    with watching(*arguments, AUDIT=str(audit)) as watcher:
-        watcher.says(f"{DELIVER}: ")
-        parent = watcher.process.pid
-        before = resource.prlimit(parent, resource.RLIMIT_NOFILE, (3, HARD))
-        os.kill(min(handlers(audit)), signal.SIGKILL)
-        assert "killed by SIGKILL" in watcher.says(f"{DELIVER}, copy ", err=True)
-        again = watcher.says(f"{DELIVER}, copy ", err=True)
-        resource.prlimit(parent, resource.RLIMIT_NOFILE, before)
-
-        def both_at_work() -> bool:
-            parcels(*[""] * 5)
-            return len(handlers(audit)) >= 3
-
-        until(both_at_work, "the copy that could not be started")
-        assert watcher.end()[0] == 0
-    assert re.search(rf"could not be started: OSError: .*Too many open files.*; {AGAIN}$", again)
 
 
 def test_it_ends_though_a_copy_waits_to_be_started_again() -> None:

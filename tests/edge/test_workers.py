@@ -277,25 +277,6 @@ def test_one_signal_lets_every_copy_finish_its_row(
     assert unsent() == 2
 
 
-def test_a_second_signal_stops_every_copy_at_once(gate: Path, audit: Path) -> None:
-    signum = signal.SIGTERM
-    Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(2))
-    with started("run", "warehouse.deliver", "--copies", "2", GATE=str(gate)) as process:
-        copies = at_gate(gate, handlers=2)
-        # To the parent alone: when its word has come to the copies, it has counted one. Two that
-        # come before it looks are one to it.
-        os.kill(process.pid, signum)
-        at_gate(gate, "stopping", handlers=2)
-        os.killpg(process.pid, signum)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (128 + signum, "")
-    assert besides_lifecycle(err) == (
-        f"CommandError: stopped at once by {signum.name}; uncommitted work is rolled back.\n"
-    )
-    assert not any(is_running(pid) for pid in copies)
-    assert (handled(audit), unsent()) == ([], 2)
-
-
 def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
     gate: Path, audit: Path
 ) -> None:
