@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery
 from celery.schedules import crontab
 from django.test import override_settings
 
@@ -35,12 +35,6 @@ def send_parcels(row: Parcel) -> None:
         raise ValueError("no address")
 
 
-@shared_task  # type: ignore[untyped-decorator]  # celery ships no types
-def send_parcels_task(limit: int | None = None) -> dict[str, Any]:
-    """Send the parcels that wait, from beat."""
-    return send_parcels.run(limit=limit).as_dict()
-
-
 @pytest.fixture(autouse=True)
 def app() -> Iterator[Celery]:
     app = Celery("tests", set_as_current=True)
@@ -49,15 +43,6 @@ def app() -> Iterator[Celery]:
     )
     yield app
     app.close()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_task_runs_the_processor_and_returns_its_report_as_json() -> None:
-    Parcel.objects.bulk_create([Parcel(), Parcel(note="no address"), Parcel()])
-    answer = send_parcels_task.delay().get()
-    assert (answer["name"], answer["processed"], answer["failed"]) == ("tests.send_parcels", 2, 1)
-    assert json.loads(json.dumps(answer)) == answer
-    assert Parcel.objects.filter(sent=True).count() == 2
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -246,15 +246,6 @@ def test_the_name_is_known_before_the_apps_are(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(apps, "apps_ready", False)
     assert define().name == f"{__name__}.send"
-
-
-def test_a_class_that_handles_batches_needs_no_process() -> None:
-    class Together(BatchProcessor[Parcel]):
-        pending = PENDING.all
-
-        def process_batch(self, rows: Sequence[Parcel], /) -> None: ...
-
-    assert Together()._handles_batches
 
 
 def test_a_handler_without_a_name_is_told_where_to_go() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import F, FilteredRelation, Model, Q, QuerySet
+from django.db.models import F, Model, Q, QuerySet
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
@@ -203,16 +203,6 @@ def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
         with CaptureQueriesContext(connection) as queries:
             assert list(got.scans.all()) == [scan]
         assert not queries
-
-
-def test_a_filtered_relation_may_annotate_the_row() -> None:
-    row = Parcel.objects.create()
-    Scan.objects.create(parcel=row, ok=False)
-    good = Scan.objects.create(parcel=row)
-    asked = Parcel.objects.annotate(
-        good=FilteredRelation("scans", condition=Q(scans__ok=True)), scan=F("good__id")
-    )
-    assert claimed(asked.filter(sent=False), row.pk).scan == good.pk
 
 
 def test_a_question_with_several_answers_for_one_row_is_refused() -> None:

@@ -150,29 +150,6 @@ def test_a_receiver_has_the_limit_of_the_handler_and_is_seen(
     assert [type(each.error) for each in report.failures] == [HandlerTimeout]
 
 
-@pytest.mark.parametrize("kind", [lambda handle: handle, as_coroutine], ids=["def", "async def"])
-def test_what_a_receiver_takes_is_not_taken_from_the_handler(
-    kind: Callable[[Callable[[Errand], None]], Any],
-) -> None:
-    the.errands(1)
-    before: list[float] = []
-
-    def receive(**_: Any) -> None:
-        [call] = calls.under_way()
-        call.since -= 3_600
-        before.append(call.since)
-
-    def handle(_: Errand) -> None:
-        [call] = calls.under_way()
-        assert call.since > before[0] + 3_600
-
-    row_started.connect(receive)
-    try:
-        assert the.at_least_once(kind(handle), handler_timeout=60).run().processed == 1
-    finally:
-        row_started.disconnect(receive)
-
-
 def test_a_receiver_that_raises_costs_no_row() -> None:
     the.errands(2)
 
@@ -323,14 +300,3 @@ def test_an_observer_costs_no_statement_and_no_round_trip() -> None:
         assert messages() == alone
     with received(row_finished):
         assert messages() > alone
-
-
-def test_without_an_observer_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    wrong: Callable[..., None] = lambda method, *_, **__: called.append(method)  # noqa: E731  # a seam
-    monkeypatch.setattr(observers, "tell", wrong)
-    the.errands(2)
-    the.transactional(lambda row: None).run()
-    the.errands(2)
-    the.at_least_once(lambda row: None).run()
-    assert called == []

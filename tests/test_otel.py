@@ -105,14 +105,6 @@ def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
     assert trace.get_current_span().get_span_context().is_valid is False
 
 
-def test_the_span_of_a_run_belongs_to_what_started_it(exported: Exported) -> None:
-    the.errands(2)
-    with exported.tracers.get_tracer("theirs").start_as_current_span("task") as task:
-        the.at_least_once(lambda row: None, name="shop.child").run(concurrency=2)
-    [run] = exported.named("run shop.child")
-    assert run.parent == task.get_span_context()
-
-
 def test_the_span_of_a_row_is_a_root_inside_other_spans(exported: Exported) -> None:
     the.errands(1)
     with exported.tracers.get_tracer("theirs").start_as_current_span("task"):
@@ -229,20 +221,6 @@ def test_the_error_of_a_run_is_that_of_its_span(exported: Exported) -> None:
     assert (run.attributes or {})["error.type"] == "KeyboardInterrupt"
     [row] = exported.named("process shop.stop")
     assert row.status.status_code is StatusCode.ERROR
-
-
-def test_a_worker_that_ends_sends_what_it_keeps(
-    exported: Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushed: list[int] = []
-
-    def force_flush(milliseconds: int) -> bool:
-        flushed.append(milliseconds)
-        return True
-
-    monkeypatch.setattr(exported.tracers, "force_flush", force_flush)
-    observers.flush()
-    assert flushed == [otel.FLUSH_WITHIN]
 
 
 def test_an_exporter_that_waits_for_its_collector_holds_no_worker_up(

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from dcl_processor.candidates import pending_index
 from dcl_processor.candidates.question import Question, ask
-from tests.models import Colour, Depot, Errand, Message, Parcel, Priced, Sample, Seat, Truck, Visit
+from tests.models import Colour, Depot, Errand, Parcel, Priced, Sample, Seat, Visit
 
 pytestmark = pytest.mark.django_db
 
@@ -86,22 +86,6 @@ def test_what_no_index_can_hold_is_left_out_and_named(left_out: Q) -> None:
     assert index is not None
     assert (index.fields, index.condition) == (["id"], Q(sent=False))
     assert pending_index.not_indexed(asked)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        Parcel.objects.all(),
-        Parcel.objects.filter(depot__open=True),
-        Parcel.objects.annotate(low=Lower("note")).filter(low="new"),
-        Message.objects.filter(data__state="new"),
-        Truck.objects.filter(inspected=False),
-        Parcel.objects.none(),
-    ],
-    ids=["all", "joined", "annotated", "document", "parent", "none"],
-)
-def test_a_question_without_a_condition_of_the_table_has_no_index(rows: QuerySet[Any]) -> None:
-    assert suggested(rows) is None
 
 
 def test_a_column_that_is_compared_with_the_time_is_the_first_of_the_index() -> None:

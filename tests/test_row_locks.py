@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dcl_processor import BatchProcessor, batch_processor
@@ -20,8 +20,7 @@ from dcl_processor.insights.probe import Probed
 from dcl_processor.insights.status import status
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import processor
-from tests.contract.support.sessions import connected
-from tests.models import Errand, Parcel, Scan, Trailer, Truck, Vehicle
+from tests.models import Parcel, Scan, Trailer, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -216,36 +215,6 @@ def test_a_role_without_rights_sees_who_it_is_and_not_what_it_does(session: Open
     assert holder.hidden == ("client", "since", "state", "query")
     assert (holder.query, holder.state, holder.since, holder.client) == (None, None, None, None)
     assert (seen.hidden, seen.client, seen.state) == ((), "local socket", "idle in transaction")
-
-
-def test_a_worker_at_work_is_the_holder_of_its_row() -> None:
-    """In the middle of a handler of each delivery that works under the lock."""
-    seen: list[tuple[str, Any]] = []
-
-    def handle(row: Errand) -> None:
-        def look() -> None:
-            shown = rows.show(run, row.pk)
-            seen.append((shown.reason, shown.locked and shown.locked.value))
-
-        the.elsewhere(look)
-
-    run = the.transactional(handle)
-    the.errands(2)
-    assert run().processed == 2
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        own = cursor.fetchone()[0]
-    assert all(reason.startswith("a session has locked it") for reason, _ in seen)
-    assert [pids(each.holders) for _, each in seen] == [[own], [own]]
-
-
-def test_the_parameters_may_be_bound_by_the_server(session: Open) -> None:
-    parcel = Parcel.objects.create()
-    worker = session("worker")
-    worker.execute("BEGIN", lock(parcel))
-    with connected({"server_side_binding": True}):
-        assert pids(found(parcel).holders) == [worker.pid]
-        assert pids(probed(parcel).holders) == [worker.pid]
 
 
 def test_the_only_lock_of_a_row_may_be_that_of_a_foreign_key(session: Open) -> None:

@@ -105,29 +105,6 @@ def test_the_end_of_its_session_is_noticed_without_a_question(slot: Slot) -> Non
     assert slot.take()
 
 
-def test_a_server_that_changes_a_setting_takes_no_slot_away(slot: Slot) -> None:
-    """It sends each session a message that no statement has asked for."""
-    assert slot.take()
-    slot._ask_at = float("inf")
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER DATABASE %s SET TimeZone = 'UTC'" % connection.settings_dict["NAME"])  # noqa: UP031  # a name
-        cursor.execute("SELECT pg_reload_conf()")
-    assert slot.is_held()
-
-
-def test_a_session_that_ended_between_two_tries_is_replaced(slot: Slot) -> None:
-    others = [Slot("other", NAME, 3) for _ in range(3)]
-    try:
-        assert all(each.take() for each in others)
-        assert not slot.take()
-        end_session(slot._connection)
-        others[0].release()
-        assert slot.take()
-    finally:
-        for each in others:
-            each.release()
-
-
 def test_a_server_that_cannot_be_reached_is_an_error_and_not_a_taken_slot() -> None:
     with connected({}) as wrapper:
         before = wrapper.settings_dict["PORT"]

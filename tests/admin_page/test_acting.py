@@ -54,20 +54,6 @@ def states() -> list[str]:
     return [*Payment.objects.order_by("pk").values_list("state", flat=True)]
 
 
-def test_failed_rows_of_one_error_are_put_back(operator: Client, refused: list[Payment]) -> None:
-    asked = post(operator, ACT, action="requeue", state="given_up", kind="NotCharged")
-    assert button(asked) == "Put back 3 rows"
-    command = "requeue shop.capture_payments --given-up --error=NotCharged\n"
-    assert command in asked.content.decode().replace("</pre>", "\n")
-    assert states() == [State.REFUSED] * 5
-
-    done = post(operator, ACT, plan=hidden(asked))
-
-    assert done.status_code == 302
-    assert states() == [State.DUE] * 3 + [State.REFUSED] * 2
-    assert Payment.objects.filter(attempts=0, last_error="").count() == 3
-
-
 def test_rows_that_fail_after_the_confirmation_are_left(
     operator: Client, refused: list[Payment], payments: MakePayments
 ) -> None:
@@ -181,25 +167,6 @@ def test_many_rows_are_one_entry_on_the_processor(operator: Client, payments: Ma
     address = entry.get_admin_url()
     assert address is not None
     assert "101 of 101 rows" in operator.get(f"{address}").content.decode()
-
-
-def test_what_a_request_cannot_do_in_its_time_is_continued(
-    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    payments(5, state=State.REFUSED, last_error="NotCharged: no route")
-    asked = post(operator, ACT, action="requeue", state="given_up")
-    monkeypatch.setattr(choosing, "CHUNK", 2)
-    monkeypatch.setattr(plan, "BUDGET", 0.0)
-
-    first = post(operator, ACT, plan=hidden(asked))
-    assert "2 of 5 rows put back into pending; 3 still to do." in first.content.decode()
-    assert button(first) == "Put back 3 rows"
-    assert states().count(State.DUE) == 2
-
-    second = post(operator, ACT, plan=hidden(first))
-    third = post(operator, ACT, plan=hidden(second))
-    assert third.status_code == 302
-    assert states() == [State.DUE] * 5
 
 
 def test_a_request_ends_in_its_time_although_each_row_of_a_chunk_takes_long(

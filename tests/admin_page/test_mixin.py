@@ -194,24 +194,6 @@ def test_a_list_of_another_database_is_refused_in_one_sentence(
     assert states() == [State.REFUSED] * 5
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_a_list_of_the_database_that_the_processor_uses_is_not_refused(
-    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = {"action": "dcl_requeue_0", "_selected_action": [refused[0].pk]}
-    monkeypatch.setattr(capture_payments, "using", "other")
-    # It is not the database of a list that names none.
-    post(operator, LIST, **sent)
-    assert "expected a list of the database" in operator.get(LIST).content.decode()
-    monkeypatch.setattr(PaymentAdmin, "get_queryset", listed_from_other, raising=False)
-    assert "/row/" in operator.get(LIST).content.decode()
-    assert button(post(operator, LIST, **sent)) == "Put back 1 row"
-    # A replica that the processor reads from has the same rows.
-    monkeypatch.setattr(capture_payments, "using", "default")
-    monkeypatch.setattr(capture_payments, "read_using", "other")
-    assert button(post(operator, LIST, **sent)) == "Put back 1 row"
-
-
 # --- a site without the page
 
 
@@ -276,29 +258,6 @@ def test_errors_are_masked_wherever_a_project_names_them(
             assert "y" * 301 not in page
             assert 'name="charge_id"' not in page
     assert not [each for each in queries if '"last_error" FROM' in each["sql"]]
-
-
-class AmountForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A project's form that leaves a column out."""
-
-    class Meta:
-        model = Payment
-        exclude = ("charge_id",)  # noqa: DJ006  # it is what is tested
-
-
-class Formed(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    processors = (capture_payments,)
-    form = AmountForm
-
-
-def test_what_a_form_leaves_out_stays_left_out(
-    users: dict[str, User | None], payments: MakePayments
-) -> None:
-    (payment,) = payments(1)
-    request = RequestFactory().get("/")
-    request.user = users["operator"]  # type: ignore[assignment]
-    fields = Formed(Payment, admin.site).get_form(request, payment).base_fields
-    assert [*fields] == ["order", "amount"]
 
 
 def test_a_form_does_not_write_back_what_a_worker_has_settled(
@@ -483,20 +442,6 @@ def test_django_runs_the_check_of_a_list(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (warning.obj, warning.hint is not None) == (PaymentAdmin, True)
 
 
-def test_what_a_processor_writes_is_read_only_in_the_form_of_a_row(
-    users: dict[str, User | None],
-) -> None:
-    made, request = Every(Order, admin.site), RequestFactory().get("/")
-    request.user = users["staff"]  # type: ignore[assignment]
-    fields = made.get_readonly_fields(request, Order())
-    assert {*fields} == {*WRITTEN, "last_error_shown"}
-    assert len(fields) == len({*fields})
-
-
-class Every(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    processors = (every,)
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -594,11 +539,6 @@ def test_a_form_of_the_projects_own_leaves_what_workers_write(parcel: Parcel) ->
     """It has not kept the columns, so only those are known that options name."""
     row = saved(parcel, base=forms.ModelForm, weight="9")
     assert (row.weight, row.sent, row.tries) == (9, True, 0)
-
-
-def test_a_row_that_was_deleted_meanwhile_is_saved_as_django_does(parcel: Parcel) -> None:
-    Parcel.objects.all().delete()
-    assert saved(parcel, weight="9").weight == 9
 
 
 # --- a list of another model

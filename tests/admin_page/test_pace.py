@@ -92,13 +92,6 @@ def test_without_a_ledger_two_new_estimates_give_a_rate_and_an_old_one_does_not(
     assert looked(third.points, 1066.0, 470_000, 1064.0).now == 440_000
 
 
-def test_an_estimate_is_never_below_what_was_counted() -> None:
-    before = ((1000.0, Estimate(12_000)),)
-    late = Expected(10, as_of=0.0, gone=9_000, rate=1.0)
-    assert pace(before, 1010.0, MORE, late).now == 10_001
-    assert pace((), 1010.0, Answer.unknown("not within 1 s"), late).now == 10
-
-
 def test_the_rate_is_that_of_the_last_two_minutes() -> None:
     found = pace(((1000.0, 9_000), (4000.0, 1_000), (4050.0, 500)), 4100.0, Answer(0))
     assert found.rate == 10.0
@@ -145,17 +138,6 @@ def test_what_was_written_is_read(seen: dict[str, tuple[tuple[float, int], ...]]
         rates(points)
         chart("x", "x", "rows", points)
     assert not parse(text[:-cut], [*seen])
-
-
-def test_a_chart_has_the_same_numbers_as_a_table() -> None:
-    found = chart("waiting", "Pending rows", "rows", [(0.0, 100), (30.0, 40), (60.0, 0)])
-    assert found is not None
-    assert found.points == "4.0,4.0 300.0,71.2 596.0,116.0"
-    assert [value for _, value in found.table] == ["100", "40", "0"]
-    assert found.summary == (
-        "Pending rows: 100 at 1970-01-01 00:00:00, 0 at 1970-01-01 00:01:00 UTC, 100 at most."
-    )
-    assert chart("waiting", "Pending rows", "rows", [(0.0, 100)]) is None
 
 
 def test_a_time_of_another_day_has_its_date() -> None:

@@ -113,18 +113,6 @@ def test_the_name_of_an_error_is_masked_and_its_rows_are_not_chosen_by_it(
     assert f'name="kind" value="{"N" * 100}"' in page
 
 
-def test_the_address_with_the_counts_is_as_short_with_many_processors(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {f"shop.with_a_long_name_{each}": expire_carts for each in range(60)}
-    monkeypatch.setattr(registry, "processors", lambda: found)
-    monkeypatch.setattr(registry, "broken", list)
-    address = INDEX
-    for _ in range(6):
-        address = INDEX + viewer.get(address).context["refresh"]
-    assert len(address) < 1_050
-
-
 def test_a_database_that_is_down_is_said_and_asked_once(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,14 +136,6 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     page = viewer.get(INDEX).content.decode()
     assert "could not be found out: not asked" in page
     assert "given up 5" not in page
-
-
-def test_the_counts_go_along_with_the_link(viewer: Client, payments: MakePayments) -> None:
-    payments(4)
-    first = viewer.get(INDEX)
-    Order.objects.filter(number=1).update(shipped_email_sent=True)
-    second = viewer.get(f"{INDEX}{first.context['refresh']}")
-    assert "1 of 4 since this page was opened." in second.content.decode()
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no estimate")

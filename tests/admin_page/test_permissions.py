@@ -12,10 +12,10 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from dcl_processor.admin_page import choosing, handing_over
+from dcl_processor.admin_page import choosing
 from dcl_processor.admin_page.models import Processor
 from sample_app.shop.models import Payment
-from tests.admin_page.conftest import MakePayments, grant, post
+from tests.admin_page.conftest import grant, post
 
 pytestmark = pytest.mark.django_db
 
@@ -102,12 +102,6 @@ def test_a_post_with_a_token_needs_the_permission(
     assert state() == before
 
 
-def test_the_permissions_are_made_without_a_table() -> None:
-    found = Permission.objects.filter(content_type__app_label="dcl_admin")
-    assert {each.codename for each in found} == {"view_processors", "operate_processors"}
-    assert not Processor._meta.managed
-
-
 @pytest.mark.parametrize("action", choosing.ACTIONS)
 @pytest.mark.parametrize("user", USERS)
 def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
@@ -138,30 +132,6 @@ def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
         grant(user, "change_payment")
         assert post(as_user(user), address("act", row), **sent).status_code == 302
         assert state() != before
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_processing_now_needs_them_as_well(
-    as_user: Callable[[str], Client],
-    payments: MakePayments,
-    monkeypatch: pytest.MonkeyPatch,
-    user: str,
-) -> None:
-    (row,) = payments(1)
-    ran = list[Any]()
-    monkeypatch.setattr(handing_over, "process_now", lambda *each: ran.append(each))
-    sent = {"action": "dcl_process_0", "_selected_action": [row.pk]}
-    post(as_user(user), "/admin/shop/payment/", **sent)
-    assert len(ran) == (user == "operator")
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_only_those_who_may_act_have_buttons(
-    as_user: Callable[[str], Client], refused: list[Payment], doubtful: list[Payment], user: str
-) -> None:
-    for name in ("change", "row"):
-        page = as_user(user).get(address(name, refused[0])).content
-        assert (b'name="action"' in page) is (user == "operator")
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -112,16 +112,6 @@ def test_the_read_of_the_pending_rows_is_known(monkeypatch: pytest.MonkeyPatch) 
     assert seen[0] == ["the read of pending"]
 
 
-def test_a_hook_that_raises_is_forgotten(nosy: Nosy, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise OSError("no answer")
-
-    monkeypatch.setattr(nosy, "throttle", broken)
-    with pytest.raises(OSError, match="no answer"):
-        watched(nosy)
-    assert calls.under_way() == []
-
-
 @pytest.fixture
 def hung() -> Iterator[Call]:
     call = Call("shop.send", (17,), None, what="get_done()")

@@ -263,16 +263,6 @@ def test_a_missing_column_of_its_own_is_an_error(options: dict[str, Any], words:
     assert "dcl_processor.columns" in str(message.hint)
 
 
-def test_the_columns_of_the_abstract_models_and_of_other_names_fit() -> None:
-    mine = Retry(attempts="tries", next_attempt_at="sent_at", last_error="note")
-    assert ids(processor(done={"sent": True}, retry=mine)) == []
-    fewer = Retry("weight", attempts="tries", next_attempt_at=None, last_error=None)
-    assert ids(processor(done={"sent": True}, retry=fewer)) == []
-    rows = Errand.objects.filter(done=False)
-    leasing = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(30), "retry": Retry()}
-    assert ids(processor(rows, {"done": True}, **leasing)) == []
-
-
 # --- W001: a flag that several rows share
 
 
@@ -403,13 +393,6 @@ def test_a_definition_that_is_refused_is_an_error(install: Install) -> None:
     (message,) = found_in("post")
     assert message.startswith("post: (dcl_processor.E008) send: expected done to name")
     assert "post.processors" in message
-
-
-def test_what_an_import_raises_is_raised(install: Install) -> None:
-    """As Django does with models.py and admin.py."""
-    install("post", "import there_is_no_such_module")
-    with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
-        run_checks(tags=["processors"])
 
 
 # --- E006, E007, W004, W005: databases
@@ -860,11 +843,3 @@ def test_keys_that_have_an_index_of_their_own(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Errand._meta, "constraints", [])
     monkeypatch.setattr(Errand._meta, "unique_together", [("place", "code")])
     assert ids(grouped_errands()) == []
-
-
-def test_a_key_in_the_table_of_a_parent_has_its_index_there() -> None:
-    trailers = Trailer.objects.filter(inspected=False)
-    keyed = processor(trailers, {"inspected": True}, group_by="plate")
-    found = [str(each.msg) for each in messages(keyed) if each.id == "dcl_processor.W007"]
-    assert len(found) == 1
-    assert "tests.Vehicle" in found[0]

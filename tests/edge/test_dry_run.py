@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from tests.edge.manage import Install, Manage, processors
+from tests.edge.manage import Install, Manage
 from tests.edge.watchers import parcels
 from tests.models import Parcel
 
@@ -53,12 +53,6 @@ def test_it_says_in_one_line_what_a_run_would_do_and_does_nothing(manage: Manage
     assert manage("run", "warehouse.deliver", "--dry-run", "-v", "0").out == ""
 
 
-def test_the_limit_is_that_of_the_run(manage: Manage) -> None:
-    first, *_ = parcels("", "", "")
-    done = manage("run", "warehouse.deliver", "--dry-run", "--limit", "1")
-    assert f": dry run: would try 1 of 3 pending rows, first {first}; " in done.out
-
-
 def test_json_is_one_document_for_each(manage: Manage) -> None:
     (row,) = parcels("")
     done = manage("run", "warehouse.deliver", "warehouse.fetch", "--dry-run", "--json")
@@ -75,22 +69,6 @@ def test_json_is_one_document_for_each(manage: Manage) -> None:
         "rehearsed": row,
     }
     assert (fetch["name"], fetch["pending"], fetch["first"]) == ("warehouse.fetch", 0, [])
-
-
-def test_what_a_run_would_refuse_it_reports_and_shows_the_others() -> None:
-    parcels("")
-    faulty = {"DJANGO_SETTINGS_MODULE": "tests.faulty.settings"}
-    names = ("faulty.haunt", "faulty.run_in_circles", "warehouse.deliver")
-    done = processors("run", *names, "--dry-run", **faulty)
-    assert done.returncode == 1
-    assert done.stdout.startswith("warehouse.deliver: dry run: would try 1 of 1 pending rows")
-    haunt, circles, summary = done.stderr.splitlines()
-    assert haunt.startswith("faulty.haunt: expected the table faulty_ghost, got none")
-    assert circles.startswith("faulty.run_in_circles: expected done={'tries': 1} to take a row out")
-    assert summary == (
-        "CommandError: faulty.haunt and faulty.run_in_circles did not run to the end."
-    )
-    assert unsent() == 1
 
 
 def test_it_is_for_a_single_run(manage: Manage) -> None:

@@ -173,13 +173,6 @@ def test_rows_that_take_minutes_have_a_rate() -> None:
     assert way.line() == "shop.send: 20 of 50 (40 %), 0.47 rows/min, about 63 min left"
 
 
-def test_the_first_second_has_no_rate() -> None:
-    clock = Clock()
-    way = headway(Size(Answer(100)), clock)
-    go_on(way, clock, 10, 0.5)
-    assert (way.rate, way.left()) == (None, "")
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

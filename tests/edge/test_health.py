@@ -82,17 +82,6 @@ def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
     assert [path.name for path in file.parent.iterdir()] == ["gate"]
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_run_has_one_too(gate: Path, file: Path) -> None:
-    parcels("gate")
-    with watching(DELIVER, "--health-file", str(file), GATE=str(gate)) as running:
-        at_gate(gate)
-        until(lambda: any("rows" in each for each in content(file)["workers"]), "the row")
-        (gate / "open").touch()
-        code, _, _ = running.end(None)
-    assert (code, file.exists()) == (0, False)
-
-
 @pytest.mark.parametrize("where", ["missing/health", "folder"])
 def test_a_file_that_cannot_be_written_is_a_wrong_command_line(
     manage: Manage, tmp_path: Path, where: str
@@ -306,18 +295,6 @@ def test_only_while_all_are_alive_it_is_written_and_pinged(
     time.sleep(0.01)
     health.seen([well])
     assert received(manager) == ["STATUS=0 of 1 workers at work", "WATCHDOG=1"]
-    assert file.exists()
-
-
-def test_a_database_that_does_not_answer_is_a_status_and_no_death(
-    manager: socket.socket, file: Path
-) -> None:
-    health = Health(["p"], Stop(), HealthFile(file), Notifier(str(manager.getsockname())))
-    health.troubles[None, "p"] = "expected the database 'default' to answer, got: no"
-    health.seen([Worker(1, 41, "waits", None, True)])
-    assert received(manager) == [
-        "STATUS=0 of 1 workers at work; waiting: expected the database 'default' to answer, got: no"
-    ]
     assert file.exists()
 
 

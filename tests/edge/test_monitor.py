@@ -406,15 +406,6 @@ def test_beats_that_have_come_late_do_not_shorten_the_grace() -> None:
     assert fault(judged, 71) is None
 
 
-def test_after_a_pause_of_the_machine_a_call_has_its_grace_all_the_same() -> None:
-    """Its first beat then is an hour after its beginning."""
-    judged = Lateness(MINUTE, 0)
-    judged.hear(1, beat(1))
-    for second, is_faulty in ((2, False), (11, False), (13, True)):
-        judged.hear(second, beat(3_598 + second))
-        assert (fault(judged, second, 3_598 + second) is not None) is is_faulty
-
-
 def test_a_worker_that_does_not_move_is_killed_if_each_processor_has_a_limit() -> None:
     judged, unlimited = Lateness(MINUTE, 0), Lateness(None, 0)
     for each in (judged, unlimited):

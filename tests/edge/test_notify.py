@@ -88,20 +88,6 @@ def test_inside_a_transaction_it_notifies_once_after_the_commit(
     assert heard() == ["dcl_processor.depot.send", "dcl_processor.depot.weigh"]
 
 
-def test_the_notify_is_in_no_transaction_of_the_callers() -> None:
-    """PostgreSQL lets one transaction commit at a time that has notified."""
-    inside: list[bool] = []
-
-    def note(execute: Callable[..., object], sql: str, *arguments: object) -> object:
-        if "pg_notify" in sql:
-            inside.append(connection.in_atomic_block)
-        return execute(sql, *arguments)
-
-    with connection.execute_wrapper(note), transaction.atomic():
-        send.wake()
-    assert inside == [False]
-
-
 def test_what_is_rolled_back_wakes_nobody(heard: Heard) -> None:
     with rolled_back():
         send.wake()

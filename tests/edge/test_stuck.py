@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from dcl_processor import Lease
 from dcl_processor.insights.answer import Answer, How, Moment
 from dcl_processor.insights.locks import Locked
 from dcl_processor.insights.status import Status
@@ -395,17 +394,6 @@ def test_what_was_given_up_is_discarded_or_put_back(manage: Manage, install: Ins
     assert again.err == "CommandError: 1 row was left as it is.\n"
 
 
-def test_values_of_the_command_line_are_those_of_the_columns(manage: Manage) -> None:
-    row = claimed()
-    done = manage(
-        *("mark-done", "warehouse.fetch", "--pk", str(row.pk), "--yes"),
-        *("--set", "done=True", "--set", "result=a=b", "--set", "place=7"),
-    )
-    assert done.code == 0, done.err
-    row.refresh_from_db()
-    assert (row.done, row.result, row.place, row.claimed_at) == (True, "a=b", 7, None)
-
-
 LEASES = """
 from dcl_processor import Delivery, Lease
 from tests.models import Errand
@@ -429,15 +417,6 @@ def test_a_leased_row_is_left_to_its_worker(manage: Manage, install: Install) ->
     assert (done.code, done.out) == (1, f"leases.run: 1 row ({row.pk}) left: leased by a worker\n")
     row.refresh_from_db()
     assert (row.done, row.leased_until) == (True, until)
-
-
-def test_a_row_whose_lease_was_taken_away_is_put_back(manage: Manage, install: Install) -> None:
-    install("leases", LEASES)
-    row = Errand.objects.create(leased_until=Lease(60).taken_away)
-    done = manage("requeue", "leases.run", "--pk", str(row.pk), "--yes")
-    assert (done.code, done.out) == (0, f"leases.run: 1 row ({row.pk}) put back into pending\n")
-    row.refresh_from_db()
-    assert row.leased_until is None
 
 
 def test_a_row_that_is_leased_after_it_was_shown_is_left_to_its_worker_too(
@@ -467,28 +446,6 @@ def test_a_row_that_is_leased_after_it_was_shown_is_left_to_its_worker_too(
 
 def is_lock(sql: str) -> bool:
     return "FOR NO KEY UPDATE" in sql
-
-
-def test_a_row_that_is_settled_after_it_was_shown_stays_as_it_is(manage: Manage) -> None:
-    """The worker of a row in doubt comes back between the look and the lock."""
-    row, other = claimed(), claimed()
-
-    def settle() -> None:
-        settled = Errand.objects.filter(pk=row.pk)
-        the.elsewhere(lambda: settled.update(done=True, claimed_at=None))
-
-    with before_statement(is_lock, settle):
-        done = manage("requeue", "warehouse.fetch", "--in-doubt", "5m", "--yes")
-    assert (done.code, done.out) == (
-        0,
-        (
-            f"warehouse.fetch: 1 row ({other.pk}) put back into pending\n"
-            f"warehouse.fetch: 1 row ({row.pk}) left: changed since the choice\n"
-        ),
-    )
-    row.refresh_from_db()
-    other.refresh_from_db()
-    assert (row.done, row.claimed, other.claimed) == (True, True, False)
 
 
 # --- run --pk

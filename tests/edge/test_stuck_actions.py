@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shlex
 import signal
 import subprocess
 from datetime import timedelta
@@ -21,7 +20,7 @@ from dcl_processor import operator_writes
 from dcl_processor.person import this_user
 from tests.edge.manage import CHECKOUT, Install, Manage, command, environment, started
 from tests.edge.stuck import another_session, claimed, on_a_terminal
-from tests.models import Errand, Message, Sample, Seat, Voucher
+from tests.models import Errand, Message, Sample, Seat
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -415,13 +414,6 @@ def test_a_composite_key_is_written_as_it_is_read(manage: Manage, install: Insta
     assert json.loads(manage("show", "seats.usher", "3,4", "--json").out)["pk"] == "3,4"
 
 
-def test_a_key_forges_no_line(manage: Manage, install: Install) -> None:
-    install("samples", SAMPLES)
-    Voucher.objects.create(code="a\x1b[2K\nb")
-    done = manage("requeue", "samples.print_out", "--pk", "a\x1b[2K\nb", "--dry-run")
-    assert done.out == ("samples.print_out: 1 row (a\\x1b[2K b) would be put back into pending\n")
-
-
 def test_a_key_that_is_not_there_forges_no_line(manage: Manage, install: Install) -> None:
     install("samples", SAMPLES)
     done = manage("show", "samples.print_out", "a\x1b[2K\nb")
@@ -511,21 +503,6 @@ def test_an_error_of_pending_is_not_one_of_the_key(
         assert done.err.startswith(f"CommandError: {error[:8]}")
         assert "primary key" not in done.err
         assert "Traceback" not in done.err
-
-
-def test_with_a_closed_stdin_there_is_no_terminal_to_ask_on() -> None:
-    line = f"{shlex.join(command('requeue', FETCH, '--pk', '1'))} <&-"
-    done = subprocess.run(
-        ["/bin/sh", "-c", line],
-        env=environment(),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 2
-    assert "expected --yes, or a terminal to confirm on, got neither" in done.stderr
 
 
 BROKEN = "raise RuntimeError('half an app')\n"

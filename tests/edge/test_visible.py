@@ -8,7 +8,6 @@ import socket
 import threading
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -149,15 +148,6 @@ def test_without_setproctitle_a_process_keeps_its_title(monkeypatch: pytest.Monk
     monkeypatch.setattr(visible, "find_spec", missing)
     visible.title("shop.send 1/2")
     assert Path(f"/proc/{os.getpid()}/cmdline").read_bytes() == before
-
-
-def test_databases_of_other_kinds_have_no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    sqlite: dict[str, Any] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-    settings = {**connections.databases["default"], **sqlite}
-    monkeypatch.setitem(connections.databases, "lite", settings)
-    with named_sessions("shop.send"):
-        assert "application_name" not in connections["lite"].settings_dict["OPTIONS"]
-    del connections["lite"]
 
 
 def test_databases_may_share_their_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,11 @@ import pytest
 from django.apps import apps
 from django.db import connection
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Breaker
+from dcl_processor import Breaker
 from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.ledger import tokens
 from dcl_processor.ledger.desk import UnreachableError
-from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.tables import ensure
 from dcl_processor.ledger.tokens import Grant, Share, Tokens
 from dcl_processor.runner import holds
@@ -183,17 +181,6 @@ def test_without_an_answer_a_share_is_for_one_window_and_for_all_runs_of_the_pro
     assert Tokens(rate, down, busy).take(1, whole=False) == 0
 
 
-def test_without_an_answer_what_is_handled_together_is_paid_by_the_next_windows() -> None:
-    share = Share()
-    share.note(Grant(2, 0.0), 0.0)
-    assert Tokens(5, down, share).take(5, whole=True) == 5
-    second = Tokens(5, down, share)
-    assert second.take(1, whole=False) == 0
-    hold = second.hold()
-    assert hold is not None
-    assert hold.wait == pytest.approx(3.0, abs=0.5)
-
-
 def test_no_more_rows_start_in_a_second_than_the_rate() -> None:
     the.errands(12)
     starts: list[float] = []
@@ -325,41 +312,7 @@ def test_a_throttle_that_raises_ends_the_run() -> None:
     assert Errand.objects.filter(done=True).count() == 0
 
 
-def test_a_throttle_may_be_a_method() -> None:
-    class Sending(BatchProcessor[Errand]):
-        done = {"done": True}
-
-        def pending(self) -> Any:
-            return the.PENDING.all()
-
-        def process(self, row: Errand, /) -> None:
-            """Do nothing."""
-
-        def throttle(self) -> float:
-            return 60
-
-    the.errands(1)
-    assert_run(Sending(name=NAME)(), stopped="throttled")
-
-
 def test_what_a_throttle_returns_is_a_time() -> None:
     the.errands(1)
     with pytest.raises(InvalidOption, match="expected throttle"):
         the.transactional(the.ignore, throttle=lambda: "soon")()
-
-
-def test_nothing_of_it_is_sent_in_a_handlers_transaction() -> None:
-    """Between two batches the COMMIT of the last one may wait for the next claim."""
-    the.errands(30)
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-        if len(calls) % 5 == 0:
-            raise OSError("no route")
-
-    processor = the.transactional(handle, name=NAME, rate=1_000, breaker=Breaker(3))
-    with CaptureQueriesContext(connection) as sent:
-        assert_run(processor(), processed=24, failed=6)
-    assert not [each for each in sent if "dcl_processor_ledger" in each["sql"]]
-    assert Control.objects.get(processor=NAME).failures == 1

@@ -220,16 +220,6 @@ def test_a_row_is_not_written_again_while_nothing_changes(monkeypatch: Any) -> N
     assert RecordedRun.objects.get().heartbeat_at > before.heartbeat_at
 
 
-def test_a_row_that_was_deleted_meanwhile_is_written_again() -> None:
-    work = Work(NAME, "watch")
-    work.end(_Counts(Counter(processed=1)))
-    work.flush()
-    RecordedRun.objects.all().delete()
-    work.end(_Counts(Counter(processed=1)))
-    work.flush()
-    assert RecordedRun.objects.get().processed == 2
-
-
 def test_an_earlier_state_that_comes_late_leaves_the_end_as_it_is() -> None:
     """Forced: the counts are read, then another thread writes the end, then they are sent."""
     counts = _Counts(Counter(processed=1))
@@ -375,24 +365,6 @@ def test_a_worker_that_has_sent_its_end_sends_no_earlier_state_after_it() -> Non
     assert [each.is_last for each in sent] == [True]
 
 
-def test_a_record_that_cannot_be_written_keeps_no_other_from_its_end(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken, fine = Work(NAME, "run"), Work(NAME, "run")
-    for work in (broken, fine):
-        work.end(_Counts(Counter(processed=1)))
-    real = Work._values
-
-    def values(work: Work, *args: Any, **options: Any) -> dict[str, Any]:
-        found = real(work, *args, **options)
-        return {**found, "processed": "no number"} if work is broken else found
-
-    monkeypatch.setattr(Work, "_values", values)
-    ledger._write_ends([broken, fine])
-    assert ledger._unwritten == [broken]
-    assert RecordedRun.objects.get().pk == fine.id
-
-
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let time pass for the end of a record only while a run waits for it; return the waits."""
@@ -461,16 +433,6 @@ def test_no_end_is_tried_again_where_tables_are_missing(
         monkeypatch.setattr(model._meta, "db_table", "no_such_table")
     assert_run(processor()(), processed=1)
     assert seconds == []
-
-
-def test_an_end_that_is_written_later_has_the_time_of_the_end() -> None:
-    work = Work(NAME, "run")
-    work.end(_Counts(Counter(processed=1)))
-    work.finished = time.monotonic() - 100
-    work.flush(is_last=True)
-    (found,) = api.history(NAME)
-    assert found.finished_at is not None
-    assert timezone.now() - found.finished_at > timedelta(seconds=90)
 
 
 def test_a_worker_without_a_heartbeat_is_shown_as_lost_and_nothing_else_happens() -> None:
