@@ -32,11 +32,6 @@ if sys.argv[2:]:
 print(embedded.database_url("shop", home=Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """
-#: Begins as the real one does, and never gets further.
-ENDLESS_INITDB = """#!/bin/sh
-echo 18 > "$2/PG_VERSION"
-while :; do kill -STOP $$; done
-"""
 
 
 class User:
@@ -136,26 +131,6 @@ def test_it_opens_no_folder_to_the_world(home: Path, start_user: StartUser) -> N
     assert stat.S_IMODE((home / "data").stat().st_mode) == 0o700
     assert stat.S_IMODE((home / "log").stat().st_mode) == 0o600
     user.end()
-
-
-def test_killed_while_its_data_folder_is_being_made_it_starts_again(
-    folder: Path, start_user: StartUser
-) -> None:
-    home, initdb = folder / "half", folder / "stub" / "wheel" / "bin" / "initdb"
-    initdb.parent.mkdir(parents=True)
-    initdb.write_text(ENDLESS_INITDB)
-    initdb.chmod(0o755)
-    user = start_user(home, initdb.parents[1])
-    until((home / "fresh" / "PG_VERSION").exists, "initdb to begin")
-    kill(processes_of(home))
-    user.kill()
-    assert (home / "fresh").exists()
-    assert not (home / "data").exists()
-
-    user = start_user(home)
-    assert user.url()
-    user.end()
-    wait_until_stopped(home)
 
 
 def test_a_folder_that_is_not_ones_own_is_refused(folder: Path) -> None:

@@ -46,18 +46,6 @@ def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Sta
     assert cluster.effects() == work() == Counter(rows)
 
 
-def test_what_no_worker_took_in_time_is_not_run_later(cluster: Cluster) -> None:
-    rows = errands(PLAIN)
-    late = [cluster.send(options={"expires": 0.001, "queue": "late"}) for _ in range(3)]
-    in_time = cluster.send(options={"queue": "late", "expires": 3600})
-    with worker(cluster.folder, "late", "--queues=late", size=1, variables=cluster.variables):
-        assert got(in_time)["processed"] == 1
-        for each in late:
-            until(lambda each=each: each.state == "REVOKED", "the late ones to be thrown away")  # type: ignore[misc]
-    assert cluster.runs() == [(1, "drained")]
-    assert cluster.effects() == Counter(rows)
-
-
 def test_further_copies_go_where_the_first_came_from(
     cluster: Cluster, both: tuple[Started, Started]
 ) -> None:

@@ -91,20 +91,6 @@ def test_says_what_is_wrong_with_a_line_and_reads_on(
     assert good.number == 8
 
 
-def test_bytes_that_are_not_utf8_spoil_their_own_line_only(write_orders: WriteOrders) -> None:
-    path = write_orders(order_line(7), order_line(8))
-    with path.open("ab") as file:
-        file.write(order_line(9, ship_city="Münster").encode("latin-1") + b"\n")
-        file.write(order_line(10).encode() + b"\n")
-
-    lines = list(read_orders(path))
-
-    assert [line for line in lines if isinstance(line, BadLine)] == [
-        BadLine(4, "is not UTF-8 text")
-    ]
-    assert [line.number for line in lines if isinstance(line, ParsedOrder)] == [7, 8, 10]
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -125,11 +111,3 @@ def test_refuses_a_file_without_the_columns(tmp_path: Path, content: bytes, comp
 
     assert str(refused.value).startswith(f"{path}: expected a CSV file whose first line names")
     assert complaint in str(refused.value)
-
-
-def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        OrderFileError,
-        match=r"^Expected a file that can be read, got .*: No such file or directory\.$",
-    ):
-        list(read_orders(tmp_path / "none.csv"))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import F
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
@@ -90,29 +88,6 @@ def test_a_broken_robot_does_not_take_all_packings(packings: list[Packing]) -> N
         1,
     )
     pull()
-
-
-def lapse(packing: Packing) -> None:
-    Packing.objects.filter(pk=packing.pk).update(leased_until=F("leased_until") - timedelta(days=1))
-
-
-def test_a_robot_that_renews_what_has_lapsed_holds_no_more_than_it_may(
-    packings: list[Packing],
-) -> None:
-    """It has pulled another packing meanwhile."""
-    tokens = [pull() for _ in range(MOST_HELD)]
-    lapsed = Packing.objects.filter(state="packing").earliest("packing_since")
-    lapse(lapsed)
-    # As a pull does, which might take the lapsed one.
-    columns = ("state", "packer", "confirmed", "packing_since", "leased_until")
-    mark = Packing.objects.filter(state="packing").exclude(pk=lapsed.pk).values(*columns)[0]
-    other = Packing.objects.filter(state="waiting").earliest("pk")
-    Packing.objects.filter(pk=other.pk).update(**mark)
-    assert call("one", "renew", token=tokens[0]) == (409, {"error": "lapsed"})
-    assert held_by("one").count() == MOST_HELD
-    lapsed.refresh_from_db()
-    assert (lapsed.state, lapsed.packer, lapsed.attempts) == ("waiting", "", 0)
-    assert call("one", "renew", token=tokens[1])[0] == 200
 
 
 def pull_in_a_thread(robot: str) -> Any:

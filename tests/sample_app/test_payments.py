@@ -13,13 +13,11 @@ from decimal import Decimal
 import pytest
 from django.db import connection
 from django.test import override_settings
-from django.utils import timezone
 from httpx2 import Timeout
 
 from dcl_processor import Delivery
 from sample_app.shop import payment_gateway
 from sample_app.shop.demo.copies import MANAGE_PY
-from sample_app.shop.demo.http_stub import HOST
 from sample_app.shop.demo.payment_audit import audit
 from sample_app.shop.demo.payment_stub import Charge, Mood, PaymentStub
 from sample_app.shop.doubts import Answer, resolve_doubts
@@ -49,11 +47,6 @@ def gateway(
 
 def payment(order: int) -> Payment:
     return Payment.objects.get(order__number=order)
-
-
-def make_due() -> None:
-    """Let the time pass that a failed payment has to wait."""
-    assert Payment.objects.exclude(next_attempt_at=None).update(next_attempt_at=timezone.now())
 
 
 def resolve(stub: PaymentStub) -> list[Answer]:
@@ -93,51 +86,6 @@ def test_the_row_is_claimed_and_committed_before_the_card_is_charged(
     with Watching({}) as stub, override_settings(PAYMENTS_URL=stub.url):
         assert capture_payments().processed == 1
     assert seen == [(State.CAPTURING, True, "")]
-
-
-def test_a_busy_gateway_is_asked_again_later(load_orders: LoadOrders) -> None:
-    load_orders(7, 8)
-    with gateway({7: Mood.BUSY}) as stub:
-        report = capture_payments()
-        assert (report.processed, report.failed) == (1, 1)
-        row = payment(7)
-        assert (row.state, row.attempts, row.capturing_since) == (State.DUE, 1, None)
-        assert row.last_error == "NotCharged: the gateway is busy"
-        assert capture_payments().processed == 0
-        make_due()
-        assert capture_payments().processed == 1
-    assert sorted(charge.order for charge in stub.log) == [7, 8]
-    assert payment(7).state == State.CAPTURED
-
-
-def test_a_refused_card_is_never_charged(load_orders: LoadOrders) -> None:
-    load_orders(7)
-    with gateway({7: Mood.REFUSING}) as stub:
-        assert capture_payments().failed == 1
-        assert capture_payments().failed == 0
-    assert stub.log == []
-    row = payment(7)
-    assert (row.state, row.capturing_since, row.charge_id) == (State.REFUSED, None, "")
-    assert row.last_error == "Refused: the card is refused"
-
-
-def test_a_gateway_that_cannot_be_reached_has_charged_nothing(
-    load_orders: LoadOrders, closed_port: int
-) -> None:
-    load_orders(7)
-    with override_settings(PAYMENTS_URL=f"http://{HOST}:{closed_port}"):
-        assert capture_payments().failed == 1
-    assert payment(7).state == State.DUE
-    assert payment(7).last_error.startswith("NotCharged: the gateway cannot be reached")
-
-
-def test_without_a_gateway_the_run_ends_and_no_payment_is_charged_for_it(
-    load_orders: LoadOrders,
-) -> None:
-    load_orders(7)
-    report = capture_payments()
-    assert (report.stopped, report.failed, report.ok) == ("failures", 0, False)
-    assert (payment(7).state, payment(7).attempts) == (State.DUE, 0)
 
 
 @pytest.mark.parametrize(("mood", "charged"), [(Mood.CHARGED_IN_SILENCE, True), (Mood.LOST, False)])
@@ -215,10 +163,6 @@ def captured(load_orders: LoadOrders) -> list[Charge]:
 
 def complaints(log: list[Charge]) -> tuple[str, ...]:
     return audit([7, 8, 9], log).complaints
-
-
-def test_a_log_like_the_table_is_clean(captured: list[Charge]) -> None:
-    assert complaints(captured) == ()
 
 
 def test_a_second_charge_is_found(captured: list[Charge]) -> None:

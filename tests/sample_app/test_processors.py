@@ -14,7 +14,6 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor.testing import assert_settles
 from sample_app.mail_settings import smtp_settings
 from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import Customer, Order, OrderNote
@@ -54,30 +53,6 @@ def test_sends_one_mail_for_every_shipped_order_and_none_again(
     [query] = queries.captured_queries
     assert query["sql"].startswith("SELECT")
     assert "FOR " not in query["sql"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_mail_goes_to_the_customer(write_orders: WriteOrders, mailbox: Mailbox) -> None:
-    call_command("load_orders", str(write_orders(order_line(7), order_line(8, shipped_date=""))))
-
-    assert_settles(send_shipped_emails, Order.objects.get(number=7))
-    assert send_shipped_emails().processed == 0
-
-    [mail] = mailbox.mails
-    assert (mail.recipient, mail.order_number) == ("vinet@example.com", 7)
-
-
-def test_an_order_that_somebody_edits_gets_its_mail_later(
-    write_orders: WriteOrders, mailbox: Mailbox, hold_lock: Any
-) -> None:
-    call_command("load_orders", str(write_orders(order_line(7), order_line(8))))
-
-    with hold_lock(Order.objects.get(number=7)):
-        report = send_shipped_emails(wait_for_locked=0)
-    assert (report.processed, report.skipped) == (1, 1)
-
-    assert send_shipped_emails().processed == 1
-    assert [mail.order_number for mail in mailbox.mails] == [8, 7]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -13,13 +13,12 @@ from django.utils import timezone
 from httpx2 import AsyncClient, Timeout
 
 from dcl_processor import Delivery
-from sample_app.shop.demo.http_stub import Answer, Request
 from sample_app.shop.demo.warehouse_audit import audit
 from sample_app.shop.demo.warehouse_stub import Arrival, Mood, WarehouseStub
 from sample_app.shop.models import Order, Payment
 from sample_app.shop.processors import push_to_warehouse
 from tests.sample_app.conftest import LoadOrders
-from tests.waiting import PATIENCE, Barrier, until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -67,46 +66,6 @@ def test_every_paid_order_arrives_once_when_all_goes_well(load_paid: LoadOrders)
     assert not Order.objects.exclude(leased_until=None).exists()
 
 
-def test_the_warehouse_is_told_what_to_pack(load_paid: LoadOrders) -> None:
-    told: list[Request] = []
-
-    class Listening(WarehouseStub):
-        """Remembers requests whole."""
-
-        def answer(self, request: Request) -> Answer | None:
-            told.append(request)
-            return super().answer(request)
-
-    load_paid(7, invent_lines=True)
-    with Listening({}) as stub, override_settings(WAREHOUSE_URL=stub.url):
-        assert push_to_warehouse().processed == 1
-    [request] = told
-    assert (request.method, request.path) == ("PUT", "/orders/7")
-    assert request.headers["Idempotency-Key"] == "7"
-    assert request.body["city"] == "Reims"
-    lines = [(line["product"], line["quantity"]) for line in request.body["lines"]]
-    assert lines == [(line.product, line.quantity) for line in order(7).lines.all()]
-    assert lines
-
-
-def test_eight_are_under_way_at_once_over_one_client(load_paid: LoadOrders) -> None:
-    """Each request waits for seven others, and is an error when they do not come."""
-    together = Barrier(8)
-
-    class Gathering(WarehouseStub):
-        """Answers when eight have come."""
-
-        def answer(self, request: Request) -> Answer | None:
-            together.wait()
-            return super().answer(request)
-
-    # Of more, the last ones might wait and never meet: a run fills its places some at a time.
-    load_paid(*range(1, 9))
-    with Gathering({}) as stub, override_settings(WAREHOUSE_URL=stub.url):
-        assert push_to_warehouse(concurrency=8).processed == 8
-    assert len(stub.log) == 8
-
-
 class Impatient(AsyncClient):
     """Waits for no answer about order 7."""
 
@@ -148,13 +107,6 @@ def test_after_a_failed_answer_the_order_is_sent_again_and_packed_once(
     assert stub.to_pack == {"7", "8"}
     assert (order(7).in_warehouse, order(7).attempts) == (True, 0)  # cleared by the success
     assert audit({7, 8}, stub.log).clean
-
-
-def test_without_a_warehouse_the_run_ends_and_no_attempt_is_counted(load_paid: LoadOrders) -> None:
-    load_paid(7)
-    report = push_to_warehouse()
-    assert (report.stopped, report.failed) == ("failures", 0)
-    assert order(7).attempts == 0
 
 
 # --- the audit
