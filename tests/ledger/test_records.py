@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.db import DataError, OperationalError, ProgrammingError, connection
 from django.db.models import QuerySet
-from django.test import override_settings
+from django.test import TestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -525,3 +525,26 @@ def test_an_action_of_an_operator_is_recorded_and_deleted_when_it_is_old() -> No
     OperatorAction.objects.filter(processor=NAME).update(at=timezone.now() - timedelta(days=15))
     assert api.prune() == 1
     assert api.actions() == [other]
+
+
+class InATestCase(TestCase):
+    """The test's own connection is used, whose transaction takes all of it back."""
+
+    def test_it_works_and_leaves_no_thread(self) -> None:
+        from dcl_processor.ledger.ledger import ledger as find
+
+        the.errands(2)
+        api.pause(NAME)
+        assert_run(processor()(), stopped="paused")
+        api.resume(NAME)
+        assert_run(processor()(), processed=2)
+        assert RecordedRun.objects.get().processed == 2
+        assert find().desk._line is None
+
+    def test_its_end_is_tried_once(self) -> None:
+        """Each further try would fail in the same transaction."""
+        the.errands(1)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            tries = failing(monkeypatch, 1)
+            assert_run(processor()(), processed=1)
+        assert len(tries) == 1
