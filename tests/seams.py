@@ -19,14 +19,10 @@ from dcl_processor.engine import (
     deliveries,
     key_claim,
     lane,
-    marking,
-    one_statement,
     session,
     settling,
 )
 from dcl_processor.engine.heartbeat import Heartbeat
-from dcl_processor.engine.marks import Mark
-from dcl_processor.engine.run import Run
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.settlement import flip
 
@@ -40,37 +36,28 @@ NARROWED: Seam = ((question.Question, "narrowed"),)
 TRANSACTION_ID_IN: Seam = ((claim, "_id_in"),)
 LOCK_CLAUSE: Seam = ((claim, "lock_clause"),)
 KEY_LOCK: Seam = ((key_claim, "_locking"),)
-LOCK_AND_LOOK: Seam = ((key_claim, "_lock_and_look"),)
 REAP: Seam = ((key_claim, "_reap"),)
 IS_FIRST: Seam = ((key_claim, "_is_first"),)
 IS_WRITTEN: Seam = ((settling, "is_written"),)
 BEGIN: Seam = ((session, "BEGIN"),)
 SEND_TOGETHER: Seam = ((session, "send_together"),)
 IS_OBSERVED: Seam = ((session, "is_observed"),)
-SUITS_ONE_STATEMENT: Seam = ((one_statement, "suits"),)
-SHOW: Seam = ((marking, "show"),)
 LEASE_MARK: Seam = ((deliveries, "lease_mark"),)
-READ_ATTEMPTS: Seam = ((lane, "read_attempts"),)
-IS_LEASE: Seam = ((Mark, "is_lease"),)
 LEASE_FREE: Seam = ((Lease, "free"),)
-HAS_ROW: Seam = ((Heartbeat, "_has"),)
 # The work
 UNDO: Seam = ((RowSavepoint, "_undo"),)
 CLEAR_UP: Seam = ((settling, "clear_up"),)
 LET_GO: Seam = ((Heartbeat, "let_go"),)
 # The flip, and what is written after a failure
-NEEDS_CHECK: Seam = ((Run, "needs_check"),)
 FLIP: Seam = ((flip, "flip"),)
 FLIPS: Seam = ((flip, "flips"),)
 FIXED_FLIP: Seam = ((lane, "fixed_flip"),)
 CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
 UNTRIED_VALUES: Seam = ((Retry, "untried_values"),)
-GIVES_UP: Seam = ((Retry, "gives_up"),)
 GET_FAILED: Seam = ((BatchProcessor, "get_failed"),)
 EXPECTED: Seam = ((settling, "expected_of"),)
 WRITE: Seam = ((compare_and_set, "write"),)
 STATEMENT: Seam = ((compare_and_set, "statement_if_free"),)
-SETTLING: Seam = ((compare_and_set, "settling"),)
 # The order of them
 DELIVERIES: Seam = ((lane, "DELIVERIES"),)
 

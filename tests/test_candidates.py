@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.db.models import Count, F, QuerySet
 from django.test.utils import CaptureQueriesContext
 
@@ -91,34 +91,6 @@ def test_the_default_order_of_the_model_is_followed_across_windows_when_it_is_st
     assert handled(visits.order_by(), strict_order=True) == pks
 
 
-def test_a_strict_order_goes_across_windows() -> None:
-    parcels(8)
-    down = list(range(8))[::-1]
-    for queryset in (
-        unsent.order_by("-priority"),
-        unsent.order_by("priority").reverse(),
-        unsent.reverse(),
-        unsent.extra(order_by=["-priority"]),
-    ):
-        Parcel.objects.update(sent=False)
-        assert handled(queryset, "priority", strict_order=True) == down
-
-
-def test_rows_that_fail_at_the_head_of_a_strict_order_block_nothing() -> None:
-    parcels(9)
-
-    def handle(row: Parcel) -> None:
-        seen.append(row.priority)
-        if row.priority < 5:
-            raise ValueError
-
-    seen: list[int] = []
-    pending = unsent.order_by("priority")
-    report = batch_processor(pending=pending, done={"sent": True}, strict_order=True)(handle)()
-    assert_run(report, processed=4, failed=5)
-    assert seen == list(range(9))
-
-
 @in_both_orders
 def test_i6_keys_that_arrive_ahead_of_the_scan_do_not_make_it_endless(strict_order: bool) -> None:
     """Each handled row leaves three behind it that sort between it and the upper end."""
@@ -156,19 +128,6 @@ def test_i6_rows_that_put_each_other_back_do_not_make_it_endless(strict_order: b
     run = batch_processor(pending=unsent, done={"sent": True}, strict_order=strict_order)(handle)
     assert_run(run(), processed=len(calls), stale=1)
     assert len(calls) < 20
-
-
-def test_a_table_that_is_emptied_while_its_upper_end_is_looked_up() -> None:
-    parcels(3)
-
-    def empty(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if "DESC" in sql:
-            Parcel.objects.using("other").all().delete()
-        return execute(sql, params, many, context)
-
-    with connections["default"].execute_wrapper(empty):
-        assert handled(unsent) == []
-    assert not Parcel.objects.exists()
 
 
 @in_both_orders

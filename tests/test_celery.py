@@ -10,23 +10,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery
 from celery.schedules import crontab
 from django.test import override_settings
-from kombu.utils import json as kombu_json
 
-from dcl_processor import Report, Retry, batch_processor
+from dcl_processor import batch_processor
 from dcl_processor.contrib.celery import every, polite_stop, run
 from dcl_processor.exceptions import InvalidOption, RowsFailed, StillPending, UnknownProcessor
-from dcl_processor.signals import run_finished
 from tests.environments import CHECKOUT
-from tests.models import Errand, Parcel
+from tests.models import Parcel
 
 
 @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
@@ -34,12 +31,6 @@ def send_parcels(row: Parcel) -> None:
     """Send the parcels that wait."""
     if row.note == "no address":
         raise ValueError("no address")
-
-
-@shared_task  # type: ignore[untyped-decorator]  # celery ships no types
-def send_parcels_task(limit: int | None = None) -> dict[str, Any]:
-    """Send the parcels that wait, from beat."""
-    return send_parcels.run(limit=limit).as_dict()
 
 
 @pytest.fixture(autouse=True)
@@ -50,35 +41,6 @@ def app() -> Iterator[Celery]:
     )
     yield app
     app.close()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_task_runs_the_processor_and_returns_its_report_as_json() -> None:
-    Parcel.objects.bulk_create([Parcel(), Parcel(note="no address"), Parcel()])
-    answer = send_parcels_task.delay().get()
-    assert (answer["name"], answer["processed"], answer["failed"]) == ("tests.send_parcels", 2, 1)
-    assert json.loads(json.dumps(answer)) == answer
-    assert Parcel.objects.filter(sent=True).count() == 2
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_parameters_of_a_run_go_through_the_task() -> None:
-    Parcel.objects.bulk_create([Parcel(), Parcel()])
-    assert send_parcels_task.delay(limit=1).get()["stopped"] == "limit"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_report_is_serialised_by_kombu_itself() -> None:
-    Parcel.objects.create()
-    report = send_parcels()
-    text = kombu_json.dumps(report)  # type: ignore[no-untyped-call]  # kombu ships half its types
-    assert json.loads(text) == report.as_dict()
-
-
-def test_the_processor_has_the_functions_name_and_doc() -> None:
-    assert send_parcels.__name__ == "send_parcels"
-    assert send_parcels.__doc__ == "Send the parcels that wait."
-    assert send_parcels.__module__ == __name__
 
 
 @pytest.fixture
@@ -126,39 +88,6 @@ def test_no_more_tasks_are_sent_than_max_workers(monkeypatch: pytest.MonkeyPatch
     Parcel.objects.bulk_create(Parcel() for _ in range(10))
     report = run.delay("tests.send_parcels", copies=3, limit=7).get()
     assert (report["processed"], report["stopped"]) == (7, "limit")
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("waits", "calls"), [(False, 2), (True, 1)], ids=["plain", "retry"])
-def test_each_task_tries_a_row_that_failed_unless_a_column_keeps_it_back(
-    monkeypatch: pytest.MonkeyPatch, waits: bool, calls: int
-) -> None:
-    tried: list[int] = []
-
-    def fail(row: Errand) -> None:
-        tried.append(row.pk)
-        raise ValueError
-
-    processor = batch_processor(
-        pending=lambda: Errand.objects.filter(done=False),
-        done={"done": True},
-        retry=Retry(backoff=60) if waits else None,
-    )(fail)
-    monkeypatch.setattr("dcl_processor.registry.processors", lambda: {"tests.fail": processor})
-    Errand.objects.bulk_create(Errand() for _ in range(3))
-    reports: list[Report] = []
-
-    def finished(report: Report, **_: Any) -> None:
-        reports.append(report)
-
-    run_finished.connect(finished)
-    try:
-        run.delay("tests.fail", copies=2).get()
-    finally:
-        run_finished.disconnect(finished)
-    assert len(reports) == 2
-    assert sorted(Counter(tried).values()) == [calls] * 3
-    assert sum(each.failed for each in reports) == 3 * calls
 
 
 @pytest.mark.django_db(transaction=True)
@@ -266,20 +195,6 @@ def test_outside_a_pool_signals_are_left_alone() -> None:
         assert not stop.is_set()
         stop.set()
         assert stop.wait(60)
-
-
-@pytest.mark.usefixtures("known")
-@pytest.mark.django_db(transaction=True)
-def test_a_task_of_ones_own_stops_likewise() -> None:
-    Parcel.objects.create()
-
-    @shared_task  # type: ignore[untyped-decorator]  # as above
-    def own() -> dict[str, Any]:
-        with polite_stop() as stop:
-            stop.set()
-            return send_parcels.run(stop=stop).as_dict()
-
-    assert own.delay().get()["stopped"] == "signal"
 
 
 def test_a_project_may_import_it_before_its_settings() -> None:

@@ -69,26 +69,6 @@ def test_a_foreign_key_is_written_from_a_row_after_it_was_written_from_a_key() -
         assert row.depot == (depot if value else None)
 
 
-def test_a_processor_may_give_one_row_a_related_row_and_another_none() -> None:
-    depot = Depot.objects.create()
-    Parcel.objects.bulk_create(Parcel(priority=place) for place in range(6))
-    processor: BatchProcessor[Parcel] = batch_processor(
-        pending=Parcel.objects.filter(sent=False),
-        done=lambda row, result: {"sent": True, "depot": result},
-    )(lambda row: depot if row.priority % 2 else None)
-    assert_run(processor(), processed=6)
-    assert Parcel.objects.filter(depot=depot).count() == 3
-
-
-def test_callables_are_called_for_each_row() -> None:
-    question, row = question_of(Parcel), Parcel.objects.create()
-    numbers = iter(range(3))
-    for expected in range(3):
-        write(question, row, weight=lambda: next(numbers))
-        assert row.weight == expected
-    assert len(kept(question)) == 1
-
-
 def test_an_expression_has_a_statement_of_its_own() -> None:
     question, row = question_of(Parcel), Parcel.objects.create(tries=1)
     more, sent = F("tries") + 1, Now()
@@ -157,11 +137,6 @@ def test_parameters_are_made_for_each_row_that_are_made_when_compiled(
     assert len(set(written)) == 6
 
 
-def test_so_are_those_of_a_claim() -> None:
-    options = {**DELIVERIES["at most once"], "claim": {"claimed": True, "result": Numbered()}}
-    assert len(set(results(6, done={"done": True}, **options))) == 6
-
-
 @each_delivery
 def test_a_time_zone_that_is_active_is_each_rows_own(options: dict[str, Any]) -> None:
     """``TruncDay`` takes it when it is compiled."""
@@ -219,20 +194,6 @@ def test_delays_share_a_statement_and_each_is_its_own() -> None:
         assert timedelta(0) <= row.next_attempt_at - mine < timedelta(seconds=30)
     assert len(kept(question)) == 1
     assert all(kept(question).values())
-
-
-def test_a_delay_is_left_open_beside_expected_values() -> None:
-    question = question_of(Errand)
-    rows = [Errand.objects.create(place=place) for place in range(3)]
-    for row in rows:
-        values = {"next_attempt_at": Later(timedelta(seconds=60 + row.place))}
-        assert compare_and_set.write(question, row.pk, {"place": [row.place]}, values) == 1
-        assert compare_and_set.write(question, row.pk, {"place": [row.place + 1]}, values) == 0
-    assert len(kept(question)) == 1
-
-
-def test_delays_are_equal_when_they_are_as_long() -> None:
-    assert Later(timedelta(1)) == Later(timedelta(days=1)) != Later(timedelta(2))
 
 
 def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPatch) -> None:

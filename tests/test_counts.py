@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import Exists, OuterRef
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
@@ -210,22 +210,6 @@ def test_rows_that_another_copy_has_are_passed_many_at_a_time(
     assert 0 < each <= 0.15
 
 
-@pytest.mark.parametrize("strict_order", [False, True])
-def test_a_row_behind_those_of_another_copy_costs_what_any_row_does(
-    monkeypatch: pytest.MonkeyPatch, strict_order: bool
-) -> None:
-    monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
-    processor = transactional(strict_order=strict_order)
-    parcels(1)
-    run(processor, 1)  # what is done once on a connection is not counted
-    spent = []
-    for rows in (20, 40):
-        parcels(10 + rows)
-        with held(10):
-            spent.append(cost(lambda: processor(wait_for_locked=0)))
-    assert (spent[1] - spent[0]) / 20 == Cost(2, 1, 1)
-
-
 @pytest.mark.parametrize("part", [0, 2], ids=["at its head", "in its middle"])
 def test_a_whole_window_that_another_copy_has_is_passed_in_a_few_statements(
     monkeypatch: pytest.MonkeyPatch, part: int
@@ -236,12 +220,3 @@ def test_a_whole_window_that_another_copy_has_is_passed_in_a_few_statements(
     with held(600):
         spent = cost(lambda: transactional()(wait_for_locked=0))
     assert spent.statements <= 600 / 15
-
-
-def test_the_other_alias_is_another_session() -> None:
-    """As ``held()`` needs it."""
-    assert connections["other"].settings_dict["NAME"] == connection.settings_dict["NAME"]
-    with connection.cursor() as mine, connections["other"].cursor() as other:
-        mine.execute("SELECT pg_backend_pid()")
-        other.execute("SELECT pg_backend_pid()")
-        assert mine.fetchone() != other.fetchone()

@@ -175,11 +175,6 @@ def test_a_lease_lasts_from_a_second_to_a_day(duration: Any) -> None:
     assert Lease(1).seconds == Lease(timedelta(seconds=1)).seconds == 1.0
 
 
-def test_a_lease_names_its_column() -> None:
-    with pytest.raises(InvalidOption, match=r"expected a Lease's field to be a name, got 3"):
-        Lease(30, field=3)  # type: ignore[arg-type]  # the mistake
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

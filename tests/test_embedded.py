@@ -5,7 +5,6 @@ Every folder here has a space in its path, as a user's may.
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 import subprocess
@@ -20,7 +19,7 @@ import psutil
 import psycopg
 import pytest
 
-from sample_app import embedded, supervisor
+from sample_app import supervisor
 from sample_app.embedded import CHECKOUT, EmbeddedServerError, database_url
 from tests.waiting import PATIENCE, until
 
@@ -32,18 +31,6 @@ if sys.argv[2:]:
     embedded._wheel = lambda: Path(sys.argv[2])
 print(embedded.database_url("shop", home=Path(sys.argv[1])), flush=True)
 sys.stdin.read()
-"""
-#: Begins as the real one does, and never gets further.
-ENDLESS_INITDB = """#!/bin/sh
-echo 18 > "$2/PG_VERSION"
-while :; do kill -STOP $$; done
-"""
-REMOVER = """
-import sys
-from pathlib import Path
-from sample_app.embedded import remove
-print("ready", flush=True)
-remove(Path(sys.argv[1]))
 """
 
 
@@ -146,115 +133,12 @@ def test_it_opens_no_folder_to_the_world(home: Path, start_user: StartUser) -> N
     user.end()
 
 
-def test_killed_while_its_data_folder_is_being_made_it_starts_again(
-    folder: Path, start_user: StartUser
-) -> None:
-    home, initdb = folder / "half", folder / "stub" / "wheel" / "bin" / "initdb"
-    initdb.parent.mkdir(parents=True)
-    initdb.write_text(ENDLESS_INITDB)
-    initdb.chmod(0o755)
-    user = start_user(home, initdb.parents[1])
-    until((home / "fresh" / "PG_VERSION").exists, "initdb to begin")
-    kill(processes_of(home))
-    user.kill()
-    assert (home / "fresh").exists()
-    assert not (home / "data").exists()
-
-    user = start_user(home)
-    assert user.url()
-    user.end()
-    wait_until_stopped(home)
-
-
-def test_killed_with_its_supervisor_it_starts_again_though_its_process_id_is_in_use(
-    home: Path, start_user: StartUser
-) -> None:
-    user = start_user(home)
-    assert user.url()
-    write_note(home, "before")
-    kill(processes_of(home))
-    user.kill()
-    wait_until_stopped(home)
-    # PostgreSQL itself refuses to start while a process of its user has the old process id.
-    with somebody_else() as process:
-        pid_file = home / "data" / "postmaster.pid"
-        _, _, rest = pid_file.read_text().partition("\n")
-        pid_file.write_text(f"{process.pid}\n{rest}")
-
-        user = start_user(home)
-        assert user.url()
-        assert process.poll() is None, "the process that has the old process id was ended"
-    assert read_note(home) == "before"
-    user.end()
-
-
-def test_a_server_without_supervisor_gets_a_new_one_and_stops(
-    home: Path, start_user: StartUser
-) -> None:
-    first = start_user(home)
-    assert first.url()
-    started = started_at(home)
-    kill(process for process in processes_of(home) if supervisor.__file__ in process.cmdline())
-    until(lambda: not supervisor.is_locked(home / "supervisor.lock"), "the supervisor's end")
-
-    second = start_user(home)
-    assert second.url()
-    assert started_at(home) == started
-    first.end()
-    second.end()
-    wait_until_stopped(home)
-
-
 def test_a_folder_that_is_not_ones_own_is_refused(folder: Path) -> None:
     (folder / "theirs").mkdir()
     home = folder / "link"
     home.symlink_to(folder / "theirs")
     with pytest.raises(EmbeddedServerError, match=r"Expected .*link to be your own folder"):
         database_url(home=home)
-
-
-def test_a_platform_without_binaries_is_told_what_to_do(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedded, "WHEEL_FOLDER", "pginstall0")
-    with pytest.raises(EmbeddedServerError, match="or set DATABASE_URL to a server of your own"):
-        database_url(home=folder / "none")
-
-
-def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
-    home = folder / "broken"
-    (home / "data").mkdir(parents=True)
-    (home / "data" / "PG_VERSION").write_text("9\n")
-    words = r"got its log: .*postgresql.conf.*; delete .*broken"
-    with pytest.raises(EmbeddedServerError, match=words):
-        database_url(home=home)
-
-
-def test_a_temporary_directory_too_deep_for_a_socket_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
-    assert embedded.default_home().parent == Path("/tmp").resolve()  # noqa: S108 - the fall-back
-
-
-def test_removing_it_waits_until_nobody_uses_it(folder: Path) -> None:
-    home = folder / "removed"
-    home.mkdir()
-    in_use = supervisor.try_lock(home / "users.lock")
-    assert in_use is not None
-    remover = subprocess.Popen(
-        [sys.executable, "-c", REMOVER, str(home)],
-        cwd=CHECKOUT,
-        stdout=subprocess.PIPE,
-    )
-    assert remover.stdout is not None
-    assert remover.stdout.readline() == b"ready\n"
-    with pytest.raises(subprocess.TimeoutExpired):
-        remover.wait(5 * supervisor.POLL)
-    assert home.exists()
-    os.close(in_use)
-    remover.communicate(timeout=PATIENCE)
-    assert not home.exists()
 
 
 def connect(home: Path) -> psycopg.Connection[tuple[object, ...]]:
@@ -272,23 +156,6 @@ def started_at(home: Path) -> object:
         row = connection.execute("SELECT pg_postmaster_start_time()").fetchone()
     assert row is not None
     return row[0]
-
-
-def write_note(home: Path, text: str) -> None:
-    with connect(home) as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS note (text text)")
-        connection.execute("INSERT INTO note VALUES (%s)", [text])
-
-
-def read_note(home: Path) -> object:
-    with connect(home) as connection:
-        row = connection.execute("SELECT text FROM note").fetchone()
-    return row and row[0]
-
-
-def somebody_else() -> subprocess.Popen[bytes]:
-    """Start a process of the user whom the server runs as; it ends with its ``with`` block."""
-    return subprocess.Popen(["cat"], stdin=subprocess.PIPE, **supervisor.server_user())  # noqa: S607
 
 
 def processes_of(home: Path) -> list[psutil.Process]:

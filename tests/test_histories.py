@@ -41,14 +41,6 @@ def count_no_attempt_at_the_claim(patch: Patch) -> None:
     seams.replace(patch, seams.LEASE_MARK, lease_mark)
 
 
-def let_a_snooze_cost_an_attempt(patch: Patch) -> None:
-    def lease_mark(lane: Lane) -> Mark:
-        mark = marks.lease_mark(lane)
-        return replace(mark, undone=mark.removed)
-
-    seams.replace(patch, seams.LEASE_MARK, lease_mark)
-
-
 def keep_the_attempts_of_a_requeued_row(patch: Patch) -> None:
     seams.replace(patch, seams.UNTRIED_VALUES, lambda self: {})
 
@@ -64,20 +56,8 @@ def take_over_a_lease_that_lives(patch: Patch) -> None:
     seams.replace(patch, seams.LEASE_FREE, lambda self: Q(pk__isnull=False))
 
 
-def give_up_one_attempt_late(patch: Patch) -> None:
-    seams.replace(patch, seams.GIVES_UP, lambda self, error, attempt, most: attempt > most)
-
-
-def start_a_row_whose_attempts_are_used_up(patch: Patch) -> None:
-    seams.replace(patch, seams.READ_ATTEMPTS, lambda *_: None)
-
-
 def leave_behind_what_was_interrupted(patch: Patch) -> None:
     seams.replace(patch, seams.CLEAR_UP, lambda *_: None)
-
-
-def put_back_what_a_dead_handler_had(patch: Patch) -> None:
-    seams.replace(patch, seams.IS_LEASE, True)
 
 
 def keep_the_work_of_a_failed_row(patch: Patch) -> None:
@@ -89,21 +69,12 @@ def forget_the_dead_letter(patch: Patch) -> None:
 
 
 ERRORS: list[tuple[Callable[[Patch], None], Delivery]] = [
-    (settle_whatever_the_row_says, AT_LEAST_ONCE),
     (settle_whatever_the_row_says, AT_MOST_ONCE),
     (count_no_attempt_at_the_claim, AT_LEAST_ONCE),
-    (let_a_snooze_cost_an_attempt, AT_LEAST_ONCE),
-    (keep_the_attempts_of_a_requeued_row, AT_LEAST_ONCE),
     (keep_the_attempts_of_a_requeued_row, TRANSACTIONAL),
     (ask_under_the_lock_for_pending_alone, TRANSACTIONAL),
-    (ask_under_the_lock_for_pending_alone, AT_MOST_ONCE),
-    (ask_under_the_lock_for_pending_alone, AT_LEAST_ONCE),
     (take_over_a_lease_that_lives, AT_LEAST_ONCE),
-    (give_up_one_attempt_late, TRANSACTIONAL),
-    (start_a_row_whose_attempts_are_used_up, AT_LEAST_ONCE),
     (leave_behind_what_was_interrupted, AT_MOST_ONCE),
-    (leave_behind_what_was_interrupted, AT_LEAST_ONCE),
-    (put_back_what_a_dead_handler_had, AT_MOST_ONCE),
     (keep_the_work_of_a_failed_row, TRANSACTIONAL),
     (forget_the_dead_letter, AT_LEAST_ONCE),
 ]

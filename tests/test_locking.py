@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import F, FilteredRelation, Model, Q, QuerySet
+from django.db.models import F, Model, Q, QuerySet
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
@@ -194,24 +194,6 @@ def test_keys_that_are_not_the_first_column_are_locked() -> None:
     assert claimed(asked, seat.pk) == seat
 
 
-def test_deferral_select_related_and_annotations_are_the_querysets() -> None:
-    row = Parcel.objects.create(depot=Depot.objects.create(name="north"), note="x")
-    asked = Parcel.objects.filter(sent=False)
-    lean = claimed(asked.only("note"), row.pk)
-    assert "note" not in lean.get_deferred_fields()
-    assert {"priority", "sent"} <= lean.get_deferred_fields()
-    assert "note" in claimed(asked.defer("note"), row.pk).get_deferred_fields()
-    full = claimed(asked.select_related("depot").annotate(where=F("depot__name")), row.pk)
-    assert full.where == "north"
-    with CaptureQueriesContext(connection) as queries:
-        assert full.depot.name == "north"
-    assert not queries
-    fetched = claimed(asked.prefetch_related("scans"), row.pk)
-    with CaptureQueriesContext(connection) as queries:
-        assert list(fetched.scans.all()) == []
-    assert not queries
-
-
 def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
     rows = [Parcel.objects.create() for _ in range(3)]
     scans = [Scan.objects.create(parcel=row) for row in rows]
@@ -221,16 +203,6 @@ def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
         with CaptureQueriesContext(connection) as queries:
             assert list(got.scans.all()) == [scan]
         assert not queries
-
-
-def test_a_filtered_relation_may_annotate_the_row() -> None:
-    row = Parcel.objects.create()
-    Scan.objects.create(parcel=row, ok=False)
-    good = Scan.objects.create(parcel=row)
-    asked = Parcel.objects.annotate(
-        good=FilteredRelation("scans", condition=Q(scans__ok=True)), scan=F("good__id")
-    )
-    assert claimed(asked.filter(sent=False), row.pk).scan == good.pk
 
 
 def test_a_question_with_several_answers_for_one_row_is_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pythonjsonlogger.json import JsonFormatter
 
-from dcl_processor import BatchProcessor, Discard, Retry, log_fields
+from dcl_processor import BatchProcessor, Retry, log_fields
 from dcl_processor.execution.log import log_error
 from tests.contract.support import errands as the
 from tests.models import Errand
@@ -77,21 +77,6 @@ def test_a_failed_row_has_all_fields() -> None:
     assert end["run_id"] == failed["run_id"]
     assert (end["row_count"], end["processor"], end["using"]) == (1, "shop.fail", "default")
     assert end["duration"] >= failed["duration"]
-
-
-@the.each_delivery
-def test_a_discarded_row_has_its_error_and_its_duration(make: the.Make) -> None:
-    the.errands(1)
-
-    def discard(_: Errand) -> None:
-        raise Discard("no\x00body")
-
-    with json_log() as records:
-        make(discard, failed={"dead": True}).run()
-    [record] = [each for each in records if each.get("outcome") == "discarded"]
-    assert record["error_type"] == "Discard"
-    assert record["duration"] >= 0.0
-    assert record["message"].endswith("discarded: no\\x00body")
 
 
 def test_rows_of_one_call_have_the_duration_of_the_call() -> None:

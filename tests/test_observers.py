@@ -90,21 +90,6 @@ def test_the_signals_are_sent_in_the_order_of_a_row() -> None:
     assert len(sent[0][1]["run_id"]) == 32
 
 
-def test_an_asynchronous_handler_has_the_same_signals() -> None:
-    [row] = the.errands(1)
-
-    async def handle(_: Errand) -> None:
-        """Do nothing."""
-
-    with received(row_started, row_finished) as sent:
-        the.at_least_once(handle).run()
-    assert [(signal, each["pk"]) for signal, each in sent] == [
-        (row_started, row.pk),
-        (row_finished, row.pk),
-    ]
-    assert sent[1][1]["duration"] >= 0.0
-
-
 def test_a_batch_has_a_signal_for_each_of_its_rows() -> None:
     rows = the.errands(3)
 
@@ -163,29 +148,6 @@ def test_a_receiver_has_the_limit_of_the_handler_and_is_seen(
         row_started.disconnect(receive)
     assert (seen, began) == ([[row.pk], (HandlerTimeout, None)], [])
     assert [type(each.error) for each in report.failures] == [HandlerTimeout]
-
-
-@pytest.mark.parametrize("kind", [lambda handle: handle, as_coroutine], ids=["def", "async def"])
-def test_what_a_receiver_takes_is_not_taken_from_the_handler(
-    kind: Callable[[Callable[[Errand], None]], Any],
-) -> None:
-    the.errands(1)
-    before: list[float] = []
-
-    def receive(**_: Any) -> None:
-        [call] = calls.under_way()
-        call.since -= 3_600
-        before.append(call.since)
-
-    def handle(_: Errand) -> None:
-        [call] = calls.under_way()
-        assert call.since > before[0] + 3_600
-
-    row_started.connect(receive)
-    try:
-        assert the.at_least_once(kind(handle), handler_timeout=60).run().processed == 1
-    finally:
-        row_started.disconnect(receive)
 
 
 def test_a_receiver_that_raises_costs_no_row() -> None:
@@ -288,20 +250,6 @@ def test_outcomes_retries_and_lost_leases_are_counted() -> None:
     assert tally.last_success is not None  # the failed row is to be tried again
 
 
-def test_a_row_that_fails_for_good_is_no_success() -> None:
-    the.errands(1)
-
-    def fail(_: Errand) -> None:
-        raise ValueError
-
-    collector = Collector()
-    with looking_on(collector):
-        the.transactional(fail, name="shop.fail").run()
-        assert collector.snapshot()["shop.fail"].last_success is None
-        the.transactional(fail, name="shop.empty", pending=Errand.objects.filter(place=9)).run()
-    assert collector.snapshot()["shop.empty"].last_success is not None
-
-
 class Raising(Observer):
     """Is an exporter that is broken everywhere."""
 
@@ -352,14 +300,3 @@ def test_an_observer_costs_no_statement_and_no_round_trip() -> None:
         assert messages() == alone
     with received(row_finished):
         assert messages() > alone
-
-
-def test_without_an_observer_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    wrong: Callable[..., None] = lambda method, *_, **__: called.append(method)  # noqa: E731  # a seam
-    monkeypatch.setattr(observers, "tell", wrong)
-    the.errands(2)
-    the.transactional(lambda row: None).run()
-    the.errands(2)
-    the.at_least_once(lambda row: None).run()
-    assert called == []

@@ -154,45 +154,6 @@ def test_the_memory_of_an_action_does_not_grow_with_its_rows(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rows_that_changed_since_the_choice_are_left_in_every_chunk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(operator_writes, "WINDOW", 10)
-    make(35)
-    run = processor()
-    write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose()
-    assert in_memory(chosen) <= 10
-    pks = [*chosen]
-    changed = [pks[3], pks[17], pks[34]]
-    Errand.objects.filter(pk__in=changed).update(claimed_at=datetime(2026, 11, 24, tzinfo=UTC))
-    write.to_free(chosen, written, seconds=60)
-    assert written == Written([pk for pk in pks if pk not in changed], changed)
-    assert [*Errand.objects.filter(claimed=True).values_list("pk", flat=True)] == changed
-
-
-@pytest.mark.django_db(transaction=True)
-def test_locked_rows_of_many_chunks_are_tried_again_and_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(operator_writes, "WINDOW", 10)
-    make(30)
-    run = processor()
-    write, written = to_requeue(run, Errand.objects.all()), Written()
-    chosen = write.choose()
-    locked = [*chosen][::3]
-    other = connection.copy()
-    try:
-        with other.cursor() as cursor:
-            cursor.execute("BEGIN")
-            cursor.execute("SELECT 1 FROM tests_errand WHERE id = ANY(%s) FOR UPDATE", [locked])
-            write.to_free(chosen, written, seconds=0.3)
-    finally:
-        other.close()
-    assert written == Written([pk for pk in chosen if pk not in locked], [], locked)
-
-
-@pytest.mark.django_db(transaction=True)
 def test_only_the_rows_of_the_first_choice_are_among_them() -> None:
     make(6)
     first, *_, last = Errand.objects.order_by("pk").values_list("pk", flat=True)
@@ -242,24 +203,6 @@ def test_a_row_that_failed_anew_with_as_many_attempts_is_left() -> None:
     Errand.objects.filter(pk=first).update(last_error="ValueError: closed")
     write.to_free(chosen, written, seconds=1)
     assert written == Written(others, [first])
-
-
-@pytest.mark.django_db(transaction=True)
-def test_rows_are_compared_with_the_digests_of_what_was_seen() -> None:
-    make(4)
-    write = to_requeue(processor(), Errand.objects.all())
-    same, settled, waits, unseen = write.choose()
-    Errand.objects.filter(pk=waits).update(claimed=False)
-    before = {
-        pk: write.digest(marks) for some in write.choose().chunks() for pk, marks in some.items()
-    }
-    assert [digest.endswith("+") for digest in before.values()] == [False, False, True, False]
-    assert {len(digest.rstrip("+")) for digest in before.values()} == {8}
-    assert before[same] != before[waits].rstrip("+")
-    del before[unseen]
-    Errand.objects.filter(pk=settled).update(done=True)
-    taken, changed = write.as_seen(write.choose(), before)
-    assert ([*taken], changed) == ([same, waits], [settled, unseen])
 
 
 @pytest.mark.django_db(transaction=True)

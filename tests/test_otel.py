@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -106,38 +105,12 @@ def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
     assert trace.get_current_span().get_span_context().is_valid is False
 
 
-def test_a_run_without_rows_has_no_span(exported: Exported) -> None:
-    the.transactional(lambda row: None, name="shop.idle").run()
-    assert exported.spans.get_finished_spans() == ()
-
-
-def test_the_span_of_a_run_belongs_to_what_started_it(exported: Exported) -> None:
-    the.errands(2)
-    with exported.tracers.get_tracer("theirs").start_as_current_span("task") as task:
-        the.at_least_once(lambda row: None, name="shop.child").run(concurrency=2)
-    [run] = exported.named("run shop.child")
-    assert run.parent == task.get_span_context()
-
-
 def test_the_span_of_a_row_is_a_root_inside_other_spans(exported: Exported) -> None:
     the.errands(1)
     with exported.tracers.get_tracer("theirs").start_as_current_span("task"):
         the.transactional(lambda row: None, name="shop.root").run()
     [span] = exported.named("process shop.root")
     assert span.parent is None
-
-
-def test_asynchronous_handlers_have_their_own_spans(exported: Exported) -> None:
-    the.errands(3)
-    seen = []
-
-    async def handle(_: Errand) -> None:
-        seen.append(trace.get_current_span().get_span_context().span_id)
-
-    the.at_least_once(handle, name="shop.async").run(concurrency=3)
-    spans = exported.named("process shop.async")
-    assert {span.context.span_id for span in spans if span.context} == {*seen}
-    assert len({*seen}) == 3
 
 
 def test_a_failure_is_the_status_of_its_span(exported: Exported) -> None:
@@ -250,20 +223,6 @@ def test_the_error_of_a_run_is_that_of_its_span(exported: Exported) -> None:
     assert row.status.status_code is StatusCode.ERROR
 
 
-def test_a_worker_that_ends_sends_what_it_keeps(
-    exported: Exported, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushed: list[int] = []
-
-    def force_flush(milliseconds: int) -> bool:
-        flushed.append(milliseconds)
-        return True
-
-    monkeypatch.setattr(exported.tracers, "force_flush", force_flush)
-    observers.flush()
-    assert flushed == [otel.FLUSH_WITHIN]
-
-
 def test_an_exporter_that_waits_for_its_collector_holds_no_worker_up(
     exported: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,32 +246,6 @@ def test_an_exporter_that_waits_for_its_collector_holds_no_worker_up(
     finally:
         go.set()
     assert "TracerProvider did not send what it keeps within 1 s" in caplog.text
-
-
-def test_what_a_flush_raises_is_reported(
-    exported: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def force_flush(_: int) -> bool:
-        raise OSError("the collector is gone")
-
-    monkeypatch.setattr(exported.tracers, "force_flush", force_flush)
-    observers.flush()
-    assert "Telemetry.flush() raised" in caplog.text
-
-
-def test_an_exporter_that_raises_costs_no_row(
-    exported: Exported, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken(SimpleSpanProcessor):
-        def on_end(self, span: ReadableSpan) -> None:
-            raise OSError("the collector is gone")
-
-    exported.tracers.add_span_processor(Broken(InMemorySpanExporter()))
-    the.errands(3)
-    report = the.transactional(lambda row: None, name="shop.broken").run()
-    assert (report.processed, report.stopped) == (3, "drained")
-    told = [each for each in caplog.records if "the run continues" in each.getMessage()]
-    assert [each.levelno for each in told] == [logging.WARNING] * 2  # handler_ended, run_ended
 
 
 # --- the context after a row is the one before it

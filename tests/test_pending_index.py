@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from dcl_processor.candidates import pending_index
 from dcl_processor.candidates.question import Question, ask
-from tests.models import Colour, Depot, Errand, Message, Parcel, Priced, Sample, Seat, Truck, Visit
+from tests.models import Colour, Depot, Errand, Parcel, Priced, Sample, Seat, Visit
 
 pytestmark = pytest.mark.django_db
 
@@ -88,27 +88,6 @@ def test_what_no_index_can_hold_is_left_out_and_named(left_out: Q) -> None:
     assert pending_index.not_indexed(asked)
 
 
-def test_the_columns_that_are_left_out_have_their_models_before_them() -> None:
-    asked = question(Parcel.objects.filter(sent=False, depot__open=True))
-    assert pending_index.not_indexed(asked) == ["tests.Depot.open"]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        Parcel.objects.all(),
-        Parcel.objects.filter(depot__open=True),
-        Parcel.objects.annotate(low=Lower("note")).filter(low="new"),
-        Message.objects.filter(data__state="new"),
-        Truck.objects.filter(inspected=False),
-        Parcel.objects.none(),
-    ],
-    ids=["all", "joined", "annotated", "document", "parent", "none"],
-)
-def test_a_question_without_a_condition_of_the_table_has_no_index(rows: QuerySet[Any]) -> None:
-    assert suggested(rows) is None
-
-
 def test_a_column_that_is_compared_with_the_time_is_the_first_of_the_index() -> None:
     yesterday = NOW - timedelta(days=1)
     for at in (NOW, Now(), Now() - timedelta(days=1), Value(yesterday)):
@@ -152,12 +131,6 @@ def test_with_a_strict_order_its_columns_come_first(rows: QuerySet[Any], fields:
     index = suggested(rows, strict_order=True)
     assert index is not None
     assert index.fields == fields
-
-
-def test_without_one_the_key_comes_alone() -> None:
-    index = suggested(Seat.objects.filter(sent=False).order_by("number"))
-    assert index is not None
-    assert index.fields == ["row", "number"]
 
 
 def test_a_column_that_ages_are_read_from_comes_first() -> None:

@@ -163,14 +163,6 @@ def test_lookups_and_transforms_that_a_project_registered_span() -> None:
     assert is_own_table(Parcel.objects.filter(note="x"))
 
 
-class NowInAnotherTown(Now):
-    """A subclass of what is known is not known."""
-
-
-def test_a_subclass_of_a_known_expression_spans() -> None:
-    assert not is_own_table(Parcel.objects.filter(sent_at__lt=NowInAnotherTown()))
-
-
 ranked = Parcel.objects.annotate(rank=Window(Rank(), order_by="-priority"))
 NOT_TO_BE_ASKED: list[tuple[Callable[[], Any], str]] = [
     (lambda: parcels[:5], r"a slice; pass limit="),

@@ -63,13 +63,6 @@ def test_the_error_is_cut_to_what_its_column_holds() -> None:
     assert len(Retry().given_up(ValueError("é" * 5000), 1, Errand)["last_error"]) == 2_000
 
 
-def test_it_is_a_value() -> None:
-    assert Retry(3) == Retry(3)
-    assert len({Retry(3), Retry(3), Retry(4)}) == 2
-    with pytest.raises(AttributeError):
-        Retry().max_attempts = 7  # type: ignore[misc]  # frozen: that is what is tested
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from dcl_processor import BatchProcessor, batch_processor
@@ -20,8 +20,7 @@ from dcl_processor.insights.probe import Probed
 from dcl_processor.insights.status import status
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import processor
-from tests.contract.support.sessions import connected
-from tests.models import Errand, Parcel, Scan, Trailer, Truck, Vehicle
+from tests.models import Parcel, Scan, Trailer, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -114,14 +113,6 @@ def test_the_holder_of_a_lock_in_an_outer_transaction_is_found(session: Open) ->
     assert pids(probed(parcel).holders) == [worker.pid]
 
 
-def test_the_holder_of_a_lock_in_an_open_savepoint_is_found(session: Open) -> None:
-    parcel = Parcel.objects.create()
-    worker = session("worker")
-    worker.execute("BEGIN", "SAVEPOINT a", lock(parcel))
-    assert pids(found(parcel).holders) == [worker.pid]
-    assert pids(probed(parcel).holders) == [worker.pid]
-
-
 def test_the_lock_of_a_released_savepoint_has_a_holder_whom_only_the_probe_names(
     session: Open,
 ) -> None:
@@ -171,26 +162,6 @@ def test_a_row_that_was_locked_has_no_holder(session: Open) -> None:
 
 
 # --- what else may be in the way
-
-
-def test_a_session_that_changes_the_row_holds_it(session: Open) -> None:
-    parcel = Parcel.objects.create()
-    worker = session("worker")
-    worker.execute("BEGIN", about(parcel, "UPDATE tests_parcel SET sent = true WHERE id = :pk"))
-    answer: dict[str, Any] = dict(status(RUN, only=("locked", "pending")).answers)
-    assert answer["pending"].value == 1
-    assert pids(answer["locked"].value.holders) == [worker.pid]
-    assert rows.show(RUN, parcel.pk).reason.startswith("a session has locked it, or ")
-
-
-def test_a_session_is_counted_once_with_all_of_its_rows(session: Open) -> None:
-    parcels = [Parcel.objects.create() for _ in range(5)]
-    worker, other = session("worker"), session("other")
-    worker.execute("BEGIN", *map(lock, parcels[:3]))
-    other.execute("BEGIN", lock(parcels[3]))
-    answer: Any = status(RUN, only=("locked",)).answers["locked"].value
-    assert answer.rows == 4
-    assert [(each.pid, each.rows) for each in answer.holders] == [(worker.pid, 3), (other.pid, 1)]
 
 
 def test_a_number_that_is_another_sessions_transaction_names_nobody(session: Open) -> None:
@@ -244,36 +215,6 @@ def test_a_role_without_rights_sees_who_it_is_and_not_what_it_does(session: Open
     assert holder.hidden == ("client", "since", "state", "query")
     assert (holder.query, holder.state, holder.since, holder.client) == (None, None, None, None)
     assert (seen.hidden, seen.client, seen.state) == ((), "local socket", "idle in transaction")
-
-
-def test_a_worker_at_work_is_the_holder_of_its_row() -> None:
-    """In the middle of a handler of each delivery that works under the lock."""
-    seen: list[tuple[str, Any]] = []
-
-    def handle(row: Errand) -> None:
-        def look() -> None:
-            shown = rows.show(run, row.pk)
-            seen.append((shown.reason, shown.locked and shown.locked.value))
-
-        the.elsewhere(look)
-
-    run = the.transactional(handle)
-    the.errands(2)
-    assert run().processed == 2
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        own = cursor.fetchone()[0]
-    assert all(reason.startswith("a session has locked it") for reason, _ in seen)
-    assert [pids(each.holders) for _, each in seen] == [[own], [own]]
-
-
-def test_the_parameters_may_be_bound_by_the_server(session: Open) -> None:
-    parcel = Parcel.objects.create()
-    worker = session("worker")
-    worker.execute("BEGIN", lock(parcel))
-    with connected({"server_side_binding": True}):
-        assert pids(found(parcel).holders) == [worker.pid]
-        assert pids(probed(parcel).holders) == [worker.pid]
 
 
 def test_the_only_lock_of_a_row_may_be_that_of_a_foreign_key(session: Open) -> None:

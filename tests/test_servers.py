@@ -10,18 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import environ
 import MySQLdb
-import pytest
 
 from tests.environments import CHECKOUT
-from tests.servers import mariadb as module
 from tests.servers.mariadb import mariadb
-from tests.servers.software import ServerMissingError
 from tests.waiting import PATIENCE, until
 
 PRINT_URL = "import os, sys; print(os.environ['DATABASE_URL'], flush=True); sys.stdin.read()"
@@ -58,46 +54,6 @@ def test_a_killed_starter_takes_the_server_with_it() -> None:
         starter.kill()
     until(lambda: not answers(socket_path), "the server's end")
     shutil.rmtree(socket_path.parent)
-
-
-def test_without_a_command_it_says_how_to_call_it() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.servers.mariadb"],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert finished.returncode == 2
-    assert finished.stderr == "Usage: python -m tests.servers.mariadb -- COMMAND…\n"
-
-
-def test_missing_binaries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = replace(module.SOFTWARE, programs=("mariadbd", "no-such-install", "no-such-server"))
-    monkeypatch.setattr(module, "SOFTWARE", missing)
-    assert not missing.is_installed()
-    expected = (
-        "Expected mariadbd and no-such-install and no-such-server on this machine, "
-        "got no no-such-install and no no-such-server: install Debian's mariadb-server."
-    )
-    with pytest.raises(ServerMissingError) as error, mariadb():
-        pytest.fail("a server was started from nothing")
-    assert str(error.value) == expected
-
-
-def test_a_server_that_does_not_start_is_quoted() -> None:
-    software = module.SOFTWARE
-    _, server = software.find()
-    with (
-        software.folder() as folder,
-        pytest.raises(RuntimeError, match=r"(?s)Expected MariaDB to start.*no-such-option"),
-        software.serving(
-            folder, server, "--no-defaults", "--no-such-option", is_ready=lambda: False
-        ),
-    ):
-        pytest.fail("it was ready")
-    assert not folder.exists()
 
 
 def command(script: str) -> list[str]:

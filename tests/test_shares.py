@@ -60,16 +60,6 @@ def test_each_share_has_as_many_sets_of_each_test_and_together_they_have_all(
     assert found == {*ITEMS}
 
 
-def test_nothing_is_left_out_of_a_whole_file_or_a_whole_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("WHOLE", raising=False)
-    assert left(ITEMS, Config(6, "test_it.py")) == ITEMS
-    assert left(ITEMS, Config(1)) == ITEMS
-    monkeypatch.setenv("WHOLE", "1")
-    assert left(ITEMS, Config(6)) == ITEMS
-
-
 def test_each_point_is_in_one_of_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WHOLE", raising=False)
     found = set[int]()
@@ -80,15 +70,3 @@ def test_each_point_is_in_one_of_the_shares(monkeypatch: pytest.MonkeyPatch) -> 
         assert mine == [number for number in range(20) if has_point(number, "a search", of=4)]
         found.update(mine)
     assert found == {*range(20)}
-
-
-def test_a_whole_run_tries_each_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WHOLE", "1")
-    assert [*islice(points("a search", of=4), 5)] == [0, 1, 2, 3, 4]
-    assert all(has_point(number, "a search", of=4) for number in range(20))
-
-
-def test_two_searches_begin_at_points_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a commit would try the same points of all of them."""
-    monkeypatch.setenv("SHARE", "mine")
-    assert len({first(f"search {number}", 100) for number in range(20)}) > 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,29 +105,6 @@ def test_the_end_of_its_session_is_noticed_without_a_question(slot: Slot) -> Non
     assert slot.take()
 
 
-def test_a_server_that_changes_a_setting_takes_no_slot_away(slot: Slot) -> None:
-    """It sends each session a message that no statement has asked for."""
-    assert slot.take()
-    slot._ask_at = float("inf")
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER DATABASE %s SET TimeZone = 'UTC'" % connection.settings_dict["NAME"])  # noqa: UP031  # a name
-        cursor.execute("SELECT pg_reload_conf()")
-    assert slot.is_held()
-
-
-def test_a_session_that_ended_between_two_tries_is_replaced(slot: Slot) -> None:
-    others = [Slot("other", NAME, 3) for _ in range(3)]
-    try:
-        assert all(each.take() for each in others)
-        assert not slot.take()
-        end_session(slot._connection)
-        others[0].release()
-        assert slot.take()
-    finally:
-        for each in others:
-            each.release()
-
-
 def test_a_server_that_cannot_be_reached_is_an_error_and_not_a_taken_slot() -> None:
     with connected({}) as wrapper:
         before = wrapper.settings_dict["PORT"]
@@ -139,18 +115,6 @@ def test_a_server_that_cannot_be_reached_is_an_error_and_not_a_taken_slot() -> N
                 slot.take()
         finally:
             wrapper.settings_dict["PORT"] = before
-
-
-def test_threads_share_a_slot(slot: Slot) -> None:
-    assert slot.take()
-    slot._ask_at = 0.0
-    held: list[bool] = []
-    threads = [threading.Thread(target=lambda: held.append(slot.is_held())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert held == [True] * 4
 
 
 def test_a_slot_takes_no_connection_of_a_pool() -> None:

@@ -76,18 +76,6 @@ def test_in_ci_a_test_that_does_not_count_fails(tmp_path: Path, written: str) ->
     assert "with CI=true every test must run" in said
 
 
-@pytest.mark.parametrize("word", ["skip", "xfail"])
-@pytest.mark.parametrize("ci", [False, True])
-def test_in_ci_a_page_that_skips_a_block_fails(tmp_path: Path, word: str, ci: bool) -> None:
-    """With the conftest.py that the README and the documentation have."""
-    (tmp_path / "conftest.py").write_text((CHECKOUT / "conftest.py").read_text())
-    page = f"```python\nimport pytest\n\npytest.{word}('reason')\n```\n"
-    (tmp_path / "README.md").write_text(page)
-    code, said = run(tmp_path, ci=ci)
-    assert code == int(ci), said
-    assert ("with CI=true every test must run" in said) is ci
-
-
 TWO = "def test_one(): pass\ndef test_two(): pass\n"
 
 
@@ -111,13 +99,6 @@ def test_a_run_that_did_something_else_than_it_should_fails(
     got, said = run(tmp_path, *ALONE, *options, ci=ci)
     assert got == code, said
     assert words in said
-
-
-def test_a_session_that_a_test_ends_with_success_fails(tmp_path: Path) -> None:
-    ends = "import pytest\ndef test_zero(): pytest.exit('enough', returncode=0)\n"
-    (tmp_path / "test_two.py").write_text(ends + TWO)
-    code, said = run(tmp_path, *ALONE, "--expect-tests=3", ci=True)
-    assert code == 1, said
 
 
 def test_every_test_that_is_written_is_collected() -> None:

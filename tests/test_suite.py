@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import tempfile
 import time
@@ -10,13 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
-from tests import quick, suite
-from tests.contract import conftest as contract
+from tests import suite
 from tests.environments import CHECKOUT, ENVIRONMENTS
-from tests.failures import Failure
-from tests.progress import MOST_LINES, Progress, Report
+from tests.progress import Progress, Report
 from tests.suite import Run, Stage, stages
 
 PAGES = {"README.md", *(str(each.relative_to(CHECKOUT)) for each in CHECKOUT.glob("docs/**/*.md"))}
@@ -154,38 +150,6 @@ def test_another_number_of_tests_is_a_failure(folder: Path) -> None:
     assert ["expected 2 tests, got 1" in each.error for _, each in report.failed][-1]
 
 
-def test_a_stage_that_hangs_is_ended_with_its_stacks(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Run, "limit", lambda *_: 3.0)
-    written = "def test_hangs():\n    number()\n    import time; time.sleep(300)\n"
-    report, _ = judged(folder, written)
-    assert [each.test for _, each in report.failed] == ["the stage"]
-    assert "test_hangs" in (folder / "moon.stacks").read_text()
-
-
-def test_more_waits_that_ran_out_than_five_are_red(folder: Path) -> None:
-    written = "import pytest\n@pytest.mark.parametrize('n', range(6))\n" + LATE_ONCE.replace(
-        "()", "(n)", 1
-    ).replace("number() == 1", "number() <= 6")
-    report, runs = judged(folder, written)
-    assert (report.is_red(), len(runs)) == (True, 6)
-
-
-def test_what_one_has_to_read_of_a_red_run_is_short(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = Report(1.0)
-    wrong = Failure("tests/test_x.py::test_y", "AssertionError: no", "tests/test_x.py:1: assert 0")
-    report.add("moon", [wrong] * 500)
-    report.print(folder)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= MOST_LINES
-    assert lines[-1].startswith("=== RED: 500 failed in moon")
-    assert lines[-2].startswith("machine: ")
-    assert (folder / "failures.txt").read_text().count(wrong.test) == 1000
-
-
 def test_in_ci_leaving_out_is_failing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,18 +165,3 @@ def test_in_ci_leaving_out_is_failing(
 
 
 # --- the quick part
-
-
-def test_the_quick_part_leaves_out_only_what_is_named() -> None:
-    contract = {each.name for each in (CHECKOUT / "tests" / "contract").glob("test_*.py")}
-    run = {Path(each).name for each in quick.fast_files() if each.startswith("tests/contract/")}
-    assert contract - run == quick.SLOW
-
-
-def test_a_file_that_is_left_out_of_its_folder_may_be_named_all_the_same() -> None:
-    """``make quick`` names its files, and then conftest.py leaves none of them out."""
-    named = {Path(each).name for each in quick.fast_files()}
-    for file in named.intersection(contract.collect_ignore):
-        module = importlib.import_module(f"tests.contract.{Path(file).stem}")
-        skips = [mark.args for mark in module.pytestmark if mark.name == "skipif"]
-        assert (True,) in skips, f"{file} runs on {connection.vendor} when it is named"

@@ -9,7 +9,7 @@ import pytest
 from django.db import NotSupportedError, connection, models, transaction
 from django.test.utils import isolate_apps
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.columns import LeaseColumn, RetryColumns
 from dcl_processor.engine import one_statement
 from dcl_processor.testing import hold_lock
@@ -105,26 +105,6 @@ def test_every_delivery_handles_each_row_once(
     assert_run(run(), processed=1)
     assert sorted(calls) == pks
     assert model.objects.filter(sent=True, leased_until=None, claimed_at=None).count() == 10
-
-
-def test_a_failure_is_noted(parcels: Any) -> None:
-    parcel = parcels.__mro__[1]
-    for _ in range(3):
-        parcel.objects.create()
-
-    @batch_processor(
-        pending=parcel.objects.filter(OWN),
-        done={"sent": True},
-        failed={"dead": True},
-        retry=Retry(1),
-        delivery=Delivery.AT_LEAST_ONCE,
-        lease=Lease(60),
-    )
-    def fail(row: Any) -> None:
-        raise ValueError("no")
-
-    assert_run(fail(), failed=3)
-    assert parcel.objects.filter(dead=True, leased_until=None, attempts=1).count() == 3
 
 
 @pytest.fixture

@@ -47,12 +47,6 @@ def test_what_is_no_duration_is_refused_with_its_bounds(
     assert str(refused.value) == f"expected timeout to be a number of seconds {words}"
 
 
-def test_bounds_belong_to_what_is_taken() -> None:
-    assert values.expect_seconds("expected x", 1, least=1, most=1) == 1
-    assert values.expect_seconds("expected x", 0.001, above_zero=True) == 0.001
-    assert values.expect_whole_number("expected x", 2, of="rows", least=2, most=2) == 2
-
-
 @pytest.mark.parametrize("wrong", [0, 4, 1.5, 2.0, True, None, "2", timedelta(2)], ids=repr)
 def test_what_is_no_whole_number_is_refused_with_its_bounds(wrong: Any) -> None:
     with pytest.raises(InvalidOption) as refused:

@@ -54,20 +54,6 @@ def states() -> list[str]:
     return [*Payment.objects.order_by("pk").values_list("state", flat=True)]
 
 
-def test_failed_rows_of_one_error_are_put_back(operator: Client, refused: list[Payment]) -> None:
-    asked = post(operator, ACT, action="requeue", state="given_up", kind="NotCharged")
-    assert button(asked) == "Put back 3 rows"
-    command = "requeue shop.capture_payments --given-up --error=NotCharged\n"
-    assert command in asked.content.decode().replace("</pre>", "\n")
-    assert states() == [State.REFUSED] * 5
-
-    done = post(operator, ACT, plan=hidden(asked))
-
-    assert done.status_code == 302
-    assert states() == [State.DUE] * 3 + [State.REFUSED] * 2
-    assert Payment.objects.filter(attempts=0, last_error="").count() == 3
-
-
 def test_rows_that_fail_after_the_confirmation_are_left(
     operator: Client, refused: list[Payment], payments: MakePayments
 ) -> None:
@@ -108,26 +94,6 @@ def test_a_row_that_was_put_back_and_failed_again_is_left(
     assert states() == [State.REFUSED] + [State.DUE] * 2 + [State.REFUSED] * 2
     page = operator.get(done.headers["Location"]).content.decode()
     assert "1 row left: changed since the choice." in page
-
-
-def test_a_row_that_another_worker_left_in_doubt_since_is_left(
-    operator: Client, doubtful: list[Payment]
-) -> None:
-    asked = post(operator, ACT, action="requeue", state="in_doubt")
-    later = timezone.now() - timedelta(hours=1)
-    Payment.objects.filter(pk=doubtful[0].pk).update(capturing_since=later)
-    post(operator, ACT, plan=hidden(asked))
-    assert states() == [State.CAPTURING, State.DUE]
-
-
-def test_a_row_that_is_as_it_was_seen_again_is_taken(
-    operator: Client, refused: list[Payment]
-) -> None:
-    """What a worker does not write is no mark of its work."""
-    asked = post(operator, ACT, action="requeue", state="given_up", kind="Refused")
-    Payment.objects.update(amount=11)
-    post(operator, ACT, plan=hidden(asked))
-    assert states() == [State.REFUSED] * 3 + [State.DUE] * 2
 
 
 def test_after_an_error_only_the_rows_that_were_not_tried_are_still_to_do(
@@ -203,31 +169,6 @@ def test_many_rows_are_one_entry_on_the_processor(operator: Client, payments: Ma
     assert "101 of 101 rows" in operator.get(f"{address}").content.decode()
 
 
-def test_the_number_of_rows_is_in_the_log_of_a_long_action(operator: Client) -> None:
-    user = User.objects.get(username="operator")
-    audit.record_rows(user, capture_payments, range(101), "Discard. " + "x" * 900, total=101)
-    assert LogEntry.objects.get().get_change_message().startswith("101 of 101 rows. Discard. xxx")
-
-
-def test_what_a_request_cannot_do_in_its_time_is_continued(
-    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    payments(5, state=State.REFUSED, last_error="NotCharged: no route")
-    asked = post(operator, ACT, action="requeue", state="given_up")
-    monkeypatch.setattr(choosing, "CHUNK", 2)
-    monkeypatch.setattr(plan, "BUDGET", 0.0)
-
-    first = post(operator, ACT, plan=hidden(asked))
-    assert "2 of 5 rows put back into pending; 3 still to do." in first.content.decode()
-    assert button(first) == "Put back 3 rows"
-    assert states().count(State.DUE) == 2
-
-    second = post(operator, ACT, plan=hidden(first))
-    third = post(operator, ACT, plan=hidden(second))
-    assert third.status_code == 302
-    assert states() == [State.DUE] * 5
-
-
 def test_a_request_ends_in_its_time_although_each_row_of_a_chunk_takes_long(
     operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,13 +235,6 @@ def test_a_doubt_is_resolved_with_the_values_that_the_flip_needs(
     assert Payment.objects.get(pk=doubtful[0].pk).charge_id == "ch_17"
 
 
-def test_all_doubts_are_put_back(operator: Client, doubtful: list[Payment]) -> None:
-    asked = post(operator, ACT, action="requeue", state="in_doubt")
-    assert button(asked) == "Put back 2 rows"
-    post(operator, ACT, plan=hidden(asked))
-    assert states() == [State.DUE] * 2
-
-
 def test_rows_that_may_be_at_work_are_left_with_the_reason(
     operator: Client, doubtful: list[Payment]
 ) -> None:
@@ -309,26 +243,6 @@ def test_rows_that_may_be_at_work_are_left_with_the_reason(
     asked = post(operator, ACT, action="requeue", state="rows", pk=keys)
     assert button(asked) == "Put back 1 row"
     assert "a worker may be at work" in asked.content.decode()
-
-
-def test_a_charge_that_is_paid_is_left_with_the_reason(
-    operator: Client, payments: MakePayments
-) -> None:
-    """Before the confirmation, and also if it is paid between the confirmation and the action."""
-
-    def pay(row: Payment) -> None:
-        paid = {"state": State.CAPTURED, "capturing_since": None, "charge_id": f"ch_{row.pk}"}
-        Payment.objects.filter(pk=row.pk).update(**paid)
-
-    since = timezone.now() - timedelta(hours=2)
-    rows = payments(3, state=State.CAPTURING, capturing_since=since)
-    pay(rows[0])
-    asked = post(operator, ACT, action="requeue", state="rows", pk=[row.pk for row in rows])
-    assert button(asked) == "Put back 2 rows"
-    assert "neither pending nor claimed nor given up: done" in asked.content.decode()
-    pay(rows[1])
-    post(operator, ACT, plan=hidden(asked))
-    assert states() == [State.CAPTURED, State.CAPTURED, State.DUE]
 
 
 @pytest.mark.parametrize(
@@ -457,14 +371,3 @@ def test_an_admin_log_that_fails_changes_no_answer(
         "Put back (given up, NotCharged)."
     )
     assert record.exc_info is not None
-
-
-def test_a_pause_is_answered_although_the_admin_log_fails(
-    operator: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("the log is down")
-
-    monkeypatch.setattr(audit, "_write", fail)
-    audit.record(User.objects.get(username="operator"), "shop.capture_payments", "Pause.")
-    assert "the admin's log has no entry of what operator has done: Pause." in caplog.text

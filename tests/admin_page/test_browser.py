@@ -208,36 +208,6 @@ def test_an_operator_puts_failed_rows_back_by_keyboard(
     assert Payment.objects.filter(state=State.REFUSED).count() == 2
 
 
-def test_an_operator_resolves_a_doubt(
-    browser: Browser, log_in: Callable[..., Page], doubtful: list[Payment], tmp_path: Path
-) -> None:
-    page = log_in("operator")
-    first = doubtful[0].pk
-
-    def tick() -> None:
-        page.goto(DETAIL)
-        page.get_by_label("Update every").select_option("2")
-        page.get_by_label(f"Row {first}").check()
-        expect(page.locator("#dcl-state")).to_contain_text("something is ticked")
-        assert page.get_by_label(f"Row {first}").is_checked()
-        page.get_by_role("button", name="Mark as done… ticked rows, in doubt").click()
-        page.get_by_label("Values to write").fill("state=captured\ncharge_id=ch_17")
-
-    browser.do(tick)
-    assert browser.violations(page) == []
-
-    def confirm() -> None:
-        page.get_by_role("button", name="Mark as done 1 row").click()
-        expect(page.get_by_text("1 row marked as done.")).to_be_visible()
-        page.get_by_role("link", name="Why, and who holds it").first.click()
-        expect(page.get_by_role("heading", name="Who holds it")).to_be_visible()
-
-    browser.do(confirm)
-    assert Payment.objects.get(pk=first).charge_id == "ch_17"
-    assert Payment.objects.filter(state=State.CAPTURING).count() == 1
-    assert browser.violations(page) == []
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_list_and_the_form_of_a_model_with_the_mixin_are_accessible(
     browser: Browser,
@@ -312,45 +282,3 @@ def test_a_person_who_was_signed_out_gets_no_login_page_into_the_panels(
         assert bar(page, "shop.send_shipped_emails") == 0
 
     browser.do(ended)
-
-
-def test_an_error_with_markup_is_text(
-    browser: Browser, log_in: Callable[..., Page], payments: MakePayments
-) -> None:
-    text = "<script>document.title = 'taken over'</script><img src=x onerror=alert(1)>"
-    payments(1, state=State.REFUSED, last_error=f"ValueError: {text} password=hunter2")
-    page = log_in("viewer")
-
-    def look() -> None:
-        page.goto(DETAIL)
-        assert page.title().startswith("shop.capture_payments")
-        assert text in page.locator("#dcl-failures").inner_text()
-        assert "hunter2" not in page.content()
-
-    browser.do(look)
-
-
-def test_a_processor_is_paused_and_resumed(
-    browser: Browser, log_in: Callable[..., Page], payments: MakePayments, tmp_path: Path
-) -> None:
-    ledger = pytest.importorskip("dcl_processor.ledger")
-    payments(3)
-    page = log_in("operator")
-
-    def pause() -> None:
-        page.goto(DETAIL)
-        page.get_by_label("Reason").fill("the gateway is down")
-        page.get_by_role("button", name="Pause", exact=True).click()
-        expect(page.locator("#p0-control")).to_contain_text("the gateway is down")
-
-    browser.do(pause)
-    assert ledger.state("shop.capture_payments").pause.reason == "the gateway is down"
-    assert browser.violations(page) == []
-    assert browser.do(picture, page, "paused", tmp_path).stat().st_size > 10_000
-
-    def resume() -> None:
-        page.get_by_role("button", name="Resume").click()
-        expect(page.locator("#p0-control")).to_have_text("Running")
-
-    browser.do(resume)
-    assert ledger.state("shop.capture_payments").pause is None

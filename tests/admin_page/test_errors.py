@@ -15,10 +15,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client, override_settings
 
-from dcl_processor import BatchProcessor, Retry, registry
+from dcl_processor import Retry, registry
 from dcl_processor.contrib import otel
 from dcl_processor.diagnosis import Trouble
-from dcl_processor.exceptions import InvalidDone
 from dcl_processor.ledger import history
 from dcl_processor.ledger import ledger as ledger_module
 from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
@@ -30,8 +29,6 @@ from dcl_processor.processes.workers import Worker
 from sample_app.shop.payment_gateway import NotCharged
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_page import detail
-from tests.contract.support import errands as the
-from tests.models import Errand
 
 SECRET = "hunter2"  # noqa: S105  # that of no database
 #: A text of 10 MB in several lines, with markup and a connection string.
@@ -128,11 +125,3 @@ def shown_by_systemd(folder: Path, error: Exception) -> tuple[str, str]:
         health.seen([Worker(1, 41, "waits", None, True)])
         manager.settimeout(10)
         return manager.recv(5_000).decode(), file.read_text().rstrip()
-
-
-def test_the_quoted_error_of_another_function_is_masked_too() -> None:
-    processor: BatchProcessor[Errand] = the.transactional(lambda _: None)
-    error = InvalidDone(f"{processor.name}: got ValueError raised by it: {LONG}")
-    trouble = Trouble.of(error, processor, None)
-    assert_safe(trouble.sentence, LONGEST_TEXT)
-    assert trouble.sentence.startswith("got ValueError raised by it: <script>")

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
-from django.db import models
 from django.test import Client
 
 from dcl_processor import batch_processor, registry
-from dcl_processor.insights.keys import key_text, parsed
 from tests.admin_page.conftest import grant, post
-from tests.models import Seat, Voucher
+from tests.models import Voucher
 
 PAGE = "/admin/dcl_admin/processor/tests.redeem/"
 
@@ -55,28 +53,3 @@ def test_ticked_rows_with_any_key_are_put_back(
     asked = post(client, f"{PAGE}act/", action="requeue", state="rows", pk=sent)
     assert post(client, f"{PAGE}act/", plan=asked.context["signed"]).status_code == 302
     assert Voucher.objects.filter(leased_until=None).count() == len(KEYS) + 1
-
-
-class Place(models.Model):
-    """A composite key with a text."""
-
-    pk = models.CompositePrimaryKey("row", "letter")
-    row = models.IntegerField()
-    letter = models.CharField(max_length=9)
-
-    class Meta:
-        app_label = "tests_keys"
-        managed = False
-
-
-@pytest.mark.parametrize("letter", ["", "a", "a,b", ",", "\\", "a\\,b", "\\\\", " a ", "a\nb"])
-def test_a_composite_key_comes_back_with_commas_and_spaces(letter: str) -> None:
-    text = key_text((7, letter))
-    assert parsed(Place, text) == (7, letter)
-    assert key_text(5) == "5"
-
-
-def test_a_key_of_numbers_may_have_spaces_around_it() -> None:
-    assert parsed(Seat, " 3, 4 ") == (3, 4)
-    with pytest.raises(ValueError, match="expected 2 values joined by commas, got '3'"):
-        parsed(Seat, "3")

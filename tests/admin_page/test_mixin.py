@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
@@ -27,12 +26,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
-from dcl_processor.admin_page import audit
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from dcl_processor.definition.model_columns import shares_keys
 from sample_app.shop.admin import PaymentAdmin
 from sample_app.shop.models import Cart, Order, Payment, StockReturn
-from sample_app.shop.processors import capture_payments, expire_carts, note_overdue_orders
+from sample_app.shop.processors import capture_payments, expire_carts
 from tests.admin_page.conftest import MakePayments, grant, make_user, post
 from tests.admin_page.test_acting import button, hidden, states
 from tests.contract.support import errands as the
@@ -196,20 +194,6 @@ def test_a_list_of_another_database_is_refused_in_one_sentence(
     assert states() == [State.REFUSED] * 5
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_a_list_of_the_database_that_the_processor_uses_is_not_refused(
-    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = {"action": "dcl_requeue_0", "_selected_action": [refused[0].pk]}
-    monkeypatch.setattr(capture_payments, "using", "other")
-    # It is not the database of a list that names none.
-    post(operator, LIST, **sent)
-    assert "expected a list of the database" in operator.get(LIST).content.decode()
-    monkeypatch.setattr(PaymentAdmin, "get_queryset", listed_from_other, raising=False)
-    assert "/row/" in operator.get(LIST).content.decode()
-    assert button(post(operator, LIST, **sent)) == "Put back 1 row"
-
-
 # --- a site without the page
 
 
@@ -276,29 +260,6 @@ def test_errors_are_masked_wherever_a_project_names_them(
     assert not [each for each in queries if '"last_error" FROM' in each["sql"]]
 
 
-class AmountForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A project's form that leaves a column out."""
-
-    class Meta:
-        model = Payment
-        exclude = ("charge_id",)  # noqa: DJ006  # it is what is tested
-
-
-class Formed(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    processors = (capture_payments,)
-    form = AmountForm
-
-
-def test_what_a_form_leaves_out_stays_left_out(
-    users: dict[str, User | None], payments: MakePayments
-) -> None:
-    (payment,) = payments(1)
-    request = RequestFactory().get("/")
-    request.user = users["operator"]  # type: ignore[assignment]
-    fields = Formed(Payment, admin.site).get_form(request, payment).base_fields
-    assert [*fields] == ["order", "amount"]
-
-
 def test_a_form_does_not_write_back_what_a_worker_has_settled(
     operator: Client, payments: MakePayments
 ) -> None:
@@ -357,17 +318,6 @@ if connection.features.has_select_for_update:
         assert codes == [302]
         row = Payment.objects.values("amount", *SETTLED).get()
         assert row == {"amount": Decimal("8.25"), **SETTLED}
-
-
-def test_an_error_that_is_null_is_not_loaded_again_for_each_row(
-    refused: list[Payment], django_assert_num_queries: Any
-) -> None:
-    made = Loose(Payment, admin.site)
-    rows = [*made.get_queryset(RequestFactory().get("/"))]
-    for row in rows:
-        setattr(row, "dcl_last_error_beginning", None)  # noqa: B010  # an annotation
-    with django_assert_num_queries(0):
-        assert [made.last_error_shown(row) for row in rows] == [""] * 5
 
 
 # --- a list of a proxy
@@ -485,33 +435,11 @@ def test_a_list_that_edits_other_columns_is_passed() -> None:
     assert edited("last_error") == []
 
 
-def test_each_processor_of_a_list_is_named() -> None:
-    two = edited("overdue_noted", "in_warehouse", processors=(note_overdue_orders, every))
-    assert [str(each.msg).partition(":")[0].rpartition("that ")[2] for each in two] == [
-        "shop.NoteOverdueOrders writes, got overdue_noted",
-        f"{every.name} writes, got in_warehouse",
-    ]
-
-
 def test_django_runs_the_check_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [*filter(lambda each: each.id == "dcl_processor.W008", run_checks())] == []
     monkeypatch.setattr(admin.site._registry[Payment], "list_editable", ("state",))
     [warning] = filter(lambda each: each.id == "dcl_processor.W008", run_checks())
     assert (warning.obj, warning.hint is not None) == (PaymentAdmin, True)
-
-
-def test_what_a_processor_writes_is_read_only_in_the_form_of_a_row(
-    users: dict[str, User | None],
-) -> None:
-    made, request = Every(Order, admin.site), RequestFactory().get("/")
-    request.user = users["staff"]  # type: ignore[assignment]
-    fields = made.get_readonly_fields(request, Order())
-    assert {*fields} == {*WRITTEN, "last_error_shown"}
-    assert len(fields) == len({*fields})
-
-
-class Every(ProcessorAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    processors = (every,)
 
 
 @pytest.mark.parametrize(
@@ -611,11 +539,6 @@ def test_a_form_of_the_projects_own_leaves_what_workers_write(parcel: Parcel) ->
     """It has not kept the columns, so only those are known that options name."""
     row = saved(parcel, base=forms.ModelForm, weight="9")
     assert (row.weight, row.sent, row.tries) == (9, True, 0)
-
-
-def test_a_row_that_was_deleted_meanwhile_is_saved_as_django_does(parcel: Parcel) -> None:
-    Parcel.objects.all().delete()
-    assert saved(parcel, weight="9").weight == 9
 
 
 # --- a list of another model
@@ -727,14 +650,6 @@ def test_rows_of_a_run_that_raised_midway_are_in_the_log(
     assert all(each.startswith("Process now, which ended with an error. ") for each in said)
 
 
-def test_a_run_that_was_refused_is_not_in_the_log(
-    operator: Client, carts: list[Cart], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    assert "atomic()" in process(operator, carts)
-    assert not LogEntry.objects.exists()
-
-
 def test_rows_that_their_handler_deletes_are_in_the_log_by_their_keys(
     operator: Client, carts: list[Cart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -747,32 +662,3 @@ def test_rows_that_their_handler_deletes_are_in_the_log_by_their_keys(
     entries = LogEntry.objects.order_by("pk").values_list("object_id", "object_repr")
     texts = [f"row {carts[0].pk}", *map(str, carts[1:])]
     assert [*entries] == [(str(each.pk), text) for each, text in zip(carts, texts, strict=True)]
-
-
-def test_a_row_whose_text_raises_is_in_the_log_by_its_key(
-    operator: Client, carts: list[Cart], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Cart, "__str__", lambda _: 1 / 0)
-    user = User.objects.get(username="operator")
-    audit.record_rows(user, expire_carts, [carts[0].pk], "Put back.", total=1)
-    entry = LogEntry.objects.get()
-    assert (entry.object_id, entry.object_repr) == (str(carts[0].pk), f"row {carts[0].pk}")
-
-
-def test_a_list_that_is_saved_writes_back_what_it_showed(
-    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What W008 says: the list sends all values, and cannot tell which the person has edited."""
-    made = admin.site._registry[Payment]
-    monkeypatch.setattr(made, "list_display", ("pk", "state", "charge_id"))
-    monkeypatch.setattr(made, "list_editable", ("state", "charge_id"))
-    (payment,) = payments(1)
-    shown = re.findall(
-        r'<input[^>]* name="([^"]*)"[^>]* value="([^"]*)"', operator.get(LIST).content.decode()
-    )
-    sent = {name: value for name, value in shown if name.startswith("form-")}
-    Payment.objects.update(state=State.CAPTURED, charge_id="ch_1")
-    saved = post(operator, LIST, **sent, **{"form-0-state": "due", "_save": "Save"})
-    assert saved.status_code == 302
-    payment.refresh_from_db()
-    assert payment.state == State.DUE

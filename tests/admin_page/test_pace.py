@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from dcl_processor.admin_page.charts import chart
 from dcl_processor.admin_page.pace import (
     FEW,
-    MANY,
     Estimate,
     Expected,
     Pace,
@@ -22,7 +21,6 @@ from dcl_processor.admin_page.pace import (
     rates,
     text_of,
 )
-from dcl_processor.admin_page.views import MOST
 from dcl_processor.insights.answer import Answer, How
 
 
@@ -46,11 +44,6 @@ def test_a_bar_and_a_rate_need_two_counts() -> None:
 )
 def test_the_rate_in_words(count: int, words: str) -> None:
     assert pace(((1000.0, 90),), 1010.0, Answer(count)).words == words
-
-
-def test_new_rows_move_the_end_of_the_bar_and_never_its_value_below_0() -> None:
-    found = pace(((1000.0, 10), (1005.0, 4)), 1010.0, Answer(12))
-    assert (found.peak, found.handled) == (12, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,25 +92,6 @@ def test_without_a_ledger_two_new_estimates_give_a_rate_and_an_old_one_does_not(
     assert looked(third.points, 1066.0, 470_000, 1064.0).now == 440_000
 
 
-def test_a_database_without_the_time_of_its_statistics_is_believed_each_time() -> None:
-    before = ((1000.0, Estimate(100_000)),)
-    assert pace(before, 1010.0, MORE, Expected(90_000, as_of=None)).now == 90_000
-
-
-def test_an_estimate_is_never_below_what_was_counted() -> None:
-    before = ((1000.0, Estimate(12_000)),)
-    late = Expected(10, as_of=0.0, gone=9_000, rate=1.0)
-    assert pace(before, 1010.0, MORE, late).now == 10_001
-    assert pace((), 1010.0, Answer.unknown("not within 1 s"), late).now == 10
-
-
-def test_exact_counts_that_follow_estimates_have_a_rate_of_their_own() -> None:
-    before = ((1000.0, Estimate(20_000)), (1001.0, 10_000))
-    found = pace(before, 1011.0, Answer(9_000))
-    assert (found.peak, found.rate, found.is_estimated) == (20_000, 100.0, True)
-    assert rates(found.points) == [(1011.0, 100.0)]
-
-
 def test_the_rate_is_that_of_the_last_two_minutes() -> None:
     found = pace(((1000.0, 9_000), (4000.0, 1_000), (4050.0, 500)), 4100.0, Answer(0))
     assert found.rate == 10.0
@@ -136,29 +110,6 @@ def test_an_address_carries_the_first_count_and_the_latest() -> None:
     # Of other processors, or in another order, the counts are not known.
     assert parse(text, ["ü", "shop.a@b,c", "none"]) == {}
     assert parse(text, ["shop.a@b,c"]) == {}
-
-
-def test_a_count_that_was_not_known_at_a_look_is_left_out() -> None:
-    seen = {"a": ((1.0, 5), (3.0, 4)), "b": ((2.0, 70_000), (3.0, 0))}
-    found = parse(text_of(seen, FEW), [*seen])
-    assert found == {"a": seen["a"], "b": ((2.0, 70_000), (3.0, 0))}
-
-
-@pytest.mark.parametrize("rows", [0, 10_001, 1_000_000, 2**20 - 1, 2**20, 5_000_000_000, 2**60])
-def test_an_address_carries_large_numbers_and_whether_they_are_estimates(rows: int) -> None:
-    written = {"a": ((1.0, Estimate(rows)), (2.0, min(rows, 10_000)))}
-    ((_, estimate), (_, count)) = parse(text_of(written, FEW), ["a"])["a"]
-    assert isinstance(estimate, Estimate)
-    assert not isinstance(count, Estimate)
-    assert count == min(rows, 10_000)
-    assert 0 <= min(rows, 2**34) - estimate <= rows / 2**18
-
-
-def test_an_address_is_short_with_as_many_processors_as_a_page_has() -> None:
-    points = tuple((1.7e9 + each, 10_000 - each) for each in range(MANY + 1))
-    many = {f"an_app_with_a_long_name.a_processor_{each}": points for each in range(MOST)}
-    assert len(text_of(many, FEW)) == 3_239
-    assert len(text_of({"shop.a": points}, MANY)) < 500
 
 
 @given(st.text() | st.binary().map(lambda read: urlsafe_b64encode(read).decode()))
@@ -187,21 +138,6 @@ def test_what_was_written_is_read(seen: dict[str, tuple[tuple[float, int], ...]]
         rates(points)
         chart("x", "x", "rows", points)
     assert not parse(text[:-cut], [*seen])
-
-
-def test_a_chart_has_the_same_numbers_as_a_table() -> None:
-    found = chart("waiting", "Pending rows", "rows", [(0.0, 100), (30.0, 40), (60.0, 0)])
-    assert found is not None
-    assert found.points == "4.0,4.0 300.0,71.2 596.0,116.0"
-    assert [value for _, value in found.table] == ["100", "40", "0"]
-    assert found.summary == (
-        "Pending rows: 100 at 1970-01-01 00:00:00, 0 at 1970-01-01 00:01:00 UTC, 100 at most."
-    )
-    assert chart("waiting", "Pending rows", "rows", [(0.0, 100)]) is None
-
-
-def test_a_rate_is_no_row_that_came() -> None:
-    assert rates([(0.0, 10), (10.0, 5), (20.0, 25)]) == [(10.0, 0.5), (20.0, 0.0)]
 
 
 def test_a_time_of_another_day_has_its_date() -> None:

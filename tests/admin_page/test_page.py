@@ -113,18 +113,6 @@ def test_the_name_of_an_error_is_masked_and_its_rows_are_not_chosen_by_it(
     assert f'name="kind" value="{"N" * 100}"' in page
 
 
-def test_the_address_with_the_counts_is_as_short_with_many_processors(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = {f"shop.with_a_long_name_{each}": expire_carts for each in range(60)}
-    monkeypatch.setattr(registry, "processors", lambda: found)
-    monkeypatch.setattr(registry, "broken", list)
-    address = INDEX
-    for _ in range(6):
-        address = INDEX + viewer.get(address).context["refresh"]
-    assert len(address) < 1_050
-
-
 def test_a_database_that_is_down_is_said_and_asked_once(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,14 +138,6 @@ def test_questions_that_do_not_fit_into_the_time_are_not_asked(
     assert "given up 5" not in page
 
 
-def test_the_counts_go_along_with_the_link(viewer: Client, payments: MakePayments) -> None:
-    payments(4)
-    first = viewer.get(INDEX)
-    Order.objects.filter(number=1).update(shipped_email_sent=True)
-    second = viewer.get(f"{INDEX}{first.context['refresh']}")
-    assert "1 of 4 since this page was opened." in second.content.decode()
-
-
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no estimate")
 def test_above_the_count_there_is_a_bar_that_is_said_to_be_an_estimate(
     viewer: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
@@ -176,15 +156,6 @@ def test_above_the_count_there_is_a_bar_that_is_said_to_be_an_estimate(
         cursor.execute("ANALYZE shop_order")
     second = viewer.get(f"{detail(send_shipped_emails.name)}{first.context['refresh']}")
     assert "~100 of ~400 (25 %)" in second.content.decode()
-
-
-def test_a_name_with_a_slash_has_a_page(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send_shipped_emails, "name", 'a/b "c" <i>&ü')
-    page = viewer.get(INDEX)
-    (each,) = (each for each in page.context["panels"] if each["panel"].name.startswith("a/b"))
-    found = viewer.get(each["url"])
-    assert found.status_code == 200
-    assert "a/b &quot;c&quot; &lt;i&gt;&amp;ü" in found.content.decode()
 
 
 def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:

@@ -12,10 +12,10 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from dcl_processor.admin_page import choosing, handing_over
+from dcl_processor.admin_page import choosing
 from dcl_processor.admin_page.models import Processor
 from sample_app.shop.models import Payment
-from tests.admin_page.conftest import MakePayments, grant, post
+from tests.admin_page.conftest import grant, post
 
 pytestmark = pytest.mark.django_db
 
@@ -102,25 +102,6 @@ def test_a_post_with_a_token_needs_the_permission(
     assert state() == before
 
 
-def test_the_permissions_are_made_without_a_table() -> None:
-    found = Permission.objects.filter(content_type__app_label="dcl_admin")
-    assert {each.codename for each in found} == {"view_processors", "operate_processors"}
-    assert not Processor._meta.managed
-
-
-def test_a_row_of_the_model_cannot_be_saved() -> None:
-    with pytest.raises(TypeError, match=r"expected the processors of processors\.py"):
-        Processor(name="x").save()
-
-
-@pytest.mark.parametrize(("user", "is_listed"), [("staff", False), ("viewer", True)])
-def test_the_index_of_the_admin_leads_to_the_page(
-    as_user: Callable[[str], Client], user: str, *, is_listed: bool
-) -> None:
-    page = as_user(user).get("/admin/").content.decode()
-    assert ("/admin/dcl_admin/processor/" in page) is is_listed
-
-
 @pytest.mark.parametrize("action", choosing.ACTIONS)
 @pytest.mark.parametrize("user", USERS)
 def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
@@ -154,30 +135,6 @@ def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_processing_now_needs_them_as_well(
-    as_user: Callable[[str], Client],
-    payments: MakePayments,
-    monkeypatch: pytest.MonkeyPatch,
-    user: str,
-) -> None:
-    (row,) = payments(1)
-    ran = list[Any]()
-    monkeypatch.setattr(handing_over, "process_now", lambda *each: ran.append(each))
-    sent = {"action": "dcl_process_0", "_selected_action": [row.pk]}
-    post(as_user(user), "/admin/shop/payment/", **sent)
-    assert len(ran) == (user == "operator")
-
-
-@pytest.mark.parametrize("user", USERS)
-def test_only_those_who_may_act_have_buttons(
-    as_user: Callable[[str], Client], refused: list[Payment], doubtful: list[Payment], user: str
-) -> None:
-    for name in ("change", "row"):
-        page = as_user(user).get(address(name, refused[0])).content
-        assert (b'name="action"' in page) is (user == "operator")
-
-
-@pytest.mark.parametrize("user", USERS)
 def test_a_processor_is_paused_by_those_who_may_operate_it(
     as_user: Callable[[str], Client], refused: list[Payment], user: str
 ) -> None:
@@ -188,14 +145,6 @@ def test_a_processor_is_paused_by_those_who_may_operate_it(
     assert (b'value="pause"' in page) is may
     post(as_user(user), address("control", refused[0]), **sent)
     assert LogEntry.objects.count() == may
-
-
-def test_an_inactive_operator_sees_nothing(
-    as_user: Callable[[str], Client], users: dict[str, User | None]
-) -> None:
-    client = as_user("operator")
-    User.objects.filter(username="operator").update(is_active=False)
-    assert client.get("/admin/dcl_admin/processor/").status_code == 302
 
 
 def test_an_unknown_processor_is_not_found(as_user: Callable[[str], Client]) -> None:

@@ -9,46 +9,16 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import Client
 
 from dcl_processor.admin_page import panels
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.row import show
 from dcl_processor.insights.status import NUMBERS, status
 from dcl_processor.management import listing
-from sample_app.shop.processors import expire_carts
-from tests.admin_page.conftest import MakePayments
 from tests.contract.support import errands as the
 from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-INDEX = "/admin/dcl_admin/processor/"
-DETAIL = f"{INDEX}{expire_carts.name.replace('_', '_5F')}/change/"
-
-
-def test_a_million_rows_are_shown_in_a_second(
-    as_user: Callable[[str], Client], payments: MakePayments
-) -> None:
-    viewer = as_user("viewer")
-    customer = payments(1)[0].order.customer
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO shop_cart (customer_id, pieces, touched_at, expired) "
-            "SELECT %s, 1, now() - interval '90 days', false FROM generate_series(1, 1000000)",
-            [customer.pk],
-        )
-        cursor.execute("ANALYZE shop_cart")
-    for address in (INDEX, DETAIL):
-        page = viewer.get(address)
-        assert "more than 10,000" in page.content.decode()
-    limit = panels.Budget(panels.PAGE)
-    panel = panels.panel("p0", expire_carts, (), now=1.0, budget=limit, down={})
-    # Each panel has its limit, which the server keeps: what takes longer is not known.
-    assert panels.PAGE - limit.left() < 2 * panels.PANEL
-    assert panel.numbers[0].text == "more than 10,000"
-    assert panel.pace.peak == pytest.approx(1_000_000, rel=0.05)
-    assert panel.pace.is_estimated
 
 
 #: Seconds of a line, and how many times as long as a plain count of all rows one may take where

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import django
-from rich.console import Console
 
 from tests.benchmarks import scratch
 from tests.benchmarks.measuring import Measurement
@@ -44,21 +43,19 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _run(options: argparse.Namespace) -> int:
     # Imported late: they need models, and models need settings.
-    from tests.benchmarks import printing, rows
+    from tests.benchmarks import page, rows
     from tests.benchmarks.audit import AuditError
     from tests.benchmarks.measuring import Bench
     from tests.benchmarks.network import ProxyFailedError
-    from tests.benchmarks.scenarios import FAULTY, SCENARIOS
+    from tests.benchmarks.scenarios import FORGETFUL, SCENARIOS
     from tests.benchmarks.team import CopyFailedError, team
 
-    known = {**SCENARIOS, **FAULTY}
+    known = {**SCENARIOS, **FORGETFUL}
     chosen = options.only.split(",") if options.only else list(SCENARIOS)
     if unknown := [name for name in chosen if name not in known]:
         print(f"Expected scenarios out of {', '.join(SCENARIOS)}; got {', '.join(unknown)}.")
         return 2
-    console, progress = Console(width=None if sys.stdout.isatty() else 140), Console(stderr=True)
     server = scratch.describe()
-    printing.print_server(console, server)
     rows.make_tables()
     began = time.monotonic()
     with team() as members:
@@ -67,22 +64,22 @@ def _run(options: argparse.Namespace) -> int:
             options.rows,
             options.rounds,
             [int(number) for number in options.copies.split(",")],
-            lambda line: progress.print(line, highlight=False),
+            lambda line: print(line, file=sys.stderr),
         )
         try:
             for name in chosen:
                 known[name](bench)
                 _write(options.json, server, bench.results)
         except (AuditError, CopyFailedError, ProxyFailedError) as error:
-            console.print(f"[bold]Failed:[/bold] {error}", highlight=False)
+            print(f"Failed: {error}")
             return 1
-    printing.print_results(console, bench.results)
-    printing.print_targets(console, bench.results)
+    for name, table in page.tables(bench.results, server).items():
+        print(f"{name}:", *table, "", sep="\n")
     if bench.left_out:
-        console.print(f"Left out, because not installed: {', '.join(sorted(bench.left_out))}.")
-    console.print(f"Audited: nothing handled twice, lost or left. {time.monotonic() - began:.0f} s")
+        print(f"Left out, because not installed: {', '.join(sorted(bench.left_out))}.")
+    print(f"Audited: nothing handled twice, lost or left. {time.monotonic() - began:.0f} s")
     if options.docs:
-        from tests.benchmarks import page, plots  # an extra that is not needed for figures
+        from tests.benchmarks import plots  # an extra that is not needed for figures
 
         page.write(bench.results, server, options.docs)
         plots.draw(bench.results, options.docs)

@@ -25,28 +25,35 @@ RATE_HEADINGS = (
 
 
 def write(results: Sequence[Measurement], server: Mapping[str, str], folder: Path) -> None:
-    """Write tables to be included in a page: server, targets and rates.
+    """Write tables to be included in a page: server, targets and rates."""
+    for name, table in tables(results, server).items():
+        (folder / f"benchmark-{name}.inc").write_text("\n".join(table) + "\n")
 
-    Networks have files of their own, and with them a server: they can be measured in another run.
+
+def tables(
+    results: Sequence[Measurement], server: Mapping[str, str]
+) -> Mapping[str, Iterable[str]]:
+    """Return the lines of each table.
+
+    Networks have tables of their own, and with them a server: they can be measured in another run.
     """
-    tables: dict[str, Iterable[str]] = {}
+    made: dict[str, Iterable[str]] = {}
     networks: list[Measurement] = []
     others: list[Measurement] = []
     for scenario in dict.fromkeys(result.scenario for result in results):
         of_it = [result for result in results if result.scenario == scenario]
         if network_table.is_about_networks(of_it):
             networks += of_it
-            tables[scenario] = _table(network_table.headings(of_it), network_table.lines(of_it))
+            made[scenario] = _table(network_table.headings(of_it), network_table.lines(of_it))
         else:
             others += of_it
     for prefix, group in (("", others), ("network-", networks)):
         if group:
-            tables[f"{prefix}server"] = _table(("what", "value"), server.items())
-            tables[f"{prefix}rates"] = _table(RATE_HEADINGS, _rates(group))
+            made[f"{prefix}server"] = _table(("what", "value"), server.items())
+            made[f"{prefix}rates"] = _table(RATE_HEADINGS, _rates(group))
     if others:
-        tables["targets"] = _table(TARGET_HEADINGS, _targets(results))
-    for name, table in tables.items():
-        (folder / f"benchmark-{name}.inc").write_text("\n".join(table) + "\n")
+        made["targets"] = _table(TARGET_HEADINGS, _targets(results))
+    return made
 
 
 def _targets(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:

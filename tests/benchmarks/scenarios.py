@@ -191,11 +191,6 @@ def forgetful(bench: Bench) -> None:
     take_turns(bench, "forgetful", ("forgetful",), bench.unit)
 
 
-def repetitive(bench: Bench) -> None:
-    """Measure nothing: a row is handled twice, and the audit has to say so."""
-    take_turns(bench, "repetitive", ("repetitive",), bench.unit)
-
-
 SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "one-by-one": one_by_one,
     "batches": batches,
@@ -209,7 +204,4 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
 }
 
 #: Run only when asked for by name.
-FAULTY: Mapping[str, Callable[[Bench], None]] = {
-    "forgetful": forgetful,
-    "repetitive": repetitive,
-}
+FORGETFUL: Mapping[str, Callable[[Bench], None]] = {"forgetful": forgetful}

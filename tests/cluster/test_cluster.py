@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.conftest import Cluster, at_the_gate, done, errands, first_waits, got, work
 from tests.cluster.processes import Started, beat, worker
-from tests.cluster.processors import FAILS, MEETS, PLAIN
+from tests.cluster.processors import MEETS, PLAIN
 from tests.edge.manage import at_gate
 from tests.waiting import PATIENCE, until
 
@@ -29,19 +29,6 @@ def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
     assert cluster.effects() == work() == Counter(rows)
 
 
-def test_copies_share_a_limit_and_none_is_sent_for_nothing(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    idle = cluster.send(copies=4)
-    assert got(idle)["processed"] == 0
-    assert idle.children == []
-    errands(*[PLAIN] * 20)
-    first = cluster.send(copies=4, limit=11)
-    reports = [got(first), *(got(each) for each in first.children)]
-    assert sorted(report["processed"] for report in reports) == [2, 2, 2, 5]
-    assert sum(cluster.effects().values()) == len(done()) == 11
-
-
 def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Started]) -> None:
     rows = first_waits()
     with beat(cluster.folder, cluster.variables):
@@ -57,18 +44,6 @@ def test_overlapping_beats_do_no_harm(cluster: Cluster, both: tuple[Started, Sta
         until(lambda: len(cluster.runs()) >= so_far + 2, "runs with nothing to do")
     cluster.come_to_rest()
     assert cluster.effects() == work() == Counter(rows)
-
-
-def test_what_no_worker_took_in_time_is_not_run_later(cluster: Cluster) -> None:
-    rows = errands(PLAIN)
-    late = [cluster.send(options={"expires": 0.001, "queue": "late"}) for _ in range(3)]
-    in_time = cluster.send(options={"queue": "late", "expires": 3600})
-    with worker(cluster.folder, "late", "--queues=late", size=1, variables=cluster.variables):
-        assert got(in_time)["processed"] == 1
-        for each in late:
-            until(lambda each=each: each.state == "REVOKED", "the late ones to be thrown away")  # type: ignore[misc]
-    assert cluster.runs() == [(1, "drained")]
-    assert cluster.effects() == Counter(rows)
 
 
 def test_further_copies_go_where_the_first_came_from(
@@ -106,35 +81,3 @@ def test_the_other_worker_finishes_what_a_lost_one_leaves(cluster: Cluster) -> N
     # Work in the database is done once; what is outside may be repeated for the row at hand.
     assert work() == Counter(rows)
     assert cluster.effects() == Counter([*rows, rows[0]])
-
-
-def test_failed_rows_are_in_the_report_or_fail_the_task(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    good, bad = errands(PLAIN, FAILS)
-    report = got(cluster.send())
-    assert (report["processed"], report["failed"], report["ok"]) == (1, 1, False)
-    assert [failure["pk"] for failure in report["failures"]] == [bad]
-    strict = cluster.send(raise_for_failures=True)
-    with pytest.raises(Exception, match="deliver: 1 failed in") as raised:
-        got(strict)
-    assert type(raised.value).__name__ == "RowsFailed"
-    assert done() == {good}
-
-
-def test_an_unknown_name_is_answered_with_one_sentence(
-    cluster: Cluster, both: tuple[Started, Started]
-) -> None:
-    before = [len(worker.log.read_text()) for worker in both]
-
-    def said() -> str:
-        logs = zip(both, before, strict=True)
-        return "".join(worker.log.read_text()[start:] for worker, start in logs)
-
-    result = cluster.send("cluster.deliwer")
-    with pytest.raises(Exception, match=r"got 'cluster\.deliwer'; did you mean cluster\.deliver\?"):
-        got(result)
-    until(lambda: "raised expected: UnknownProcessor" in said(), "the end of the task")
-    (error,) = [line for line in said().splitlines() if "ERROR" in line]
-    assert "did you mean cluster.deliver?" in error
-    assert "Traceback" not in said()

@@ -7,18 +7,15 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import QuerySet
 
-from dcl_processor import BatchProcessor
 from dcl_processor.execution import in_flight
 from tests.contract.support.reports import assert_run
 from tests.crash import processors, victims
 from tests.crash.audit import effects
-from tests.crash.processors import EXITS, FAILS, HANGS, KILLS, PLAIN, QUIT, QUITS
+from tests.crash.processors import HANGS, KILLS, PLAIN, QUIT, QUITS
 from tests.crash.rows import (
     FIRST,
     FOURTH,
@@ -44,12 +41,6 @@ PAUSE = 0.05  # seconds between two starts
 def set_place(pk: int, place: int) -> None:
     Errand.objects.filter(pk=pk).update(place=place)
     Express.objects.filter(pk=pk).update(result=place)
-
-
-def table_of(processor: BatchProcessor[Any]) -> QuerySet[Any]:
-    """Return all rows; a handler may have saved over what its row says."""
-    table: QuerySet[Any] = processor.pending().model.objects.all()
-    return table
 
 
 @pytest.fixture(autouse=True)
@@ -132,75 +123,6 @@ if connection.vendor != "mysql":
         assert report is not None
         assert_run(report, processed=2)
         assert work() == Counter(ROWS)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("transactional_retry", "transactional_retry_batch", "transactional_two_tables_retry"),
-        *("claim_retry", "claim_two_tables_retry", "lease", "lease_batch", "lease_two_tables"),
-    ],
-)
-def test_a_handler_that_exits_fails_its_row_and_ends_nothing(audit: str, name: str) -> None:
-    processor = getattr(processors, name)
-    fresh(*ROWS, of=processor)
-    set_place(FIRST, EXITS)
-    code, _, report = victims.run(name, audit)
-    assert code == 0
-    assert report is not None
-    assert_run(report, processed=2, failed=1, retried=1)
-    assert those(lambda row: row.done) == {SECOND, THIRD}
-    assert {pk: state(row) for pk, row in rows().items()} == {
-        **dict.fromkeys((SECOND, THIRD), "done"),
-        FIRST: "pending",
-    }
-    assert rows()[FIRST].attempts == 1
-    assert f"SystemExit({QUIT})" in rows()[FIRST].last_error
-    assert effects() == Counter(ROWS)
-
-
-LIVES = 4  # more than a row has attempts
-
-
-@pytest.mark.parametrize("name", ["lease", "lease_two_tables", "lease_saving"])
-def test_a_row_that_is_pending_again_has_all_its_attempts_again(audit: str, name: str) -> None:
-    """In each of its lives one process dies of it, and the next one handles it."""
-    processor = getattr(processors, name)
-    fresh(FIRST, of=processor)
-    for life in range(1, LIVES + 1):
-        set_place(FIRST, KILLS)
-        assert victims.run(name, audit)[0] == KILLED
-        assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("leased", 1)
-        time_passes()
-        set_place(FIRST, PLAIN)
-        assert_run(processor(), processed=1)
-        assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("done", 0)
-        assert effects() == Counter({FIRST: 2 * life})
-        table_of(processor).update(done=False)
-
-
-@pytest.mark.parametrize(
-    "name", ["transactional_retry", "claim_retry", "lease", "lease_two_tables"]
-)
-def test_a_row_that_is_pending_again_forgets_the_failures_of_its_last_life(
-    audit: str, name: str
-) -> None:
-    processor = getattr(processors, name)
-    fresh(FIRST, of=processor)
-    for life in range(1, LIVES + 1):
-        set_place(FIRST, FAILS)
-        for attempt in (1, 2):
-            assert_run(processor(), failed=1, retried=1)
-            assert (state(rows()[FIRST]), rows()[FIRST].attempts) == ("pending", attempt)
-        set_place(FIRST, PLAIN)
-        code, _, report = victims.run(name, audit)
-        assert code == 0
-        assert report is not None
-        assert_run(report, processed=1)
-        row = rows()[FIRST]
-        assert (state(row), row.attempts, row.last_error) == ("done", 0, "")
-        assert effects() == Counter({FIRST: 3 * life})
-        table_of(processor).update(done=False)
 
 
 FOR_EVER = ["lease_for_ever", "lease_for_ever_batch", "lease_for_ever_async"]

@@ -84,7 +84,7 @@ def processors(*arguments: str, **variables: str) -> subprocess.CompletedProcess
 def shown_on_a_terminal(argv: Sequence[str], **variables: str) -> tuple[int, str]:
     """Run a program on a terminal of its own; return the exit code and what it showed."""
     ours, theirs = pty.openpty()
-    env = environment(TERM="xterm-256color", **variables)
+    env = environment(**{"TERM": "xterm-256color", **variables})
     with subprocess.Popen(
         argv, env=env, cwd=CHECKOUT, stdin=theirs, stdout=theirs, stderr=theirs
     ) as process:

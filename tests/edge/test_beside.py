@@ -12,13 +12,10 @@ import pytest
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor
-from dcl_processor.alive import main
 from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
 from dcl_processor.processes.beats import NOTICED_AFTER, AtWork, Beat, most_urgent
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import Health
-from dcl_processor.processes.health_file import HealthFile
 from dcl_processor.processes.monitor import Monitor
 from dcl_processor.signals import row_finished
 from tests.contract.support import errands as the
@@ -115,24 +112,6 @@ def test_the_read_of_the_pending_rows_is_known(monkeypatch: pytest.MonkeyPatch) 
     assert seen[0] == ["the read of pending"]
 
 
-def test_without_a_monitor_only_handlers_are_noted(nosy: Nosy) -> None:
-    done, _ = the.errands(2)
-    nosy()
-    assert {hook: seen for hook, seen in nosy.seen.items() if seen} == {
-        "process": [f"row {done.pk}"]
-    }
-
-
-def test_a_hook_that_raises_is_forgotten(nosy: Nosy, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise OSError("no answer")
-
-    monkeypatch.setattr(nosy, "throttle", broken)
-    with pytest.raises(OSError, match="no answer"):
-        watched(nosy)
-    assert calls.under_way() == []
-
-
 @pytest.fixture
 def hung() -> Iterator[Call]:
     call = Call("shop.send", (17,), None, what="get_done()")
@@ -158,19 +137,3 @@ def test_a_hook_that_hangs_is_warned_of_and_never_late(
 def test_a_hook_that_ends_soon_makes_no_idle_worker_a_busy_one(hung: Call) -> None:
     assert most_urgent(hung.since + NOTICED_AFTER / 2) is None
     assert most_urgent(hung.since + NOTICED_AFTER) is not None
-
-
-def test_the_health_file_names_it(
-    hung: Call, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "health"
-    health = Health(["shop.send"], Stop(), HealthFile(file))
-    health.ready()
-    health.beat(Beat(hung.since, AtWork.of(hung)))
-    assert main([str(file)]) == 0
-    assert "works at shop.send, get_done() for row 17 since " in capsys.readouterr().out
-    other = Call("shop.send", (), None, what="resource()")
-    health._next = 0.0
-    health.beat(Beat(other.since, AtWork.of(other)))
-    assert main([str(file)]) == 0
-    assert "works at shop.send, resource() since " in capsys.readouterr().out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import threading
 from io import StringIO
 from pathlib import Path
@@ -17,7 +16,6 @@ from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor import backlog
 from tests.edge.manage import (
-    Install,
     Manage,
     at_gate,
     besides_lifecycle,
@@ -125,31 +123,6 @@ def test_tracebacks_are_shown_when_asked_for(manage: Manage, arguments: list[str
     assert done.err.endswith("CommandError: 1 row failed.\n")
 
 
-def test_an_error_that_cannot_say_what_it_is_is_one_line_like_any_other(
-    manage: Manage, install: Install
-) -> None:
-    install(
-        "mute",
-        """
-        class Mute(Exception):
-            def __str__(self):
-                raise RuntimeError("no text")
-
-        @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
-        def whisper(parcel):
-            raise Mute("hush")
-        """,
-    )
-    (pk,) = parcels("")
-    done = manage("run", "mute.whisper")
-    assert done.code == 1
-    assert done.out.startswith("mute.whisper: 1 failed in ")
-    assert done.err.splitlines() == [
-        f"mute.whisper: row {pk} failed: Mute: Mute('hush')",
-        "CommandError: 1 row failed.",
-    ]
-
-
 @pytest.mark.parametrize("copies", ["1", "2"])
 def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
     tmp_path: Path, copies: str
@@ -180,23 +153,7 @@ def test_more_failures_than_a_report_holds_are_counted(installed: None) -> None:
     assert lines[-1] == "warehouse.deliver: 3 more rows failed"
 
 
-def test_verbosity_0_says_only_what_failed(manage: Manage) -> None:
-    parcels("", "broken")
-    done = manage("run", "warehouse.deliver", "-v", "0")
-    assert (done.code, done.out) == (1, "")
-    assert "row" in done.err
-
-
 # --- several processors
-
-
-def test_several_names_run_one_after_the_other(manage: Manage) -> None:
-    parcels("", "broken")
-    done = manage("run", "warehouse.weigh", "warehouse.deliver")
-    assert done.code == 1
-    first, second = done.out.splitlines()
-    assert first.startswith("warehouse.weigh: 2 processed")
-    assert second.startswith("warehouse.deliver: 1 processed, 1 failed")
 
 
 def test_one_that_cannot_run_does_not_stop_the_others() -> None:
@@ -216,23 +173,6 @@ def test_one_that_cannot_run_does_not_stop_the_others() -> None:
         "CommandError: faulty.slice_off and faulty.haunt and faulty.run_in_circles did not run to "
         "the end."
     )
-
-
-def test_a_missing_column_is_named(installed: None) -> None:
-    parcels("")
-    with connection.schema_editor() as editor:
-        editor.remove_field(Parcel, Parcel._meta.get_field("priority"))
-    try:
-        err = StringIO()
-        with pytest.raises(CommandError):
-            call_command("processors", "run", "warehouse.deliver", stderr=err)
-        assert err.getvalue() == (
-            "warehouse.deliver: expected the column priority in the table tests_parcel, got none "
-            "in the database 'default'; run manage.py migrate.\n"
-        )
-    finally:
-        with connection.schema_editor() as editor:
-            editor.add_field(Parcel, Parcel._meta.get_field("priority"))
 
 
 def test_a_database_that_is_down_is_one_sentence() -> None:
@@ -255,14 +195,10 @@ def test_a_database_that_is_down_is_one_sentence() -> None:
         (["run"], "expected names of processors or --all, got neither; the processors are "),
         (["run", "warehouse.deliver", "--all"], "got both"),
         (["run", "--all", "--limit", "-1"], "expected a number of rows from 0, got '-1'"),
-        (["run", "--all", "--limit", "3.5"], "expected a number of rows from 0, got '3.5'"),
-        (["run", "--all", "--timeout", "-1"], "expected a number of seconds from 0, got '-1'"),
         (["run", "--all", "--timeout", "nan"], "expected a number of seconds from 0, got 'nan'"),
         (["run", "--all", "--copies", "0"], "a number of processes from 1 to 256, got '0'"),
         (["run", "--all", "--concurrency", "0"], "expected a number of handlers from 1, got '0'"),
         (["run", "--all", "--using", "nowhere"], "nowhere"),
-        (["walk"], "walk"),
-        ([], "required"),
     ],
 )
 def test_a_usage_error_ends_with_exit_code_2(
@@ -288,21 +224,6 @@ def test_call_command_raises_what_the_command_line_would_print(installed: None) 
         assert words in err.getvalue()
 
 
-def test_concurrency_is_how_many_handlers_are_in_flight() -> None:
-    """Each of the eight waits for three others."""
-    Errand.objects.bulk_create(Errand() for _ in range(8))
-    done = processors("run", "warehouse.gather", "--concurrency", "4")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("warehouse.gather: 8 processed")
-    assert not Errand.objects.filter(done=False).exists()
-
-
-def test_without_concurrency_one_handler_is_in_flight() -> None:
-    Errand.objects.bulk_create(Errand() for _ in range(4))
-    done = processors("run", "warehouse.gather", ALONE="")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("copies", ["1", "2"])
 def test_concurrency_reaches_each_copy(gate: Path, copies: str) -> None:
     """Four in one process meet, and stay until four have met in each."""
@@ -313,13 +234,6 @@ def test_concurrency_reaches_each_copy(gate: Path, copies: str) -> None:
         (gate / "open").touch()
         _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
-
-
-def test_concurrency_of_a_plain_handler_is_threads() -> None:
-    parcels(*["meet"] * 3)
-    done = processors("run", "warehouse.deliver", "--concurrency", "3")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert unsent() == 0
 
 
 def test_limit_and_timeout_reach_the_run(manage: Manage) -> None:
@@ -356,11 +270,6 @@ def test_json_is_one_document_per_run_and_nothing_else() -> None:
     assert deliver["failures"][0]["pk"] == broken
     assert deliver["failures"][0]["error"] == "ValueError('no\\naddress')"
     assert (weigh["name"], weigh["processed"], weigh["ok"]) == ("warehouse.weigh", 2, True)
-
-
-def test_json_speaks_of_an_empty_run_too(manage: Manage) -> None:
-    done = manage("run", "warehouse.deliver", "--json")
-    assert json.loads(done.out)["processed"] == 0
 
 
 # --- list
@@ -419,15 +328,6 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     )
 
 
-def test_list_says_once_that_the_database_is_down() -> None:
-    done = processors("list", DATABASE_URL="postgres://nobody@127.0.0.1:1/none")
-    assert done.returncode == 1
-    lines = done.stderr.splitlines()
-    assert len(lines) == 2, lines
-    assert lines[0].count("expected the database 'default' to answer") == 1
-    assert "warehouse.deliver, " in lines[0]
-
-
 # --- the backlog
 
 
@@ -464,22 +364,9 @@ def test_a_row_with_several_matches_is_counted_once() -> None:
 # --- on a terminal
 
 
-def on_a_terminal(*arguments: str, hide_rich: bool = False, **variables: str) -> tuple[int, str]:
-    """Run the command on a terminal of its own; return the exit code and what it showed."""
-    argv = command(*arguments)
-    if hide_rich:
-        program = (
-            "import sys; sys.modules['rich'] = None\n"
-            "from django.core.management import execute_from_command_line\n"
-            f"execute_from_command_line(['manage.py', 'processors', *{list(arguments)!r}])"
-        )
-        argv = [sys.executable, "-c", program]
-    return shown_on_a_terminal(argv, **variables)
-
-
 def test_on_a_terminal_a_bar_is_drawn_and_the_report_stays() -> None:
     parcels("", "broken", "print")
-    code, shown = on_a_terminal("run", "warehouse.deliver")
+    code, shown = shown_on_a_terminal(command("run", "warehouse.deliver"))
     assert code == 1
     assert "━" in shown
     assert " of 3" in shown
@@ -489,22 +376,8 @@ def test_on_a_terminal_a_bar_is_drawn_and_the_report_stays() -> None:
     assert "warehouse.deliver: 2 processed, 1 failed in" in shown.rpartition("\x1b[2K")[2]
 
 
-def test_on_a_terminal_without_rich_there_are_plain_lines() -> None:
-    parcels("", "broken")
-    code, shown = on_a_terminal("run", "warehouse.deliver", "--no-color", hide_rich=True)
-    assert code == 1
-    assert "━" not in shown
-    assert "\x1b" not in shown
-    name = "warehouse.deliver"
-    assert [line.partition(" in ")[0] for line in shown.splitlines()] == [
-        f"{name}: row {Parcel.objects.get(sent=False).pk} failed: ValueError: no address",
-        "warehouse.deliver: 1 processed, 1 failed",
-        "CommandError: 1 row failed.",
-    ]
-
-
 def test_on_a_terminal_an_empty_run_says_so() -> None:
-    code, shown = on_a_terminal("run", "warehouse.deliver")
+    code, shown = shown_on_a_terminal(command("run", "warehouse.deliver"))
     assert code == 0
     assert "warehouse.deliver: nothing pending" in shown
 
@@ -548,14 +421,6 @@ def test_the_second_signal_stops_at_once(
         f"CommandError: stopped at once by {signum.name}; uncommitted work is rolled back.\n"
     )
     assert unsent() == 2
-
-
-def test_handlers_are_put_back(installed: None, interrupts: None) -> None:
-    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-    parcels("", "broken")
-    with pytest.raises(CommandError):
-        call_command("processors", "run", "warehouse.deliver", stdout=StringIO(), stderr=StringIO())
-    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_in_a_thread_it_runs_without_handlers(installed: None) -> None:

@@ -72,12 +72,6 @@ def test_an_option_that_is_only_a_little_alike_is_not_suggested(manage: Manage) 
     assert "--all" not in manage("run", "x", "--untill").err
 
 
-def test_the_beginning_of_an_option_still_stands_for_it(manage: Manage) -> None:
-    done = manage("run", "x", "--lim", "5", "--limitt", "5")
-    assert "got '--limitt'" in done.err
-    assert "expected the name of a processor" in manage("run", "x", "--lim", "5").err
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_program_that_calls_the_command_gets_the_sentence(installed: None) -> None:
     with pytest.raises(

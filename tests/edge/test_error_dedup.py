@@ -9,7 +9,6 @@ from dcl_processor.watch.error_dedup import ErrorDedup
 
 REFUSED = Trouble("expected the database 'default' to answer, got: connection refused")
 PASSWORD = Trouble("expected the database 'default' to answer, got: wrong password")
-MISSING = Trouble("expected the table t, got none")
 
 
 def test_a_server_that_comes_back_is_told_of_once() -> None:
@@ -19,12 +18,6 @@ def test_a_server_that_comes_back_is_told_of_once() -> None:
     assert outages.end("a") is not None
     assert outages.end("a") is None
     assert outages.say("a", REFUSED)
-
-
-def test_another_trouble_is_news() -> None:
-    outages = ErrorDedup()
-    assert outages.say("a", REFUSED)
-    assert outages.say("a", MISSING)
 
 
 def test_another_cause_of_the_same_trouble_is_news_and_the_outage_goes_on() -> None:

@@ -6,12 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, connections
 from django.db.models import Index, Q
 
-from dcl_processor.insights.plan import plan_of
-from dcl_processor.insights.statements import Asked, Statement
 from tests.edge.manage import Install, Manage
 from tests.models import Depot, Parcel
 
@@ -67,23 +64,6 @@ def test_it_prints_what_a_person_wants_to_paste(manage: Manage) -> None:
         "        condition=Q(sent=False),",
     ]
     assert "AddIndexConcurrently" in parts[8]
-
-
-def test_json_has_the_same(manage: Manage) -> None:
-    parcels(2_000, sent=True)
-    found = explained(manage)
-    assert (found["name"], found["database"], found["index"]) == (DELIVER, "default", None)
-    assert found["read"].startswith("SELECT")
-    assert len(found["claim"]) == 1
-    assert found["plan"][0].startswith("Limit")
-    assert found["rows"] == 2_000
-    assert found["suggested_index"].startswith("models.Index(")
-
-
-def test_several_processors_are_explained_one_after_the_other(manage: Manage) -> None:
-    done = manage("explain", DELIVER, "warehouse.weigh", "--json")
-    names = [json.loads(line)["name"] for line in done.out.splitlines()]
-    assert names == [DELIVER, "warehouse.weigh"]
 
 
 def test_a_scan_of_the_whole_primary_key_is_no_index_that_serves(manage: Manage) -> None:
@@ -186,31 +166,3 @@ def test_with_server_side_binding_the_plan_is_that_of_such_a_statement(manage: M
         wrapper.close()
         wrapper.settings_dict = before
     assert any("server_side_binding" in each for each in found["remarks"])
-
-
-def test_a_plan_that_reads_two_tables_is_judged_by_the_rows_own() -> None:
-    """Another table's index does not make the read of this one narrow."""
-    parcels(5_000, sent=True)
-    sql = (
-        "SELECT p.id FROM tests_parcel p, tests_depot d"
-        " WHERE d.id = 1 AND p.priority < 5 ORDER BY p.note"
-    )
-    plan = plan_of(Statement(sql, (), "default"), Parcel)
-    assert plan is not None
-    assert plan.index is None
-
-
-def test_the_keys_of_the_claim_are_those_of_rows_or_made_up(installed: None) -> None:
-    from tests.warehouse.processors import deliver
-
-    assert Asked.of(deliver).keys() == [1]
-    parcels(3)
-    assert Asked.of(deliver).keys() == [Parcel.objects.latest("pk").pk]
-
-
-def test_the_answer_is_printed_with_any_verbosity(
-    installed: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is an answer to a question, and not a report."""
-    call_command("processors", "explain", DELIVER, verbosity=0)
-    assert "The lock-free read" in capsys.readouterr().out

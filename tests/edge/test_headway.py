@@ -23,7 +23,7 @@ from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.backlog_size import Size, size
 from dcl_processor.management import following
 from dcl_processor.management.following import corrected, lines
-from dcl_processor.management.headway import Headway, rounded
+from dcl_processor.management.headway import Headway
 from tests.edge.manage import shown_on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Depot
@@ -31,7 +31,6 @@ from tests.waiting import wait
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-MILLION = 1_000_000
 MANY = Answer(10_000, How.MORE_THAN)
 
 
@@ -139,11 +138,6 @@ def test_a_size_that_could_not_be_found_out_is_left_out() -> None:
     assert way.as_dict()["total"] == {"value": None, "how": "unknown", "why": "not asked yet"}
 
 
-def test_a_count_that_took_too_long_leaves_the_estimate() -> None:
-    way = headway(Size(Answer[int].unknown("not within 1 s"), 5_000, "monday"))
-    assert way.position() == "0 of ~5,000 (0 %)"
-
-
 @pytest.mark.parametrize(
     ("limit", "shown"),
     [
@@ -179,13 +173,6 @@ def test_rows_that_take_minutes_have_a_rate() -> None:
     assert way.line() == "shop.send: 20 of 50 (40 %), 0.47 rows/min, about 63 min left"
 
 
-def test_the_first_second_has_no_rate() -> None:
-    clock = Clock()
-    way = headway(Size(Answer(100)), clock)
-    go_on(way, clock, 10, 0.5)
-    assert (way.rate, way.left()) == (None, "")
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -199,10 +186,6 @@ def test_the_first_second_has_no_rate() -> None:
 )
 def test_a_remaining_time_is_written_in_one_unit(seconds: float, text: str) -> None:
     assert about(seconds) == text
-
-
-def test_an_estimate_has_four_digits_at_most() -> None:
-    assert [rounded(each) for each in (7, 12_345, 1_203_456)] == [7, 12_340, 1_203_000]
 
 
 # --- corrections
@@ -304,14 +287,14 @@ def test_a_counted_backlog_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatc
 # --- the planner's estimate
 
 
-def test_a_million_rows_are_estimated_within_a_tenth() -> None:
+def test_a_large_backlog_is_estimated_within_a_tenth() -> None:
     with never_analyzed_by_itself():
-        make_depots(MILLION, one_open_in=2)
+        make_depots(60_000, one_open_in=2)
         with CaptureQueriesContext(connection) as queries:
             found = size(opener())
     assert found.counted == MANY
     assert found.estimate is not None
-    assert 0.9 < found.estimate / (MILLION / 2) < 1.1
+    assert 0.9 < found.estimate / 30_000 < 1.1
     sent = [query["sql"] for query in queries]
     assert [sql for sql in sent if "statement_timeout" in sql] == 2 * [
         "SET LOCAL statement_timeout = 1000"
@@ -319,71 +302,6 @@ def test_a_million_rows_are_estimated_within_a_tenth() -> None:
     # Of the whole table only so much is read as the limit of the count needs.
     assert sum("tests_depot" in sql and "EXPLAIN" not in sql for sql in sent) == 2
     assert "LIMIT 10001" in next(sql for sql in sent if "COUNT" in sql)
-    clock = Clock()
-    way = headway(found, clock)
-    go_on(way, clock, 100_000, 100)
-    fraction, left = way.fraction, way.seconds_left
-    assert fraction is not None
-    assert left is not None
-    assert 0.18 < fraction < 0.23  # of 500,000 rows
-    assert 340 < left < 460  # at 1,000 rows/s
-
-
-def drain(way: Headway, clock: Clock, chunk: int) -> Iterator[None]:
-    """Handle the depots by chunks, as fast as a run does, and correct the figures after each."""
-    processor = opener()
-    while some := [*Depot.objects.filter(open=True).values_list("pk", flat=True)[:chunk]]:
-        Depot.objects.filter(pk__in=some).update(open=False)
-        go_on(way, clock, len(some), 10)
-        yield
-        way.learn(size(processor))
-        yield
-
-
-WRONG: dict[str, tuple[int, str]] = {
-    # name: one row of how many is open at the ANALYZE, and which rows are flipped after it
-    "10 times too small": (10, "UPDATE tests_depot SET open = true"),
-    "10 times too large": (1, "UPDATE tests_depot SET open = id % 10 = 0"),
-}
-
-
-@pytest.mark.parametrize("how", WRONG)
-def test_a_wrong_estimate_shows_no_wrong_end(how: str) -> None:
-    one_in, flips = WRONG[how]
-    clock = Clock()
-    with never_analyzed_by_itself():
-        make_depots(150_000, one_open_in=one_in)
-        execute(flips)
-        rows = Depot.objects.filter(open=True).count()
-        found = size(opener())
-        assert found.estimate is not None
-        assert not 0.3 < found.estimate / rows < 3
-        way, seen = headway(found, clock), []
-        for _ in drain(way, clock, 5_000):
-            fraction, left = way.fraction, way.seconds_left
-            assert fraction is None or 0 <= fraction <= 1
-            assert left is None or left >= 0
-            # Before the end, nothing is shown as the end.
-            assert fraction != 1 or way.done == rows
-            seen.append(way.total.how)
-    assert way.position() == f"{rows:,} of {rows:,} (100 %)"
-    assert seen[0] is How.ESTIMATED
-    assert (How.MORE_THAN in seen) == (how == "10 times too small")
-
-
-def test_a_table_that_was_never_analyzed_is_corrected_by_its_first_statistics() -> None:
-    clock = Clock()
-    with never_analyzed_by_itself():
-        Depot.objects.bulk_create(Depot(open=True) for _ in range(30_000))
-        before = size(opener())
-        way = headway(before, clock)
-        execute("ANALYZE tests_depot")
-        after = size(opener())
-        assert before.basis != after.basis
-        way.learn(after)
-    total = way.total.value
-    assert total is not None
-    assert 27_000 < total < 33_000
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -457,14 +375,6 @@ def on_a_terminal(
 def analyzed_parcels(number: int) -> None:
     parcels(*[""] * number)
     execute("ANALYZE tests_parcel")
-
-
-def test_the_bar_shows_the_estimate() -> None:
-    analyzed_parcels(8)
-    shown = on_a_terminal("run", "warehouse.deliver")
-    assert "━" in shown
-    assert " of ~8 (" in shown
-    assert "warehouse.deliver: 8 processed in" in shown
 
 
 def test_without_rich_there_are_lines() -> None:

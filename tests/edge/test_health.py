@@ -18,19 +18,17 @@ import pytest
 
 from dcl_processor import alive
 from dcl_processor.execution import calls
-from dcl_processor.processes import health as health_module
 from dcl_processor.processes.beats import AtWork, Beat
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.health_file import HealthFile
 from dcl_processor.processes.sd_notify import Notifier
 from dcl_processor.processes.workers import Worker
-from tests.edge.manage import CHECKOUT, Manage, at_gate, processors
+from tests.edge.manage import CHECKOUT, Manage, at_gate
 from tests.edge.watchers import parcels, wait_until_sent, watching
 from tests.waiting import PATIENCE, until
 
 DELIVER = "warehouse.deliver"
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.hanging.settings"}
 
 
 @pytest.fixture
@@ -82,37 +80,6 @@ def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
     assert {each["processor"] for each in workers} == {DELIVER}
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d UTC", each["since"]) for each in workers)
     assert [path.name for path in file.parent.iterdir()] == ["gate"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_one_worker_that_does_not_move_makes_it_old(
-    gate: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another one that moves does not hide it."""
-    parcels("gate", "gate")
-    arguments = (DELIVER, "--watch", "600", "--copies", "2", "--health-file", str(file))
-    with watching(*arguments, GATE=str(gate)) as watcher:
-        stopped, _ = at_gate(gate, handlers=2)
-        until(file.exists, "the file")
-        os.kill(stopped, signal.SIGSTOP)
-        try:
-            until(lambda: alive.main([str(file), "--max-age", "3"]) == 1, "an old file")
-        finally:
-            os.kill(stopped, signal.SIGCONT)
-        wait_until_written_again(file)
-        (gate / "open").touch()
-        assert watcher.end()[0] == 0
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_run_has_one_too(gate: Path, file: Path) -> None:
-    parcels("gate")
-    with watching(DELIVER, "--health-file", str(file), GATE=str(gate)) as running:
-        at_gate(gate)
-        until(lambda: any("rows" in each for each in content(file)["workers"]), "the row")
-        (gate / "open").touch()
-        code, _, _ = running.end(None)
-    assert (code, file.exists()) == (0, False)
 
 
 @pytest.mark.parametrize("where", ["missing/health", "folder"])
@@ -316,32 +283,6 @@ def test_a_service_is_ready_is_pinged_and_stops(manager: socket.socket, gate: Pa
         assert watcher.end(None)[0] == 0
 
 
-@pytest.mark.django_db(transaction=True)
-def test_the_last_row_of_a_service_has_the_time_of_its_limit(
-    manager: socket.socket, tmp_path: Path, gate: Path
-) -> None:
-    parcels("gate")
-    audit = tmp_path / "audit"
-    audit.touch()
-    arguments = ("hanging.deliver", "--watch", "600")
-    # With a watchdog the command shows its state each 0.1 s, so before the row ends.
-    watchdog = {"WATCHDOG_USEC": "200000"}
-    more = {**environment(manager), **watchdog, **SETTINGS, "AUDIT": str(audit)}
-    more |= {"LIMIT": "600", "GATE": str(gate)}
-    with watching(*arguments, **more) as watcher:
-        said: list[str] = []
-        while not any("1 of 1 workers at work" in line for line in said):
-            said = received(manager)
-        watcher.process.send_signal(signal.SIGTERM)
-        while "STOPPING=1" not in said:
-            said = received(manager)
-        (gate / "open").touch()
-        assert watcher.end(None)[0] == 0
-    (extended,) = [line for line in said if line.startswith("EXTEND_TIMEOUT_USEC=")]
-    # The limit is 600 s and the grace is 1 s.
-    assert 0 < int(extended.partition("=")[2]) / 1e6 <= 601 + health_module.MARGIN
-
-
 def test_only_while_all_are_alive_it_is_written_and_pinged(
     manager: socket.socket, file: Path
 ) -> None:
@@ -354,18 +295,6 @@ def test_only_while_all_are_alive_it_is_written_and_pinged(
     time.sleep(0.01)
     health.seen([well])
     assert received(manager) == ["STATUS=0 of 1 workers at work", "WATCHDOG=1"]
-    assert file.exists()
-
-
-def test_a_database_that_does_not_answer_is_a_status_and_no_death(
-    manager: socket.socket, file: Path
-) -> None:
-    health = Health(["p"], Stop(), HealthFile(file), Notifier(str(manager.getsockname())))
-    health.troubles[None, "p"] = "expected the database 'default' to answer, got: no"
-    health.seen([Worker(1, 41, "waits", None, True)])
-    assert received(manager) == [
-        "STATUS=0 of 1 workers at work; waiting: expected the database 'default' to answer, got: no"
-    ]
     assert file.exists()
 
 
@@ -398,25 +327,3 @@ def test_a_stopped_service_asks_for_no_more_time_than_its_limits_allow(
     assert not any(line.startswith("EXTEND") for line in received(manager))
     health.close()
     time.sleep(0.01)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_program_that_calls_the_command_keeps_its_variables(
-    manage: Manage, manager: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from io import StringIO
-
-    from django.core.management import call_command
-
-    monkeypatch.setenv("NOTIFY_SOCKET", str(manager.getsockname()))
-    call_command("processors", "run", DELIVER, stdout=StringIO())
-    assert "NOTIFY_SOCKET" in os.environ
-    ran = manage("run", DELIVER)
-    assert (ran.code, "NOTIFY_SOCKET" in os.environ) == (0, False)
-    assert received(manager)[0] == "READY=1"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_run_that_finds_nothing_leaves_no_file(file: Path) -> None:
-    done = processors("run", DELIVER, "--health-file", str(file))
-    assert (done.returncode, done.stdout, done.stderr, file.exists()) == (0, "", "", False)

@@ -18,10 +18,7 @@ from dcl_processor.watch import watch as watch_module
 from dcl_processor.watch.connection_age import Recycler
 from dcl_processor.watch.polling import POLL_IDLE
 from dcl_processor.watch.watch import Plan, Watch
-from tests.cleaner import NAME as CLEANER
-from tests.edge.manage import database_url
-from tests.edge.watchers import parcels, watching
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 from tests.warehouse.processors import deliver, weigh
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -115,34 +112,6 @@ def test_between_two_looks_it_sleeps(monkeypatch: pytest.MonkeyPatch, listen: bo
         Watch([deliver], Plan(interval=600, listen=listen), stop, lambda *_: None).run()
     assert waits == [(int(listen), POLL_IDLE)] * 10
     assert 1 <= len(made) <= 2 + listen
-
-
-@pytest.mark.parametrize("options", [[], ["--listen"]])
-def test_idle_it_has_no_open_transaction(options: list[str]) -> None:
-    parcels("")
-    url = f"{database_url()}?conn_max_age=60"
-    with watching("warehouse.deliver", "--watch", "1", *options, DATABASE_URL=url) as watcher:
-        watcher.says("warehouse.deliver: 1 processed in ")
-        states: list[tuple[str, ...]] = []
-        for _ in range(80):
-            states.append(sessions())
-            time.sleep(0.05)
-        until(lambda: sessions() == ("idle",) * (1 + len(options)), "its sessions to be idle")
-        assert watcher.end() == (0, "", "")
-    # Its statements may be seen under way, but no transaction of theirs between two of them.
-    assert {state for seen in states for state in seen} <= {"idle", "active"}
-
-
-def sessions() -> tuple[str, ...]:
-    """Return the states of the other sessions, without the one that empties the tables."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT state FROM pg_stat_activity WHERE datname = current_database() "
-            "AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
-            "AND application_name <> %s",
-            [CLEANER],
-        )
-        return tuple(state for (state,) in cursor.fetchall())
 
 
 def test_a_connection_that_is_too_old_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

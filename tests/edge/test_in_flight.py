@@ -24,9 +24,9 @@ from dcl_processor.execution import in_flight
 from dcl_processor.runner import suspects
 from tests.contract.support.reports import assert_run
 from tests.edge.manage import at_gate, processors, started
-from tests.edge.watchers import parcels, watching
+from tests.edge.watchers import parcels
 from tests.models import Parcel
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -106,27 +106,6 @@ def test_with_threads_each_row_that_was_at_hand_is_handled_alone(
     assert (again.returncode, unsent()) == (9, [rows[2]])
 
 
-def test_a_watch_names_it_and_goes_on_with_the_others(folder: Path) -> None:
-    """Its copy is started again, and comes to the row at the end of each run."""
-    deadly = parcels("kill", "", "")[0]
-    with watching(DELIVER, "--watch", "0.2", "--copies", "2") as watcher:
-        until(lambda: bool(watcher.operations), "a word of the death")
-        assert re.fullmatch(DIED.format(deadly, ".*"), watcher.operations[0])
-        until(lambda: unsent() == [deadly], "the other rows")
-        code, _, _ = watcher.end()
-    assert code == 0
-    assert unsent() == [deadly]
-
-
-def test_in_json_it_is_on_stderr(folder: Path) -> None:
-    deadly, _ = parcels("exit at once", "")
-    processors("run", DELIVER)
-    Parcel.objects.update(note="")
-    done = processors("run", DELIVER, "--json")
-    assert done.stdout.startswith("{")
-    assert re.fullmatch(DIED.format(deadly, ""), done.stderr.strip())
-
-
 def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Path) -> None:
     parcels("gate", "")
     with started("run", DELIVER, GATE=str(gate)) as process:
@@ -139,11 +118,6 @@ def test_a_row_at_hand_of_a_living_process_is_no_suspect(folder: Path, gate: Pat
         (gate / "open").touch()
         assert process.wait(PATIENCE) == 0
     assert list(folder.iterdir()) == []
-
-
-def test_a_run_that_finds_nothing_makes_no_file(folder: Path) -> None:
-    assert processors("run", DELIVER).returncode == 0
-    assert not folder.exists()
 
 
 # --- in this process
@@ -222,17 +196,6 @@ def test_suspects_are_left_out_of_the_windows_that_follow(
     left_by_the_dead(rows[0], processor=processor)
     assert_run(processor(), processed=10)
     assert calls == [*rows[1:], rows[0]]
-
-
-def test_a_note_stays_until_a_run_has_come_to_its_row(folder: Path) -> None:
-    rows = parcels("", "")
-    processor = deliver()
-    left_by_the_dead(rows[0], processor=processor)
-    processor(limit=1)
-    assert len(list(folder.iterdir())) == 1
-    assert unsent() == [rows[0]]
-    processor()
-    assert list(folder.iterdir()) == []
 
 
 def test_each_death_is_reported_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,15 +7,11 @@ import os
 import re
 import signal
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.news import Died
-from dcl_processor.processes.supervisor import Supervisor
 from tests.edge.manage import at_gate, processors, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
@@ -86,26 +82,11 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
     assert (again.returncode, handled(audit)) == (0, [first, stuck]), (done.stderr, again.stderr)
 
 
-@pytest.mark.parametrize("how", ["waits in C without signals", "is stopped"])
-def test_one_of_two_workers_is_killed(audit: Path, how: str) -> None:
-    stuck, *_ = parcels(how, *[""] * 9)
-    with started("run", DELIVER, "--copies", "2", "--json", **SETTINGS, AUDIT=str(audit)) as done:
-        out, err = done.communicate(timeout=PATIENCE)
-    assert done.returncode == 1
-    assert unsent() == {stuck}
-    found = re.findall(rf"{DELIVER}(?:, copy [12])?: ({HOW[how].format(stuck)})", err)
-    assert found, err
-    document = json.loads(out)
-    assert (document["ok"], document["processed"]) == (False, 9)
-    assert any("killed by the supervisor" in (each["error"] or "") for each in document["copies"])
-
-
-@pytest.mark.parametrize("copies", ["1", "2"])
-@pytest.mark.parametrize("how", ["catches everything", "is stopped"])
+@pytest.mark.parametrize(("copies", "who"), [("1", ""), ("2", ", copy [12]")])
 def test_in_a_watch_it_is_killed_and_another_takes_its_place(
-    audit: Path, how: str, copies: str
+    audit: Path, copies: str, who: str
 ) -> None:
-    (stuck,) = parcels(how)
+    (stuck,) = parcels("catches everything")
     arguments = (DELIVER, "--watch", "0.2", "--copies", copies)
     with watching(*arguments, **SETTINGS, AUDIT=str(audit)) as watcher:
         died = watcher.says(f"{DELIVER}", err=True)
@@ -114,27 +95,8 @@ def test_in_a_watch_it_is_killed_and_another_takes_its_place(
         wait_until_sent()
         code, _, _ = watcher.end()
     assert code == 0
-    again = "; it is started again"
-    who = f"{DELIVER}, copy [12]" if copies == "2" else DELIVER
-    assert re.fullmatch(f"{who}: {HOW[how].format(stuck)}{again}", died)
+    assert re.fullmatch(f"{DELIVER}{who}: {LATE.format(stuck)}; it is started again", died)
     assert len(pids(audit)) > 1
-
-
-def test_a_row_within_its_limit_is_handled_in_peace(audit: Path) -> None:
-    """Together they take longer than the limit and the grace."""
-    parcels(*["long"] * 3)
-    done = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit), LIMIT="240")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{DELIVER}: 3 processed")
-    assert len(pids(audit)) == 1
-
-
-def test_without_a_limit_no_worker_is_killed(audit: Path) -> None:
-    """Not even one that does not move for longer than a worker with a limit may."""
-    parcels("keeps the GIL for a while", "")
-    command = ("run", "hanging.deliver_slowly", "--copies", "2")
-    done = processors(*command, **SETTINGS, AUDIT=str(audit))
-    assert (done.returncode, done.stderr, unsent()) == (0, "", set())
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # the fork of a handler
@@ -218,53 +180,3 @@ def test_a_watch_is_silent_about_itself_if_asked_to() -> None:
     with watching(*arguments) as watcher:
         assert watcher.end(None) == (0, "", "")
     assert watcher.about_itself == []
-
-
-def test_a_process_that_cannot_be_killed_does_not_hold_the_supervisor_up(
-    installed: None, audit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waits in the kernel, where no signal reaches it: here, its kill is lost."""
-    from dcl_processor.execution import calls
-    from dcl_processor.processes import child, pool
-
-    monkeypatch.setattr("multiprocessing.popen_fork.Popen._send_signal", lambda *_: None)
-    monkeypatch.setattr(child, "DIES_WITHIN", 0.5)
-    monkeypatch.setattr(calls, "GRACE", 1.0)
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", SETTINGS["DJANGO_SETTINGS_MODULE"])
-    monkeypatch.setenv("AUDIT", str(audit))
-    from tests.hanging.processors import LIMIT
-
-    parcels("waits in C without signals")
-    seen: list[bool] = []
-    told: list[Died] = []
-
-    def tell(number: int, name: str | None, event: object) -> None:
-        if isinstance(event, Died):
-            told.append(event)
-
-    supervised = Supervisor(
-        1,
-        lambda _: partial(
-            pool._run,
-            "hanging.deliver",
-            {},
-            shown="x",
-            stops={},
-            began=0.0,
-            deadline=None,
-            sends_rows=False,
-            sends_counts=False,
-        ),
-        stop=Stop(),
-        tell=tell,
-        limit=LIMIT,
-        observe=lambda workers: seen.append(all(each.is_alive for each in workers)),
-    )
-    supervised.run()
-    (died,) = told
-    assert re.match(r"process \d+ was killed 0.5 s ago, and has not ended: row ", str(died))
-    (pid,) = pids(audit)
-    assert seen[-1] is False
-    # Its supervisor has not waited for its end: it is alive.
-    os.kill(pid, signal.SIGKILL)
-    assert os.waitpid(pid, 0)[0] == pid

@@ -151,23 +151,6 @@ def test_a_listener_that_is_lost_looks_and_listens_again(watcher: Watcher) -> No
     assert said.startswith("LISTEN failed on 'default', and rows are found by polling")
 
 
-def test_it_polls_as_well() -> None:
-    with watching("warehouse.deliver", "--watch", "0.2", "--listen") as watcher:
-        for _ in range(3):
-            parcels("")
-            watcher.says("warehouse.deliver: 1 processed in ")
-        assert watcher.end() == (0, "", "")
-
-
-def test_a_channel_may_have_quotes_in_its_name() -> None:
-    channel = notify.channel('shop."odd"')
-    with closing(Listener("default", {channel: "odd"})) as listener:
-        listener.poll()
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_notify(%s, '')", [channel])
-        until(lambda: listener.poll() == {"odd"}, "the notification")
-
-
 def test_listening_where_nobody_can_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'db'}"
     done = processors("run", "warehouse.deliver", "--watch", "--listen", DATABASE_URL=url)

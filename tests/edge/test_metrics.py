@@ -33,9 +33,8 @@ from dcl_processor.contrib.prometheus.process import ProcessMetrics
 from dcl_processor.contrib.prometheus.textfile import TextFile, parsed
 from dcl_processor.management import metering
 from dcl_processor.metrics import sending
-from dcl_processor.metrics.collector import Collector
 from dcl_processor.metrics.sending import sent
-from dcl_processor.metrics.tally import DURATIONS, Distribution, Tally
+from dcl_processor.metrics.tally import Distribution, Tally
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import copies_counted
@@ -99,23 +98,6 @@ def test_a_value_at_a_bound_is_in_its_bucket() -> None:
     for each in (0.5, 1.0, 1.5, 2.0, 2.5):
         values.add(each)
     assert (values.counts, values.number, values.total) == ([2, 2, 1], 5, 7.5)
-
-
-def test_tallies_are_added() -> None:
-    tally = full()
-    tally.merge(full())
-    assert tally.rows == {"processed": 10, "failed": 6, "discarded": 2, "snoozed": 2}
-    assert (tally.retries, tally.lost_leases, tally.handler.number) == (4, 2, 8)
-    assert tally.age.total == 2 * full().age.total
-    tally.merge(Tally(last_success=1.0))
-    assert tally.last_success == 1_700_000_000.0
-
-
-def test_a_collector_keeps_nothing_twice() -> None:
-    collector = Collector(["shop.a"])
-    collector.add("shop.a", full())
-    assert collector.take() == {"shop.a": full()}
-    assert collector.take() == {}
 
 
 def test_counts_are_sent_at_most_once_a_second_and_at_the_end() -> None:
@@ -234,15 +216,6 @@ def test_the_workers_of_a_command_are_counted_by_their_parent(
     assert "dcl_processor_last_success_timestamp_seconds" not in samples(text)
 
 
-def test_several_workers_succeed_together(tmp_path: Path, manage: Manage) -> None:
-    parcels(*[""] * 5)
-    path = tmp_path / "dcl.prom"
-    done = manage("run", "warehouse.deliver", "--copies", "2", "--metrics-file", str(path))
-    assert (done.code, done.err) == (0, "")
-    assert rows(path.read_text()) == {"processed": 5}
-    assert "dcl_processor_last_success_timestamp_seconds" in samples(path.read_text())
-
-
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(
     tmp_path: Path, manage: Manage
 ) -> None:
@@ -252,32 +225,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(
     assert done.code == 2
     assert "create its folder" in done.err
     assert Parcel.objects.filter(sent=False).count() == 1
-
-
-def test_a_file_that_cannot_be_written_any_more_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    path = folder / "dcl.prom"
-
-    def warned() -> list[str]:
-        said = [each.getMessage() for each in caplog.records]
-        return [each for each in said if "could not be written" in each]
-
-    monkeypatch.setattr(metering, "INTERVAL", 0.01)
-    options: dict[str, Any] = {"metrics_port": None, "metrics_file": path}
-    with metering.exported(["shop.a"], options) as on_counts:
-        assert on_counts is not None
-        path.unlink()
-        path.with_name("dcl.prom.lock").unlink()
-        folder.rmdir()
-        on_counts("shop.a", full())
-        until(lambda: bool(warned()), "the warning")
-        on_counts("shop.a", full())
-        folder.mkdir()
-    assert len(warned()) == 1
-    assert parsed(path.read_text())["shop.a"].rows["processed"] == 10
 
 
 # --- the port
@@ -305,14 +252,6 @@ def test_a_watch_serves_the_counts_of_its_copies(installed: None) -> None:
         until(lambda: success in samples(scrape(port)), "the success")
         process.terminate()
         assert process.wait(PATIENCE) == 0
-
-
-def test_the_port_is_closed_at_the_end(manage: Manage) -> None:
-    parcels("")
-    port = free_port()
-    assert manage("run", "warehouse.deliver", "--metrics-port", str(port)).code == 0
-    assert not is_served(port)
-    assert observers.active == ()
 
 
 def test_a_port_that_is_taken_is_refused(manage: Manage) -> None:
@@ -358,11 +297,6 @@ def test_the_parent_gets_the_counts_of_its_workers(installed: None) -> None:
     assert report.processed == 6
     assert sum(each["counts"]["processed"] for each in received) == 6
     assert {each["processor"].name for each in received} == {"warehouse.deliver"}
-
-
-def test_workers_count_nothing_unless_it_is_wanted() -> None:
-    assert not pool.are_counts_wanted(None)
-    assert pool.are_counts_wanted(lambda name, tally: None)
 
 
 # --- several processes of another program
@@ -553,13 +487,14 @@ def test_without_the_client_the_commands_say_what_is_missing(
         assert "install dcl-processor[prometheus]" in done.err
 
 
-def test_a_run_without_the_options_imports_no_metrics() -> None:
+def test_a_run_without_the_options_imports_neither_metrics_nor_answers() -> None:
     code = (
         "import sys, django; django.setup()\n"
         "from django.core.management import call_command\n"
         "call_command('processors', 'run', 'warehouse.deliver')\n"
         "print(*[each for each in sys.modules if each.startswith(('prometheus_client', "
-        "'opentelemetry', 'dcl_processor.metrics', 'dcl_processor.contrib'))])"
+        "'opentelemetry', 'dcl_processor.metrics', 'dcl_processor.contrib', "
+        "'dcl_processor.insights'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -653,18 +588,6 @@ def test_each_metric_is_on_the_dashboard() -> None:
 
 def test_no_label_has_a_key_a_host_or_a_message() -> None:
     assert set.union(*exposed().values()) == {"processor", "outcome", "le"}
-
-
-def test_the_dashboard_explains_each_panel() -> None:
-    panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
-    assert len({panel["title"] for panel in panels}) == len(panels) == 11
-    assert all(panel["description"] for panel in panels)
-    assert len({panel["id"] for panel in panels}) == len(panels)
-
-
-def test_handlers_that_take_minutes_have_buckets() -> None:
-    assert DURATIONS[-1] == 600.0
-    assert list(DURATIONS) == sorted(DURATIONS)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.in_flight import Death
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.processes import lateness
-from dcl_processor.processes.beats import MOST_ROWS, AtWork, Beat, lasted, most_urgent
+from dcl_processor.processes.beats import MOST_ROWS, AtWork, Beat
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.lateness import Lateness, OwnTime
 from dcl_processor.processes.monitor import FIRST_WARNING, Monitor
@@ -108,15 +108,6 @@ def test_a_call_that_goes_on_after_its_limit_is_warned_of_once(
     assert "rows 0, 1, 2, 3, 4 and 95 more goes on although its handler_timeout of 60 s is" in line
 
 
-def test_calls_that_have_ended_are_forgotten(monitor: Monitor) -> None:
-    call = begun((17,), MINUTE)
-    monitor.look(call.since + 10 * MINUTE)
-    assert (set(monitor._next), monitor._late) == ({call}, {call})
-    calls.end(call)
-    monitor.look(call.since + 10 * MINUTE)
-    assert (monitor._next, monitor._late) == ({}, set())
-
-
 def test_a_beat_has_the_oldest_call_that_is_late(
     monitor: Monitor, beats: list[Beat], call: Call, limited: Call
 ) -> None:
@@ -175,17 +166,6 @@ def test_a_beat_is_short_enough_for_a_pipe_to_take_it_as_one(key: str) -> None:
     assert (len(work.keys), work.number) == (MOST_ROWS, 5_001)
     assert len(pickle.dumps(Beat(1.0, work, is_stopping=True))) < 4_000
     assert AtWork.of(Call("p", ["a\x1b[2J\nb"], None)).named == "row a\\x1b[2J b"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.5, "0.5 s"), (90, "90 s"), (300, "5 min"), (7_200, "2 h")]
-)
-def test_durations_are_in_words(seconds: float, words: str) -> None:
-    assert lasted(seconds) == words
-
-
-def test_without_a_call_there_is_none() -> None:
-    assert most_urgent(time.monotonic()) is None
 
 
 # --- handlers on one event loop
@@ -273,18 +253,6 @@ def test_a_handler_that_blocks_the_event_loop_has_its_own_limit(
         (beat,) = beats
         assert beat.call is not None
         assert (beat.call.keys, beat.call.is_late(beat.at)) == (("blocks",), False)
-
-
-def test_what_an_ended_handler_left_behind_holds_no_other_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has no limit of its own, so the one that waits has to be late for the worker to end."""
-    with looping(MINUTE) as on:
-        on.start("waits")
-        found = until(calls.under_way, "the handler")
-        loop = on.loop
-        monkeypatch.setattr(loop, "_at_step", lambda: calls.Call("shop.task", ["ended"], loop))
-        assert not loop.is_held_up(found[0])
 
 
 def test_a_handler_that_was_cancelled_and_goes_on_is_blamed_itself(
@@ -405,18 +373,6 @@ def test_a_late_call_has_its_grace_before_its_worker_is_killed() -> None:
     assert not judged.is_alive(72)
 
 
-def test_a_call_that_ends_in_its_grace_costs_nothing() -> None:
-    judged = Lateness(MINUTE, 0)
-    judged.hear(62, beat(62))
-    judged.hear(68, beat(68, since=67))
-    judged.hear(69, beat(69, since=67))
-    assert fault(judged, 75) is None
-    # Nor does it take from the grace of the next one.
-    judged.hear(128, beat(128, since=67))
-    judged.hear(135, beat(135, since=67))
-    assert fault(judged, 137) is None
-
-
 def test_a_call_that_follows_a_late_one_has_its_own_grace() -> None:
     """Both were late when their beats came, as of a worker that was stopped in between."""
     judged = Lateness(MINUTE, 0)
@@ -448,15 +404,6 @@ def test_beats_that_have_come_late_do_not_shorten_the_grace() -> None:
     judged.hear(60.5, beat(60.5))
     judged.hear(71, beat(69.5))
     assert fault(judged, 71) is None
-
-
-def test_after_a_pause_of_the_machine_a_call_has_its_grace_all_the_same() -> None:
-    """Its first beat then is an hour after its beginning."""
-    judged = Lateness(MINUTE, 0)
-    judged.hear(1, beat(1))
-    for second, is_faulty in ((2, False), (11, False), (13, True)):
-        judged.hear(second, beat(3_598 + second))
-        assert (fault(judged, second, 3_598 + second) is not None) is is_faulty
 
 
 def test_a_worker_that_does_not_move_is_killed_if_each_processor_has_a_limit() -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psycopg
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.watch import notify
 from tests.contract.support.sessions import end_session
 from tests.models import Parcel
-from tests.waiting import join
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -90,20 +88,6 @@ def test_inside_a_transaction_it_notifies_once_after_the_commit(
     assert heard() == ["dcl_processor.depot.send", "dcl_processor.depot.weigh"]
 
 
-def test_the_notify_is_in_no_transaction_of_the_callers() -> None:
-    """PostgreSQL lets one transaction commit at a time that has notified."""
-    inside: list[bool] = []
-
-    def note(execute: Callable[..., object], sql: str, *arguments: object) -> object:
-        if "pg_notify" in sql:
-            inside.append(connection.in_atomic_block)
-        return execute(sql, *arguments)
-
-    with connection.execute_wrapper(note), transaction.atomic():
-        send.wake()
-    assert inside == [False]
-
-
 def test_what_is_rolled_back_wakes_nobody(heard: Heard) -> None:
     with rolled_back():
         send.wake()
@@ -142,18 +126,6 @@ def test_a_burst_in_autocommit_notifies_at_its_beginning_alone(
     for each in notify._notified:
         notify._notified[each] -= 60
     send.wake()
-    assert heard() == ["dcl_processor.depot.send"]
-
-
-def test_each_thread_that_commits_may_wake(heard: Heard) -> None:
-    def wake() -> None:
-        with transaction.atomic():
-            send.wake()
-        connections.close_all()
-
-    thread = threading.Thread(target=wake)
-    thread.start()
-    join(thread)
     assert heard() == ["dcl_processor.depot.send"]
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tests.edge.manage import (
     command,
     environment,
     processors,
+    shown_on_a_terminal,
     started,
 )
 from tests.edge.watchers import SELDOM, parcels, watching
@@ -70,16 +70,6 @@ def test_in_json_it_is_one_object_with_both(copies: list[str]) -> None:
     assert all(error.startswith(READ_ONLY) for error in errors)
 
 
-def test_a_watch_tells_both() -> None:
-    parcels("", "read only", "")
-    with watching(DELIVER, "--watch", "0.2", "--json") as watcher:
-        first, second = (json.loads(watcher.says("{")) for _ in range(2))
-        watcher.end()
-    assert (first["name"], first["processed"], first["ok"]) == (DELIVER, 2, False)
-    assert (second["name"], second["ok"]) == (DELIVER, False)
-    assert second["error"].startswith(READ_ONLY)
-
-
 def test_the_error_has_the_report_in_the_code_as_well() -> None:
     parcels("", "", "")
     calls: list[int] = []
@@ -100,22 +90,6 @@ def test_the_error_has_the_report_in_the_code_as_well() -> None:
     assert_run(report, processed=1, stopped="signal")
     assert report.ok
     assert raised.value.__notes__ == [f"Until then: {report}"]
-
-
-def test_an_error_without_room_for_a_report_is_raised_all_the_same() -> None:
-    class Stuck(KeyboardInterrupt):
-        def __setattr__(self, name: str, value: object) -> None:
-            if name == "report":
-                raise TypeError("read only")
-            super().__setattr__(name, value)
-
-    parcels("")
-
-    def handle(_: Parcel) -> None:
-        raise Stuck
-
-    with pytest.raises(Stuck):
-        batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
 
 
 def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> None:
@@ -163,30 +137,6 @@ def test_a_full_disk_ends_no_run(way: list[str]) -> None:
         f"{LOST}OSError: [Errno 28] No space left on device",
         "CommandError: output could not be written.",
     ]
-    assert unsent() == 0
-    assert not Parcel.objects.filter(weight=None).exists()
-
-
-def test_a_reader_that_has_gone_ends_no_run() -> None:
-    parcels("", "")
-    read, write = os.pipe()
-    os.close(read)
-    done = run_with(write, DELIVER, "warehouse.weigh")
-    os.close(write)
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        f"{LOST}BrokenPipeError: [Errno 32] Broken pipe",
-        "CommandError: output could not be written.",
-    ]
-    assert unsent() == 0
-    assert not Parcel.objects.filter(weight=None).exists()
-
-
-def test_a_full_disk_ends_no_watch() -> None:
-    parcels("")
-    with Path("/dev/full").open("w") as full:
-        done = run_with(full, "--all", "--watch", "0.2", "--max-rows", "2")
-    assert "Traceback" not in done.stderr
     assert unsent() == 0
     assert not Parcel.objects.filter(weight=None).exists()
 
@@ -287,37 +237,6 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(
     assert unsent() == 50
 
 
-UNGUARDED = """
-import os, sys
-from django.core.management import execute_from_command_line
-execute_from_command_line(sys.argv)
-"""
-
-
-@pytest.mark.parametrize("watch", [[], ["--watch", "1"]], ids=" ".join)
-def test_a_program_without_a_main_guard_is_told_in_one_sentence(
-    tmp_path: Path, watch: list[str]
-) -> None:
-    parcels(*[""] * 5)
-    program = tmp_path / "manage.py"
-    program.write_text(UNGUARDED)
-    done = subprocess.run(
-        [sys.executable, str(program), "processors", "run", DELIVER, "--copies", "2", *watch],
-        env=environment(),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    said = {line for line in done.stderr.splitlines() if "__main__" in line}
-    assert all("expected manage.py to run the command below" in line for line in said)
-    assert 1 <= len(said) <= 2
-    assert unsent() == 5
-
-
 # --- failures, once, and with what follows
 
 
@@ -364,16 +283,6 @@ def test_a_row_that_is_tried_again_is_no_failure_of_the_command_yet() -> None:
     ]
 
 
-def test_json_says_which_attempt_it_was() -> None:
-    Errand.objects.create(result="no answer")
-    done = processors("run", "warehouse.try_twice", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
-    assert (document["ok"], document["failed"], document["retried"]) == (False, 1, 1)
-    [failure] = document["failures"]
-    assert (failure["attempt"], failure["max_attempts"], failure["again_in"]) == (1, 2, 0.0)
-
-
 FORGED = "no\nsend: row 1 failed\x1b[2J\x1b]0;title\x07\u202e\u2028end"
 
 
@@ -408,31 +317,15 @@ def test_in_the_log_it_is_one_line_too(caplog: pytest.LogCaptureFixture) -> None
     ids=str,
 )
 def test_colours_are_left_out_where_they_are_not_wanted(
-    variables: dict[str, str], colored: bool
+    variables: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a pseudo-terminal, which a program takes for a person's."""
-    import pty
-
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
     parcels("broken")
-    parent, child = pty.openpty()
-    wanted = {"TERM": "xterm-256color", **variables}
-    names = ("NO_COLOR", "FORCE_COLOR", "CI")
-    env = {k: v for k, v in environment(**wanted).items() if k not in names or k in variables}
-    with subprocess.Popen(
-        command("run", DELIVER), env=env, cwd=CHECKOUT, stdin=child, stdout=child, stderr=child
-    ) as process:
-        os.close(child)
-        text = b""
-        try:
-            while chunk := os.read(parent, 4096):
-                text += chunk
-        except OSError:
-            pass  # how a pseudo-terminal says that it is over
-        assert process.wait(PATIENCE) == 1
-    os.close(parent)
-    failed = [line for line in text.decode().splitlines() if "no address" in line]
-    assert failed
-    assert bool(re.search(r"\x1b\[[\d;]*m", failed[-1])) is colored
+    code, shown = shown_on_a_terminal(command("run", DELIVER), **variables)
+    assert code == 1
+    [failed] = [line for line in shown.splitlines() if "no address" in line]
+    assert bool(re.search(r"\x1b\[[\d;]*m", failed)) is colored
 
 
 # --- ceilings
@@ -447,9 +340,3 @@ def test_numbers_beyond_reason_are_refused(parameters: dict[str, Any]) -> None:
     processor = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
     with pytest.raises(InvalidOption, match=r"expected (concurrency|wait_for_locked) to be"):
         processor(lambda row: None)(**parameters)
-
-
-def test_copies_beyond_reason_are_a_usage_error(manage: Manage) -> None:
-    done = manage("run", DELIVER, "--copies", "257")
-    assert done.code == 2
-    assert "expected a number of processes from 1 to 256, got '257'" in done.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +48,6 @@ def after(pace: Pace, **counts: Any) -> float:
     started = CLOCK.now
     pace.ran(Report(name="p", **counts), started)
     return pace.due - started
-
-
-def test_the_first_run_is_at_once() -> None:
-    before = time.monotonic()
-    assert before <= Pace(5.0, rows_wait=False, repeats=False).due <= time.monotonic()
 
 
 def test_idle_waits_grow_to_three_intervals_and_part_of_each_is_random() -> None:
@@ -156,10 +150,6 @@ def test_a_run_that_could_not_be_made_is_tried_later_each_time(clock: Clock) -> 
     assert broken.due - clock.now == pytest.approx(waits[-1])
     after(broken)
     assert broken.broke() <= 1
-
-
-def test_a_retry_is_bounded_however_often() -> None:
-    assert BACKOFF.after(10_000) <= BACKOFF.last
 
 
 @pytest.mark.parametrize("count", ["processed", "failed", "discarded", "snoozed", "lease_lost"])

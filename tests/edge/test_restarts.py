@@ -142,13 +142,12 @@ def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies
     assert re.fullmatch(rf"(({AGAIN}|{re.escape(BACK)}.*)\n)*", err), err
 
 
-@pytest.mark.parametrize("how", [FAST, IMMEDIATE])
-def test_the_row_at_hand_is_handled_anew(server: Server, gate: Path, how: signal.Signals) -> None:
+def test_the_row_at_hand_is_handled_anew(server: Server, gate: Path) -> None:
     server.parcel("gate")
     arguments = ("warehouse.deliver", "--watch", "0.2")
     with watching(*arguments, DATABASE_URL=server.url, GATE=str(gate)) as watcher:
         at_gate(gate)
-        server.stop(how)
+        server.stop(FAST)
         (gate / "open").touch()
         said = watcher.says("warehouse.deliver: row ", err=True)
         server.start()
@@ -165,13 +164,10 @@ def test_the_row_at_hand_is_handled_anew(server: Server, gate: Path, how: signal
     assert "2 processed" in out or out.count("1 processed") == 2
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
-def test_a_lost_server_makes_no_worker_a_dead_one(
-    server: Server, tmp_path: Path, copies: str
-) -> None:
+def test_a_lost_server_makes_no_worker_a_dead_one(server: Server, tmp_path: Path) -> None:
     """A restart would not help: the health file is written again and again."""
     file = tmp_path / "health.json"
-    arguments = ("warehouse.deliver", "--watch", "0.2", "--copies", copies)
+    arguments = ("warehouse.deliver", "--watch", "0.2", "--copies", "2")
     server.parcel()
     with watching(*arguments, "--health-file", str(file), DATABASE_URL=server.url) as watcher:
         watcher.says("warehouse.deliver: 1 processed in ")

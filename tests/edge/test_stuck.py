@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.utils import timezone
 
-from dcl_processor import Lease
 from dcl_processor.insights.answer import Answer, How, Moment
 from dcl_processor.insights.locks import Locked
 from dcl_processor.insights.status import Status
@@ -24,7 +18,7 @@ from dcl_processor.management import conditions, nagios
 from dcl_processor.management import status as status_action
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import before_statement
-from tests.edge.manage import CHECKOUT, Install, Manage, at_gate, environment, processors, started
+from tests.edge.manage import Install, Manage, processors
 from tests.edge.stuck import another_session, claimed, on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Errand, Parcel
@@ -228,21 +222,6 @@ def test_an_estimate_is_marked_and_decides_no_condition(manage: Manage, install:
     assert {each["name"]: each["estimated"] for each in documents}["slow.wait"] is True
 
 
-def test_a_condition_that_a_part_of_the_rows_does_not_decide_is_not_green(
-    manage: Manage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dcl_processor import backlog
-
-    monkeypatch.setattr(backlog, "MOST", 2)
-    first, *_ = parcels(*[""] * 4)
-    with another_session("SELECT 1 FROM tests_parcel WHERE id = %s FOR UPDATE", first):
-        met = manage("status", "warehouse.deliver", "--fail-if", "locked>0")
-        unknown = manage("status", "warehouse.deliver", "--fail-if", "locked>1")
-    assert (met.code, unknown.code) == (1, 3)
-    assert "locked>0, got at least 1." in met.err
-    assert "locked>1 could not be found out: not all rows were looked at, got at le" in unknown.err
-
-
 def test_the_age_of_the_oldest_row_is_a_condition(manage: Manage, install: Install) -> None:
     install(
         "aging",
@@ -314,40 +293,6 @@ def test_show_of_a_row_that_is_not_there(
 
 
 # --- the story
-
-
-@pytest.mark.parametrize("what", ["mark-done", "requeue"])
-def test_a_worker_that_is_killed_in_mid_work_is_found_and_its_row_is_settled(
-    gate: Path, what: str
-) -> None:
-    """With the command alone: a monitor turns red, the row says why, and a person decides."""
-    row = Errand.objects.create()
-    look = ("status", "warehouse.fetch", "--in-doubt", "0", "--fail-if", "in_doubt>0")
-    assert processors(*look).returncode == 0
-    with started("run", "warehouse.fetch", GATE=str(gate)) as process:
-        assert at_gate(gate) == [process.pid]
-        process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE)
-    red = processors(*look)
-    assert red.returncode == 1
-    assert "warehouse.fetch: in_doubt>0, got 1" in red.stderr
-    shown = processors("show", "warehouse.fetch", str(row.pk))
-    assert "its process died, and then the row is in doubt" in shown.stdout
-    Errand.objects.filter(pk=row.pk).update(claimed_at=timezone.now())  # however long it took
-    early = processors(what, "warehouse.fetch", "--pk", str(row.pk), "--yes")
-    assert early.returncode == 1
-    assert "left: claimed less than 60 s ago: a worker may be at work" in early.stdout
-    done = processors(what, "warehouse.fetch", "--pk", str(row.pk), "--force", "--yes")
-    said = {"mark-done": "marked as done", "requeue": "put back into pending"}[what]
-    assert (done.returncode, done.stdout, done.stderr) == (
-        0,
-        f"warehouse.fetch: 1 row ({row.pk}) {said}\n",
-        "",
-    )
-    assert processors(*look).returncode == 0
-    assert processors("run", "warehouse.fetch").returncode == 0
-    row.refresh_from_db()
-    assert (row.done, row.claimed_at) == (True, None)
 
 
 # --- requeue, mark-done, discard
@@ -449,17 +394,6 @@ def test_what_was_given_up_is_discarded_or_put_back(manage: Manage, install: Ins
     assert again.err == "CommandError: 1 row was left as it is.\n"
 
 
-def test_values_of_the_command_line_are_those_of_the_columns(manage: Manage) -> None:
-    row = claimed()
-    done = manage(
-        *("mark-done", "warehouse.fetch", "--pk", str(row.pk), "--yes"),
-        *("--set", "done=True", "--set", "result=a=b", "--set", "place=7"),
-    )
-    assert done.code == 0, done.err
-    row.refresh_from_db()
-    assert (row.done, row.result, row.place, row.claimed_at) == (True, "a=b", 7, None)
-
-
 LEASES = """
 from dcl_processor import Delivery, Lease
 from tests.models import Errand
@@ -483,15 +417,6 @@ def test_a_leased_row_is_left_to_its_worker(manage: Manage, install: Install) ->
     assert (done.code, done.out) == (1, f"leases.run: 1 row ({row.pk}) left: leased by a worker\n")
     row.refresh_from_db()
     assert (row.done, row.leased_until) == (True, until)
-
-
-def test_a_row_whose_lease_was_taken_away_is_put_back(manage: Manage, install: Install) -> None:
-    install("leases", LEASES)
-    row = Errand.objects.create(leased_until=Lease(60).taken_away)
-    done = manage("requeue", "leases.run", "--pk", str(row.pk), "--yes")
-    assert (done.code, done.out) == (0, f"leases.run: 1 row ({row.pk}) put back into pending\n")
-    row.refresh_from_db()
-    assert row.leased_until is None
 
 
 def test_a_row_that_is_leased_after_it_was_shown_is_left_to_its_worker_too(
@@ -523,28 +448,6 @@ def is_lock(sql: str) -> bool:
     return "FOR NO KEY UPDATE" in sql
 
 
-def test_a_row_that_is_settled_after_it_was_shown_stays_as_it_is(manage: Manage) -> None:
-    """The worker of a row in doubt comes back between the look and the lock."""
-    row, other = claimed(), claimed()
-
-    def settle() -> None:
-        settled = Errand.objects.filter(pk=row.pk)
-        the.elsewhere(lambda: settled.update(done=True, claimed_at=None))
-
-    with before_statement(is_lock, settle):
-        done = manage("requeue", "warehouse.fetch", "--in-doubt", "5m", "--yes")
-    assert (done.code, done.out) == (
-        0,
-        (
-            f"warehouse.fetch: 1 row ({other.pk}) put back into pending\n"
-            f"warehouse.fetch: 1 row ({row.pk}) left: changed since the choice\n"
-        ),
-    )
-    row.refresh_from_db()
-    other.refresh_from_db()
-    assert (row.done, row.claimed, other.claimed) == (True, True, False)
-
-
 # --- run --pk
 
 
@@ -571,31 +474,6 @@ def test_keys_are_those_of_one_processor(manage: Manage, arguments: list[str]) -
 
 
 # --- nothing for nothing
-
-
-def test_a_run_imports_no_answers_and_asks_no_question() -> None:
-    program = (
-        "import sys\n"
-        "from django.core.management import execute_from_command_line\n"
-        "execute_from_command_line(['manage.py', 'processors', 'run', 'warehouse.deliver'])\n"
-        "print(sum(name.startswith('dcl_processor.insights') for name in sys.modules))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
-
-
-def test_the_answers_can_be_written_to_a_stream(installed: None, tmp_path: Path) -> None:
-    with (tmp_path / "status").open("w") as file:
-        call_command("processors", "status", "warehouse.deliver", stdout=file)
-    assert "  pending         0\n" in (tmp_path / "status").read_text()
 
 
 def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
@@ -686,15 +564,6 @@ def test_what_nagios_cannot_be_told_is_unknown(
     assert (failed.code, failed.out) == (
         3,
         "DCL UNKNOWN - RuntimeError: a / b password=***\n",
-    )
-
-
-def test_the_figures_of_several_processors_have_their_names(manage: Manage) -> None:
-    parcels("")
-    names = ("warehouse.deliver", "warehouse.fetch")
-    done = manage("status", *names, "--nagios", "--fail-if", "pending>9")
-    assert done.out == (
-        "DCL OK - no condition is met. | warehouse.deliver.pending=1 warehouse.fetch.pending=0\n"
     )
 
 

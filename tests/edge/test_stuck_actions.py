@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shlex
 import signal
 import subprocess
 from datetime import timedelta
@@ -13,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management.base import CommandError
-from django.db import OperationalError, connection, models
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import operator_writes
-from dcl_processor.management.typed_values import typed_values
 from dcl_processor.person import this_user
-from tests.edge.manage import CHECKOUT, Install, Manage, at_gate, command, environment, started
+from tests.edge.manage import CHECKOUT, Install, Manage, command, environment, started
 from tests.edge.stuck import another_session, claimed, on_a_terminal
-from tests.models import Errand, Message, Sample, Seat, Voucher
+from tests.models import Errand, Message, Sample, Seat
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,25 +38,6 @@ def asked(process: subprocess.Popen[str]) -> str:
 
 
 # --- rows that a worker has, or had
-
-
-def test_a_row_that_its_worker_settles_while_the_question_is_open_stays_done(gate: Path) -> None:
-    row = Errand.objects.create()
-    with started("run", FETCH, GATE=str(gate)) as worker:
-        at_gate(gate)
-        with on_a_terminal("requeue", FETCH, "--pk", str(row.pk), "--force") as (process, leader):
-            assert f"1 row ({row.pk}) of {FETCH} will be put back" in asked(process)
-            (gate / "open").touch()
-            assert worker.wait(PATIENCE) == 0
-            os.write(leader, b"y\n")
-            out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out, err) == (
-        0,
-        f"{FETCH}: 1 row ({row.pk}) left: changed since the choice\n",
-        "",
-    )
-    row.refresh_from_db()
-    assert (row.done, row.claimed, row.claimed_at) == (True, True, None)
 
 
 def test_a_row_that_is_claimed_again_while_it_is_chosen_is_left(
@@ -212,13 +190,6 @@ def test_a_choice_that_takes_too_long_is_ended(manage: Manage) -> None:
 # --- what a dry run promises
 
 
-@pytest.mark.parametrize("how", ["--dry-run", "--yes"])
-def test_a_row_that_is_not_claimed_is_not_promised_either(manage: Manage, how: str) -> None:
-    row = Errand.objects.create()
-    done = manage("mark-done", FETCH, "--pk", str(row.pk), how)
-    assert (done.code, done.out) == (1, f"{FETCH}: 1 row ({row.pk}) left: not claimed\n")
-
-
 # --- JSON
 
 
@@ -239,12 +210,6 @@ def test_with_json_stdout_has_json_alone() -> None:
             "left": [{"pk": "0", "why": "no such row"}],
         },
     )
-
-
-def test_a_dry_run_without_rows_is_one_too(manage: Manage) -> None:
-    done = manage("mark-done", FETCH, "--in-doubt", "1h", "--dry-run", "--json")
-    document = {"name": FETCH, "rows": 0, "changed": 0, "dry_run": True, "left": []}
-    assert (done.code, json.loads(done.out)) == (0, document)
 
 
 def test_a_row_that_the_database_refuses_is_named_with_the_error(manage: Manage) -> None:
@@ -376,14 +341,6 @@ def test_a_value_that_the_column_does_not_have_is_refused(
     assert row.colour == before
 
 
-def test_a_text_that_is_too_long_is_refused(manage: Manage) -> None:
-    row = claimed()
-    value = "result=" + 51 * "x"
-    done = manage("mark-done", FETCH, "--pk", str(row.pk), "--yes", "--set", value)
-    assert done.code == 2
-    assert "at most 50 characters" in done.err
-
-
 SEVERAL = """
 from dcl_processor import Delivery
 from tests.models import Errand
@@ -457,13 +414,6 @@ def test_a_composite_key_is_written_as_it_is_read(manage: Manage, install: Insta
     assert json.loads(manage("show", "seats.usher", "3,4", "--json").out)["pk"] == "3,4"
 
 
-def test_a_key_forges_no_line(manage: Manage, install: Install) -> None:
-    install("samples", SAMPLES)
-    Voucher.objects.create(code="a\x1b[2K\nb")
-    done = manage("requeue", "samples.print_out", "--pk", "a\x1b[2K\nb", "--dry-run")
-    assert done.out == ("samples.print_out: 1 row (a\\x1b[2K b) would be put back into pending\n")
-
-
 def test_a_key_that_is_not_there_forges_no_line(manage: Manage, install: Install) -> None:
     install("samples", SAMPLES)
     done = manage("show", "samples.print_out", "a\x1b[2K\nb")
@@ -529,22 +479,6 @@ def test_an_answer_that_could_not_be_written_is_no_success(
 # --- what could not be found out
 
 
-def test_a_text_that_a_field_of_the_users_own_cannot_take_is_a_wrong_command_line() -> None:
-    class Whole(models.IntegerField):  # type: ignore[type-arg]  # no generic at run time
-        def to_python(self, value: object) -> int:
-            raise TypeError(f"expected a whole number, got {value!r}")
-
-    class Counted(models.Model):
-        number = Whole()
-
-        class Meta:
-            abstract = True
-
-    with pytest.raises(CommandError, match="expected a whole number, got 'x'") as caught:
-        typed_values(Counted, ["number=x"])
-    assert caught.value.returncode == 2
-
-
 @pytest.mark.parametrize("error", ["KeyError('tenant')", "ValueError('no tenant')"])
 def test_an_error_of_pending_is_not_one_of_the_key(
     manage: Manage, install: Install, error: str
@@ -569,21 +503,6 @@ def test_an_error_of_pending_is_not_one_of_the_key(
         assert done.err.startswith(f"CommandError: {error[:8]}")
         assert "primary key" not in done.err
         assert "Traceback" not in done.err
-
-
-def test_with_a_closed_stdin_there_is_no_terminal_to_ask_on() -> None:
-    line = f"{shlex.join(command('requeue', FETCH, '--pk', '1'))} <&-"
-    done = subprocess.run(
-        ["/bin/sh", "-c", line],
-        env=environment(),
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 2
-    assert "expected --yes, or a terminal to confirm on, got neither" in done.stderr
 
 
 BROKEN = "raise RuntimeError('half an app')\n"

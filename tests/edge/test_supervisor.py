@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import signal
 import time
 from pathlib import Path
@@ -17,16 +16,13 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.news import Died
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.watch.polling import BACKOFF
-from tests.edge.manage import at_gate
-from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
+from tests.edge.watchers import parcels, wait_until_sent, watching
 from tests.models import Parcel
-from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
 DIED = "{}, copy [12]: killed by {}; its committed work stays, but is not counted; "
-HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 AGAIN = r"it is started again( in \d+\.\d s)?"
 
 
@@ -61,75 +57,6 @@ def test_a_copy_that_dies_is_named_and_another_takes_its_place(
     assert handlers(audit)
 
 
-def test_the_others_go_on_while_one_is_dead(gate: Path, audit: Path) -> None:
-    parcels("gate", "gate")
-    arguments = (DELIVER, "--watch", "0.2", "--copies", "2")
-    with watching(*arguments, GATE=str(gate), AUDIT=str(audit)) as watcher:
-        killed, other = at_gate(gate, handlers=2)
-        os.kill(killed, signal.SIGKILL)
-        (gate / "open").touch()
-        wait_until_sent()
-        watcher.says(f"{DELIVER}, copy ", err=True)
-        assert other in handlers(audit)
-        assert killed not in handlers(audit)
-
-        # And the next one works, too.
-        def both_at_work() -> bool:
-            parcels(*[""] * 5)
-            return len(handlers(audit)) >= 2
-
-        until(both_at_work, "the copy that was started again")
-        assert watcher.end()[0] == 0
-
-
-def test_a_row_that_kills_makes_no_hot_loop(audit: Path) -> None:
-    """The row before it is handled, and each copy waits twice as long as after its last death.
-
-    After its first death it waits for nothing.
-    """
-    before, deadly, _ = parcels("", "kill", "")
-    waits: dict[str, list[float]] = {"1": [], "2": []}
-    began = time.monotonic()
-    with watching(DELIVER, "--watch", "0.1", "--copies", "2", AUDIT=str(audit)) as watcher:
-        for _ in range(6):
-            line = watcher.says(f"{DELIVER}, copy ", err=True)
-            said = re.search(r"copy (\d): .* again(?: in ([\d.]+) s)?$", line)
-            assert said is not None, line
-            waits[said[1]].append(float(said[2] or 0))
-        took = time.monotonic() - began
-        watcher.end()
-    for each in waits.values():
-        assert each[0] == 0
-        waited = [*enumerate(each)][1:]
-        assert all(2**n / 2 <= wait + 0.05 for n, wait in waited), waits  # as printed
-        assert all(wait - 0.05 <= 2**n for n, wait in enumerate(each)), waits
-        assert sum(each[:-1]) <= took + 0.1
-    assert before not in unsent()
-    assert deadly in unsent()
-
-
-def test_a_process_that_cannot_be_had_now_is_tried_again_later(audit: Path) -> None:
-    """The parent may open no file more, as on a machine where there is no room for a process."""
-    parcels("")
-    arguments = (DELIVER, "--watch", "0.2", "--copies", "2")
-    with watching(*arguments, AUDIT=str(audit)) as watcher:
-        watcher.says(f"{DELIVER}: ")
-        parent = watcher.process.pid
-        before = resource.prlimit(parent, resource.RLIMIT_NOFILE, (3, HARD))
-        os.kill(min(handlers(audit)), signal.SIGKILL)
-        assert "killed by SIGKILL" in watcher.says(f"{DELIVER}, copy ", err=True)
-        again = watcher.says(f"{DELIVER}, copy ", err=True)
-        resource.prlimit(parent, resource.RLIMIT_NOFILE, before)
-
-        def both_at_work() -> bool:
-            parcels(*[""] * 5)
-            return len(handlers(audit)) >= 3
-
-        until(both_at_work, "the copy that could not be started")
-        assert watcher.end()[0] == 0
-    assert re.search(rf"could not be started: OSError: .*Too many open files.*; {AGAIN}$", again)
-
-
 def test_it_ends_though_a_copy_waits_to_be_started_again() -> None:
     parcels("kill")
     with watching(DELIVER, "--watch", "0.1", "--copies", "2") as watcher:
@@ -153,20 +80,6 @@ def test_rows_that_a_dead_copy_tried_count(audit: Path) -> None:
         code, _, err = watcher.end(None)
     assert (code, err) == (0, "")
     assert Parcel.objects.filter(sent=True).count() == 6
-
-
-def test_copies_end_when_the_parent_is_killed(gate: Path, audit: Path) -> None:
-    from tests.edge.test_workers import is_running
-
-    parcels(*["gate"] * 4)
-    arguments = (DELIVER, "--watch", SELDOM, "--copies", "2")
-    with watching(*arguments, GATE=str(gate), AUDIT=str(audit)) as watcher:
-        copies = at_gate(gate, handlers=2)
-        watcher.process.kill()
-        at_gate(gate, "stopping", handlers=2)
-        (gate / "open").touch()
-        until(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
-    assert len(unsent()) == 2
 
 
 def test_a_copy_that_lived_long_is_started_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:

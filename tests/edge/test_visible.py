@@ -8,7 +8,6 @@ import socket
 import threading
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -44,19 +43,14 @@ def own_name(alias: str = "default") -> str:
         return str(name)
 
 
-@pytest.mark.parametrize("how", [[], ["--watch", "0.2"]], ids=" ".join)
 @pytest.mark.parametrize("copies", [1, 2])
-def test_the_sessions_of_a_worker_have_its_name_while_it_works(
-    gate: Path, how: list[str], copies: int
-) -> None:
+def test_the_sessions_of_a_worker_have_its_name_while_it_works(gate: Path, copies: int) -> None:
     parcels("gate", "gate", "")
     more = {"GATE": str(gate), "PGAPPNAME": "shop"}
-    with started("run", DELIVER, "--copies", str(copies), *how, **more) as process:
+    with started("run", DELIVER, "--copies", str(copies), **more) as process:
         at_gate(gate, handlers=copies)
         found = names()
         (gate / "open").touch()
-        if how:
-            process.terminate()
         process.communicate(timeout=PATIENCE)
     numbers = [f" {number}/{copies}" if copies > 1 else "" for number in range(1, copies + 1)]
     assert found == {f"shop dcl {DELIVER}{number} {HOST}" for number in numbers}
@@ -72,17 +66,6 @@ def test_the_processes_of_copies_have_titles(gate: Path) -> None:
         (gate / "open").touch()
         process.communicate(timeout=PATIENCE)
     assert titles == {f"dcl {DELIVER} 1/2", f"dcl {DELIVER} 2/2"}
-
-
-def test_a_command_of_several_processors_has_their_number(gate: Path) -> None:
-    """The session stays open from one processor to the next, and keeps the name."""
-    parcels("gate")
-    with started("run", "warehouse.weigh", DELIVER, GATE=str(gate)) as process:
-        at_gate(gate)
-        found = names()
-        (gate / "open").touch()
-        process.communicate(timeout=PATIENCE)
-    assert found == {f"dcl 2 processors {HOST}"}
 
 
 def test_a_session_that_is_open_keeps_its_name_and_nothing_is_sent(
@@ -165,15 +148,6 @@ def test_without_setproctitle_a_process_keeps_its_title(monkeypatch: pytest.Monk
     monkeypatch.setattr(visible, "find_spec", missing)
     visible.title("shop.send 1/2")
     assert Path(f"/proc/{os.getpid()}/cmdline").read_bytes() == before
-
-
-def test_databases_of_other_kinds_have_no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    sqlite: dict[str, Any] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-    settings = {**connections.databases["default"], **sqlite}
-    monkeypatch.setitem(connections.databases, "lite", settings)
-    with named_sessions("shop.send"):
-        assert "application_name" not in connections["lite"].settings_dict["OPTIONS"]
-    del connections["lite"]
 
 
 def test_databases_may_share_their_options(monkeypatch: pytest.MonkeyPatch) -> None:

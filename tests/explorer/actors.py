@@ -58,7 +58,6 @@ class Actor:
         self.number, self.name = number, name
         self.rows: frozenset[int] = frozenset()
         self.every_statement = False
-        self.gates = True
         #: How often it beats in a run, if it is a heart.
         self.beats = 1
         #: Whether it is in a part of the library that waits for locks.
@@ -176,13 +175,13 @@ class Actor:
         )
         if step.gate is not None and self.may_wait:
             step = replace(step, gate=replace(step.gate, may_wait=True))
-        self.point(step if self.gates else step.whole())
+        self.point(step)
         if KEY_LOCK.name in {step.name, step.gate and step.gate.name}:
             # What ends the transaction lets go of the key.
             self._locked |= {(KEY_LOCK.name, row) for row in step.rows}
         elif step.gate is not None and inside:
             self._locked |= lockable(sql, step.rows)
-        if step.gate is not None and self.gates and self.watched:
+        if step.gate is not None and self.watched:
             self._next = step.gate
             sql = with_gate(sql)
         return execute(sql, params, *rest)

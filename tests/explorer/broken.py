@@ -6,7 +6,7 @@ The explorer is worth something only if it finds each of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,16 +14,12 @@ from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.engine import key_claim
 from dcl_processor.engine.deliveries import DELIVERIES
 from dcl_processor.engine.heartbeat import Heartbeat
 from dcl_processor.engine.lane import Lane
 from dcl_processor.engine.settlement import COMMIT, Batch, Settlement, Statement
 from dcl_processor.engine.work import handle_locked
-from dcl_processor.locking import key_lock
 from tests import seams
-
-from .steps import KEY_LOCKS, KEY_NUMBERS
 
 
 @contextmanager
@@ -42,14 +38,6 @@ def no_second_check() -> Any:
 def check_in_the_lock_statement() -> Any:
     """Take a spanning question for one that the lock statement may ask."""
     return _patched((seams.IS_OWN_TABLE, lambda queryset: True))
-
-
-def one_statement_for_all() -> Any:
-    """Claim in one statement whatever the question is, and take its flips for granted."""
-    return _patched(
-        (seams.SUITS_ONE_STATEMENT, lambda question: True),
-        (seams.NEEDS_CHECK, lambda self, option: False),
-    )
 
 
 def flip_outside_the_transaction() -> Any:
@@ -94,29 +82,6 @@ def heartbeat_during_settle() -> Any:
     return _patched((seams.LET_GO, let_go))
 
 
-def settle_table_by_table() -> Any:
-    """Settle a row of several tables by a statement for each, and let others take it meanwhile."""
-    return _patched((seams.SETTLING, lambda *_: nullcontext()))
-
-
-def lease_on_the_instance() -> Any:
-    """Let the handler's ``save()`` write back the lease that its instance has loaded."""
-    return _patched((seams.HAS_ROW, lambda self, instance: False))
-
-
-def first_and_last_lease() -> Any:
-    """Know a row by the lease that it was claimed with, and by the newest one."""
-
-    def let_go(self: Heartbeat, pk: Any, claimed: Any) -> Any:
-        field = self._lease.field
-        with self._lock:
-            self._alive_until.pop(pk, None)
-            tokens = self._tokens.pop(pk, [claimed[field]])
-            return {field: [tokens[0], tokens[-1]]}
-
-    return _patched((seams.LET_GO, let_go))
-
-
 def any_transaction() -> Any:
     """Flip in whatever transaction is open by then."""
     return _patched((seams.TRANSACTION_ID_IN, lambda *_: None))
@@ -129,27 +94,6 @@ def no_key_lock() -> Any:
         return Statement("SELECT number FROM unnest(%s::bigint[]) AS numbers (number)", [numbers])
 
     return _patched((seams.KEY_LOCK, locking))
-
-
-def siblings_in_the_lock_statement() -> Any:
-    """Count the rows in flight by the statement that locks their key."""
-
-    def lock_and_look(
-        session: Any, question: Question[Any], groups: Any, keys: Any, after: Any
-    ) -> Any:
-        [(value, key)] = keys.items()
-        marked, params = key_claim._marked(question, groups).values("pk").query.sql_with_params()
-        statement = (
-            f"SELECT number, (SELECT count(*) FROM ({marked}) AS marked) "  # noqa: S608  # the ORM's
-            f"FROM {KEY_NUMBERS} AS numbers (number) WHERE {KEY_LOCKS}(number)"
-        )
-        numbers = [key_lock.lock_number(key)]
-        [locks] = session.begin([Statement(statement, [*params, numbers])], after)
-        counted = locks[0][1] if locks else 0
-        look = key_claim._Look(marked={value: {*range(counted)}})
-        return ({value} if locks else set()), look
-
-    return _patched((seams.LOCK_AND_LOOK, lock_and_look))
 
 
 def lapsed_leases_are_left() -> Any:

@@ -70,13 +70,12 @@ class Stage:
         self._came, self._control = came, control
         self._schedule: Schedule | None = None
 
-    def have(self, rows: int, *, every_statement: bool, gates: bool) -> None:
+    def have(self, rows: int, *, every_statement: bool) -> None:
         """Make the rows, and let each copy run once, so that its session has been asked all."""
         self.rows = [FIRST + number for number in range(rows)]
         self.subject.make(self.rows)
         for actor in self._actors:
             actor.rows, actor.every_statement = frozenset(self.rows), every_statement
-            actor.gates = gates
         for copy in self._copies:
             self._alone(copy)
             self._set_back()
@@ -204,14 +203,12 @@ def staged(
     hearts: int = 0,
     beats: int = 1,
     every_statement: bool = False,
-    gates: bool = True,
 ) -> Iterator[Stage]:
     """Have a stage.
 
     ``lapse``: there is an actor who lets every lease lapse, once; ``edited``: one who makes the
     first row pending again, once; ``hearts``: so many copies have one, which beats so often;
-    ``every_statement``: also statements that no other copy can see are steps; ``gates``: the
-    points inside a statement are steps, too.
+    ``every_statement``: also statements that no other copy can see are steps.
     """
     names = [f"copy {letter}" for letter in "ABCD"[:copies]]
     names += [*([TIME] if lapse else []), *([EDITOR] if edited else [])]
@@ -224,7 +221,7 @@ def staged(
         for heart in actors[len(names) :]:
             heart.beats = beats
         with in_the_hands_of(actors[len(names) :], stage.clock, stage.join_in):
-            stage.have(rows, every_statement=every_statement, gates=gates)
+            stage.have(rows, every_statement=every_statement)
             yield stage
 
 

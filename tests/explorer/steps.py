@@ -56,14 +56,6 @@ class Step:
             ours & (theirs | other._things(other.reads)) or theirs & self._things(self.reads)
         )
 
-    def whole(self) -> Step:
-        """Return the step as it is without the gate in it."""
-        if self.gate is None:
-            return self
-        reads, writes = self.reads | self.gate.reads, self.writes | self.gate.writes
-        name = f"{self.name}, {self.gate.name}"
-        return replace(self, name=name, reads=reads, writes=writes, may_wait=self.gate.may_wait)
-
     def _things(self, kinds: Iterable[str]) -> set[Thing]:
         rows = {kind: {0} if kind == "time" else self.rows for kind in kinds}
         return {(kind, row) for kind in kinds for row in rows[kind]}

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
-import psycopg
 import pytest
-from django.db import connection
 
-from dcl_processor import Report
 from tests.shares import is_whole
 
-from .actors import here
-from .schedule import LOOK
 from .search import Priorities
 from .stage import staged
 from .subjects import (
@@ -30,7 +22,6 @@ from .subjects import (
     ONE_KEY,
     SUBJECTS,
     WAITING,
-    Subject,
 )
 
 #: Schedules of a search that is not run whole here, but by ``make explore``: a number, and no
@@ -188,37 +179,3 @@ def test_i2_an_edit_at_any_step_of_a_copy_is_handled(name: str) -> None:
         count = stage.explore()
     assert count.whole
     assert count.schedules >= 5
-
-
-def test_a_lock_that_no_actor_has_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autovacuum locks a table for a moment, which is no fault of the processor."""
-    run, let_go = Subject.run, threading.Event()
-    waiters: list[Any] = []
-
-    def hold(other: Any, pid: int) -> None:
-        try:
-            while not other.execute("SELECT pg_blocking_pids(%s)", [pid]).fetchone()[0]:
-                assert not let_go.wait(0.01)
-            waiters.append(pid)
-            let_go.wait(20 * LOOK)
-        finally:
-            other.close()
-
-    def run_behind_a_lock(subject: Subject) -> Report:
-        actor = here()
-        if not actor.watched or actor.number or waiters:
-            return run(subject)
-        other = psycopg.connect(**connection.get_connection_params())
-        other.execute("LOCK TABLE tests_errand IN ACCESS EXCLUSIVE MODE")
-        holder = threading.Thread(target=hold, args=(other, actor.pid))
-        holder.start()
-        try:
-            return run(subject)
-        finally:
-            let_go.set()
-            holder.join()
-
-    monkeypatch.setattr(Subject, "run", run_behind_a_lock)
-    with staged(SUBJECTS["transactional"]) as stage:
-        assert stage.explore().whole
-    assert waiters

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis.errors import FlakyFailure
+from hypothesis.strategies import SearchStrategy
 
 from dcl_processor import Delivery
-from tests.fuzz.broken import BROKEN, IN_TROUBLE, OF_KEYS, OF_STEADY_RUNS
-from tests.fuzz.cases import keyed_cases, plain_cases, steady_cases, working_cases
+from tests.fuzz.broken import BROKEN, attempts_that_stay, no_key_lock, unread_answer
+from tests.fuzz.cases import Case, keyed_cases, plain_cases, steady_cases, working_cases
 from tests.fuzz.test_fuzz import search
 
 pytestmark = [
@@ -30,11 +31,13 @@ def test_a_broken_variant_is_found(
 ) -> None:
     caplog.set_level("CRITICAL", "dcl_processor")
     break_it(monkeypatch)
-    made = working_cases(delivery) if break_it in IN_TROUBLE else plain_cases(delivery)
-    if break_it in OF_KEYS:
-        made = keyed_cases(delivery)
-    elif break_it in OF_STEADY_RUNS:
-        made = steady_cases(delivery, lapses=True)
+    # Where handlers do more than succeed, rows have keys, or a flip waits for the next claim.
+    where: dict[object, SearchStrategy[Case]] = {
+        attempts_that_stay: working_cases(delivery),
+        no_key_lock: keyed_cases(delivery),
+        unread_answer: steady_cases(delivery, lapses=True),
+    }
+    made = where.get(break_it, plain_cases(delivery))
 
     def is_found() -> bool:
         # A race that goes wrong need not do so when it is played again.

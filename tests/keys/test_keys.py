@@ -65,12 +65,6 @@ def test_workers_that_lock_no_key_are_found(tmp_path: Path, delivery: str) -> No
     assert "rows of key 0 were in flight, of 1" in said
 
 
-def found(
-    lines: list[Line], waits: list[Wait], *, most: int = 1, claims: bool = False
-) -> list[str]:
-    return judge(lines, waits, most=most, in_order=True, claims=claims).faults
-
-
 WAITS = [Wait(1, 0), Wait(2, 0), Wait(3, 1)]
 RIGHT = [
     Line(1, 0, "begin", at=1, turn=0.5),
@@ -99,48 +93,3 @@ def test_two_rows_of_a_key_are_found() -> None:
         "2 rows of key 0 were in flight, of 1"
     ]
     assert judge(lines, [], most=2, in_order=False, claims=False).faults == []
-
-
-def test_a_row_that_was_overtaken_is_found() -> None:
-    swapped = [
-        Line(2, 0, "begin", at=1, turn=0.5),
-        Line(2, 0, "done", at=2),
-        Line(1, 0, "begin", at=3, turn=2.5),
-        Line(1, 0, "done", at=4),
-    ]
-    overtaken = ["row 2 of key 0 was handled before row 1"]
-    assert found(swapped, WAITS) == overtaken
-    # It came before the worker asked for the key, or meanwhile.
-    assert found(swapped, [Wait(1, 0, came=0.1, since=0.2), Wait(2, 0)]) == overtaken
-    assert found(swapped, [Wait(1, 0, came=0.1, since=0.7), Wait(2, 0)]) == []
-    # It was moved to another key, before or after.
-    assert found(swapped, [Wait(1, 0, until=0.7), Wait(1, 1, came=0.7, since=0.8)]) == []
-    assert found(swapped, [Wait(1, 0, until=1.5), Wait(1, 1, came=1.5, since=1.6)]) == overtaken
-
-
-def test_a_row_that_was_put_back_may_be_overtaken_no_more() -> None:
-    again = [
-        *RIGHT[:5],
-        Line(2, 0, "done", at=4),
-        Line(1, 0, "begin", at=5, turn=4.5),
-        Line(1, 0, "done", at=6),
-    ]
-    assert found(again, [*WAITS, Wait(1, 0, came=2.6, since=2.7)]) == []
-    assert found(again, [*WAITS, Wait(1, 0, came=2.2, since=2.3)]) == [
-        "row 2 of key 0 was handled before row 1"
-    ]
-
-
-def test_a_lease_holds_its_key_until_it_lapses_is_renewed_or_is_taken_away() -> None:
-    def in_flight(*lines: Line) -> int:
-        return judge(lines, [], most=0, in_order=False, claims=True).most
-
-    held = Line(1, 0, "held", at=1, until=5)
-    assert in_flight(held, Line(2, 0, "held", at=4, until=9)) == 2
-    assert in_flight(held, Line(2, 0, "held", at=5, until=9)) == 1
-    renewed = Line(1, 0, "held", at=3, until=7)
-    assert in_flight(held, renewed, Line(2, 0, "held", at=6, until=9)) == 2
-    for end in (Line(1, 0, "freed", at=2), Line(1, 0, "held", at=2, until=-1)):
-        assert in_flight(held, end, Line(2, 0, "held", at=3, until=9)) == 1
-    begun = Line(1, 0, "begin", at=2)
-    assert in_flight(held, begun, Line(2, 0, "held", at=4, until=9)) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from dcl_processor.management import controlling
 from dcl_processor.person import this_user
 from tests.contract.support import errands as the
 from tests.edge.conftest import gate, manage  # noqa: F401  # fixtures
-from tests.edge.manage import Manage, Ran, at_gate, processors, started
+from tests.edge.manage import Manage, Ran, at_gate, started
 from tests.edge.watchers import SELDOM, Watcher, parcels
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, until
@@ -148,19 +147,6 @@ def test_the_page_of_the_admin_does_not_wait_without_end_for_a_ledger_that_is_lo
     assert page.controls([processor])[processor.name].state == "running"
 
 
-def test_pause_of_all_at_once(manage: Manage) -> None:  # noqa: F811
-    parcels("")
-    manage("pause", "warehouse.weigh")
-    done = manage("pause", "--all", "--reason", "move")
-    assert done.out.startswith("all processors: paused")
-    assert Control.objects.filter(paused_at__isnull=False).count() == 2
-    document = json.loads(manage("run", DELIVER, "--json").out)
-    assert document["stopped"] == "paused"
-    lines = manage("resume", "--all").out.splitlines()
-    assert lines[0] == "all processors: resumed"
-    assert lines[1].startswith("warehouse.weigh: stays paused since ")
-
-
 def test_a_monitor_finds_a_pause_that_was_forgotten(manage: Manage) -> None:  # noqa: F811
     assert manage("status", DELIVER, "--fail-if", "paused>1d").code == 0
     manage("pause", DELIVER)
@@ -169,13 +155,6 @@ def test_a_monitor_finds_a_pause_that_was_forgotten(manage: Manage) -> None:  # 
     done = manage("status", DELIVER, "--fail-if", "paused>1d")
     assert done.code == 1
     assert f"{DELIVER}: paused>1d, got 2001-01-01" in done.err
-
-
-def test_a_condition_of_the_pause_without_the_ledger_is_an_error_of_the_command_line() -> None:
-    for arguments in (("status", "--fail-if", "paused>1d"), ("pause", DELIVER), ("history",)):
-        done = processors(*arguments)
-        assert done.returncode == 2
-        assert "'dcl_processor.ledger'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -196,22 +175,6 @@ def test_a_wrong_command_line_ends_with_2(
     done = manage(*arguments)
     assert done.code == 2
     assert said in done.err
-
-
-def test_history_shows_what_a_command_with_two_workers_has_done(manage: Manage) -> None:  # noqa: F811
-    parcels(*["" for _ in range(6)], "broken")
-    done = processors("run", DELIVER, "--copies", "2", **ON)
-    assert done.returncode == 1, done.stderr
-    (row,) = RecordedRun.objects.all()
-    assert (row.kind, row.processed, row.stopped) == ("run", 6, "drained")
-    assert row.finished_at is not None
-    assert [copy["copy"] for copy in row.copies] == [1, 2]
-    assert sum(copy.get("processed", 0) for copy in row.copies) == 6
-    shown = manage("history", DELIVER).out
-    assert f"  {DELIVER}  run on {row.host} ({row.pid}, 2 copies): 6 processed, " in shown
-    assert "drained; ValueError: no address" in shown
-    (document,) = json.loads(manage("history", "--json").out)
-    assert document["counts"]["processed"] == 6
 
 
 def test_a_watch_is_paused_resumed_and_ended_while_it_is_idle() -> None:
@@ -243,17 +206,6 @@ def test_run_now_wakes_a_watch_that_looks_seldom() -> None:
         assert watcher.end() == (0, "", "")
 
 
-def test_two_workers_of_a_watch_obey_and_their_supervisor_ends_in_good_order() -> None:
-    with watching("0.5", "--copies", "2") as watcher:
-        until(lambda: bool(api.state(DELIVER).looked_at), "the first look")
-        api.pause(DELIVER)
-        parcels("", "")
-        api.resume(DELIVER)
-        until(lambda: sent() == 2, "two rows")
-        api.stop(DELIVER)
-        assert watcher.process.wait(PATIENCE) == 0, watcher.operations
-
-
 def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
     gate: Path,  # noqa: F811
 ) -> None:
@@ -272,24 +224,6 @@ def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
     assert (document["processed"], document["stopped"]) == (2, "paused")
     assert api.state(DELIVER).phase == "paused"
     assert sent() == 2
-
-
-def test_a_command_that_was_killed_is_shown_as_at_work_until_it_counts_as_lost(
-    gate: Path,  # noqa: F811
-) -> None:
-    parcels("gate")
-    with started("run", DELIVER, **ON, GATE=str(gate)) as process:
-        at_gate(gate)
-        until(RecordedRun.objects.exists, "its record")
-        process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE)
-    (found,) = api.history(DELIVER)
-    assert (found.state, found.finished_at) == ("running", None)
-    done: subprocess.CompletedProcess[str]
-    (gate / "open").touch()
-    done = processors("run", DELIVER, **ON, GATE=str(gate))
-    assert done.returncode == 0
-    assert sent() == 1
 
 
 def test_a_command_whose_workers_were_killed_has_not_drained_the_rows(
@@ -348,39 +282,6 @@ def test_a_chart_has_the_order_in_which_the_runs_have_ended() -> None:
     # A record of before these columns, and one whose only row was locked.
     RecordedRun.objects.update(handler_seconds=0)
     assert page.history(processor)[1] == []
-
-
-def test_the_page_of_the_admin_takes_what_runs_have_finished_since_its_last_look(
-    installed: None,
-) -> None:
-    processor = the.transactional(the.ignore, name="shop.pace")
-    at = timezone.now()
-    of: dict[str, Any] = {"processor": processor.name, "kind": "run", "host": "a", "pid": 1}
-
-    def record(begun: float, end: float | None, tried: int, rate: float, **counts: int) -> None:
-        ended = None if end is None else at - timedelta(seconds=end)
-        RecordedRun.objects.create(
-            started_at=at - timedelta(seconds=begun),
-            heartbeat_at=ended or at,
-            finished_at=ended,
-            failed=tried - sum(counts.values()),
-            rate=rate,
-            **counts,
-            **of,
-        )
-
-    def asked() -> tuple[int | None, float | None]:
-        now = at.timestamp()
-        return page.pace(processor, now - 100, now, within=1.0)
-
-    record(500, 100, 900, 9.0, processed=900)  # before the look
-    assert asked() == (0, None)
-    record(50, 40, 30, 3.0, processed=10, discarded=5)  # since then: its failures are still pending
-    assert asked() == (15, None)
-    record(3600, None, 7200, 4.0, processed=3600)  # half of what it tries succeeds
-    assert asked() == (215, 4.0)
-    with override_settings(DCL_PROCESSOR_LEDGER=False):
-        assert asked() == (None, None)
 
 
 def _records() -> list[RecordedRun]:

@@ -16,11 +16,9 @@ import dcl_processor.ledger as api
 from dcl_processor import Breaker
 from dcl_processor.ledger import breaking, reading
 from dcl_processor.ledger import desk as module
-from dcl_processor.ledger import ledger as process
 from dcl_processor.ledger.desk import (
     DEAD_AFTER,
     FIRST_PAUSE,
-    LONGEST_PAUSE,
     MOST_REPLACED,
     PATIENCE,
     POLL,
@@ -35,7 +33,6 @@ from dcl_processor.ledger.tables import alias
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
-from tests.ledger.failing import failing
 from tests.models import Errand
 from tests.waiting import until
 
@@ -65,29 +62,6 @@ def ask(desk: Desk, do: Any) -> Any:
     return desk.call(do)
 
 
-def test_after_one_wait_no_other_question_waits_until_the_thread_is_back(
-    answer: threading.Event,
-) -> None:
-    desk = Desk(lambda: False, patience=0.1)
-    asked: list[str] = []
-    with pytest.raises(UnreachableError, match="no answer within"):
-        ask(desk, lambda: the.wait(answer))
-    for _ in range(100):
-        with pytest.raises(UnreachableError, match="not asked again yet"):
-            ask(desk, lambda: asked.append("early"))
-    desk._next_try = 0.0
-    with pytest.raises(UnreachableError, match="not asked again yet"):
-        ask(desk, lambda: asked.append("while it is stuck"))
-    assert desk._stuck is not None
-    answer.set()
-    the.wait(desk._stuck.is_done)
-    desk._patience = the.PATIENCE
-    ask(desk, lambda: asked.append("now"))
-    assert asked == ["now"]
-    assert desk._pause == 0
-    desk.close()
-
-
 def test_a_question_that_was_given_up_is_not_put_later(answer: threading.Event) -> None:
     """It would take a token, or a try, that no run knows of."""
     asked: list[int] = []
@@ -109,27 +83,6 @@ def test_a_question_that_was_given_up_is_not_put_later(answer: threading.Event) 
     answer.set()
     the.wait(stuck.is_done)
     assert asked == []
-    desk.close()
-
-
-@pytest.mark.parametrize("late", [0.0, 3600.0])
-def test_pauses_grow_after_errors_that_come_late(
-    monkeypatch: pytest.MonkeyPatch, late: float
-) -> None:
-    monkeypatch.setattr(module, "LATE", late)
-    desk = Desk(lambda: False)
-
-    def broken() -> None:
-        raise OSError("no route to host")
-
-    pauses = []
-    for _ in range(5):
-        desk._next_try = 0.0
-        with pytest.raises(UnreachableError, match="no route"):
-            ask(desk, broken)
-        pauses.append(desk._pause)
-    grown = [FIRST_PAUSE, 20, 40, LONGEST_PAUSE, LONGEST_PAUSE]
-    assert pauses == (grown if late == 0 else [0.0] * 5)
     desk.close()
 
 
@@ -510,17 +463,6 @@ def test_a_ledger_that_does_not_answer_costs_one_wait_and_not_one_for_each_row(
     report = processor(fail_soon, breaker=Breaker(3))()
     assert_run(report, failed=30)
     assert len(calls) == 1  # and no wait for each row
-
-
-def test_the_end_of_a_record_is_tried_again_by_the_thread_of_the_ledger(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    the.errands(1)
-    monkeypatch.setattr(process, "AT_ONCE_FOR", 0.0)
-    failing(monkeypatch, 4)
-    processor(the.ignore)()
-    until(lambda: [each.state for each in api.history(NAME)] == ["finished"], "its end")
-    until(lambda: ledger._unwritten == [], "it to be forgotten")
 
 
 def test_the_session_of_the_ledger_ends_sooner_than_a_database_can_be_dropped(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -152,30 +151,6 @@ def test_a_reservation_leaves_nothing_behind_in_the_ledger(ledger: Ledger) -> No
     pack = processor(make=the.at_least_once)
     assert len(pack.reserve(1)) == len(pack.reserve(1)) == 1
     assert (ledger._records, ledger._overseers) == ([], [])
-
-
-def test_the_orders_are_read_while_a_run_is_at_work() -> None:
-    """By the ledger's own thread, within a second: nothing here reads them for it."""
-    the.errands(2)
-    paused = threading.Event()
-
-    def handle(row: Errand) -> None:
-        the.elsewhere(lambda: ledger.pause(NAME))
-        end = threading.Event()
-        for _ in range(600):
-            if ledger_of_process().orders[NAME].is_paused:
-                paused.set()
-                break
-            end.wait(0.05)
-
-    assert_run(processor(handle, MAKE)(), processed=1, stopped="paused")
-    assert paused.is_set()
-
-
-def ledger_of_process() -> Ledger:
-    from dcl_processor.ledger.ledger import ledger as find
-
-    return find()
 
 
 @pytest.mark.parametrize("was_paused", [False, True])

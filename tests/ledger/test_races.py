@@ -8,15 +8,13 @@ from uuid import uuid4
 import pytest
 from django.db import transaction
 
-from dcl_processor import Breaker, ledger
+from dcl_processor import ledger
 from dcl_processor.exceptions import LedgerLocked
 from dcl_processor.ledger import breaking, tables
 from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.tables import ensure
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
-from tests.contract.support.reports import assert_run
-from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -112,21 +110,3 @@ def test_of_two_machines_that_want_to_try_a_row_at_once_one_does() -> None:
             wait_until_a_session_waits()
             go_on.set()
     assert (ones, others) == ([True], [False])
-
-
-def test_threads_try_one_row_too() -> None:
-    the.errands(8)
-    ensure(NAME)
-    half_open()
-    tried: list[int] = []
-
-    def handle(row: Errand) -> None:
-        tried.append(row.place)
-        raise OSError("no route")
-
-    assert_run(
-        the.transactional(handle, name=NAME, breaker=Breaker(3), concurrency=4)(),
-        failed=1,
-        stopped="breaker",
-    )
-    assert len(tried) == 1

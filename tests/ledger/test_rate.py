@@ -12,14 +12,11 @@ import pytest
 from django.apps import apps
 from django.db import connection
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Breaker
+from dcl_processor import Breaker
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.ledger import overseer, tokens
+from dcl_processor.ledger import tokens
 from dcl_processor.ledger.desk import UnreachableError
-from dcl_processor.ledger.ledger import Ledger
-from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.tables import ensure
 from dcl_processor.ledger.tokens import Grant, Share, Tokens
 from dcl_processor.runner import holds
@@ -27,7 +24,6 @@ from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement
 from tests.models import Errand
-from tests.waiting import Barrier, join
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -83,22 +79,6 @@ def test_two_machines_that_take_tokens_at_once_get_no_more_than_there_are(clock:
     assert (others, mine.tokens) == ([10], 0)
 
 
-def test_many_machines_share_the_tokens_of_a_window(clock: Any) -> None:
-    ensure(NAME)
-    start = Barrier(4)
-    got: list[int] = []
-
-    def machine() -> None:
-        start.wait()
-        got.extend(the.elsewhere(lambda: tokens.take(NAME, 25, 3).tokens) for _ in range(10))
-
-    threads = [threading.Thread(target=machine) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    join(*threads)
-    assert sum(got) == 25
-
-
 def test_a_run_takes_tokens_for_a_second_at_a_time_and_not_for_each_row() -> None:
     asked: list[int] = []
 
@@ -137,40 +117,6 @@ def test_tokens_of_an_earlier_window_are_not_given_back_into_a_later_one() -> No
     assert run.take(5, whole=False) == 0
 
 
-def begun_and_ended(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[int]]:
-    """Return the windows in which the batches of a run got their tokens, and gave some back."""
-    begun: list[int] = []
-    ended: list[int] = []
-
-    class Noting(Tokens):
-        def take(self, wanted: int, *, whole: bool) -> int:
-            taken = super().take(wanted, whole=whole)
-            begun.append(self.window)
-            return taken
-
-        def give_back(self, rows: int, window: int) -> None:
-            ended.append(window)
-
-    monkeypatch.setattr(overseer, "Tokens", Noting)
-    # Each window is over at once.
-    monkeypatch.setattr(tokens, "take", lambda *_, **__: Grant(1, 0.0))
-    return begun, ended
-
-
-GROUPED = {"group_by": "place"} if connection.vendor != "mysql" else {}
-
-
-@pytest.mark.parametrize("options", [{}, GROUPED], ids=["rows", "groups"])
-def test_a_batch_gives_its_tokens_back_into_its_own_window(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be counted when the next one has begun, with which its COMMIT was sent."""
-    begun, ended = begun_and_ended(monkeypatch)
-    the.errands(4)
-    assert_run(the.transactional(the.ignore, name=NAME, rate=5, **options)(), processed=4)
-    assert ended == begun == [1, 2, 3, 4]
-
-
 def test_what_is_handled_together_may_need_more_and_the_next_windows_pay(clock: Any) -> None:
     assert tokens.take(NAME, 3, 8, whole=True) == Grant(8, 1.0)
     # 3 of the tokens are those of this window. The other 5 are missing in the next ones.
@@ -183,32 +129,11 @@ def test_what_is_handled_together_may_need_more_and_the_next_windows_pay(clock: 
     assert tokens.take(NAME, 3, 9) == Grant(3, 1.0)
 
 
-def test_a_debt_at_a_rate_below_one_is_paid_by_longer_windows(clock: Any) -> None:
-    clock.now = 1_000_000.0
-    assert tokens.take(NAME, 0.1, 3, whole=True) == Grant(3, 10.0)
-    assert tokens.take(NAME, 0.1, 1) == Grant(0, 30.0)
-    clock.now += 30
-    assert tokens.take(NAME, 0.1, 1) == Grant(1, 10.0)
-
-
 def test_a_debt_at_another_rate_is_not_paid_for_years(clock: Any) -> None:
     assert tokens.take(NAME, 10, 30, whole=True).tokens == 30
     assert tokens.take(NAME, 0.1, 1).tokens == 1
     clock.now += 10
     assert tokens.take(NAME, 10, 10).tokens == 10
-
-
-def test_runs_one_after_another_keep_to_the_rate_when_they_handle_rows_together(
-    clock: Any,
-) -> None:
-    """As cron starts them: each run is new, and knows nothing of the last one's debt."""
-    started = 0
-    for _ in range(10):
-        for _ in range(3):
-            run = Tokens(4, lambda rows, whole: tokens.take(NAME, 4, rows, whole=whole), Share())
-            started += run.take(6, whole=True)
-        clock.now += 1
-    assert started <= 10 * 4 + 5
 
 
 def test_a_call_for_which_too_few_tokens_are_left_waits_for_the_next_window() -> None:
@@ -254,17 +179,6 @@ def test_without_an_answer_a_share_is_for_one_window_and_for_all_runs_of_the_pro
     busy = Share()
     busy.note(Grant(2, 3600.0), time.monotonic())
     assert Tokens(rate, down, busy).take(1, whole=False) == 0
-
-
-def test_without_an_answer_what_is_handled_together_is_paid_by_the_next_windows() -> None:
-    share = Share()
-    share.note(Grant(2, 0.0), 0.0)
-    assert Tokens(5, down, share).take(5, whole=True) == 5
-    second = Tokens(5, down, share)
-    assert second.take(1, whole=False) == 0
-    hold = second.hold()
-    assert hold is not None
-    assert hold.wait == pytest.approx(3.0, abs=0.5)
 
 
 def test_no_more_rows_start_in_a_second_than_the_rate() -> None:
@@ -398,55 +312,7 @@ def test_a_throttle_that_raises_ends_the_run() -> None:
     assert Errand.objects.filter(done=True).count() == 0
 
 
-def test_a_throttle_may_be_a_method() -> None:
-    class Sending(BatchProcessor[Errand]):
-        done = {"done": True}
-
-        def pending(self) -> Any:
-            return the.PENDING.all()
-
-        def process(self, row: Errand, /) -> None:
-            """Do nothing."""
-
-        def throttle(self) -> float:
-            return 60
-
-    the.errands(1)
-    assert_run(Sending(name=NAME)(), stopped="throttled")
-
-
-@pytest.mark.parametrize("throttle", [3, lambda row: None])
-def test_a_throttle_is_a_function_without_arguments(throttle: Any) -> None:
-    with pytest.raises(InvalidOption, match="expected throttle to be a plain function"):
-        the.transactional(the.ignore, throttle=throttle)
-
-
 def test_what_a_throttle_returns_is_a_time() -> None:
     the.errands(1)
     with pytest.raises(InvalidOption, match="expected throttle"):
         the.transactional(the.ignore, throttle=lambda: "soon")()
-
-
-def test_nothing_of_it_is_sent_in_a_handlers_transaction() -> None:
-    """Between two batches the COMMIT of the last one may wait for the next claim."""
-    the.errands(30)
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-        if len(calls) % 5 == 0:
-            raise OSError("no route")
-
-    processor = the.transactional(handle, name=NAME, rate=1_000, breaker=Breaker(3))
-    with CaptureQueriesContext(connection) as sent:
-        assert_run(processor(), processed=24, failed=6)
-    assert not [each for each in sent if "dcl_processor_ledger" in each["sql"]]
-    assert Control.objects.get(processor=NAME).failures == 1
-
-
-def test_the_tokens_are_in_the_row_of_the_processor(ledger: Ledger) -> None:
-    the.errands(3)
-    assert_run(the.transactional(the.ignore, name=NAME, rate=1000)(), processed=3)
-    row = Control.objects.get(processor=NAME)
-    assert row.window > 0
-    assert 1 <= row.used <= 1000  # of the last window: a new one may have begun

@@ -1,4 +1,4 @@
-"""Each shape of a loop, by hand and as a processor, on the same rows with the same result."""
+"""Each shape of a loop as a processor, on rows with the result that such a loop has."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from django.db.models import F
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Lease, batch_processor
+from dcl_processor import BatchProcessor
 from dcl_processor.checks import check_found
 from dcl_processor.registry import Found
 from tests.ported import outside
 from tests.ported.models import Account, Item
-from tests.ported.shapes.as_processor.claims import lease
-from tests.ported.shapes.shape import AS_PROCESSOR, BY_HAND, Shape, names_of
+from tests.ported.shapes.claims import lease
+from tests.ported.shapes.shape import Shape, names_of
 from tests.ported.shapes.table import FAMILIES, SHAPES
 from tests.ported.workers import together
 
@@ -79,48 +79,28 @@ def make_due() -> None:
 
 
 @each_shape
-def test_by_hand(shape: Shape, calls: list[str]) -> None:
+def test_a_shape_comes_to_its_end(shape: Shape, calls: list[str]) -> None:
     shape.make_rows()
     for _ in range(shape.rounds):
-        shape.version(BY_HAND)()
+        together(shape.processor(), shape.workers)
         make_due()
     assert_end(shape, calls)
-
-
-@each_shape
-def test_as_a_processor(shape: Shape, calls: list[str]) -> None:
-    shape.make_rows()
-    for _ in range(shape.rounds):
-        together(shape.version(AS_PROCESSOR), shape.workers)
-        make_due()
-    assert_end(shape, calls)
-
-
-@each_shape
-def test_the_processor_is_shorter(shape: Shape) -> None:
-    assert len(shape.source(AS_PROCESSOR)) < len(shape.source(BY_HAND))
 
 
 def test_the_page_has_the_lines_of_all_shapes() -> None:
-    processors, loops = (
-        sum(len(shape.source(way)) for shape in SHAPES) for way in (AS_PROCESSOR, BY_HAND)
-    )
-    number = len(SHAPES)
+    lines = sum(len(shape.source()) for shape in SHAPES)
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert (
-        f"The {number} processors have {processors} lines, and the {number} loops {loops}" in text
-    )
+    assert f"The {len(SHAPES)} processors have {lines} lines" in text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("way", [AS_PROCESSOR, BY_HAND])
-def test_each_module_has_the_shapes_of_its_family(way: str, family: str) -> None:
-    assert names_of(way, family) == [shape.name for shape in SHAPES if shape.family == family]
+def test_each_module_has_the_shapes_of_its_family(family: str) -> None:
+    assert names_of(family) == [shape.name for shape in SHAPES if shape.family == family]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_processor_has_anything_that_the_checks_report(family: str) -> None:
-    module = vars(import_module(f"tests.ported.shapes.{AS_PROCESSOR}.{family}"))
+    module = vars(import_module(f"tests.ported.shapes.{family}"))
     processors = [each for each in module.values() if isinstance(each, BatchProcessor)]
     assert processors
     assert [message for each in processors for message in check_found([Found(each, "here")])] == []
@@ -144,27 +124,12 @@ def test_the_processor_uses_the_options_that_the_page_names(shape: Shape) -> Non
     [options] = [
         options for loop, options, _ in table(FAMILIES[shape.family]) if loop == shape.loop
     ]
-    source = " ".join(shape.source(AS_PROCESSOR))
+    source = " ".join(shape.source())
     if "no `done`" in options:
         assert not re.search(r"\bdone ?=", source)
         options = options.replace("no `done`", "")
     named = re.findall(r"`([a-zA-Z_]+)[^`]*`", options)
     assert [name for name in named if not re.search(rf"\b{name}\b", source)] == []
-
-
-@each_shape
-def test_the_page_leads_to_a_section_that_exists(shape: Shape) -> None:
-    [where] = [where for loop, _, where in table(FAMILIES[shape.family]) if loop == shape.loop]
-    links = re.findall(r"\[[^]]+\]\(([a-z-]*)(?:\.md)?#?([a-z-]*)\)", where)
-    assert links
-    for page, section in links:
-        text = (PAGE.parent / f"{page or 'loops'}.md").read_text(encoding="utf-8")
-        slugs = [slug(each) for each in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
-        assert not section or section in slugs, slugs
-
-
-def slug(heading: str) -> str:
-    return re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
 
 
 def one_item() -> None:
@@ -183,23 +148,3 @@ def test_the_flip_of_a_leased_row_is_written_over_a_cancellation(
     monkeypatch.setattr(outside, "perform", cancel)
     assert lease().processed == 1
     assert Item.objects.get().state == "done"
-
-
-def test_a_handler_that_sees_a_cancellation_discards_its_row() -> None:
-    one_item()
-
-    @batch_processor(
-        pending=lambda: Item.objects.filter(state="new"),
-        done={"state": "done"},
-        failed={"state": "cancelled"},
-        delivery=Delivery.AT_LEAST_ONCE,
-        lease=Lease(60),
-    )
-    def looks(item: Item) -> None:
-        Item.objects.update(state="cancelled")  # in another session
-        item.refresh_from_db(fields=["state"])
-        if item.state == "cancelled":
-            raise Discard("cancelled")
-
-    assert looks().discarded == 1
-    assert Item.objects.get().state == "cancelled"

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connections
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.insights.doctor import examine
@@ -20,7 +20,7 @@ from tests.contract.support.reports import assert_run
 from tests.crash.proxy import cut
 from tests.models import Errand
 from tests.servers.pgbouncer import is_installed, pgbouncer
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=["default", "other"]),
@@ -77,24 +77,6 @@ def test_every_delivery_runs_through_it(pooled: str) -> None:
         assert_run(report, processed=20)
         assert not Errand.objects.filter(done=False).exists()
         Errand.objects.all().delete()
-
-
-def test_a_lock_through_it_is_seen_directly_and_the_other_way_round(pooled: str) -> None:
-    Errand.objects.bulk_create(Errand() for _ in range(2))
-    reports: list[Any] = []
-
-    def handle(row: Errand) -> None:
-        again = batch_processor(pending=Errand.objects.filter(done=False), done={"done": True})(
-            lambda other: None
-        )
-        reports.append(again.run(using="default", wait_for_locked=0))
-
-    outer = batch_processor(pending=Errand.objects.filter(done=False), done={"done": True})(
-        handle
-    ).run(using=pooled)
-    # The inner run takes the row that the outer one does not hold, and waits for none.
-    assert_run(reports[0], processed=1, skipped=1)
-    assert_run(outer, processed=1, stale=1)
 
 
 def test_max_workers_counts_workers_through_it_and_direct_ones(pooled: str) -> None:
@@ -185,31 +167,6 @@ def test_what_became_of_a_lost_commit_is_looked_up_through_it(
             assert_run(report, processed=3)
             assert left == 0
         Errand.objects.all().delete()
-
-
-def listener(settings: dict[str, Any]) -> psycopg.Connection[Any]:
-    return psycopg.connect(
-        host=settings["HOST"],
-        port=settings["PORT"],
-        user=settings["USER"],
-        dbname=settings["NAME"],
-        autocommit=True,
-    )
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_only_a_session_of_ones_own_hears_a_notify(mode: str) -> None:
-    direct = connections["default"].settings_dict
-    with pgbouncer(direct, mode=mode, default_pool_size=2) as settings, listener(settings) as ears:
-        ears.execute("LISTEN shop")
-        with connection.cursor() as cursor:
-            cursor.execute("NOTIFY shop")
-
-        def hear() -> list[str]:
-            return [each.channel for each in ears.notifies(timeout=1, stop_after=1)]
-
-        heard = until(hear, "the word") if mode == "session" else hear()
-    assert heard == (["shop"] if mode == "session" else [])
 
 
 def test_doctor_notes_a_pool_in_transaction_mode(pooled: str) -> None:

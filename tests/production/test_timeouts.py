@@ -97,32 +97,6 @@ def test_a_session_that_is_ended_costs_only_a_row_whose_transaction_was_open(
 
 
 @EACH
-def test_a_statement_that_is_ended_is_the_failure_of_its_row(make: the.Make) -> None:
-    two_rows()
-
-    def handle(row: Errand) -> None:
-        if row.place:
-            with limited("statement_timeout"), connection.cursor() as cursor:
-                cursor.execute("SELECT pg_sleep(3600)")
-
-    report = make(handle)()
-    assert_run(report, processed=1, failed=1)
-    assert "statement timeout" in str(report.failures[0].error)
-    assert done() == [0]
-
-
-@EACH
-def test_the_claim_waits_for_no_lock(make: the.Make) -> None:
-    first, _ = two_rows()
-    with transaction.atomic(using="other"):
-        Errand.objects.using("other").select_for_update().get(pk=first.pk)
-        with session(lock_timeout="1ms"):
-            report = make(lambda row: None).run(wait_for_locked=0)
-    assert_run(report, processed=1, skipped=1)
-    assert done() == [0]
-
-
-@EACH
 def test_a_lock_that_the_handler_waits_for_too_long_is_the_failure_of_its_row(
     make: the.Make,
 ) -> None:

@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from sample_app.shop.models import Customer, Order, Payment
+from sample_app.shop.models import Order, Payment
 
 pytestmark = pytest.mark.django_db
 
@@ -54,18 +54,3 @@ def test_the_order_list_costs_the_same_however_many_orders(
 
     with django_assert_max_num_queries(12):
         admin_client.get("/admin/shop/order/")
-
-
-def test_customers_can_be_searched(admin_client: Client, order_file: Path) -> None:
-    call_command("load_orders", str(order_file))
-    customer = Customer.objects.earliest("pk")
-
-    page = admin_client.get(f"/admin/shop/customer/?q={customer.code}").content.decode()
-
-    assert customer.email in page
-
-
-def test_the_front_page_leads_to_the_admin(client: Client) -> None:
-    response = client.get("/")
-
-    assert (response.status_code, response.headers["Location"]) == (302, "/admin/")

@@ -9,7 +9,6 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor.testing import assert_processed_once, race
 from sample_app.shop.demo import cart_stage
 from sample_app.shop.models import Cart, Customer, StockReturn
 from sample_app.shop.processors import CART_KEPT, expire_carts
@@ -51,23 +50,6 @@ def test_a_hundred_go_into_one_transaction() -> None:
 
     inserts = [q for q in queries.captured_queries if q["sql"].startswith("INSERT")]
     assert len(inserts) == 2
-
-
-def test_copies_that_race_put_nothing_back_twice() -> None:
-    due = carts(250, age=CART_KEPT + HOUR)
-
-    with assert_processed_once(expire_carts):
-        race(expire_carts).raise_for_failures()
-
-    assert sorted(StockReturn.objects.values_list("cart_id", flat=True)) == sorted(due)
-
-
-def test_carts_are_invented_for_the_customers_that_there_are() -> None:
-    cart_stage.invent_carts()
-    assert Cart.objects.count() == 0
-    carts(1, age=HOUR)
-    cart_stage.invent_carts()
-    assert expire_carts.pending().count() == cart_stage.FORGOTTEN
 
 
 def test_the_audit_finds_what_went_wrong() -> None:

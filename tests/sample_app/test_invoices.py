@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from sample_app.shop.demo import invoice_stage
@@ -25,19 +23,6 @@ def test_prints_the_invoices_of_shipped_orders_once(load_orders: LoadOrders) -> 
     [page] = PrintedPage.objects.filter(invoice__order__number=7)
     assert page.text == "Invoice for order 7\nVins Étoile\n"
     assert invoice_stage.audit({7, 8}).clean
-
-
-def test_copies_that_race_print_each_once(
-    load_orders: LoadOrders, race: Any, assert_processed_once: Any
-) -> None:
-    load_orders(*range(1, 61))
-
-    with assert_processed_once(print_invoices):
-        race(print_invoices, copies=3).raise_for_failures()
-
-    verdict = invoice_stage.audit(set(range(1, 61)))
-    assert verdict.clean
-    assert verdict.figures == "60 due, 60 printed exactly once"
 
 
 def test_the_audit_finds_what_went_wrong(load_orders: LoadOrders) -> None:

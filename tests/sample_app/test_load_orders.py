@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
-from django.core.management.base import CommandError
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
-from sample_app.shop.loading import Loading
 from sample_app.shop.models import Customer, Order, OrderLine
-from sample_app.shop.orders_csv import BadLine
 from tests.sample_app.conftest import ORDERS, SHIPPED, WriteOrders, order_line
 
 pytestmark = pytest.mark.django_db
@@ -50,14 +45,6 @@ def test_loading_twice_changes_nothing(order_file: Path) -> None:
         [],
     )
     assert (list(Order.objects.values()), list(Customer.objects.values())) == before
-
-
-def test_customers_get_an_address_that_reaches_nobody(write_orders: WriteOrders) -> None:
-    load(write_orders(order_line(7), order_line(8, company="Another spelling")))
-
-    customer = Customer.objects.get()
-    assert (customer.email, customer.company) == ("vinet@example.com", "Vins Étoile")
-    assert customer.orders.count() == 2
 
 
 def test_invents_order_lines_when_asked(write_orders: WriteOrders) -> None:
@@ -104,46 +91,3 @@ def test_a_line_that_the_database_refuses_costs_no_other(write_orders: WriteOrde
     assert closing == "Orders: 999 loaded, 0 already there, 1 bad lines skipped"
     assert not Order.objects.filter(number=701).exists()
     assert Order.objects.count() == 999
-
-
-@pytest.mark.django_db(transaction=True)
-def test_one_transaction_for_every_thousand_lines(write_orders: WriteOrders) -> None:
-    path = write_orders(*(order_line(number) for number in range(1, 2502)))
-
-    with CaptureQueriesContext(connection) as queries:
-        load(path)
-
-    begun = [query["sql"] for query in queries.captured_queries if query["sql"] == "BEGIN"]
-    committed = [query["sql"] for query in queries.captured_queries if query["sql"] == "COMMIT"]
-    assert (len(begun), len(committed)) == (3, 3)
-    assert Order.objects.count() == 2501
-
-
-@pytest.mark.django_db(transaction=True)
-def test_what_came_before_an_interruption_stays(write_orders: WriteOrders) -> None:
-    lines = [order_line(number) for number in range(1, 1502)]
-    lines[1200] = order_line("x")
-
-    def interrupt(_bad_line: BadLine) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Loading(interrupt).load(write_orders(*lines))
-
-    assert Order.objects.count() == 1000
-
-
-def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(
-        CommandError,
-        match=r"^Expected a file that can be read, got .*none\.csv: No such file or directory\.$",
-    ):
-        load(tmp_path / "none.csv")
-
-
-def test_a_wrong_header_is_one_sentence(write_orders: WriteOrders) -> None:
-    with pytest.raises(CommandError, match="missing or named twice: order_id") as refused:
-        load(write_orders("1,2", header="a,b"))
-
-    assert "\n" not in str(refused.value)
-    assert refused.value.returncode == 1

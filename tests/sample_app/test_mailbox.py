@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import smtplib
-import socket
-from contextlib import suppress
 
 import pytest
-from aiosmtpd.smtp import SMTP, Envelope, Session
 from django.core.mail import EmailMessage
 
 from sample_app.shop.demo.mailbox import HOST, DeliveredMail, Mailbox
@@ -26,30 +23,3 @@ def test_takes_a_mail_that_names_no_order(mailbox: Mailbox, header: str) -> None
         client.sendmail("a@example.com", ["b@example.com"], f"{header}\r\nhello\r\n")
 
     assert mailbox.mails == [DeliveredMail("", "b@example.com", None)]
-
-
-def test_answers_without_the_delay_of_small_packets() -> None:
-    delays = []
-
-    class Watching(Mailbox):
-        """Asks the connection's socket whether it sends small packets at once."""
-
-        async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802
-            assert server.transport is not None
-            connection = server.transport.get_extra_info("socket")
-            delays.append(not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            return await super().handle_DATA(server, session, envelope)
-
-    with Watching() as mailbox, smtplib.SMTP(HOST, mailbox.port, local_hostname="x") as client:
-        client.sendmail("a@example.com", ["b@example.com"], "hello\r\n")
-
-    assert delays == [False]
-
-
-def test_a_closed_mailbox_takes_nothing() -> None:
-    with Mailbox() as mailbox:
-        pass
-    # Another program may have its port by now.
-    with suppress(OSError), smtplib.SMTP(HOST, mailbox.port, local_hostname="localhost") as client:
-        client.ehlo()
-    assert mailbox.sessions == 0

@@ -39,28 +39,6 @@ def test_reads_each_column(write_orders: WriteOrders) -> None:
     )
 
 
-def test_no_shipped_date_means_not_shipped(write_orders: WriteOrders) -> None:
-    [order] = read_orders(write_orders(order_line(7, shipped_date="")))
-
-    assert isinstance(order, ParsedOrder)
-    assert order.shipped_date is None
-
-
-def test_columns_may_come_in_any_order_and_others_beside_them(tmp_path: Path) -> None:
-    path = tmp_path / "orders.csv"
-    line = order_line(7).split(",")
-    path.write_text(
-        f"remark,{','.join(reversed(COLUMNS))}\nhello,{','.join(reversed(line))}\n",
-        encoding="utf-8-sig",
-        newline="\r\n",
-    )
-
-    [order] = read_orders(path)
-
-    assert isinstance(order, ParsedOrder)
-    assert (order.number, order.ship_country) == (7, "France")
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -113,32 +91,6 @@ def test_says_what_is_wrong_with_a_line_and_reads_on(
     assert good.number == 8
 
 
-def test_a_line_that_is_cut_short_names_the_columns_it_has(write_orders: WriteOrders) -> None:
-    assert list(read_orders(write_orders("10248,VINET"))) == [
-        BadLine(2, "expected 10 columns, got 2")
-    ]
-
-
-def test_counts_lines_as_an_editor_does(write_orders: WriteOrders) -> None:
-    path = write_orders(order_line(7), "", order_line("x"))
-
-    assert [line.line for line in read_orders(path)] == [2, 4]
-
-
-def test_bytes_that_are_not_utf8_spoil_their_own_line_only(write_orders: WriteOrders) -> None:
-    path = write_orders(order_line(7), order_line(8))
-    with path.open("ab") as file:
-        file.write(order_line(9, ship_city="Münster").encode("latin-1") + b"\n")
-        file.write(order_line(10).encode() + b"\n")
-
-    lines = list(read_orders(path))
-
-    assert [line for line in lines if isinstance(line, BadLine)] == [
-        BadLine(4, "is not UTF-8 text")
-    ]
-    assert [line.number for line in lines if isinstance(line, ParsedOrder)] == [7, 8, 10]
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -159,18 +111,3 @@ def test_refuses_a_file_without_the_columns(tmp_path: Path, content: bytes, comp
 
     assert str(refused.value).startswith(f"{path}: expected a CSV file whose first line names")
     assert complaint in str(refused.value)
-
-
-def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        OrderFileError,
-        match=r"^Expected a file that can be read, got .*: No such file or directory\.$",
-    ):
-        list(read_orders(tmp_path / "none.csv"))
-
-
-def test_refuses_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(
-        OrderFileError, match=r"^Expected a file that can be read, got .*: Is a directory\.$"
-    ):
-        list(read_orders(tmp_path))

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import F
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
-from sample_app.shop import packing_views
 from sample_app.shop.demo import hand_out_stage, packing_robot
 from sample_app.shop.demo.packing_robot import weigh
 from sample_app.shop.models import Order, Packing, Robot
-from sample_app.shop.packing import MOST_HELD, confirm, has_room, held_by
+from sample_app.shop.packing import MOST_HELD, held_by
 from sample_app.shop.packing_views import NO_ROOM
 from tests.sample_app.conftest import LoadOrders
-from tests.waiting import Barrier, until
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,19 +65,6 @@ def test_a_packing_is_pulled_kept_and_settled(packings: list[Packing]) -> None:
     assert call("one", "settle", token=token, grams=700) == (200, {"error": "settled"})
 
 
-def test_what_a_robot_has_lost_has_a_status_of_its_own(packings: list[Packing]) -> None:
-    token = pull()
-    Packing.objects.filter(pk=packings[0].pk).update(
-        leased_until=F("leased_until") - timedelta(days=1)
-    )
-    second = pull("two")
-    assert call("one", "settle", token=token, grams=7) == (409, {"error": "taken_over"})
-    assert call("two", "release", token=second) == (200, {})
-    assert call("two", "renew", token=second) == (409, {"error": "lapsed"})
-    packings[0].delete()
-    assert call("one", "renew", token=token) == (410, {"error": "gone"})
-
-
 def test_a_token_is_of_no_use_to_another_robot(packings: list[Packing]) -> None:
     token = pull()
     invalid = (400, {"error": "invalid token"})
@@ -106,36 +90,6 @@ def test_a_broken_robot_does_not_take_all_packings(packings: list[Packing]) -> N
     pull()
 
 
-def lapse(packing: Packing) -> None:
-    Packing.objects.filter(pk=packing.pk).update(leased_until=F("leased_until") - timedelta(days=1))
-
-
-def test_a_robot_that_renews_what_has_lapsed_holds_no_more_than_it_may(
-    packings: list[Packing],
-) -> None:
-    """It has pulled another packing meanwhile."""
-    tokens = [pull() for _ in range(MOST_HELD)]
-    lapsed = Packing.objects.filter(state="packing").earliest("packing_since")
-    lapse(lapsed)
-    # As a pull does, which might take the lapsed one.
-    columns = ("state", "packer", "confirmed", "packing_since", "leased_until")
-    mark = Packing.objects.filter(state="packing").exclude(pk=lapsed.pk).values(*columns)[0]
-    other = Packing.objects.filter(state="waiting").earliest("pk")
-    Packing.objects.filter(pk=other.pk).update(**mark)
-    assert call("one", "renew", token=tokens[0]) == (409, {"error": "lapsed"})
-    assert held_by("one").count() == MOST_HELD
-    lapsed.refresh_from_db()
-    assert (lapsed.state, lapsed.packer, lapsed.attempts) == ("waiting", "", 0)
-    assert call("one", "renew", token=tokens[1])[0] == 200
-
-
-def test_a_robot_with_room_may_renew_what_has_lapsed(packings: list[Packing]) -> None:
-    token = pull()
-    lapse(packings[0])
-    assert call("one", "renew", token=token)[0] == 200
-    assert held_by("one").count() == 1
-
-
 def pull_in_a_thread(robot: str) -> Any:
     try:
         return call(robot, "pull")[1]
@@ -152,25 +106,6 @@ def assert_one_was_handed_out(answers: list[Any], packings: list[Packing]) -> No
     # What was too much waits as before, without an attempt.
     waiting = Packing.objects.filter(state="waiting", packer="", attempts=0, leased_until=None)
     assert waiting.count() == len(packings) - MOST_HELD
-
-
-def test_two_requests_that_both_find_room_for_one_packing_get_one(
-    packings: list[Packing], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both have counted before either reserves."""
-    for _ in range(MOST_HELD - 1):
-        pull()
-    both = Barrier(2)
-
-    def counted(name: str) -> bool:
-        found = has_room(name)
-        both.wait()
-        return found
-
-    monkeypatch.setattr(packing_views, "has_room", counted)
-    with ThreadPoolExecutor(2) as pool:
-        answers = [*pool.map(pull_in_a_thread, ["one", "one"])]
-    assert_one_was_handed_out(answers, packings)
 
 
 def test_two_requests_that_have_both_reserved_are_counted_one_after_the_other(
@@ -198,44 +133,12 @@ def test_two_requests_that_have_both_reserved_are_counted_one_after_the_other(
         assert_one_was_handed_out([*answers], packings)
 
 
-def test_a_packing_that_was_lost_before_it_is_confirmed_is_not_handed_out(
-    packings: list[Packing], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its lease lapsed, and another robot has it."""
-
-    def late(name: str, packing: Packing) -> bool:
-        Packing.objects.filter(pk=packing.pk).update(
-            leased_until=F("leased_until") - timedelta(days=1)
-        )
-        monkeypatch.setattr(packing_views, "confirm", confirm)
-        pull("two")
-        return confirm(name, packing)
-
-    monkeypatch.setattr(packing_views, "confirm", late)
-    assert call("one", "pull") == (409, {"error": "taken_over"})
-    assert (held_by("one").count(), held_by("two").count()) == (0, 1)
-
-
 def test_robots_pack_all_orders(packings: list[Packing], live_server: LiveServer) -> None:
     robot = packing_robot.Robot(f"{live_server.url}/packings", "one", "secret", weigh)
     assert robot.work() == len(packings)
     assert set(Packing.objects.values_list("state", "grams", "order__number")) == {
         ("packed", weigh(number), number) for number in range(1, 6)
     }
-
-
-def test_a_robot_that_fails_leaves_the_packing_to_a_later_attempt(
-    packings: list[Packing], live_server: LiveServer
-) -> None:
-    def pack(order: int) -> int:
-        if order == 2:
-            raise RuntimeError("no box")
-        return weigh(order)
-
-    robot = packing_robot.Robot(f"{live_server.url}/packings", "one", "secret", pack)
-    assert robot.work() == 4
-    waiting = Packing.objects.get(state="waiting")
-    assert (waiting.order.number, waiting.last_error) == (2, "RobotError: RuntimeError: no box")
 
 
 def test_the_demos_audit_complains_of_what_no_robot_may_do(packings: list[Packing]) -> None:

@@ -13,18 +13,15 @@ from decimal import Decimal
 import pytest
 from django.db import connection
 from django.test import override_settings
-from django.utils import timezone
 from httpx2 import Timeout
 
 from dcl_processor import Delivery
-from dcl_processor.testing import assert_processed_once, race
 from sample_app.shop import payment_gateway
 from sample_app.shop.demo.copies import MANAGE_PY
-from sample_app.shop.demo.http_stub import HOST
 from sample_app.shop.demo.payment_audit import audit
 from sample_app.shop.demo.payment_stub import Charge, Mood, PaymentStub
 from sample_app.shop.doubts import Answer, resolve_doubts
-from sample_app.shop.models import Order, Payment
+from sample_app.shop.models import Payment
 from sample_app.shop.payment_gateway import open_gateway
 from sample_app.shop.processors import capture_payments
 from tests.edge.manage import environment
@@ -52,11 +49,6 @@ def payment(order: int) -> Payment:
     return Payment.objects.get(order__number=order)
 
 
-def make_due() -> None:
-    """Let the time pass that a failed payment has to wait."""
-    assert Payment.objects.exclude(next_attempt_at=None).update(next_attempt_at=timezone.now())
-
-
 def resolve(stub: PaymentStub) -> list[Answer]:
     with open_gateway(stub.url) as opened:
         return list(resolve_doubts(opened, older_than=0))
@@ -74,21 +66,6 @@ def test_charges_each_card_once_and_stores_the_gateways_name_of_the_charge(
     assert stub.log == [Charge(payment(number).charge_id, number, "32.38") for number in (7, 8, 9)]
     assert {p.state for p in Payment.objects.all()} == {State.CAPTURED}
     assert not Payment.objects.exclude(capturing_since=None).exists()
-
-
-def test_copies_that_race_charge_each_card_once(load_orders: LoadOrders) -> None:
-    load_orders(*range(1, 9))
-    with gateway() as stub, assert_processed_once(capture_payments):
-        race(capture_payments).raise_for_failures()
-    assert sorted(charge.order for charge in stub.log) == list(range(1, 9))
-
-
-def test_orders_that_have_not_shipped_are_not_charged(load_orders: LoadOrders) -> None:
-    load_orders(7, 8, unshipped=[8])
-    with gateway() as stub:
-        assert capture_payments().processed == 1
-    assert [charge.order for charge in stub.log] == [7]
-    assert payment(8).state == State.DUE
 
 
 def test_the_row_is_claimed_and_committed_before_the_card_is_charged(
@@ -109,58 +86,6 @@ def test_the_row_is_claimed_and_committed_before_the_card_is_charged(
     with Watching({}) as stub, override_settings(PAYMENTS_URL=stub.url):
         assert capture_payments().processed == 1
     assert seen == [(State.CAPTURING, True, "")]
-
-
-def test_a_late_answer_is_waited_for(load_orders: LoadOrders) -> None:
-    load_orders(7)
-    with gateway({7: Mood.SLOW}) as stub:
-        assert capture_payments().processed == 1
-    assert payment(7).charge_id == stub.log[0].charge_id
-
-
-def test_a_busy_gateway_is_asked_again_later(load_orders: LoadOrders) -> None:
-    load_orders(7, 8)
-    with gateway({7: Mood.BUSY}) as stub:
-        report = capture_payments()
-        assert (report.processed, report.failed) == (1, 1)
-        row = payment(7)
-        assert (row.state, row.attempts, row.capturing_since) == (State.DUE, 1, None)
-        assert row.last_error == "NotCharged: the gateway is busy"
-        assert capture_payments().processed == 0
-        make_due()
-        assert capture_payments().processed == 1
-    assert sorted(charge.order for charge in stub.log) == [7, 8]
-    assert payment(7).state == State.CAPTURED
-
-
-def test_a_refused_card_is_never_charged(load_orders: LoadOrders) -> None:
-    load_orders(7)
-    with gateway({7: Mood.REFUSING}) as stub:
-        assert capture_payments().failed == 1
-        assert capture_payments().failed == 0
-    assert stub.log == []
-    row = payment(7)
-    assert (row.state, row.capturing_since, row.charge_id) == (State.REFUSED, None, "")
-    assert row.last_error == "Refused: the card is refused"
-
-
-def test_a_gateway_that_cannot_be_reached_has_charged_nothing(
-    load_orders: LoadOrders, closed_port: int
-) -> None:
-    load_orders(7)
-    with override_settings(PAYMENTS_URL=f"http://{HOST}:{closed_port}"):
-        assert capture_payments().failed == 1
-    assert payment(7).state == State.DUE
-    assert payment(7).last_error.startswith("NotCharged: the gateway cannot be reached")
-
-
-def test_without_a_gateway_the_run_ends_and_no_payment_is_charged_for_it(
-    load_orders: LoadOrders,
-) -> None:
-    load_orders(7)
-    report = capture_payments()
-    assert (report.stopped, report.failed, report.ok) == ("failures", 0, False)
-    assert (payment(7).state, payment(7).attempts) == (State.DUE, 0)
 
 
 @pytest.mark.parametrize(("mood", "charged"), [(Mood.CHARGED_IN_SILENCE, True), (Mood.LOST, False)])
@@ -221,14 +146,6 @@ def test_a_copy_that_is_killed_leaves_one_payment_in_doubt_and_costs_no_other(
     )
 
 
-def test_the_amount_is_what_the_lines_and_the_freight_come_to(load_orders: LoadOrders) -> None:
-    load_orders(7, invent_lines=True)
-    order = Order.objects.get(number=7)
-    goods = sum(line.quantity * line.unit_price for line in order.lines.all())
-    assert goods
-    assert order.payment.amount == order.freight + goods
-
-
 # --- the audit
 
 
@@ -248,26 +165,6 @@ def complaints(log: list[Charge]) -> tuple[str, ...]:
     return audit([7, 8, 9], log).complaints
 
 
-def test_a_log_like_the_table_is_clean(captured: list[Charge]) -> None:
-    assert complaints(captured) == ()
-
-
 def test_a_second_charge_is_found(captured: list[Charge]) -> None:
     again = [captured[0], *captured]
     assert complaints(again) == ("charged more than once: order 7",)
-
-
-def test_a_charge_id_that_is_not_the_gateways_is_found(captured: list[Charge]) -> None:
-    captured[1] = Charge("ch_other", 8, "32.38")
-    assert complaints(captured) == ("table and gateway disagree on order 8",)
-
-
-def test_a_charge_that_the_table_does_not_know_is_found(captured: list[Charge]) -> None:
-    Payment.objects.filter(order__number=9).update(state=State.REFUSED, charge_id="")
-    assert complaints(captured) == ("table and gateway disagree on order 9",)
-
-
-def test_payments_that_were_forgotten_are_found(captured: list[Charge]) -> None:
-    Payment.objects.filter(order__number=7).update(state=State.CAPTURING, charge_id="")
-    Payment.objects.filter(order__number=8).update(state=State.DUE, charge_id="")
-    assert complaints(captured[2:]) == ("still in doubt: order 7", "never charged: order 8")

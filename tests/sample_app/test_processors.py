@@ -14,11 +14,10 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor.testing import assert_settles
 from sample_app.mail_settings import smtp_settings
 from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import Customer, Order, OrderNote
-from sample_app.shop.processors import NoteOverdueOrders, note_overdue_orders, send_shipped_emails
+from sample_app.shop.processors import note_overdue_orders, send_shipped_emails
 from tests.sample_app.conftest import SHIPPED, WriteOrders, order_line
 
 
@@ -57,42 +56,6 @@ def test_sends_one_mail_for_every_shipped_order_and_none_again(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_mail_goes_to_the_customer(write_orders: WriteOrders, mailbox: Mailbox) -> None:
-    call_command("load_orders", str(write_orders(order_line(7), order_line(8, shipped_date=""))))
-
-    assert_settles(send_shipped_emails, Order.objects.get(number=7))
-    assert send_shipped_emails().processed == 0
-
-    [mail] = mailbox.mails
-    assert (mail.recipient, mail.order_number) == ("vinet@example.com", 7)
-
-
-def test_copies_that_race_send_each_mail_once(
-    write_orders: WriteOrders, mailbox: Mailbox, race: Any, assert_processed_once: Any
-) -> None:
-    call_command("load_orders", str(write_orders(*(order_line(n) for n in range(1, 9)))))
-
-    with assert_processed_once(send_shipped_emails):
-        race(send_shipped_emails).raise_for_failures()
-
-    assert {mail.order_number for mail in mailbox.mails} == set(range(1, 9))
-    assert len(mailbox.mails) == 8
-
-
-def test_an_order_that_somebody_edits_gets_its_mail_later(
-    write_orders: WriteOrders, mailbox: Mailbox, hold_lock: Any
-) -> None:
-    call_command("load_orders", str(write_orders(order_line(7), order_line(8))))
-
-    with hold_lock(Order.objects.get(number=7)):
-        report = send_shipped_emails(wait_for_locked=0)
-    assert (report.processed, report.skipped) == (1, 1)
-
-    assert send_shipped_emails().processed == 1
-    assert [mail.order_number for mail in mailbox.mails] == [8, 7]
-
-
-@pytest.mark.django_db(transaction=True)
 def test_a_mail_that_fails_leaves_its_order_due_and_the_others_sent(
     write_orders: WriteOrders, mailbox: Mailbox
 ) -> None:
@@ -125,13 +88,6 @@ def test_a_mail_server_that_is_gone_ends_the_run_and_charges_no_order(
     assert send_shipped_emails.pending().count() == 3
 
 
-def test_the_greeting_falls_back_to_the_company() -> None:
-    assert (
-        Customer(contact_name="Paul Martin", company="Vins Étoile").greeting_name == "Paul Martin"
-    )
-    assert Customer(contact_name="", company="Vins Étoile").greeting_name == "Vins Étoile"
-
-
 @pytest.mark.django_db(transaction=True)
 def test_notes_each_overdue_order_once(write_orders: WriteOrders) -> None:
     today = timezone.localdate()
@@ -153,21 +109,3 @@ def test_notes_each_overdue_order_once(write_orders: WriteOrders) -> None:
     assert note.order.number == 1
     assert note.text == f"Was due on {today - timedelta(days=1)}, and has not shipped."
     assert list(Order.objects.filter(overdue_noted=True)) == [note.order]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_note_and_its_flag_are_written_together_or_not_at_all(write_orders: WriteOrders) -> None:
-    class Failing(NoteOverdueOrders):
-        """Fails between the note and the flag."""
-
-        def get_done(self, row: Order, _result: object, /) -> Mapping[str, Any]:
-            assert row.notes.count() == 1
-            raise ConnectionError
-
-    call_command("load_orders", str(write_orders(order_line(1, shipped_date=""))))
-
-    assert Failing().run().failed == 1
-    assert not OrderNote.objects.exists()
-
-    assert note_overdue_orders().processed == 1
-    assert OrderNote.objects.count() == 1

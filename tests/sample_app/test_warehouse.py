@@ -13,14 +13,12 @@ from django.utils import timezone
 from httpx2 import AsyncClient, Timeout
 
 from dcl_processor import Delivery
-from dcl_processor.testing import assert_processed_once, race
-from sample_app.shop.demo.http_stub import Answer, Request
 from sample_app.shop.demo.warehouse_audit import audit
 from sample_app.shop.demo.warehouse_stub import Arrival, Mood, WarehouseStub
 from sample_app.shop.models import Order, Payment
 from sample_app.shop.processors import push_to_warehouse
 from tests.sample_app.conftest import LoadOrders
-from tests.waiting import PATIENCE, Barrier, until
+from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,60 +66,6 @@ def test_every_paid_order_arrives_once_when_all_goes_well(load_paid: LoadOrders)
     assert not Order.objects.exclude(leased_until=None).exists()
 
 
-def test_copies_that_race_send_each_order_once(load_paid: LoadOrders) -> None:
-    load_paid(*range(1, 9))
-    with warehouse() as stub, assert_processed_once(push_to_warehouse):
-        race(push_to_warehouse).raise_for_failures()
-    assert Counter(arrival.order for arrival in stub.log) == Counter(range(1, 9))
-
-
-def test_orders_that_are_not_paid_for_stay_where_they_are(load_orders: LoadOrders) -> None:
-    load_orders(7)
-    with warehouse() as stub:
-        assert push_to_warehouse().processed == 0
-    assert stub.log == []
-
-
-def test_the_warehouse_is_told_what_to_pack(load_paid: LoadOrders) -> None:
-    told: list[Request] = []
-
-    class Listening(WarehouseStub):
-        """Remembers requests whole."""
-
-        def answer(self, request: Request) -> Answer | None:
-            told.append(request)
-            return super().answer(request)
-
-    load_paid(7, invent_lines=True)
-    with Listening({}) as stub, override_settings(WAREHOUSE_URL=stub.url):
-        assert push_to_warehouse().processed == 1
-    [request] = told
-    assert (request.method, request.path) == ("PUT", "/orders/7")
-    assert request.headers["Idempotency-Key"] == "7"
-    assert request.body["city"] == "Reims"
-    lines = [(line["product"], line["quantity"]) for line in request.body["lines"]]
-    assert lines == [(line.product, line.quantity) for line in order(7).lines.all()]
-    assert lines
-
-
-def test_eight_are_under_way_at_once_over_one_client(load_paid: LoadOrders) -> None:
-    """Each request waits for seven others, and is an error when they do not come."""
-    together = Barrier(8)
-
-    class Gathering(WarehouseStub):
-        """Answers when eight have come."""
-
-        def answer(self, request: Request) -> Answer | None:
-            together.wait()
-            return super().answer(request)
-
-    # Of more, the last ones might wait and never meet: a run fills its places some at a time.
-    load_paid(*range(1, 9))
-    with Gathering({}) as stub, override_settings(WAREHOUSE_URL=stub.url):
-        assert push_to_warehouse(concurrency=8).processed == 8
-    assert len(stub.log) == 8
-
-
 class Impatient(AsyncClient):
     """Waits for no answer about order 7."""
 
@@ -165,13 +109,6 @@ def test_after_a_failed_answer_the_order_is_sent_again_and_packed_once(
     assert audit({7, 8}, stub.log).clean
 
 
-def test_without_a_warehouse_the_run_ends_and_no_attempt_is_counted(load_paid: LoadOrders) -> None:
-    load_paid(7)
-    report = push_to_warehouse()
-    assert (report.stopped, report.failed) == ("failures", 0)
-    assert order(7).attempts == 0
-
-
 # --- the audit
 
 
@@ -200,19 +137,3 @@ def test_what_arrived_again_for_no_reason_is_found() -> None:
     log = [arrival(7), arrival(8), arrival(7)]
     assert audit({7, 8}, log).complaints == ("arrived again for no reason: order 7",)
     assert audit({7, 8}, log, leases_lost=1).clean
-
-
-@pytest.mark.usefixtures("pushed")
-def test_what_never_arrived_or_was_not_due_is_found() -> None:
-    log = [arrival(8), arrival(9)]
-    assert audit({7, 8}, log).complaints == (
-        "never arrived: order 7",
-        "arrived, and was not due: order 9",
-    )
-
-
-@pytest.mark.usefixtures("pushed")
-def test_an_order_that_arrived_and_is_not_flagged_is_found() -> None:
-    Order.objects.filter(number=8).update(in_warehouse=False)
-    log = [arrival(7), arrival(8)]
-    assert audit({7, 8}, log).complaints == ("arrived, and not flagged: order 8",)

@@ -17,9 +17,6 @@ from dcl_processor.processes.graceful_stop import Stop
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, Barrier, until
 
-if "ASK_AT_IMPORT" in os.environ:
-    Parcel.objects.count()  # which opens a connection
-
 if "EXIT_WITHIN" in os.environ:
     child.EXIT_WITHIN = float(os.environ["EXIT_WITHIN"])
 
@@ -91,7 +88,6 @@ class Weigh(BatchProcessor[Parcel]):
 weigh = Weigh()
 
 four_at_once = asyncio.Barrier(4)
-alone = asyncio.Lock()
 
 
 @batch_processor(
@@ -101,15 +97,7 @@ alone = asyncio.Lock()
     lease=Lease(600),
 )
 async def gather(_: Errand) -> None:
-    """Go on when four are there, who then wait at the gate if there is one.
-
-    With the variable ALONE, fail if another one is there.
-    """
-    if "ALONE" in os.environ:
-        assert not alone.locked(), "expected no other handler to be at work"
-        async with alone:
-            await asyncio.sleep(0.1)  # time for another one to come
-        return
+    """Go on when four are there, who then wait at the gate if there is one."""
     gate = Path(os.environ["GATE"]) if "GATE" in os.environ else None
     if gate is not None and (gate / "open").exists():
         return

@@ -112,7 +112,6 @@ CONTENDERS: Mapping[str, Contender] = {
         "pgqueuer", {"batch_size": 100}, needs="pgqueuer", clock="handler"
     ),
     "django-mailer": Contender("django_mailer", needs="mailer", clock="handler"),
-    # Not systems, but what the audit is for; no scenario has them unless it is asked for.
-    "forgetful": Contender("faulty", {"fault": "loses"}),
-    "repetitive": Contender("faulty", {"fault": "repeats"}),
+    # No system, but what the audit is for; no scenario has it unless it is asked for.
+    "forgetful": Contender("forgetful"),
 }

@@ -1,10 +1,10 @@
-"""A shape of a loop, its two versions, and the lines of each."""
+"""A shape of a loop, its processor, and the lines of that."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -15,14 +15,13 @@ from django.utils import timezone
 from tests.ported.models import Account, Item, Part
 
 HERE = Path(__file__).parent
-BY_HAND, AS_PROCESSOR = "by_hand", "as_processor"
 
 #: The rows of a shape that names none: by name, the columns that are not as usual.
 USUAL: Mapping[str, Mapping[str, Any]] = {"a": {}, "b": {}, "bad": {}}
 USUAL_END = {"a": "done", "b": "done", "bad": "new"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """What a loop does, as the page says it, and what becomes of the rows.
 
@@ -31,9 +30,10 @@ class Shape:
     rows made due before each. ``workers``: how many workers run the processor together.
     """
 
-    family: str
     name: str
     loop: str
+    _: KW_ONLY
+    family: str = ""
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: USUAL)
     shows: str = "state"
     end: Mapping[str, str] = field(default_factory=lambda: USUAL_END)
@@ -71,14 +71,14 @@ class Shape:
     def found_buried(self) -> list[str]:
         return sorted(Part.objects.filter(item=None).values_list("text", flat=True))
 
-    def version(self, way: str) -> Callable[[], Any]:
-        module = import_module(f"tests.ported.shapes.{way}.{self.family}")
-        version: Callable[[], Any] = getattr(module, self.name)
-        return version
+    def processor(self) -> Callable[[], Any]:
+        module = import_module(f"tests.ported.shapes.{self.family}")
+        processor: Callable[[], Any] = getattr(module, self.name)
+        return processor
 
-    def source(self, way: str) -> list[str]:
-        """Return the lines of code of a version: its helpers are those that stand before it."""
-        return _blocks(way, self.family)[self.name]
+    def source(self) -> list[str]:
+        """Return its lines of code: its helpers are those that stand before it."""
+        return _blocks(self.family)[self.name]
 
 
 def _at(value: Any) -> Any:
@@ -86,16 +86,16 @@ def _at(value: Any) -> Any:
     return timezone.now() + value if isinstance(value, timedelta) else value
 
 
-def names_of(way: str, family: str) -> list[str]:
-    return [*_blocks(way, family)]
+def names_of(family: str) -> list[str]:
+    return [*_blocks(family)]
 
 
-def _blocks(way: str, family: str) -> dict[str, list[str]]:
+def _blocks(family: str) -> dict[str, list[str]]:
     """Return the lines of each shape of a module, without gaps: a shape ends with its name."""
     from tests.ported.shapes.table import SHAPES
 
     names = {shape.name for shape in SHAPES}
-    source = (HERE / way / f"{family}.py").read_text(encoding="utf-8")
+    source = (HERE / f"{family}.py").read_text(encoding="utf-8")
     lines, blocks, block = source.splitlines(), dict[str, list[str]](), list[str]()
     for first, last, name in _statements(source):
         if name == "logger" or name.isupper():
@@ -103,7 +103,7 @@ def _blocks(way: str, family: str) -> dict[str, list[str]]:
         block += [line for line in lines[first - 1 : last] if line.strip()]
         if name in names:
             blocks[name], block = block, []
-    assert not block, f"expected {way}/{family}.py to end with a shape, got {block}"
+    assert not block, f"expected {family}.py to end with a shape, got {block}"
     return blocks
 
 

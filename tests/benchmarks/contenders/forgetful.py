@@ -1,4 +1,4 @@
-"""Two that flip all rows, and handle one of them twice or not at all."""
+"""Flips all rows, and does not handle the first one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(copies: int, *, fault: str) -> Drained:
-    pks = list(Errand.objects.filter(done=False).values_list("pk", flat=True))
-    calls = pks[1:] if fault == "loses" else [*pks, pks[0]]
-    for pk in calls:
+def drain(copies: int) -> Drained:
+    for pk in list(Errand.objects.filter(done=False).values_list("pk", flat=True))[1:]:
         handling.handle(pk)
     return Drained(Errand.objects.filter(done=False).update(done=True))
