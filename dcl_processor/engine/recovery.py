@@ -13,6 +13,7 @@ from dcl_processor.database.contention import (
     is_about_rows,
     is_contention,
     is_database_error,
+    is_out_of_resources,
     unwritable,
 )
 from dcl_processor.errors import add_note
@@ -82,11 +83,12 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     if ends_the_run(raised) or is_early:
         raise raised
     error = as_exception(raised)
-    if _is_transient(lane, batch, error):
-        lane.source.missed(batch)  # a later pass asks again
-        return
     # A claim may fail because of one row that cannot be loaded.
     ours = [held.pk for held in batch.rows] or [*batch.wanted.pks[: batch.wanted.limit]]
+    has_row_locks = lane.session.connection.features.has_select_for_update
+    if _is_transient(lane, batch, error) and (len(ours) == 1 or not has_row_locks):
+        lane.source.missed(batch)  # a later pass asks again
+        return
     failed = batch.to_blame
     if len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1):
         failed = batch.rows[0] if batch.rows else Held(ours[0], None)
@@ -130,6 +132,8 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     """Return whether to leave the rows to a later pass; raises errors that no row caused."""
     if not is_database_error(error):
         return False
+    if is_out_of_resources(error) and not batch.started and not lane.may_go_on():
+        raise error
     using = batch.question.using
     wrote_nothing = batch.claimed is None or not (lane.run.rehearsal is not None or batch.started)
     # A read-only InnoDB still grants locks, so each row's handler would be called before its flip
@@ -145,7 +149,7 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     if is_contention(error) or reconnected(using, since=since):
         return True
     # Whatever the database answers to one row is that row's failure.
-    if batch.claimed is None and not is_about_rows(error):
+    if batch.claimed is None and not (is_about_rows(error) or is_out_of_resources(error)):
         raise error
     return False
 
@@ -188,9 +192,11 @@ def _failed(
 
     ``known``: the outcome that was rolled back, if the handler had ended.
     """
+    # No handler was called, and no attempt is counted.
     if isinstance(error, RowRefused):
-        # No handler was called, and no attempt is counted.
         return Failed(error.error, handled=True)
+    if not batch.started and is_out_of_resources(error):
+        return Failed(error, unstarted=True)
     failed: Outcome
     if isinstance(known, Failed):
         # The handler's own error explains more than that of the lost transaction.
