@@ -225,28 +225,42 @@ def _is_to_be_noted(lane: Lane, failed: Failed) -> bool:
     return processor.retry is not None or (processor._notes_failures and not failed.handled)
 
 
+def _may_be_noted_later(lane: Lane, error: BaseException | None) -> bool:
+    """Return whether a failure that could not be recorded may be recorded a moment later."""
+    if lane.run.is_over or lane.run.limits.is_told_to_stop or error is None:
+        return False
+    return is_database_error(error) and not settling.is_for_good(error)
+
+
 def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
     """Write what a failure writes, if this worker gets the row again; return its outcome."""
     is_timeout = isinstance(failed, Failed) and isinstance(failed.error, HandlerTimeout)
-    try:
-        for pause in WAITS if is_timeout else WAITS[:1]:
-            time.sleep(pause)
-            # Race: double claim. Without the lock another worker may have finished the row.
-            again = Batch(batch.question, Wanted([held.pk]))
+    second: BaseException | None = None
+    for pause in WAITS:
+        time.sleep(pause)
+        # Race: double claim. Without the lock another worker may have finished the row.
+        again = Batch(batch.question, Wanted([held.pk]))
+        try:
             again.claimed = claim(lane.session, again.question, again.wanted, None)
             if again.rows:
                 work.read_attempts(lane.processor, again.question, again.rows)
-                failed = again.rows[0].refused or failed
-                failed = flips.write_notes(lane, again, again.rows[0], failed)
+                known = again.rows[0].refused or failed
+                noted = flips.write_notes(lane, again, again.rows[0], known)
             lane.session.settle(Settlement(again, (COMMIT,)))
-            if again.rows:
-                break
-    except Exception as raised:  # noqa: BLE001  # the first is the one to be reported
-        lane.session.rollback()
-        second = raised.__cause__ if isinstance(raised, NotSettled) else raised
+        except Exception as raised:  # noqa: BLE001  # the first is the one to be reported
+            lane.session.rollback()
+            second = raised.__cause__ if isinstance(raised, NotSettled) else raised
+            if _may_be_noted_later(lane, second):
+                continue
+            break
+        if again.rows:
+            return noted
+        if not (is_timeout or second):
+            return failed
+    if second is not None:
         name = lane.processor.name
         extra = log_fields.fields(
-            name, pk=held.pk, outcome="failed", **log_fields.error_fields(second or raised)
+            name, pk=held.pk, outcome="failed", **log_fields.error_fields(second)
         )
         message = "%s: row %s failed, and no attempt was counted: %s"
         log_fields.log(logger, logging.WARNING, message, name, str(held.pk), second, extra=extra)

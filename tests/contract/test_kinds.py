@@ -405,6 +405,26 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
+    @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
+    def test_i16_a_failure_is_recorded_a_moment_later(code: str) -> None:
+        """The database refuses the first two records: one with the lock, and one without."""
+        the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError(row.place)
+
+        refuse = (
+            "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
+            "plpgsql AS 'BEGIN IF NEW.attempts > 0 AND nextval(''tests_tries'') <= 2 THEN "
+            f"RAISE EXCEPTION USING ERRCODE = ''{code}''; END IF; RETURN NEW; END'; CREATE TRIGGER "
+            "tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
+            "EXECUTE FUNCTION tests_refuse()"
+        )
+        back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
+        with changed(refuse, f"{back}; DROP SEQUENCE tests_tries"):
+            assert_run(the.transactional(fail, retry=the.retry())(), failed=1, retried=1)
+        assert Errand.objects.get().attempts == 1
+
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
         """It refuses the first two settlements: too slow, no room on the disk, locked."""
