@@ -146,7 +146,9 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     if not wrote_nothing:
         return False
     since = batch.claimed.driver if batch.claimed is not None else lane.driver
-    if is_contention(error) or reconnected(using, since=since):
+    # A rehearsal is to cost no row anything.
+    is_rehearsal = batch.claimed is not None and is_out_of_resources(error)
+    if is_rehearsal or is_contention(error) or reconnected(using, since=since):
         return True
     # Whatever the database answers to one row is that row's failure.
     if batch.claimed is None and not (is_about_rows(error) or is_out_of_resources(error)):
