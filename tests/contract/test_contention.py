@@ -31,14 +31,22 @@ SAYS = {
         for code in ("1213", "1205", "1020", "3572")
     },
 }
-#: A statement that a person, or a time-out of the server's, ended; and one without a permission.
-ENDED, REFUSED = (
-    {
-        "postgresql": f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{state}'; END $$",
-        "mysql": f"SIGNAL SQLSTATE '{sqlstate}' SET MYSQL_ERRNO = {errno}",
-    }
-    for state, sqlstate, errno in (("57014", "HY000", 1969), ("42501", "42000", 1142))
-)
+#: A statement that a person, or a time-out of the server's, ended; or without memory, or a disk.
+ENDED = {
+    "postgresql": {
+        code: f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
+        for code in ("57014", "53100", "53200")
+    },
+    "mysql": {
+        code: f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
+        for code in ("1969", "1317", "1021", "1038")
+    },
+}.get(connection.vendor, {})
+#: Without a permission.
+REFUSED = {
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '42501'; END $$",
+    "mysql": "SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = 1142",
+}
 HAS_SERVER = connection.vendor in SAYS
 
 
@@ -76,8 +84,9 @@ if HAS_SERVER:
         assert said == (2, 0, 1)
 
     @pytest.mark.parametrize("at", [0, 1])
-    def test_a_claim_that_is_ended_is_the_failure_of_its_row(at: int) -> None:
-        said = run_while_the_server_says(ENDED[connection.vendor], at)
+    @pytest.mark.parametrize("code", ENDED)
+    def test_a_claim_that_is_ended_is_the_failure_of_its_row(code: str, at: int) -> None:
+        said = run_while_the_server_says(ENDED[code], at)
         assert said == (2, 1, 0)
 
     def test_a_server_without_time_for_any_claim_ends_the_run(
@@ -85,7 +94,7 @@ if HAS_SERVER:
     ) -> None:
         monkeypatch.setattr(lane, "MOST_REFUSED", 2)
         with pytest.raises(DatabaseError):
-            run_while_the_server_says(ENDED[connection.vendor], 1, rows=2)
+            run_while_the_server_says(next(iter(ENDED.values())), 1, rows=2)
         assert Parcel.objects.filter(sent=False).count() == 2
 
     def test_any_other_error_in_a_claim_ends_the_run() -> None:

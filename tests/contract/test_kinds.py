@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from freezegun import freeze_time
 
-from dcl_processor import Retry, batch_processor
+from dcl_processor import Lease, Retry, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
@@ -463,6 +463,44 @@ if IS_POSTGRESQL:
             assert row.attempts == 1
             assert row.leased_until == row.next_attempt_at
             Errand.objects.all().delete()
+
+
+if connection.vendor == "mysql":
+
+    def test_i17_a_row_that_a_trigger_refuses_is_not_tried_until_its_lease_ends() -> None:
+        """Nothing but the row is at fault, and the same statement would be refused again."""
+        the.errands(3)
+        refuse = (
+            "CREATE TRIGGER tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
+            "BEGIN IF NEW.done AND NEW.place = 1 THEN SIGNAL SQLSTATE '45000'; END IF; END"
+        )
+        run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
+        with changed(refuse, "DROP TRIGGER tests_refuse"):
+            assert_run(run(), processed=2, failed=1, retried=1)
+        assert Errand.objects.get(place=1).attempts == 1
+
+
+if connection.vendor == "sqlite":
+
+    def test_i14_an_interrupt_of_a_rehearsal_costs_no_row_anything() -> None:
+        """It ends the transaction, and the lock with it: the row is claimed again."""
+        the.errands(2)
+        connection.ensure_connection()
+        driver: Any = connection.connection
+        tries = count(1)
+
+        def interrupt() -> bool:
+            if is_first := next(tries) == 1:
+                driver.interrupt()
+            return is_first  # SQLite looks for an interrupt where it branches
+
+        driver.create_function("tests_try", 0, interrupt)
+        trigger = (
+            "CREATE TRIGGER tests_try BEFORE UPDATE ON tests_errand WHEN NEW.done "
+            "BEGIN SELECT CASE WHEN tests_try() THEN 1 END; END"
+        )
+        with changed(trigger, "DROP TRIGGER tests_try"):
+            assert_run(the.at_most_once(the.ignore)(), processed=2)
 
 
 if HAS_ROW_LOCKS:
