@@ -107,11 +107,9 @@ WHY_NOT: dict[str, Callable[[Cell], bool]] = {
     "a function in the question makes two statements of each claim": lambda cell: (
         cell.stage in ASKED and cell.way == "two statements"
     ),
-    "SQLite has no locks of rows, nor of keys, and its functions answer with nothing else": (
-        lambda cell: (
-            connection.vendor == "sqlite"
-            and (cell.way == "groups" or (cell.stage in ASKED and cell.is_about_the_row))
-        )
+    "MariaDB locks no keys": lambda cell: cell.way == "groups" and connection.vendor == "mysql",
+    "the functions of SQLite raise no other error": lambda cell: (
+        cell.stage in ASKED and cell.is_about_the_row and connection.vendor == "sqlite"
     ),
 }
 

@@ -7,7 +7,8 @@ rows are checked under their locks. A count that no rollback takes back ends fau
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 from django.db import connection, connections
@@ -87,11 +88,14 @@ def injected(stage: str, answer: str, place: int, times: int | None) -> Iterator
 
 
 def _execute(sql: str) -> Sequence[Any] | None:
-    """Execute a statement on a connection that is closed then: a handler's thread may ask."""
-    with closing(connections["other"]) as other, other.cursor() as cursor:
-        cursor.execute(sql)
-        found: Sequence[Any] | None = cursor.fetchone() if cursor.description else None
-        return found
+    """Execute a statement on another connection; return the first row, if there is one."""
+    try:
+        with connections["other"].cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchone() if cursor.description else None
+    finally:
+        if current_thread() is not main_thread():
+            connections["other"].close()
 
 
 def _postgresql(stage: str, action: str, place: int, most: int) -> Iterator[tuple[str, str]]:
