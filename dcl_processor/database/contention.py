@@ -46,8 +46,16 @@ _NEEDS_ROW_LOG = 1665
 _SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY, _SQLITE_INTERRUPT = 5, 6, 8, 9
 
 # 57014 query_canceled: by statement_timeout, or by a person. 1969 max_statement_time (MariaDB),
-# 3024 max_execution_time (MySQL).
-_CANCELED, _TIMED_OUT = "57014", frozenset({1969, 3024})
+# 3024 max_execution_time (MySQL), 1317 KILL QUERY.
+_CANCELED, _TIMED_OUT = "57014", frozenset({1969, 3024, 1317})
+
+# 53 insufficient resources. 1021 disk full, 1114 table full, 1206 table of locks full, 1037, 1041
+# no memory, 1038 none to sort, 1135 no thread. SQLITE_NOMEM, SQLITE_FULL.
+_NO_ROOM_STATES, _NO_ROOM = "53", frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206})
+_SQLITE_NO_ROOM = frozenset({7, 13})
+
+# A trigger or a function has refused the row, by SIGNAL.
+_SIGNALLED = 1644
 
 # See above: of a row, or of a table; and of the whole statement.
 _LOCK_NOT_AVAILABLE, _WAITED = "55P03", frozenset({1205, 1969})
@@ -131,7 +139,10 @@ _ABOUT_ROWS = frozenset({"22", "23", "27", "2F", "38", "39", "44", "P0"})
 def is_about_rows(error: BaseException) -> bool:
     """Return whether a row's values caused the error, so that other rows may have none."""
     state = _sqlstate(error.__cause__)
-    return state[:2] in _ABOUT_ROWS if state else isinstance(error, DataError | IntegrityError)
+    if state:
+        return state[:2] in _ABOUT_ROWS
+    is_signalled = _errno(error.__cause__) == _SIGNALLED
+    return is_signalled or isinstance(error, DataError | IntegrityError)
 
 
 def is_refused_statement(error: BaseException) -> bool:
@@ -153,7 +164,10 @@ def is_of_the_moment(error: BaseException) -> bool:
 
 def is_out_of_resources(error: BaseException) -> bool:
     """Return whether the database lacks the time or the room for this statement at the moment."""
-    return is_statement_timeout(error) or (_sqlstate(error.__cause__) or "")[:2] == "53"
+    cause = error.__cause__
+    if is_statement_timeout(error) or (_sqlstate(cause) or "")[:2] == _NO_ROOM_STATES:
+        return True
+    return _errno(cause) in _NO_ROOM or _sqlite_code(cause) in _SQLITE_NO_ROOM
 
 
 def is_database_error(error: BaseException) -> bool:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dcl_processor")
 
+#: Claims, one after the other, for which the database lacks the time or the room, after which it
+#: would lack it for every row.
+MOST_REFUSED = 10
+
 
 class Lane:
     """Delivers batches, one after another, on one session; a run has one lane for each thread.
@@ -74,6 +78,8 @@ class Lane:
         self._open: list[Batch] = []
         #: Whether no asynchronous handler has ended for a while.
         self._is_idle = False
+        #: Claims that were refused since the last one that was not.
+        self._refused = 0
         #: What the last batch still has to send.
         self._after: Settlement | None = None
         #: The driver's connection before the delivery at hand.
@@ -192,7 +198,7 @@ class Lane:
             if after is not None and after is self._after and after.answers is not None:
                 self.count(after)
         self.source.note_claim(batch)
-        rows = batch.claimed.rows
+        self._refused, rows = 0, batch.claimed.rows
         if rows:
             if self._counts:
                 read_attempts(self.processor, batch.question, rows)
@@ -216,7 +222,7 @@ class Lane:
         finally:
             if after is not None and after is self._after and after.answers is not None:
                 self.count(after)
-        rows = batch.claimed.rows if batch.claimed is not None else ()
+        self._refused, rows = 0, batch.rows
         if rows:
             self.hold(batch, began)
             if self._counts:
@@ -224,6 +230,11 @@ class Lane:
             if observers.active:
                 self._tell_of_claim(batch)
                 observers.tell("unlocked", self.processor.name, time.monotonic() - began)
+
+    def may_go_on(self) -> bool:
+        """Return whether there may be time, and room, for other rows, after a refused claim."""
+        self._refused += 1
+        return self._refused < MOST_REFUSED
 
     def hold(self, batch: Batch, since: float) -> None:
         """Take note that the marks are committed, and begin to renew those that are leases.

@@ -13,6 +13,7 @@ from dcl_processor.database.contention import (
     is_about_rows,
     is_contention,
     is_database_error,
+    is_out_of_resources,
     unwritable,
 )
 from dcl_processor.errors import add_note
@@ -88,11 +89,12 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     if ends_the_run(raised) or is_early:
         raise raised
     error = as_exception(raised)
-    if _is_transient(lane, batch, error):
-        lane.source.missed(batch)  # a later pass asks again
-        return
     # A claim may fail because of one row that cannot be loaded.
     ours = [held.pk for held in batch.rows] or [*batch.wanted.pks[: batch.wanted.limit]]
+    has_row_locks = lane.session.connection.features.has_select_for_update
+    if _is_transient(lane, batch, error) and (len(ours) == 1 or not has_row_locks):
+        lane.source.missed(batch)  # a later pass asks again
+        return
     failed = batch.to_blame
     if len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1):
         failed = batch.rows[0] if batch.rows else Held(ours[0], None)
@@ -136,6 +138,8 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     """Return whether to leave the rows to a later pass; raises errors that no row caused."""
     if not is_database_error(error):
         return False
+    if is_out_of_resources(error) and not batch.started and not lane.may_go_on():
+        raise error
     using = batch.question.using
     wrote_nothing = batch.claimed is None or not (lane.run.rehearsal is not None or batch.started)
     # A read-only InnoDB still grants locks, so each row's handler would be called before its flip
@@ -148,10 +152,12 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
     if not wrote_nothing:
         return False
     since = batch.claimed.driver if batch.claimed is not None else lane.driver
-    if is_contention(error) or reconnected(using, since=since):
+    # A rehearsal is to cost no row anything.
+    is_rehearsal = batch.claimed is not None and is_out_of_resources(error)
+    if is_rehearsal or is_contention(error) or reconnected(using, since=since):
         return True
     # Whatever the database answers to one row is that row's failure.
-    if batch.claimed is None and not is_about_rows(error):
+    if batch.claimed is None and not (is_about_rows(error) or is_out_of_resources(error)):
         raise error
     return False
 
@@ -200,9 +206,11 @@ def _failed(
 
     ``known``: the outcome that was rolled back, if the handler had ended.
     """
+    # No handler was called, and no attempt is counted.
     if isinstance(error, RowRefused):
-        # No handler was called, and no attempt is counted.
         return Failed(error.error, handled=True)
+    if not batch.started and is_out_of_resources(error):
+        return Failed(error, unstarted=True)
     failed: Outcome
     if isinstance(known, Failed):
         # The handler's own error explains more than that of the lost transaction.
@@ -231,28 +239,42 @@ def _is_to_be_noted(lane: Lane, failed: Failed) -> bool:
     return processor.retry is not None or (processor._notes_failures and not failed.handled)
 
 
+def _may_be_noted_later(lane: Lane, error: BaseException | None) -> bool:
+    """Return whether a failure that could not be recorded may be recorded a moment later."""
+    if lane.run.is_over or lane.run.limits.is_told_to_stop or error is None:
+        return False
+    return is_database_error(error) and not settling.is_for_good(error)
+
+
 def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
     """Write what a failure writes, if this worker gets the row again; return its outcome."""
     is_timeout = isinstance(failed, Failed) and isinstance(failed.error, HandlerTimeout)
-    try:
-        for pause in WAITS if is_timeout else WAITS[:1]:
-            time.sleep(pause)
-            # Race: double claim. Without the lock another worker may have finished the row.
-            again = Batch(batch.question, Wanted([held.pk]))
+    second: BaseException | None = None
+    for pause in WAITS:
+        time.sleep(pause)
+        # Race: double claim. Without the lock another worker may have finished the row.
+        again = Batch(batch.question, Wanted([held.pk]))
+        try:
             again.claimed = claim(lane.session, again.question, again.wanted, None)
             if again.rows:
                 work.read_attempts(lane.processor, again.question, again.rows)
-                failed = again.rows[0].refused or failed
-                failed = flips.write_notes(lane, again, again.rows[0], failed)
+                known = again.rows[0].refused or failed
+                noted = flips.write_notes(lane, again, again.rows[0], known)
             lane.session.settle(Settlement(again, (COMMIT,)))
-            if again.rows:
-                break
-    except Exception as raised:  # noqa: BLE001  # the first is the one to be reported
-        lane.session.rollback()
-        second = raised.__cause__ if isinstance(raised, NotSettled) else raised
+        except Exception as raised:  # noqa: BLE001  # the first is the one to be reported
+            lane.session.rollback()
+            second = raised.__cause__ if isinstance(raised, NotSettled) else raised
+            if _may_be_noted_later(lane, second):
+                continue
+            break
+        if again.rows:
+            return noted
+        if not (is_timeout or second):
+            return failed
+    if second is not None:
         name = lane.processor.name
         extra = log_fields.fields(
-            name, pk=held.pk, outcome="failed", **log_fields.error_fields(second or raised)
+            name, pk=held.pk, outcome="failed", **log_fields.error_fields(second)
         )
         message = "%s: row %s failed, and no attempt was counted: %s"
         log_fields.log(logger, logging.WARNING, message, name, str(held.pk), second, extra=extra)

@@ -332,7 +332,8 @@ def _rehearsed(
     try:
         return _tried(processor, question, pk, writes, alike)
     except Error as error:
-        if not (is_about_rows(error) or is_out_of_resources(error)):
+        has_ended = connections[question.using].needs_rollback  # the transaction with the lock
+        if has_ended or not (is_about_rows(error) or is_out_of_resources(error)):
             raise
         return FlipEffect.UNKNOWN
 

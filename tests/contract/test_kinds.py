@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from freezegun import freeze_time
 
-from dcl_processor import Retry, batch_processor
+from dcl_processor import Lease, Retry, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
@@ -102,12 +102,14 @@ if IS_POSTGRESQL:
         assert len(sent) == 1
 
     @pytest.mark.parametrize("batch_size", [1, 3])
-    def test_i13_a_row_that_the_claim_fails_for_ends_no_run(batch_size: int) -> None:
+    @pytest.mark.parametrize("state", ["P0001", "57014", "53200", "55P03"])
+    def test_i13_a_row_that_the_claim_fails_for_ends_no_run(batch_size: int, state: str) -> None:
+        """Nor does it hold up the rows of its batch. One that is locked is not called a failure."""
         rows = the.errands(5)
         trap = (
             "CREATE FUNCTION tests_trap(id bigint) RETURNS bigint LANGUAGE plpgsql AS "
             f"'BEGIN IF id = {rows[2].pk} AND pg_current_xact_id_if_assigned() IS NOT NULL THEN "
-            "RAISE EXCEPTION ''trapped''; END IF; RETURN id; END'"
+            f"RAISE EXCEPTION ''trapped'' USING ERRCODE = ''{state}''; END IF; RETURN id; END'"
         )
         calls: list[int] = []
         with changed(trap, "DROP FUNCTION tests_trap"):
@@ -115,9 +117,12 @@ if IS_POSTGRESQL:
                 lambda row: calls.append(row.place),
                 pending=lambda: the.PENDING.extra(where=["tests_trap(id) = id"]),
                 batch_size=batch_size,
-            )()
-        assert_run(report, processed=4, failed=1)
-        assert "trapped" in str(report.failures[0].error)
+            )(wait_for_locked=0)
+        if state == "55P03":
+            assert_run(report, processed=4, skipped=1)
+        else:
+            assert_run(report, processed=4, failed=1)
+            assert "trapped" in str(report.failures[0].error)
         assert sorted(calls) == [0, 1, 3, 4]
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
@@ -400,6 +405,26 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
+    @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
+    def test_i16_a_failure_is_recorded_a_moment_later(code: str) -> None:
+        """The database refuses the first two records: one with the lock, and one without."""
+        the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError(row.place)
+
+        refuse = (
+            "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
+            "plpgsql AS 'BEGIN IF NEW.attempts > 0 AND nextval(''tests_tries'') <= 2 THEN "
+            f"RAISE EXCEPTION USING ERRCODE = ''{code}''; END IF; RETURN NEW; END'; CREATE TRIGGER "
+            "tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
+            "EXECUTE FUNCTION tests_refuse()"
+        )
+        back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
+        with changed(refuse, f"{back}; DROP SEQUENCE tests_tries"):
+            assert_run(the.transactional(fail, retry=the.retry())(), failed=1, retried=1)
+        assert Errand.objects.get().attempts == 1
+
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
         """It refuses the first two settlements: too slow, no room on the disk, locked."""
@@ -438,6 +463,44 @@ if IS_POSTGRESQL:
             assert row.attempts == 1
             assert row.leased_until == row.next_attempt_at
             Errand.objects.all().delete()
+
+
+if connection.vendor == "mysql":
+
+    def test_i17_a_row_that_a_trigger_refuses_is_not_tried_until_its_lease_ends() -> None:
+        """Nothing but the row is at fault, and the same statement would be refused again."""
+        the.errands(3)
+        refuse = (
+            "CREATE TRIGGER tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
+            "BEGIN IF NEW.done AND NEW.place = 1 THEN SIGNAL SQLSTATE '45000'; END IF; END"
+        )
+        run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
+        with changed(refuse, "DROP TRIGGER tests_refuse"):
+            assert_run(run(), processed=2, failed=1, retried=1)
+        assert Errand.objects.get(place=1).attempts == 1
+
+
+if connection.vendor == "sqlite":
+
+    def test_i14_an_interrupt_of_a_rehearsal_costs_no_row_anything() -> None:
+        """It ends the transaction, and the lock with it: the row is claimed again."""
+        the.errands(2)
+        connection.ensure_connection()
+        driver: Any = connection.connection
+        tries = count(1)
+
+        def interrupt() -> bool:
+            if is_first := next(tries) == 1:
+                driver.interrupt()
+            return is_first  # SQLite looks for an interrupt where it branches
+
+        driver.create_function("tests_try", 0, interrupt)
+        trigger = (
+            "CREATE TRIGGER tests_try BEFORE UPDATE ON tests_errand WHEN NEW.done "
+            "BEGIN SELECT CASE WHEN tests_try() THEN 1 END; END"
+        )
+        with changed(trigger, "DROP TRIGGER tests_try"):
+            assert_run(the.at_most_once(the.ignore)(), processed=2)
 
 
 if HAS_ROW_LOCKS:

@@ -1,0 +1,105 @@
+"""The one judge of all cells: runs until nothing changes, and compares the whole final state."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.contract.support import errands as the
+from tests.models import Errand
+
+from .cells import ROWS, TIMES, Cell
+from .faults import fired, injected
+from .ways import ATTEMPTS, Came, Subject
+
+#: Runs after which a cell has to stand still.
+MOST_RUNS = 10
+
+LAPSED = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def judge(cell: Cell) -> None:
+    the.errands(ROWS)
+    times = None if cell.lasts else TIMES
+    with injected(cell.stage, cell.answer, cell.place, times):
+        subject = Subject(cell)
+        runs = _until_still(subject)
+        rows = {row.place: row for row in Errand.objects.all()}
+        _judge_others(cell, subject, runs, rows)
+        _judge_refused(cell, subject, runs, rows[cell.place])
+        # Afterwards, as the trigger would refuse what empties the table.
+        Errand.objects.all().delete()
+
+
+def _until_still(subject: Subject) -> list[Came]:
+    """Run until a run has changed nothing; leases that are left lapse in between."""
+    runs: list[Came] = []
+    before: list[Any] = []
+    while len(runs) < MOST_RUNS:
+        done = _done()
+        came = subject.run()
+        runs.append(came)
+        assert came.processed == len(_done() - done), (came, "rows that are done now")
+        assert not _done() & {*came.failures}, (came, "is done, and was reported as failed")
+        Errand.objects.filter(leased_until__isnull=False).update(leased_until=LAPSED)
+        calls = subject.calls.copy()
+        if not subject.cell.retries:
+            del calls[subject.cell.place]  # it is tried in every run
+        now = [0 if subject.cell.lasts else fired(), calls, *_state()]
+        if now == before:
+            return runs
+        before = now
+    raise AssertionError(f"expected a run that changes nothing, got {runs}, {before}")
+
+
+def _done() -> set[Any]:
+    return {*Errand.objects.filter(done=True).values_list("pk", flat=True)}
+
+
+def _state() -> list[Any]:
+    names = ("pk", "done", "dead", "claimed", "leased_until", "attempts", "last_error")
+    return [*Errand.objects.order_by("pk").values_list(*names)]
+
+
+def _judge_others(cell: Cell, subject: Subject, runs: list[Came], rows: dict[int, Errand]) -> None:
+    """Judge the rows beside the refused one: they are done, and none has failed."""
+    others = [place for place in rows if place != cell.place]
+    left = [place for place in others if not rows[place].done or _is_marked(rows[place])]
+    assert not left, f"rows {left} are not done: {runs}"
+    assert all(subject.calls[place] >= 1 for place in others)
+    if not cell.in_transaction:
+        again = [place for place in others if subject.calls[place] > 1]
+        assert not again, f"rows {again} were handled again: {runs}"
+    assert not [each for each in runs if {*each.failures} - {rows[cell.place].pk}], runs
+
+
+def _was_skipped(cell: Cell, runs: list[Came]) -> bool:
+    """Return whether the claim was left to a later pass, as that of a locked row is."""
+    # A caller gets other rows, and no report.
+    return cell.way == "reservation" or all(each.others == {"skipped": 1} for each in runs)
+
+
+def _is_marked(row: Errand) -> bool:
+    return row.claimed or row.leased_until is not None or row.claimed_at is not None
+
+
+def _judge_refused(cell: Cell, subject: Subject, runs: list[Came], row: Errand) -> None:
+    calls, said = subject.calls[cell.place], (subject.calls, runs, vars(row))
+    redone = sum(each.redone for each in runs)
+    failed = sum(each.failed for each in runs)
+    most = ATTEMPTS
+    if not (cell.lasts or cell.fails):
+        assert row.done, said
+        assert not _is_marked(row), said
+        assert calls >= 1, said
+        if cell.stage in ("flip", "look") and not cell.in_transaction:
+            most = 1
+            assert not failed, said
+    elif cell.stage == "renewal":
+        return
+    else:
+        assert not row.done, said
+        assert failed or _was_skipped(cell, runs), said
+        if not cell.retries:
+            most = len(runs)  # it is tried in each of them
+    assert subject.calls.total() <= ROWS - 1 + most + redone, said

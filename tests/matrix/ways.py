@@ -1,0 +1,165 @@
+"""A processor for each cell, and one run of it, or one hand-out of all its rows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import connection
+from django.db.models import Exists, OuterRef, Q, QuerySet
+
+from dcl_processor import Lease, Retry, batch_processor
+from dcl_processor.signals import row_finished
+from tests.models import Errand
+from tests.waiting import until
+
+from .cells import LEAST, ROWS, TIMES, Cell
+from .faults import ASKED, fired
+
+ATTEMPTS = 3
+
+
+def _look_on(execute: Callable[..., Any], *arguments: Any) -> Any:
+    """Look at each statement, as other code may: then each is a message of its own."""
+    return execute(*arguments)
+
+
+@dataclass
+class Came:
+    """What one run came to, as its report has it."""
+
+    processed: int = 0
+    failed: int = 0
+    redone: int = 0
+    others: dict[str, int] = field(default_factory=dict)
+    failures: list[Any] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+
+
+class Subject:
+    """The processor of a cell, and how often its handler was called for each place."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.calls = cell, Counter[int]()
+        self.processor = batch_processor(**self._options())(self._handler())
+
+    def run(self) -> Came:
+        if self.cell.way == "reservation":
+            return self._hand_out()
+        options: dict[str, Any] = {"concurrency": 3} if self.cell.way == "threads" else {}
+        if self.cell.lasts:
+            options["wait_for_locked"] = 0
+        is_watched = self.cell.way == "watched"
+        with connection.execute_wrapper(_look_on) if is_watched else nullcontext():
+            report = self.processor.run(**options)
+        names = ("skipped", "stale", "lease_lost", "discarded", "snoozed", "held")
+        others = {name: getattr(report, name) for name in names if getattr(report, name)}
+        assert report.stopped == "drained", report
+        assert report.failed == len(report.failures)
+        return Came(
+            report.processed,
+            report.failed,
+            report.redone,
+            others,
+            [each.pk for each in report.failures],
+            [each.error for each in report.failures],
+        )
+
+    def _handle(self, row: Errand) -> None:
+        cell = self.cell
+        self.calls[row.place] += 1
+        if cell.stage == "renewal" and row.place == cell.place:
+            enough = 2 if cell.lasts else TIMES + 1
+            until(lambda: fired() >= enough, "the heartbeat to try again")
+        if cell.fails and row.place == cell.place:
+            raise ValueError("no such place")
+
+    def _handler(self) -> Callable[..., Any]:
+        async def handle_async(row: Errand) -> None:
+            await asyncio.to_thread(self._handle, row)
+
+        def handle(row: Errand) -> None:
+            self._handle(row)
+
+        return handle_async if self.cell.way == "async" else handle
+
+    def _handle_all(self, rows: Sequence[Errand]) -> list[Any]:
+        return [*map(self._result, rows)]
+
+    def _result(self, row: Errand) -> Any:
+        try:
+            self._handle(row)
+        except ValueError as error:
+            return error
+        return None
+
+    def _pending(self) -> QuerySet[Errand]:
+        cell, rows = self.cell, Errand.objects.filter(dead=False)
+        free = Q(claimed=False)
+        if cell.has_claim and cell.delivery == LEAST:
+            free |= Q(claimed=True, leased_until__isnull=False)
+        rows = rows.filter(free)
+        if cell.stage in ASKED:
+            return rows.extra(where=["tests_pending(tests_errand.place, tests_errand.done)"])
+        rows = rows.filter(done=False)
+        if cell.way == "two statements":
+            rows = rows.filter(Exists(Errand.objects.filter(pk=OuterRef("pk"), done=False)))
+        return rows
+
+    def _options(self) -> dict[str, Any]:
+        cell = self.cell
+        done: dict[str, Any] = {"done": True}
+        options: dict[str, Any] = {
+            "name": "tests.matrix",
+            "pending": self._pending,
+            "delivery": cell.delivery,
+            "failed": {"dead": True},
+            "batch_size": 1 if cell.way in ("one by one", "threads", "async") else 10,
+        }
+        if cell.has_claim:
+            done["claimed"] = False
+            options |= {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
+            options |= {"reset": {"claimed": False}}
+        if cell.delivery == LEAST:
+            options["lease"] = Lease(60)
+        if cell.retries:
+            options["retry"] = Retry(ATTEMPTS, backoff=0, jitter=0)
+        if cell.way == "async":
+            options["concurrency"] = 3
+        if cell.way == "groups":
+            options["group_by"] = "place"
+        if cell.way == "bulk":
+            options["process_batch"] = self._handle_all
+        # Values of their own: such rows share a statement, and are looked at afterwards.
+        own = cell.way == "bulk" or cell.stage == "look"
+        return {
+            **options,
+            "done": (lambda row: {**done, "result": str(row.place)}) if own else done,
+        }
+
+    # --- reservations
+
+    def _hand_out(self) -> Came:
+        """Have all rows handed out, and settled by the caller, who sees the failures of these."""
+        came = Came()
+
+        def finished(pk: Any, outcome: str, **_: Any) -> None:
+            came.processed += outcome == "processed"
+            came.failed += outcome == "failed"
+            came.failures += [pk] if outcome == "failed" else []
+
+        row_finished.connect(finished)
+        try:
+            for one in self.processor.reserve(ROWS):
+                try:
+                    with one:
+                        self._handle(one.row)
+                except Exception as error:  # noqa: BLE001  # as the caller sees it
+                    came.errors.append(error)
+        finally:
+            row_finished.disconnect(finished)
+        return came
