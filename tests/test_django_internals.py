@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.models import lookups, sql
 from django.db.models.fields import json, related_lookups
 
-from dcl_processor.checks import offline
+from dcl_processor.checks import questions as offline
 from tests.environments import CHECKOUT
 from tests.models import Parcel
 

@@ -42,7 +42,6 @@ from dcl_processor.report import Report, Stopped
 from dcl_processor.runner import limits
 from dcl_processor.runner.counters import Counters, attach_report, log_end
 from dcl_processor.runner.holds import LONGEST, Holds, refuse_without_ledger
-from dcl_processor.runner.pool import refuse_small_pool
 from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started
 from dcl_processor.values import Values
@@ -237,7 +236,7 @@ class Run:
                 self.event_loop.concurrency = 1
         if self.time_limit is not None:
             refuse_other_transactions(self.using, name)
-        refuse_small_pool(
+        limits.refuse_small_pool(
             self.using,
             name,
             threads=self._threads,

@@ -12,6 +12,7 @@ The kernel keeps each file locked with ``flock()`` for as long as its process li
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import mmap
 import os
@@ -32,8 +33,6 @@ from django.db import connections
 
 from dcl_processor import steady as time
 from dcl_processor.errors import printable
-
-from .disk_room import fill
 
 # Windows has no fcntl: there a dead process looks like a live one.
 fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
@@ -343,3 +342,10 @@ def note_killed(pid: int) -> None:
 def _drop(path: Path) -> None:
     with suppress(OSError):
         path.unlink()
+
+
+def fill(file: int, content: bytes) -> None:
+    """Write a new file, given by its descriptor; raise ``OSError`` unless all of it has room."""
+    # A disk with some room left takes a part of it, without an error.
+    if os.write(file, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

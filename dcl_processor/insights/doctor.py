@@ -14,7 +14,7 @@ from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import describe, explain, one_line
 from dcl_processor.processor import BatchProcessor
 
-from . import key_findings, processor_findings, session_findings, table_findings
+from . import processor_findings, session_findings, table_findings
 from .findings import Finding, Level
 from .pauses import has_ledger
 from .statements import Asked
@@ -107,7 +107,7 @@ def _of_database(using: str, asked: Sequence[Asked], seconds: float) -> Iterator
     if vendor == "postgresql":
         yield from _of_tables(using, asked, search)
     for each in asked:
-        held = key_findings.held_keys(each)
+        held = processor_findings.held_keys(each)
         yield from search.found("held-key", each.processor.name, held)
     left_out = [check for check, (_, vendors) in _SESSIONS.items() if vendor not in vendors]
     left_out += [] if vendor == "postgresql" else _OF_TABLES

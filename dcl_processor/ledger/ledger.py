@@ -11,18 +11,20 @@ from uuid import uuid4
 
 from dcl_processor import steady as time
 from dcl_processor.database.contention import may_pass
+from dcl_processor.diagnosis import describe
+from dcl_processor.masking import shown
 from dcl_processor.oversight import Counts, Overseer, Progress
 from dcl_processor.report import Report
 
 from . import reading
 from .desk import POLL, Desk, UnreachableError, is_inline
+from .models import TEXT
 from .orders import name_of
 from .overseer import RunOverseer
 from .reading import Orders
 from .recording import Work, looked
 from .records import prune
 from .tables import alias, ensure
-from .texts import kept, kept_text
 from .tokens import Share
 
 if TYPE_CHECKING:
@@ -349,3 +351,13 @@ def ledger() -> Ledger:
         if _ledger is None:
             _ledger = Ledger()
         return _ledger
+
+
+def kept(error: BaseException | None) -> str:
+    """Return the text of an error that the ledger keeps."""
+    return "" if error is None else kept_text(describe(error))
+
+
+def kept_text(text: str) -> str:
+    """Return a text as the ledger keeps it."""
+    return shown(text, TEXT)

@@ -14,7 +14,7 @@ from django.db.models import Q
 from dcl_processor import steady as time
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import Question
-from dcl_processor.exceptions import TooManyPending
+from dcl_processor.exceptions import TooManyPending, Unsupported
 from dcl_processor.report import MOST_COUNTED, Stopped
 from dcl_processor.values import DAY, expect, expect_seconds, expect_whole_number
 
@@ -143,3 +143,27 @@ def check_filter(filter: Any) -> None:
     """Raise ``InvalidOption`` unless the filter can be ANDed into a queryset."""
     fits = filter is None or isinstance(filter, Q) or getattr(filter, "conditional", False)
     expect(fits, "expected filter", "a Q object", filter)
+
+
+def refuse_small_pool(
+    using: str, label: str, *, threads: int, heartbeat: bool, overseer: int = 0
+) -> None:
+    """Raise ``Unsupported`` unless the alias's pool has a connection for each thread of a run.
+
+    ``threads``: the threads besides the run's own. Sends no query.
+    """
+    connection: Any = connections[using]
+    pool = getattr(connection, "pool", None)
+    # Inside TestCase there is one connection and no heartbeat.
+    if pool is None or connection.in_atomic_block:
+        return
+    needed = 1 + threads + heartbeat + overseer
+    if pool.max_size < needed:
+        each = f", one for each of {threads} threads" if threads else ""
+        renewals = ", and one for the heartbeat" if heartbeat else ""
+        renewals += ", and one for the ledger" if overseer else ""
+        raise Unsupported(
+            f"{label}: expected a connection pool on {using!r} with room for {needed} connections, "
+            f"one for the run{each}{renewals}, got max_size={pool.max_size}; raise max_size in "
+            "OPTIONS['pool'], or lower concurrency."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dcl_processor.diagnosis import Trouble
-from dcl_processor.watch.error_dedup import ErrorDedup
+from dcl_processor.management.watching import ErrorDedup
 
 REFUSED = Trouble("expected the database 'default' to answer, got: connection refused")
 PASSWORD = Trouble("expected the database 'default' to answer, got: wrong password")
