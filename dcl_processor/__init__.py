@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .contrib.reservations import Reservation
     from .decorator import batch_processor
     from .definition.breaker import Breaker
     from .definition.kinds import Delivery
@@ -24,7 +23,6 @@ __all__ = [
     "Discard",
     "Lease",
     "Report",
-    "Reservation",
     "Retry",
     "Snooze",
     "batch_processor",
@@ -39,7 +37,6 @@ _MODULES = {
     "Discard": ".outcomes",
     "Lease": ".definition.lease",
     "Report": ".report",
-    "Reservation": ".contrib.reservations",
     "Retry": ".definition.retry",
     "Snooze": ".outcomes",
     "batch_processor": ".decorator",

@@ -222,7 +222,8 @@ class Lane:
         finally:
             if after is not None and after is self._after and after.answers is not None:
                 self.count(after)
-        self._refused, rows = 0, batch.rows
+        # Not the batch's own "rows", which is one more call for each row.
+        self._refused, rows = 0, () if batch.claimed is None else batch.claimed.rows
         if rows:
             self.hold(batch, began)
             if self._counts:

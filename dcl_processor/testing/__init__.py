@@ -11,6 +11,6 @@ from __future__ import annotations
 from .counting import assert_processed_once
 from .locks import hold_lock
 from .racing import race
-from .settling import assert_settles
+from .settling import assert_settles, make_due
 
-__all__ = ["assert_processed_once", "assert_settles", "hold_lock", "race"]
+__all__ = ["assert_processed_once", "assert_settles", "hold_lock", "make_due", "race"]

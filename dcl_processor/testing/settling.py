@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, TypeVar
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, NoReturn, TypeVar
 
+from django.db import connections
 from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question
+from dcl_processor.clock import DatabaseNow
 from dcl_processor.errors import describe
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
@@ -15,11 +20,21 @@ from .handlers import asserting, raise_asserted, reaching_the_test, watched
 from .questions import check_rows, question_of
 
 M = TypeVar("M", bound=Model)
+Outcome = Literal["processed", "failed", "snoozed", "discarded"]
 
 
-def assert_settles(processor: BatchProcessor[M], row: M, *, using: str | None = None) -> Report:
+def assert_settles(
+    processor: BatchProcessor[M],
+    row: M,
+    *,
+    outcome: Outcome = "processed",
+    resource: Any = None,
+    using: str | None = None,
+) -> Report:
     """Run the processor for this row alone; the row has to be processed, and to leave pending.
 
+    ``outcome``: what the row is to come to instead; the log of an expected failure is one line,
+    without the traceback. ``resource``: what the handler gets instead of the ``resource()``.
     Returns the run's report. Works inside ``TestCase`` and on every database. The instance is not
     changed: ``refresh_from_db()`` loads what was written. Raises ``AssertionError`` with what
     happened instead; the handler's own ``AssertionError`` is raised unchanged, and so is any error
@@ -30,27 +45,64 @@ def assert_settles(processor: BatchProcessor[M], row: M, *, using: str | None = 
 
     def run() -> Report:
         twin = watched(processor, lambda _: asserting())
-        return twin.run(filter=Q(pk=row.pk), using=using, wait_for_locked=0)
+        if resource is not None:
+            vars(twin)["resource"] = lambda: nullcontext(resource)
+        with nullcontext() if outcome == "processed" else _in_one_line():
+            return twin.run(filter=Q(pk=row.pk), using=using, wait_for_locked=0)
 
     report = reaching_the_test(run)
     raise_asserted([report])
-    if report.processed != 1:
-        _complain(processor, row, _instead(report) or _why_not(question, row, report), report)
-    if not processor.repeats and question_of(processor, using).still_pending([row.pk]).exists():
-        _complain(processor, row, "a row that was processed and is still pending", report)
+    if getattr(report, outcome) != 1:
+        got = _instead(report, but=outcome) or _why_not(question, row, report)
+        if processor._is_async and connections[question.using].in_atomic_block:
+            got += "; an async handler does not see the rows of a TestCase: use TransactionTestCase"
+        _complain(processor, row, outcome, got, report)
+    still = question_of(processor, using).still_pending([row.pk])
+    if outcome == "processed" and not processor.repeats and still.exists():
+        _complain(processor, row, outcome, "a row that was processed and is still pending", report)
     return report
 
 
-def _complain(processor: BatchProcessor[Any], row: Any, got: str, report: Report) -> NoReturn:
+def make_due(processor: BatchProcessor[M], row: M, *, using: str | None = None) -> None:
+    """Let the time come for which the row waits: that of its next attempt, or the lease's end."""
+    question, retry, lease = question_of(processor, using), processor.retry, processor.lease
+    check_rows(processor, question, [row])
+    names = [retry.next_attempt_at if retry else None, lease.field if lease else None]
+    waiting = question.table.filter(pk=row.pk)
+    for name in filter(None, names):
+        waiting.filter(**{f"{name}__isnull": False}).update(**{name: DatabaseNow()})
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Log no traceback of an error that is expected."""
+
+    def without_traceback(record: logging.LogRecord) -> bool:
+        record.exc_info = record.exc_text = None
+        return True
+
+    logger = logging.getLogger("dcl_processor")
+    logger.addFilter(without_traceback)
+    try:
+        yield
+    finally:
+        logger.removeFilter(without_traceback)
+
+
+def _complain(
+    processor: BatchProcessor[Any], row: Any, outcome: Outcome, got: str, report: Report
+) -> NoReturn:
     cause = report.failures[0].error if report.failures else report.error
+    expected = "be processed and to leave pending" if outcome == "processed" else f"be {outcome}"
     raise AssertionError(
-        f"{processor.name}: expected {row!r} (key {row.pk}) to be processed and to leave pending, "
-        f"got {got}."
+        f"{processor.name}: expected {row!r} (key {row.pk}) to {expected}, got {got}."
     ) from cause
 
 
-def _instead(report: Report) -> str:
+def _instead(report: Report, *, but: Outcome) -> str:
     """Return what happened to the row, or an empty string if it was no candidate."""
+    if but != "processed" and report.processed:
+        return "a row that was processed"
     if report.failures:
         error = report.failures[0].error
         return f"a row that failed with {type(error).__name__}: {describe(error)}"

@@ -19,7 +19,7 @@ from django.utils.crypto import constant_time_compare
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from dcl_processor import Reservation
+from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.exceptions import InvalidToken, ReservationLost
 from sample_app.shop.models import Packing
 from sample_app.shop.packing import confirm, has_room, is_within_limit, pack_orders, robot

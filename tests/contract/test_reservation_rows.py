@@ -10,7 +10,8 @@ from django.db import connection
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Value
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Reservation, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.exceptions import ReservationLost
 from tests.models import Depot, Express, Parcel, Priced, QuietParcel, Scan
 

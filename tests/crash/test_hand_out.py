@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from dcl_processor import BatchProcessor, Reservation
+from dcl_processor import BatchProcessor
+from dcl_processor.contrib.reservations import Reservation
 from tests.crash import processors, tally, victims
 from tests.crash.audit import effects
 from tests.crash.left import KEPT, Left

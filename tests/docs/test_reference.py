@@ -19,7 +19,6 @@ from dcl_processor import (
     BatchProcessor,
     Delivery,
     Report,
-    Reservation,
     batch_processor,
     checks,
     columns,
@@ -32,6 +31,7 @@ from dcl_processor import (
 )
 from dcl_processor.contrib import celery, otel, prometheus
 from dcl_processor.contrib.prometheus import exposition, gauges
+from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
 from dcl_processor.ledger.acted import RecordedAction
 from dcl_processor.ledger.records import Recorded
