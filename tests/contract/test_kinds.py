@@ -405,13 +405,17 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
+    @pytest.mark.parametrize("batch_size", [1, 3])
     @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
-    def test_i16_a_failure_is_recorded_a_moment_later(code: str) -> None:
-        """The database refuses the first two records: one with the lock, and one without."""
-        the.errands(1)
+    def test_i16_a_failure_is_recorded_a_moment_later(code: str, batch_size: int) -> None:
+        """The database refuses the first two records. No other row is handled again for that."""
+        the.errands(3)
+        calls: list[int] = []
 
         def fail(row: Errand) -> None:
-            raise ValueError(row.place)
+            calls.append(row.place)
+            if row.place == 1:
+                raise ValueError(row.place)
 
         refuse = (
             "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
@@ -422,8 +426,10 @@ if IS_POSTGRESQL:
         )
         back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
         with changed(refuse, f"{back}; DROP SEQUENCE tests_tries"):
-            assert_run(the.transactional(fail, retry=the.retry())(), failed=1, retried=1)
-        assert Errand.objects.get().attempts == 1
+            run = the.transactional(fail, retry=the.retry(), batch_size=batch_size)
+            assert_run(run(), processed=2, failed=1, retried=1, redone=0)
+        assert sorted(calls) == [0, 1, 2]
+        assert Errand.objects.get(done=False).attempts == 1
 
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
