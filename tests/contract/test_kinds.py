@@ -509,6 +509,26 @@ if connection.vendor == "sqlite":
             assert_run(the.at_most_once(the.ignore)(), processed=2)
 
 
+if IS_POSTGRESQL:
+
+    def test_i16_a_row_whose_claim_cannot_be_removed_is_not_said_to_be_tried_again() -> None:
+        """It stays claimed, and in doubt."""
+        [row] = the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError(row.place)
+
+        run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False})
+        with changed(
+            "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
+            "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
+        ):
+            assert_run(run(), failed=1, retried=0)
+            assert [*run.in_doubt(older_than=0)] == [row]
+            assert the.state(row)["attempts"] == 1
+            Errand.objects.all().delete()
+
+
 if HAS_ROW_LOCKS:
 
     @pytest.mark.parametrize("batch_size", [1, 2])
