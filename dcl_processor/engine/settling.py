@@ -460,7 +460,8 @@ def _reduced(lane: Lane, batch: Batch, values: Values) -> Iterator[Values]:
     """
     mark, retry = batch.mark, lane.processor.retry
     assert mark is not None
-    kept = {*mark.removed, *mark.reset}
+    # A claim loses its time only together with what takes the row out of doubt.
+    kept = {*mark.removed, *mark.reset} if mark.is_lease else ()
     yield from flips.reduced(lane.processor, values, kept)
     if retry is None:
         return

@@ -81,14 +81,17 @@ def _judge_record(cell: Cell, calls: int, redone: int, row: Errand, said: Any) -
         return
     if cell.stage == "put-back" and cell.delivery == MOST and cell.is_about_the_row:
         assert (row.claimed, row.attempts, calls) == (True, 1, 1), said
+        assert row.claimed_at is not None, said
         return
     assert row.attempts == ATTEMPTS, said
     if cell.stage != "put-back" or not cell.is_about_the_row:
         assert row.dead or cell.stage == "dead letter", said
         assert row.last_error or cell.stage == "record", said
         # The values of ``failed`` take a claimed row out of pending, and leave it claimed.
-        assert row.claimed == (cell.delivery == MOST), said
-        assert (row.leased_until, row.claimed_at) == (None, None), said
+        assert row.claimed == (cell.delivery == MOST and cell.stage != "mark"), said
+        assert row.leased_until is None, said
+        # Without its time a person would not see a row that is in doubt.
+        assert (row.claimed_at is not None) == (row.claimed and not row.dead), said
     if cell.fails:
         assert ATTEMPTS <= calls <= ATTEMPTS + redone, said
 
