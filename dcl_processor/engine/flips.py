@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
 from dcl_processor import log_fields
-from dcl_processor.database.contention import is_about_rows, is_refused_statement
+from dcl_processor.database.contention import (
+    ends_transaction,
+    is_about_rows,
+    is_database_error,
+    is_refused_statement,
+)
 from dcl_processor.exceptions import AttemptsUsedUp
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
@@ -198,22 +204,36 @@ def write_notes(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Outco
 def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
     """Record failures, each with less of what belongs to it if the database refuses that.
 
-    Count and time are what matters: without them the row would be tried in every run.
+    Count and time are what matters: without them the row would be tried in every run. What the
+    database cannot record now is recorded after the batch, whose other rows are done.
     """
-    if len(noted) > 1 and _is_written(lane, batch, noted) is None:
-        return
+    if len(noted) > 1:
+        with suppress(_NotNowError):
+            if _is_written(lane, batch, noted) is None:
+                return
     for values, pks in noted:
-        refused: Exception | None = None
-        for some in reduced(lane.processor, values):
-            error = _is_written(lane, batch, [(some, pks)])
-            if error is None:
-                break
-            refused = refused or error
-        else:
-            assert refused is not None
-            raise refused
-        if refused is not None:
-            tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
+        try:
+            _write_note(lane, batch, values, pks)
+        except _NotNowError:
+            batch.unrecorded.update(pks)
+
+
+def _write_note(lane: Lane, batch: Batch, values: Values, pks: list[Any]) -> None:
+    refused: Exception | None = None
+    for some in reduced(lane.processor, values):
+        error = _is_written(lane, batch, [(some, pks)])
+        if error is None:
+            break
+        refused = refused or error
+    else:
+        assert refused is not None
+        raise refused
+    if refused is not None:
+        tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
+
+
+class _NotNowError(Exception):
+    """The database lacks the time or the room for it at the moment."""
 
 
 def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
@@ -227,6 +247,9 @@ def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
     except Exception as error:
         if is_about_rows(error) or isinstance(error, flip.UNWRITABLE):
             return error
+        is_kept = not (lane.session.connection.needs_rollback or ends_transaction(error))
+        if is_kept and len(batch.rows) > 1 and is_database_error(error):
+            raise _NotNowError from error
         raise
     return None
 

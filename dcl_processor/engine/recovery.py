@@ -230,6 +230,17 @@ def _failed(
     return _note(lane, batch, held, failed)
 
 
+def record(lane: Lane, batch: Batch) -> None:
+    """Record the failures that the database had no time for in the transaction of the batch."""
+    for place, (held, outcome) in enumerate(batch.ended):
+        if held.pk in batch.unrecorded and outcome is not None:
+            batch.unrecorded.remove(held.pk)
+            known = outcome
+            if isinstance(known, Failed):
+                known = replace(known, attempt=None, again_in=None)
+            batch.ended[place] = held, _note(lane, batch, held, known)
+
+
 def _is_to_be_noted(lane: Lane, failed: Failed) -> bool:
     """Return whether to write values to a row whose transaction is lost.
 

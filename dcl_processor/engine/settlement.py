@@ -128,8 +128,9 @@ class Batch:
     ``to_blame``: the row that makes the transaction roll back, if it is known. ``counted``: how
     many of the ``ended`` rows are in the report; ``is_counted``: what became of all rows is known.
     ``mark``: what the claim writes to the rows, if they are handled outside its transaction;
-    ``is_marked``: it is committed. ``calls``: its asynchronous handlers. ``rejoined``: the keys
-    that are in line again before its end.
+    ``is_marked``: it is committed. ``calls``: its asynchronous handlers. ``unrecorded``: the
+    rows whose failures are recorded after its transaction. ``rejoined``: the keys that are in line
+    again before its end.
     """
 
     question: Question[Any]
@@ -145,6 +146,7 @@ class Batch:
     mark: Mark | None = None
     is_marked: bool = False
     calls: AsyncCalls | None = None
+    unrecorded: set[Any] = field(default_factory=set)
     rejoined: set[Any] = field(default_factory=set)
 
     @property

@@ -7,8 +7,9 @@ values is tried again for as long as the lease lives, between the other rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.db import ProgrammingError, connections
@@ -415,7 +416,7 @@ def _note_failure(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Out
                 left_out = values.keys() - some.keys()
                 if refused is not None:
                     flips.tell_of_rest(lane.processor, [held.pk], left_out, refused)
-                return final
+                return _without_way_back(batch, final, left_out)
             refused = refused or error
     except _SomeRowsLostError:
         return _not_written(lane, batch, held, final) or final
@@ -425,6 +426,15 @@ def _note_failure(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Out
     held.marked.refused = refused
     _warn(lane, held, "%s: row %s was not settled: %s", refused)
     return final if isinstance(final, Failed) else Failed(refused)
+
+
+def _without_way_back(batch: Batch, final: Outcome, left_out: Collection[str]) -> Outcome:
+    """Return the outcome of a row that is in doubt if its claim could not be removed."""
+    mark = batch.mark
+    assert mark is not None
+    if mark.is_lease or not isinstance(final, Failed) or not {*left_out} & {*(mark.undone or ())}:
+        return final
+    return replace(final, again_in=None)
 
 
 def _error_of(
@@ -450,7 +460,8 @@ def _reduced(lane: Lane, batch: Batch, values: Values) -> Iterator[Values]:
     """
     mark, retry = batch.mark, lane.processor.retry
     assert mark is not None
-    kept = {*mark.removed, *mark.reset}
+    # A claim loses its time only together with what takes the row out of doubt.
+    kept = {*mark.removed, *mark.reset} if mark.is_lease else ()
     yield from flips.reduced(lane.processor, values, kept)
     if retry is None:
         return

@@ -405,13 +405,17 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
+    @pytest.mark.parametrize("batch_size", [1, 3])
     @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
-    def test_i16_a_failure_is_recorded_a_moment_later(code: str) -> None:
-        """The database refuses the first two records: one with the lock, and one without."""
-        the.errands(1)
+    def test_i16_a_failure_is_recorded_a_moment_later(code: str, batch_size: int) -> None:
+        """The database refuses the first two records. No other row is handled again for that."""
+        the.errands(3)
+        calls: list[int] = []
 
         def fail(row: Errand) -> None:
-            raise ValueError(row.place)
+            calls.append(row.place)
+            if row.place == 1:
+                raise ValueError(row.place)
 
         refuse = (
             "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
@@ -422,8 +426,10 @@ if IS_POSTGRESQL:
         )
         back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
         with changed(refuse, f"{back}; DROP SEQUENCE tests_tries"):
-            assert_run(the.transactional(fail, retry=the.retry())(), failed=1, retried=1)
-        assert Errand.objects.get().attempts == 1
+            run = the.transactional(fail, retry=the.retry(), batch_size=batch_size)
+            assert_run(run(), processed=2, failed=1, retried=1, redone=0)
+        assert sorted(calls) == [0, 1, 2]
+        assert Errand.objects.get(done=False).attempts == 1
 
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
@@ -501,6 +507,26 @@ if connection.vendor == "sqlite":
         )
         with changed(trigger, "DROP TRIGGER tests_try"):
             assert_run(the.at_most_once(the.ignore)(), processed=2)
+
+
+if IS_POSTGRESQL:
+
+    def test_i16_a_row_whose_claim_cannot_be_removed_is_not_said_to_be_tried_again() -> None:
+        """It stays claimed, and in doubt."""
+        [row] = the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError(row.place)
+
+        run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False})
+        with changed(
+            "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
+            "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
+        ):
+            assert_run(run(), failed=1, retried=0)
+            assert [*run.in_doubt(older_than=0)] == [row]
+            assert the.state(row)["attempts"] == 1
+            Errand.objects.all().delete()
 
 
 if HAS_ROW_LOCKS:

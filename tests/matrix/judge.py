@@ -8,7 +8,7 @@ from typing import Any
 from tests.contract.support import errands as the
 from tests.models import Errand
 
-from .cells import ROWS, TIMES, Cell
+from .cells import MOST, ROWS, TIMES, Cell
 from .faults import fired, injected
 from .ways import ATTEMPTS, Came, Subject
 
@@ -67,10 +67,33 @@ def _judge_others(cell: Cell, subject: Subject, runs: list[Came], rows: dict[int
     left = [place for place in others if not rows[place].done or _is_marked(rows[place])]
     assert not left, f"rows {left} are not done: {runs}"
     assert all(subject.calls[place] >= 1 for place in others)
-    if not cell.in_transaction:
+    if not cell.in_transaction or (cell.fails and cell.answer != "lost"):
         again = [place for place in others if subject.calls[place] > 1]
         assert not again, f"rows {again} were handled again: {runs}"
     assert not [each for each in runs if {*each.failures} - {rows[cell.place].pk}], runs
+
+
+def _judge_record(cell: Cell, calls: int, redone: int, row: Errand, said: Any) -> None:
+    """Judge what is recorded of a row that failed for the last time, or is in doubt."""
+    if cell.stage in ("flip", "look") and cell.delivery == MOST:
+        assert row.claimed, said
+        assert calls == 1, said
+        return
+    if cell.stage == "put-back" and cell.delivery == MOST and cell.is_about_the_row:
+        assert (row.claimed, row.attempts, calls) == (True, 1, 1), said
+        assert row.claimed_at is not None, said
+        return
+    assert row.attempts == ATTEMPTS, said
+    if cell.stage != "put-back" or not cell.is_about_the_row:
+        assert row.dead or cell.stage == "dead letter", said
+        assert row.last_error or cell.stage == "record", said
+        # The values of ``failed`` take a claimed row out of pending, and leave it claimed.
+        assert row.claimed == (cell.delivery == MOST and cell.stage != "mark"), said
+        assert row.leased_until is None, said
+        # Without its time a person would not see a row that is in doubt.
+        assert (row.claimed_at is not None) == (row.claimed and not row.dead), said
+    if cell.fails:
+        assert ATTEMPTS <= calls <= ATTEMPTS + redone, said
 
 
 def _was_skipped(cell: Cell, runs: list[Came]) -> bool:
@@ -102,4 +125,6 @@ def _judge_refused(cell: Cell, subject: Subject, runs: list[Came], row: Errand) 
         assert failed or _was_skipped(cell, runs), said
         if not cell.retries:
             most = len(runs)  # it is tried in each of them
+        elif cell.stage != "claim" and (cell.is_about_the_row or cell.fails):
+            _judge_record(cell, calls, redone, row, said)
     assert subject.calls.total() <= ROWS - 1 + most + redone, said
