@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from threading import Event
-from typing import TYPE_CHECKING, Any, ClassVar, Never, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Never, TypedDict, TypeVar, Unpack
 
 from django.db.models import Model, Q, QuerySet
 
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from .contrib.reservations import Reservation
 
 M = TypeVar("M", bound=Model)
+
+
+class RunParameters(TypedDict, total=False):
+    """The parameters of ``BatchProcessor.run()``."""
+
+    filter: Q | None
+    using: str | None
+    limit: int | None
+    timeout: float | timedelta | None
+    wait_for_locked: float | timedelta
+    concurrency: int | None
+    stop: Event | None
 
 
 class BatchProcessor(Definition[M]):
@@ -282,25 +294,7 @@ class BatchProcessor(Definition[M]):
         with entered(self):
             return dry_run(Run(self, filter=filter, using=using, limit=limit, concurrency=1))
 
-    def __call__(
-        self,
-        *rows: Never,
-        filter: Q | None = None,
-        using: str | None = None,
-        limit: int | None = None,
-        timeout: float | timedelta | None = None,
-        wait_for_locked: float | timedelta = 10,
-        concurrency: int | None = None,
-        stop: Event | None = None,
-    ) -> Report:
+    def __call__(self, *rows: Never, **parameters: Unpack[RunParameters]) -> Report:
         """Run the processor, as ``run()`` does; raises ``TypeError`` if it is called with a row."""
         validation.refuse_rows(self, rows)
-        return self.run(
-            filter=filter,
-            using=using,
-            limit=limit,
-            timeout=timeout,
-            wait_for_locked=wait_for_locked,
-            concurrency=concurrency,
-            stop=stop,
-        )
+        return self.run(**parameters)

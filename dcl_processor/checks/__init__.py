@@ -48,7 +48,7 @@ from dcl_processor import registry
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.processor import BatchProcessor
 
-from . import databases, flips, groups, ledger, questions, sharing
+from . import databases, flips, groups, questions, sharing
 
 TAG = "processors"
 
@@ -91,7 +91,7 @@ def check_found(found: Sequence[registry.Found], asked: Sequence[str] = ()) -> l
     asking: list[sharing.User] = []
     for processor in (each.processor for each in found):
         messages += databases.check_names(processor)
-        messages += ledger.check(processor)
+        messages += databases.check_ledger(processor)
         question, about_pending = questions.check(processor)
         messages += about_pending
         if question is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, connections
 
+from dcl_processor import oversight
 from dcl_processor.candidates.question import Question
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import InvalidOption, Unsupported
@@ -120,3 +122,25 @@ def _skips_locked(alias: str) -> bool:
         return bool(connections[alias].features.has_select_for_update_skip_locked)
     except DatabaseError:
         return True  # the database does not answer, which is not for this check to report
+
+
+LEDGER = "dcl_processor.ledger"
+
+
+def check_ledger(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
+    """Yield an error for each option that needs the ledger, if there is none, or it is off."""
+    if not apps.is_installed(LEDGER):
+        got, hint = "none", "Add the app, and run manage.py migrate"
+    elif oversight.installed() is None:
+        got, hint = "DCL_PROCESSOR_LEDGER = False", "Remove this setting"
+    else:
+        return
+    for option in ("rate", "breaker"):
+        if getattr(processor, option) is not None:
+            yield checks.Error(
+                f"expected {LEDGER!r} in INSTALLED_APPS, and on, for {option}, which all machines "
+                f"keep together, got {got}; every run is refused.",
+                hint=f"{hint}; or leave {option} out.",
+                obj=processor.name,
+                id="dcl_processor.E018",
+            )

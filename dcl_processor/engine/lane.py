@@ -324,7 +324,8 @@ class Lane:
             settling.answered(self, after)
             self.finish(batch)
         else:
-            recovery.record(self, batch)
+            if batch.unrecorded:
+                recovery.record(self, batch)
             self.source.end(batch)
         if after is self._after:
             self._after = None

@@ -260,7 +260,7 @@ def _may_be_noted_later(lane: Lane, error: BaseException | None) -> bool:
 def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
     """Write what a failure writes, if this worker gets the row again; return its outcome."""
     is_timeout = isinstance(failed, Failed) and isinstance(failed.error, HandlerTimeout)
-    second: BaseException | None = None
+    noted, second = failed, None
     for pause in WAITS:
         time.sleep(pause)
         # Race: double claim. Without the lock another worker may have finished the row.

@@ -11,7 +11,7 @@ from django.db.models import F, QuerySet
 from dcl_processor import BatchProcessor, Report
 from dcl_processor.candidates import scan
 from dcl_processor.exceptions import InvalidDone, StillPending
-from dcl_processor.runner.streak import MOST_FROM_THE_START
+from dcl_processor.runner.counters import MOST_FROM_THE_START
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run

@@ -14,7 +14,7 @@ from dcl_processor.engine import source
 from dcl_processor.execution import calls
 from dcl_processor.ledger import desk, records, tables
 from dcl_processor.processes import lateness, monitor, supervisor
-from dcl_processor.runner import counters, holds, streak
+from dcl_processor.runner import counters, holds
 from dcl_processor.watch import polling
 from tests.environments import ENVIRONMENTS
 
@@ -35,7 +35,7 @@ SENTENCES = {
         f"after further deaths within {WORD[supervisor.LIVED_LONG]} with a backoff",
     ],
     "docs/howto/failures.md": [
-        f"ends after {streak.MOST_FROM_THE_START} failures",
+        f"ends after {counters.MOST_FROM_THE_START} failures",
         f"up to {counters.MOST_FAILURES} in a run",
     ],
     "docs/howto/define.md": [f"within windows of {scan.WINDOW} rows"],
