@@ -44,15 +44,18 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used.
+# Not for type checkers, which would accept any name.
+if not TYPE_CHECKING:
 
-    ``python -m dcl_processor.alive`` imports this module, too, and must not wait for Django.
-    """
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used.
+
+        ``python -m dcl_processor.alive`` imports this module, too, and must not wait for Django.
+        """
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULES[name], __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:

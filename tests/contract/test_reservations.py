@@ -23,10 +23,10 @@ from dcl_processor import (
     Delivery,
     Discard,
     Lease,
-    Reservation,
     Snooze,
     batch_processor,
 )
+from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.contrib.reservations import handing_out as hand_out
 from dcl_processor.contrib.reservations import hold as held
 from dcl_processor.contrib.reservations import token as reservation_token
