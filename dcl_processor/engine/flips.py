@@ -205,16 +205,16 @@ def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
     """Record failures, each with less of what belongs to it if the database refuses that.
 
     Count and time are what matters: without them the row would be tried in every run. What the
-    database cannot record now is recorded after the batch, whose other rows are done.
+    database does not record now is tried after the batch, whose other rows are done.
     """
     if len(noted) > 1:
-        with suppress(_NotNowError):
+        with suppress(_NotRecordedError):
             if _is_written(lane, batch, noted) is None:
                 return
     for values, pks in noted:
         try:
             _write_note(lane, batch, values, pks)
-        except _NotNowError:
+        except _NotRecordedError:
             batch.unrecorded.update(pks)
 
 
@@ -227,13 +227,15 @@ def _write_note(lane: Lane, batch: Batch, values: Values, pks: list[Any]) -> Non
         refused = refused or error
     else:
         assert refused is not None
+        if len(batch.rows) > 1:
+            raise _NotRecordedError from refused
         raise refused
     if refused is not None:
         tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
 
 
-class _NotNowError(Exception):
-    """The database lacks the time or the room for it at the moment."""
+class _NotRecordedError(Exception):
+    """The database refuses the record of a failure, and has kept the work of the other rows."""
 
 
 def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
@@ -249,7 +251,7 @@ def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
             return error
         is_kept = not (lane.session.connection.needs_rollback or ends_transaction(error))
         if is_kept and len(batch.rows) > 1 and is_database_error(error):
-            raise _NotNowError from error
+            raise _NotRecordedError from error
         raise
     return None
 

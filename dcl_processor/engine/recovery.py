@@ -85,8 +85,10 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     error = as_exception(raised)
     # A claim may fail because of one row that cannot be loaded.
     ours = [held.pk for held in batch.rows] or [*batch.wanted.pks[: batch.wanted.limit]]
+    # Without row locks, another session has all of them.
     has_row_locks = lane.session.connection.features.has_select_for_update
-    if _is_transient(lane, batch, error) and (len(ours) == 1 or not has_row_locks):
+    is_of_all = len(ours) == 1 or (is_contention(error) and not has_row_locks)
+    if _is_transient(lane, batch, error) and is_of_all:
         lane.source.missed(batch)  # a later pass asks again
         return
     failed = batch.to_blame
