@@ -211,13 +211,18 @@ def _failed(
         failed = Failed(error, handled=True, duration=getattr(known, "duration", None))
     else:
         failed = known
-    if isinstance(failed, Failed):
-        # The transaction with the row's notes is lost. They are written again below, if this worker
-        # gets the lock again and the row is still pending.
-        failed = replace(failed, attempt=None, again_in=None)
-        if not _is_to_be_noted(lane, failed):
-            return failed
+    # The transaction with the row's notes is lost. They are written again below, if this worker
+    # gets the lock again and the row is still pending.
+    failed = _unnoted(failed)
+    if isinstance(failed, Failed) and not _is_to_be_noted(lane, failed):
+        return failed
     return _note(lane, batch, held, failed)
+
+
+def _unnoted(outcome: Outcome) -> Outcome:
+    if isinstance(outcome, Failed):
+        return replace(outcome, attempt=None, again_in=None)
+    return outcome
 
 
 def record(lane: Lane, batch: Batch) -> None:
@@ -225,10 +230,7 @@ def record(lane: Lane, batch: Batch) -> None:
     for place, (held, outcome) in enumerate(batch.ended):
         if held.pk in batch.unrecorded and outcome is not None:
             batch.unrecorded.remove(held.pk)
-            known = outcome
-            if isinstance(known, Failed):
-                known = replace(known, attempt=None, again_in=None)
-            batch.ended[place] = held, _note(lane, batch, held, known)
+            batch.ended[place] = held, _note(lane, batch, held, _unnoted(outcome))
 
 
 def _is_to_be_noted(lane: Lane, failed: Failed) -> bool:
