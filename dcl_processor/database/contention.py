@@ -51,8 +51,7 @@ _CANCELED, _TIMED_OUT = "57014", frozenset({1969, 3024, 1317})
 
 # 53 insufficient resources. 1021 disk full, 1114 table full, 1206 table of locks full, 1037, 1041
 # no memory, 1038 none to sort, 1135 no thread. SQLITE_NOMEM, SQLITE_FULL.
-_NO_ROOM_STATES, _NO_ROOM = "53", frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206})
-_SQLITE_NO_ROOM = frozenset({7, 13})
+_NO_ROOM, _SQLITE_NO_ROOM = frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206}), (7, 13)
 
 # A trigger or a function has refused the row, by SIGNAL.
 _SIGNALLED = 1644
@@ -165,7 +164,7 @@ def is_of_the_moment(error: BaseException) -> bool:
 def is_out_of_resources(error: BaseException) -> bool:
     """Return whether the database lacks the time or the room for this statement at the moment."""
     cause = error.__cause__
-    if is_statement_timeout(error) or (_sqlstate(cause) or "")[:2] == _NO_ROOM_STATES:
+    if is_statement_timeout(error) or (_sqlstate(cause) or "")[:2] == "53":
         return True
     return _errno(cause) in _NO_ROOM or _sqlite_code(cause) in _SQLITE_NO_ROOM
 

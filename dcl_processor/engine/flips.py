@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -205,39 +204,27 @@ def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
     """Record failures, each with less of what belongs to it if the database refuses that.
 
     Count and time are what matters: without them the row would be tried in every run. What the
-    database cannot record now is recorded after the batch, whose other rows are done.
+    database does not record now is tried after the batch, whose other rows are done.
     """
-    if len(noted) > 1:
-        with suppress(_NotNowError):
-            if _is_written(lane, batch, noted) is None:
-                return
+    if len(noted) > 1 and _is_written(lane, batch, noted) is None:
+        return
     for values, pks in noted:
-        try:
-            _write_note(lane, batch, values, pks)
-        except _NotNowError:
+        refused: Exception | None = None
+        for some in reduced(lane.processor, values):
+            error = _is_written(lane, batch, [(some, pks)])
+            refused = refused or error
+            if error is None or not _is_of_values(error):
+                break
+        if error is not None and len(batch.rows) > 1:
             batch.unrecorded.update(pks)
-
-
-def _write_note(lane: Lane, batch: Batch, values: Values, pks: list[Any]) -> None:
-    refused: Exception | None = None
-    for some in reduced(lane.processor, values):
-        error = _is_written(lane, batch, [(some, pks)])
-        if error is None:
-            break
-        refused = refused or error
-    else:
-        assert refused is not None
-        raise refused
-    if refused is not None:
-        tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
-
-
-class _NotNowError(Exception):
-    """The database lacks the time or the room for it at the moment."""
+        elif error is not None:
+            raise refused or error
+        elif refused is not None:
+            tell_of_rest(lane.processor, pks, values.keys() - some.keys(), refused)
 
 
 def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
-    """Write notes; return the error if the database refuses their values, and write none then."""
+    """Write notes; return the error if none are written, and the other rows' work is kept."""
     assert batch.claimed is not None
     fence = batch.claimed.transaction_id
     try:
@@ -245,13 +232,16 @@ def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
             for values, pks in noted:
                 writing.write(batch.question, pks, values, lane.processor, fence)
     except Exception as error:
-        if is_about_rows(error) or isinstance(error, flip.UNWRITABLE):
-            return error
         is_kept = not (lane.session.connection.needs_rollback or ends_transaction(error))
-        if is_kept and len(batch.rows) > 1 and is_database_error(error):
-            raise _NotNowError from error
+        may_wait = is_kept and len(batch.rows) > 1 and is_database_error(error)
+        if may_wait or _is_of_values(error):
+            return error
         raise
     return None
+
+
+def _is_of_values(error: Exception) -> bool:
+    return is_about_rows(error) or isinstance(error, flip.UNWRITABLE)
 
 
 def reduced(

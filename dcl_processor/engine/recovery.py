@@ -91,8 +91,10 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     error = as_exception(raised)
     # A claim may fail because of one row that cannot be loaded.
     ours = [held.pk for held in batch.rows] or [*batch.wanted.pks[: batch.wanted.limit]]
+    # Without row locks, another session has all of them.
     has_row_locks = lane.session.connection.features.has_select_for_update
-    if _is_transient(lane, batch, error) and (len(ours) == 1 or not has_row_locks):
+    is_of_all = len(ours) == 1 or (is_contention(error) and not has_row_locks)
+    if _is_transient(lane, batch, error) and is_of_all:
         lane.source.missed(batch)  # a later pass asks again
         return
     failed = batch.to_blame
@@ -221,13 +223,18 @@ def _failed(
         failed = Failed(error, handled=True, duration=getattr(known, "duration", None))
     else:
         failed = known
-    if isinstance(failed, Failed):
-        # The transaction with the row's notes is lost. They are written again below, if this worker
-        # gets the lock again and the row is still pending.
-        failed = replace(failed, attempt=None, again_in=None)
-        if not _is_to_be_noted(lane, failed):
-            return failed
+    # The transaction with the row's notes is lost. They are written again below, if this worker
+    # gets the lock again and the row is still pending.
+    failed = _unnoted(failed)
+    if isinstance(failed, Failed) and not _is_to_be_noted(lane, failed):
+        return failed
     return _note(lane, batch, held, failed)
+
+
+def _unnoted(outcome: Outcome) -> Outcome:
+    if isinstance(outcome, Failed):
+        return replace(outcome, attempt=None, again_in=None)
+    return outcome
 
 
 def record(lane: Lane, batch: Batch) -> None:
@@ -235,10 +242,7 @@ def record(lane: Lane, batch: Batch) -> None:
     for place, (held, outcome) in enumerate(batch.ended):
         if held.pk in batch.unrecorded and outcome is not None:
             batch.unrecorded.remove(held.pk)
-            known = outcome
-            if isinstance(known, Failed):
-                known = replace(known, attempt=None, again_in=None)
-            batch.ended[place] = held, _note(lane, batch, held, known)
+            batch.ended[place] = held, _note(lane, batch, held, _unnoted(outcome))
 
 
 def _is_to_be_noted(lane: Lane, failed: Failed) -> bool:

@@ -301,6 +301,21 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+def test_i16_a_dead_letter_that_is_refused_costs_no_other_row_anything(make: the.Make) -> None:
+    """Without a retry there is nothing else to write; the row stays pending."""
+    the.errands(3)
+    calls: list[int] = []
+
+    def fail(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 1:
+            raise ValueError("no such place")
+
+    assert_run(make(fail, failed={"dead": None}, batch_size=3)(), processed=2, failed=1, redone=0)
+    assert sorted(calls) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
 def test_i22_what_wraps_djangos_cursors_sees_each_flip(
     make: the.Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,12 @@ class Cell:
         return self.answer in ABOUT_THE_ROW
 
     @property
+    def ends_the_transaction(self) -> bool:
+        """Whether the answer rolls back everything; SQLite does that if a write is interrupted."""
+        is_interrupt = connection.vendor == "sqlite" and self.answer == "cancel"
+        return is_interrupt or self.answer == "lost"
+
+    @property
     def in_transaction(self) -> bool:
         return self.delivery == T
 

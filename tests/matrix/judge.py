@@ -67,7 +67,7 @@ def _judge_others(cell: Cell, subject: Subject, runs: list[Came], rows: dict[int
     left = [place for place in others if not rows[place].done or _is_marked(rows[place])]
     assert not left, f"rows {left} are not done: {runs}"
     assert all(subject.calls[place] >= 1 for place in others)
-    if not cell.in_transaction or (cell.fails and cell.answer != "lost"):
+    if not cell.in_transaction or (cell.fails and not cell.ends_the_transaction):
         again = [place for place in others if subject.calls[place] > 1]
         assert not again, f"rows {again} were handled again: {runs}"
     assert not [each for each in runs if {*each.failures} - {rows[cell.place].pk}], runs
