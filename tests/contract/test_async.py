@@ -466,16 +466,23 @@ def test_transactional_is_refused_and_told_the_alternatives() -> None:
 
 
 @each_delivery
-def test_inside_testcase_one_at_a_time_works_and_more_is_refused(make: Make) -> None:
-    rows = the.errands(3)
+def test_inside_testcase_handlers_run_one_at_a_time(make: Make) -> None:
+    the.errands(3)
+    at_work: list[int] = []
+    most: list[int] = []
+
+    async def handle(row: Errand) -> None:
+        at_work.append(row.pk)
+        await asyncio.sleep(0)
+        most.append(len(at_work))
+        at_work.remove(row.pk)
+
     block = transaction.atomic()
     block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
     with block:
-        with pytest.raises(Unsupported, match="TransactionTestCase"):
-            make(do_nothing)(concurrency=2)
-        assert all(the.untouched(row) for row in rows)
-        assert_run(make(do_nothing)(concurrency=1), processed=3)
+        assert_run(make(handle)(concurrency=3), processed=3)
     assert not connection.in_atomic_block
+    assert most == [1, 1, 1]
 
 
 def test_a_lease_is_kept_while_a_handler_is_awaited(beats_soon: None) -> None:
