@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -19,7 +19,7 @@ from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
 from dcl_processor.testing import hold_lock
-from tests.contract.support.errands import PENDING, elsewhere, ignore, meanwhile, retry, wait
+from tests.contract.support.errands import PENDING, elsewhere, ignore, retry
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
@@ -33,7 +33,7 @@ from tests.contract.support.groups import (
 )
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, end_session
+from tests.contract.support.sessions import before_statement, end_session, uncommitted
 from tests.models import Errand, Parcel, Tag
 
 pytestmark = [
@@ -87,22 +87,6 @@ def test_a_key_that_is_held_by_its_head_is_read_once_again(read: list[int]) -> N
     assert_run(in_order("transactional", fail)(), failed=1, held=299)
     # Its rows, the head, and the key for the report; and the keys.
     assert read == [1, 100, 1, 1]
-
-
-def test_rows_that_were_given_up_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    unfinished = reads.unfinished
-
-    def noted(question: Any, pks: Any) -> set[Any]:
-        left = unfinished(question, pks)
-        seen.append(len(left))
-        return left
-
-    monkeypatch.setattr(reads, "unfinished", noted)
-    rows_of(*[1] * 450)
-    report = in_order("transactional", fail, failed={"dead": True}, max_consecutive_failures=0)()
-    assert_run(report, failed=450)
-    assert seen == [0, 0]
 
 
 def test_a_row_that_failed_and_waits_is_not_forgotten() -> None:
@@ -175,7 +159,7 @@ if HAS_GATE:
         """The batch is rolled back because of one row, and then the key is not free at once."""
         rows = rows_of(1, 1, 1)
         calls: list[int] = []
-        here, go_on, has_ended = Event(), Event(), Event()
+        let_go: list[Callable[[], None]] = []
 
         def handle(row: Errand) -> None:
             calls.append(row.pk)
@@ -183,24 +167,16 @@ if HAS_GATE:
                 with connection.cursor() as cursor:
                     cursor.execute("ROLLBACK")
 
-        def lock() -> None:
-            with transaction.atomic():
-                grouped("transactional", ignore).lock_key(1)
-                here.set()
-                wait(go_on)
-            has_ended.set()
-
         class Frees(Event):
             def wait(self, timeout: float | None = None) -> bool:
-                go_on.set()
-                wait(has_ended)
+                let_go[0]()
                 return super().wait(timeout)
 
         with snapshot(), ExitStack() as after:
 
             def lock_the_key() -> None:
-                after.enter_context(meanwhile(lock))
-                wait(here)
+                lock = uncommitted(lambda: grouped("transactional", ignore).lock_key(1))
+                let_go.append(after.enter_context(lock))
 
             with before_statement(
                 lambda sql: "pg_try_advisory_xact_lock" in sql and bool(calls), lock_the_key
@@ -266,27 +242,17 @@ if HAS_GATE:
     @pytest.mark.parametrize("delivery", [*MAKERS, "whole"])
     def test_rows_finished_while_a_run_waited_for_them_free_their_key(delivery: str) -> None:
         rows = rows_of(1, 1)
-        locked, release, committed = Event(), Event(), Event()
-
-        def finish() -> None:
-            with transaction.atomic():
-                Errand.objects.filter(place=1).update(done=True)
-                locked.set()
-                wait(release)
-            committed.set()
-
+        finish = uncommitted(lambda: Errand.objects.filter(place=1).update(done=True))
         waits: list[float | None] = []
 
         class Frees(Event):
             def wait(self, timeout: float | None = None) -> bool:
                 waits.append(timeout)
                 assert len(waits) == 1, waits
-                release.set()
-                wait(committed)
+                commit()
                 return False
 
-        with snapshot(), meanwhile(finish):
-            wait(locked)
+        with snapshot(), finish as commit:
             report = late(delivery)(wait_for_locked=30, stop=Frees())
         assert_run(report, stale=2)
         assert len(waits) == 1
@@ -331,28 +297,6 @@ if HAS_ROW_LOCKS:
             report, _ = run_beside(make, delivery)
         assert_run(report, processed=processed, skipped=1, held=1 - processed)
         assert report.held_keys == (() if processed else (1,))
-
-    def test_a_locked_row_that_its_session_finishes_meanwhile_is_stale() -> None:
-        [one] = rows_of(1)
-        locked, release, committed = Event(), Event(), Event()
-
-        def finish() -> None:
-            with transaction.atomic():
-                Errand.objects.filter(pk=one.pk).update(done=True)
-                locked.set()
-                wait(release)
-            committed.set()
-
-        class Stop(Event):
-            def wait(self, timeout: float | None = None) -> bool:
-                release.set()
-                wait(committed)
-                return super().wait(0)
-
-        with meanwhile(finish):
-            wait(locked)
-            report, _ = run_beside(in_order, "transactional", wait_for_locked=30, stop=Stop())
-        assert_run(report, stale=1)
 
     def test_locked_rows_of_many_keys_are_each_skipped_once(
         monkeypatch: pytest.MonkeyPatch,
