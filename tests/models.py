@@ -324,9 +324,3 @@ class Dispatch(LeaseColumn):
     reason = models.CharField(max_length=50, null=True)  # noqa: DJ001  # as such tables have it
     priority = models.IntegerField(default=0)
     claimed_at = models.DateTimeField(null=True)
-
-
-class QueuedTask(models.Model):
-    """A task of the kind of ModelQueue's: one number has its state, its time and its attempts."""
-
-    status = models.BigIntegerField(default=2 * 10**18)

@@ -25,7 +25,6 @@ SLOW = frozenset(
         "own_row",
         "shapes",
         "shapes_wanted",
-        "shapes_one_statement",
         "shapes_windows",
         "wrong_flips",
     )

@@ -20,7 +20,7 @@ from tests.models import Parcel
 
 #: What the default delivery promises.
 CONTRACT = (
-    "invariants batches process_batch stopping contention lost_transactions isolation threads "
+    "invariants batches process_batch stopping servers_end lost_transactions isolation threads "
     "transaction_guard row_savepoints resource"
 )
 
@@ -30,7 +30,6 @@ READ_THE_FLIPPED_ROW = {
     "batches": [
         "a_batch_is_one_lock_one_flip_and_no_savepoint_for_handlers_without_the_database",
         "i7_a_row_that_raises_loses_its_own_work_and_no_other_rows",
-        "snooze_and_discard_are_outcomes_of_their_own_rows",
     ],
     "transaction_guard": ["a_replaced_transaction_counts_one_attempt"],
     "invariants": [
@@ -42,16 +41,14 @@ READ_THE_FLIPPED_ROW = {
         "i5_repeats_allows_a_row_to_stay_and_handles_it_once_per_run",
     ],
     "lost_transactions": [
-        "a_commit_in_a_batch_counts_one_attempt_of_its_row_alone",
         "an_attempt_is_counted_although_the_session_was_ended_under_the_handler",
         "i7_a_deadlock_of_a_row_alone_is_its_failure_and_its_attempt",
     ],
     "process_batch": [
         "an_exception_in_a_rows_place_is_its_outcome_and_keeps_what_was_written",
         "an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone",
-        "process_batch_and_retry_count_the_attempt_of_the_row_to_blame",
-        "the_results_of_process_batch_reach_the_flip_in_the_order_of_the_rows",
     ],
+    "servers_end": ["a_session_that_the_server_ended_is_not_the_handlers_fault"],
     "row_savepoints": [
         "i7_a_nested_atomic_block_is_rolled_back_alone",
         "i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_too",

@@ -19,12 +19,7 @@ CONTRACT = "invariants batches at_least_once at_most_once flips transaction_guar
 
 #: These count the statements of the claim that marks its rows at once, or measure memory for long.
 NEED_ITS_SPEED = {
-    "at_least_once": ["a_later_batch_is_leased_in_one_statement"],
-    "at_most_once": [
-        "a_later_batch_is_claimed_in_one_statement",
-        "nothing_but_the_claim_is_sent_for_a_batch",
-    ],
-    "flips": ["one_flip_statement_is_sent_for_each_set_of_columns"],
+    "at_most_once": ["nothing_but_the_claim_is_sent_for_a_batch"],
     "invariants": ["i8_memory_does_not_grow_with_the_backlog"],
 }
 

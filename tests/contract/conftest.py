@@ -19,9 +19,9 @@ from tests.contract.support.heartbeat import beat_soon
 from tests.contract.support.messages import SENDS_SEVERAL
 
 # What it shows happens between a statement's snapshot and its lock.
-collect_ignore = [] if HAS_GATE else ["test_shapes_one_statement.py", "test_shapes_wanted.py"]
+collect_ignore = [] if HAS_GATE else ["test_shapes_wanted.py"]
 if not SENDS_SEVERAL:
-    collect_ignore += ["test_observed.py", "test_one_message.py", "test_settle_later.py"]
+    collect_ignore += ["test_one_message.py", "test_settle_later.py"]
 if connection.vendor == "mysql":
     collect_ignore += [
         "test_groups.py",
@@ -31,8 +31,6 @@ if connection.vendor == "mysql":
         "test_groups_producers.py",
         "test_groups_insights.py",
     ]  # refused there
-else:
-    collect_ignore += ["test_groups_refused.py"]
 if not HAS_GATE:
     collect_ignore += ["test_groups_race.py"]  # advisory locks
 if HAS_ROW_LOCKS:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from threading import Event
+import weakref
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import Delivery, Discard, Lease, Snooze, batch_processor
-from dcl_processor.exceptions import Unsupported
 from dcl_processor.execution.event_loop import EventLoop
-from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
-from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.heartbeat import until
 from tests.contract.support.reports import assert_run
@@ -47,92 +44,6 @@ class Gathering:
         async with asyncio.timeout(the.PATIENCE):
             await self.complete.wait()
         self.now -= 1
-
-
-@each_delivery
-def test_so_many_handlers_are_in_flight(make: Make) -> None:
-    the.errands(8)
-    gathering = Gathering(4)
-
-    async def handle(row: Errand) -> None:
-        await gathering(row)
-
-    report = make(handle)(concurrency=4)
-    assert_run(report, processed=8)
-    assert gathering.most == 4
-
-
-@each_delivery
-def test_one_loop_and_not_the_runs_thread(make: Make) -> None:
-    the.errands(6)
-    where: set[Any] = set()
-
-    async def handle(row: Errand) -> None:
-        where.add((threading.current_thread(), asyncio.get_running_loop()))
-
-    assert_run(make(handle)(concurrency=2), processed=6)
-    [(thread, loop)] = where
-    assert thread is not threading.current_thread()
-    assert not thread.is_alive()
-    assert loop.is_closed()
-
-
-@each_delivery
-def test_a_slow_handler_does_not_keep_fast_ones_from_being_settled(make: Make) -> None:
-    rows = the.errands(5)
-
-    async def handle(row: Errand) -> None:
-        if row.pk == rows[0].pk:
-            others = Errand.objects.using("other").exclude(pk=row.pk)
-            look = sync_to_async(lambda: others.filter(done=True).count() == 4)
-            async with asyncio.timeout(the.PATIENCE):
-                while not await look():
-                    await asyncio.sleep(0.01)
-
-    assert_run(make(handle, batch_size=5)(concurrency=2), processed=5)
-
-
-@each_delivery
-def test_every_outcome_is_settled_as_its_own(make: Make) -> None:
-    rows = the.errands(4)
-
-    async def handle(row: Errand) -> str:
-        match row.place:
-            case 0:
-                raise ValueError("no such place")
-            case 1:
-                raise Snooze("closed", delay=3600)
-            case 2:
-                raise Discard("never")
-        return "here"
-
-    run = make(
-        handle,
-        done=lambda row, result: {"done": True, "result": result},
-        failed={"dead": True},
-        retry=the.retry(backoff=3600),
-        reset={"claimed": False},
-    )
-    report = run(concurrency=4)
-    assert_run(report, processed=1, failed=1, discarded=1, snoozed=1, retried=1)
-    said = [the.state(row) for row in rows]
-    assert [each["attempts"] for each in said[:2]] == [1, 0]
-    assert [each["dead"] for each in said] == [False, False, True, False]
-    assert (said[3]["done"], said[3]["result"]) == (True, "here")
-    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
-
-
-@each_delivery
-def test_a_handler_that_cancels_itself_has_failed(make: Make) -> None:
-    rows = the.errands(3)
-
-    async def handle(row: Errand) -> None:
-        if row.place == 1:
-            raise asyncio.CancelledError
-
-    report = make(handle, failed={"dead": True})(concurrency=3)
-    assert_run(report, processed=2, failed=1)
-    assert report.failures[0].pk == rows[1].pk
 
 
 @each_delivery
@@ -215,38 +126,6 @@ def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make
     assert [the.state(row)["done"] for row in rows] == [True, False, True, True, True]
 
 
-def test_a_stop_starts_nothing_more_and_finishes_what_is_under_way() -> None:
-    rows = the.errands(6)
-    stop = Event()
-
-    async def handle(row: Errand) -> None:
-        stop.set()
-        await asyncio.sleep(0.05)
-
-    run = the.at_least_once(handle, batch_size=6, retry=the.retry())
-    report = run(concurrency=2, stop=stop)
-    assert 1 <= report.processed <= 2
-    assert_run(report, processed=report.processed, stopped="signal")
-    assert all(the.untouched(row) for row in rows[report.processed :])
-
-
-def test_a_timeout_finishes_what_is_under_way(clock: Clock) -> None:
-    rows = the.errands(6)
-    started: list[int] = []
-
-    async def handle(row: Errand) -> None:
-        started.append(row.place)
-        async with asyncio.timeout(the.PATIENCE):
-            while len(started) < 2:
-                await asyncio.sleep(0.01)
-        clock.passed = HOUR
-
-    run = the.at_least_once(handle, batch_size=6, retry=the.retry())
-    report = run(concurrency=2, timeout=HOUR)
-    assert_run(report, processed=2, stopped="timeout")
-    assert all(the.untouched(row) for row in rows[2:])
-
-
 def test_an_interrupt_cancels_and_frees_and_costs_no_attempt(interrupt: Any) -> None:
     rows = the.errands(5)
     cancelled: list[Any] = []
@@ -285,35 +164,6 @@ def test_a_free_place_is_filled_while_all_the_others_are_at_work(make: Make) -> 
 
 
 @each_delivery
-def test_what_ends_in_spite_of_an_interrupt_is_settled(
-    make: Make, interrupt: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A handler that sees its work through when it is cancelled has done it."""
-    rows = the.errands(3)
-    monkeypatch.setattr(Counters, "is_to_be_careful", False)  # as after the run's first row
-
-    async def handle(row: Errand) -> str:
-        if row.place == 1:
-            interrupt()
-        try:
-            await asyncio.sleep(the.PATIENCE)
-        except asyncio.CancelledError:
-            if row.place != 0:
-                raise
-        return "seen through"
-
-    run = make(handle, batch_size=3, done=lambda row, result: {"done": True, "result": result})
-    with pytest.raises(KeyboardInterrupt):
-        run(concurrency=2)
-    said = [the.state(row) for row in rows]
-    assert (said[0]["done"], said[0]["result"]) == (True, "seen through")
-    assert the.untouched(rows[2])
-    # Neither done nor failed: in doubt, or free for the next run.
-    assert said[1]["claimed"] is (make is the.at_most_once)
-    assert not said[1]["done"]
-
-
-@each_delivery
 def test_handlers_may_ask_the_database(make: Make) -> None:
     """In a thread of their own, whose connection is closed when the run ends."""
     rows = the.errands(4)
@@ -345,71 +195,6 @@ def test_a_run_from_an_async_view_does_not_wait_for_itself(make: Make) -> None:
         pass
     [report] = reports
     assert_run(report, processed=2)
-
-
-class Shop:
-    def __init__(self) -> None:
-        self.opened = self.closed = 0
-        self.loops: set[Any] = set()
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[str]:
-        self.opened += 1
-        self.loops.add(asyncio.get_running_loop())
-        try:
-            yield f"shop {self.opened}"
-        finally:
-            self.closed += 1
-            self.loops.add(asyncio.get_running_loop())
-
-
-@each_delivery
-def test_an_async_resource_is_opened_once_on_the_loop(make: Make) -> None:
-    the.errands(6)
-    shop = Shop()
-    given: list[str] = []
-
-    async def handle(row: Errand, resource: str) -> None:
-        shop.loops.add(asyncio.get_running_loop())
-        given.append(resource)
-
-    assert_run(make(handle, resource=shop.open)(concurrency=2), processed=6)
-    assert given == ["shop 1"] * 6
-    assert (shop.opened, shop.closed, len(shop.loops)) == (1, 1, 1)
-
-
-@each_delivery
-def test_an_async_resource_is_opened_anew_after_a_failure(make: Make) -> None:
-    the.errands(4)
-    shop = Shop()
-    given: list[str] = []
-
-    async def handle(row: Errand, resource: str) -> None:
-        given.append(resource)
-        if row.place == 0:
-            raise ValueError
-
-    report = make(handle, resource=shop.open, failed={"dead": True})(concurrency=2)
-    assert_run(report, processed=3, failed=1)
-    assert given == ["shop 1", "shop 1", "shop 2", "shop 2"]
-    assert (shop.opened, shop.closed) == (2, 2)
-
-
-@each_delivery
-def test_a_plain_resource_serves_async_handlers(make: Make) -> None:
-    the.errands(2)
-
-    @contextmanager
-    def open_it() -> Iterator[str]:
-        yield "plain"
-
-    given: list[str] = []
-
-    async def handle(row: Errand, resource: str) -> None:
-        given.append(resource)
-
-    assert_run(make(handle, resource=open_it)(concurrency=2), processed=2)
-    assert given == ["plain"] * 2
 
 
 @each_delivery
@@ -458,13 +243,6 @@ async def do_nothing(row: Errand) -> None:
     """Handle a row by doing nothing."""
 
 
-def test_transactional_is_refused_and_told_the_alternatives() -> None:
-    with pytest.raises(Unsupported, match="AT_LEAST_ONCE or AT_MOST_ONCE"):
-        batch_processor(pending=the.PENDING, done={"done": True}, delivery=Delivery.TRANSACTIONAL)(
-            do_nothing
-        )
-
-
 @each_delivery
 def test_inside_testcase_handlers_run_one_at_a_time(make: Make) -> None:
     the.errands(3)
@@ -485,17 +263,176 @@ def test_inside_testcase_handlers_run_one_at_a_time(make: Make) -> None:
     assert most == [1, 1, 1]
 
 
-def test_a_lease_is_kept_while_a_handler_is_awaited(beats_soon: None) -> None:
-    [row] = the.errands(1)
+# --- rows of several claims under way on one event loop
+
+
+class Straggler:
+    """Keeps the first row's handler until so many others have been called."""
+
+    def __init__(self, others: int) -> None:
+        self.left = others
+        self.may_end = asyncio.Event()
+
+    async def __call__(self, row: Errand) -> None:
+        if row.place == 0:
+            async with asyncio.timeout(the.PATIENCE):
+                await self.may_end.wait()
+        else:
+            self.left -= 1
+            if not self.left:
+                self.may_end.set()
+
+
+@each_delivery
+@pytest.mark.parametrize("concurrency", [2, 4, 10])
+def test_a_slow_handler_does_not_keep_rows_from_being_claimed(make: Make, concurrency: int) -> None:
+    the.errands(30)
+    straggler = Straggler(29)
 
     async def handle(row: Errand) -> None:
-        first = await Errand.objects.values_list("leased_until", flat=True).aget(pk=row.pk)
-        assert first is not None
-        later = Errand.objects.filter(leased_until__gt=first)
-        look = sync_to_async(later.exists)
-        async with asyncio.timeout(the.PATIENCE):
-            while not await look():
-                await asyncio.sleep(0.01)
+        await straggler(row)
 
-    assert_run(the.at_least_once(handle, lease=Lease(60))(concurrency=2), processed=1)
-    assert the.state(row)["leased_until"] is False
+    report = make(handle).run(concurrency=concurrency)
+    assert_run(report, processed=30)
+    assert Errand.objects.filter(done=True, leased_until=None).count() == 30
+
+
+@each_delivery
+def test_no_more_are_in_flight_and_no_more_are_claimed_than_asked_for(make: Make) -> None:
+    the.errands(40)
+    claimed: list[int] = []
+    now: set[int] = set()
+
+    async def handle(row: Errand) -> None:
+        now.add(row.pk)
+        assert len(now) <= 4
+        # Some end at once and some a little later, so that batches mix.
+        for _ in range(row.place % 7):
+            await asyncio.sleep(0.001)
+        now.discard(row.pk)
+
+    def done(row: Errand, result: None) -> dict[str, Any]:
+        held = Errand.objects.filter(done=False)
+        mark = "claimed_at" if make is the.at_most_once else "leased_until"
+        claimed.append(held.exclude(**{mark: None}).count())
+        return {"done": True}
+
+    report = make(handle, batch_size=6, done=done).run(concurrency=4)
+    assert_run(report, processed=40)
+    # Those whose handlers have ended, and that are just being settled, besides.
+    assert max(claimed) <= 2 * 6
+
+
+@each_delivery
+def test_rows_are_not_claimed_one_by_one(make: Make) -> None:
+    """Handlers that end one after the other, as they do under way, make no claim each."""
+    the.errands(40)
+    tickets = iter(range(1, 1000))
+
+    async def handle(row: Errand) -> None:
+        turn = next(tickets)
+        for _ in range(turn % 9):
+            await asyncio.sleep(0)
+
+    processor = make(handle)
+    with CaptureQueriesContext(connection) as queries:
+        assert_run(processor.run(concurrency=8), processed=40)
+    locks = [
+        each["sql"]
+        for each in queries
+        if "SKIP LOCKED" in each["sql"] or each["sql"].startswith("BEGIN")
+    ]
+    # 8 rows first, and then two at least, where one by one would make more than 40.
+    assert 0 < len(locks) < 3 * (1 + (40 - 8) // 2)
+
+
+@each_delivery
+def test_an_interrupt_in_a_handler_cancels_those_of_other_batches(make: Make) -> None:
+    rows = the.errands(8)
+
+    async def handle(row: Errand) -> None:
+        if row.place == 0:
+            await asyncio.sleep(the.PATIENCE)
+        elif row.place == 5:
+            raise KeyboardInterrupt("enough")
+
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        make(handle).run(concurrency=2)
+    states = [the.state(row) for row in rows]
+    assert [state["done"] for state in states] == [0, 1, 1, 1, 1, 0, 0, 0]
+    # Started, and neither done nor failed: free again, or in doubt.
+    assert {states[place]["claimed"] for place in (0, 5)} == {make is the.at_most_once}
+    assert the.untouched(rows[6])
+    assert the.untouched(rows[7])
+
+
+class Shop:
+    """A resource that tells how many handlers have it when it is closed."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.users: dict[str, int] = {}
+        self.closed: list[str] = []
+        self.in_use_when_closed: list[int] = []
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        self.opened += 1
+        name = f"shop {self.opened}"
+        self.users[name] = 0
+        yield name
+        self.closed.append(name)
+        self.in_use_when_closed.append(self.users[name])
+
+    async def use(self, name: str, work: Awaitable[Any]) -> None:
+        self.users[name] += 1
+        try:
+            await work
+        finally:
+            self.users[name] -= 1
+
+
+@each_delivery
+def test_a_worn_resource_is_closed_when_nobody_has_it_any_more(make: Make) -> None:
+    the.errands(12)
+    shop = Shop()
+    straggler = Straggler(11)
+    given: dict[int, str] = {}
+
+    async def work(row: Errand) -> None:
+        await straggler(row)
+        if row.place == 1:
+            raise ValueError("the line was dead")
+
+    async def handle(row: Errand, resource: str) -> None:
+        assert resource not in shop.closed
+        given[row.place] = resource
+        await shop.use(resource, work(row))
+
+    report = make(handle, resource=shop.open, failed={"dead": True}).run(concurrency=2)
+    assert_run(report, processed=11, failed=1)
+    # The straggler keeps what it was given, and all others go on with a new one meanwhile.
+    assert given == {0: "shop 1", 1: "shop 1", **dict.fromkeys(range(2, 12), "shop 2")}
+    assert sorted(shop.closed) == ["shop 1", "shop 2"]
+    assert shop.in_use_when_closed == [0, 0]
+
+
+class Result:
+    """What a handler returned, which can be seen to be forgotten."""
+
+
+@each_delivery
+def test_i8_what_a_handler_returned_is_forgotten_once_its_row_is_settled(make: Make) -> None:
+    the.errands(40)
+    kept: weakref.WeakSet[Result] = weakref.WeakSet()
+    most: list[int] = []
+
+    async def handle(row: Errand) -> Result:
+        most.append(len(kept))
+        result = Result()
+        kept.add(result)
+        return result
+
+    report = make(handle, batch_size=2).run(concurrency=2)
+    assert_run(report, processed=40)
+    assert max(most) <= 10

@@ -6,18 +6,18 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.db.models import Exists, F, Q
+from django.db import connection
+from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor, Discard, Report, Snooze
+from dcl_processor import BatchProcessor, Report, Snooze
 from dcl_processor.exceptions import InvalidDone, StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_GATE, other_than, run_and_meanwhile
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
-from tests.models import Errand, Priced
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -50,27 +50,6 @@ def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size
     assert [the.state(row) for row in rows] == [expected] * 5
 
 
-@pytest.mark.parametrize("left_out", [None, "gross"])
-@pytest.mark.parametrize(
-    "narrow", [lambda rows: rows, lambda rows: rows.distinct()], ids=["own", "spanning"]
-)
-@each_size
-def test_a_column_that_the_database_computes_says_what_the_claim_made_of_it(
-    size: int, narrow: Any, left_out: str | None
-) -> None:
-    Priced.objects.bulk_create(Priced(net=1) for _ in range(5))
-    seen: list[tuple[int, int]] = []
-
-    def look(row: Priced) -> None:
-        assert ("gross" in vars(row)) == (left_out is None)
-        seen.append((row.net, row.gross))
-
-    options = {"claim": {"net": 2}, "claimed_at": None, "done": {"net": 3}, "batch_size": size}
-    pending = narrow(Priced.objects.filter(net=1).defer(left_out))
-    assert_run(the.at_most_once(look, pending=pending, **options)(), processed=5)
-    assert seen == [(2, 4)] * 5
-
-
 @each_question
 @each_size
 def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, size: int) -> None:
@@ -85,18 +64,6 @@ def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, s
     )()
     assert_run(report, processed=5)
     assert seen == [True] * 5
-
-
-def test_without_claim_a_handled_row_costs_one_write() -> None:
-    the.errands(3)
-    run = the.at_most_once(the.ignore, claim=None, claimed_at=None)
-    run()
-    Errand.objects.update(done=False)
-    with CaptureQueriesContext(connection) as queries:
-        run()
-    # After the rehearsal with the first row: a claim for each of the two others.
-    writes = [query["sql"] for query in queries if "SET `done`" in query["sql"].replace('"', "`")]
-    assert len(writes) == 2 + 3
 
 
 @each_question
@@ -177,22 +144,6 @@ def test_without_failed_a_row_that_failed_stays_to_be_seen(reset: Any) -> None:
     assert_run(run())
 
 
-def test_reset_alone_repeats_nothing() -> None:
-    """``reset`` is for ``requeue()``; a run tries a row again only with ``retry``."""
-    [row] = the.errands(1)
-    calls: list[Any] = []
-
-    def fail(row: Errand) -> None:
-        calls.append(row.pk)
-        raise ValueError
-
-    run = the.at_most_once(fail, reset={"claimed": False}, failed={"dead": True})
-    run()
-    run()
-    assert calls == [row.pk]
-    assert the.state(row)["dead"]
-
-
 def test_with_retry_and_reset_a_known_failure_is_tried_again_and_given_up() -> None:
     [row] = the.errands(1)
     calls: list[Any] = []
@@ -231,38 +182,6 @@ def test_a_flip_that_fails_after_the_work_repeats_nothing() -> None:
     assert_run(run())
     assert calls == [second.pk]
     assert list(run.in_doubt(older_than=0)) == [second]
-
-
-def test_get_done_that_raises_after_the_work_repeats_nothing() -> None:
-    [row] = the.errands(1)
-    calls: list[Any] = []
-
-    def broken(row: Errand, result: Any) -> dict[str, Any]:
-        raise KeyError("charge")
-
-    run = the.at_most_once(
-        lambda row: calls.append(row.pk),
-        done=broken,
-        retry=the.retry(),
-        reset={"claimed": False},
-        failed={"dead": True},
-    )
-    assert_run(run(), failed=1)
-    assert_run(run())
-    assert calls == [row.pk]
-    assert list(run.in_doubt(older_than=0)) == [row]
-
-
-def test_a_result_dependent_flip_that_leaves_the_row_pending_is_told() -> None:
-    [row] = the.errands(1)
-    run = the.at_most_once(
-        lambda row: "no", done=lambda row, result: {"claimed": False, "result": result}
-    )
-    report = run()
-    assert_run(report, failed=1)
-    assert isinstance(report.failures[0].error, StillPending)
-    assert list(run.in_doubt(older_than=0)) == [row]
-    assert the.state(row)["result"] == ""
 
 
 def test_the_result_is_written_with_the_flip() -> None:
@@ -377,20 +296,6 @@ def test_snooze_puts_back_and_costs_no_attempt() -> None:
     assert_run(run())
 
 
-def test_discard_writes_failed_and_without_it_the_row_stays_to_be_seen() -> None:
-    first, second = the.errands(2)
-
-    def discard(row: Errand) -> None:
-        raise Discard("no such place")
-
-    said = the.at_most_once(discard, failed={"dead": True})
-    assert_run(said(filter=Q(pk=first.pk)), discarded=1)
-    assert the.state(first)["dead"]
-    unsaid = the.at_most_once(discard)
-    assert_run(unsaid(), failed=1)
-    assert list(unsaid.in_doubt(older_than=0)) == [second]
-
-
 @pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
 @pytest.mark.parametrize("rehearsed", [False, True], ids=["first batch", "later batch"])
 def test_a_stop_puts_back_what_was_not_started(claimed: bool, rehearsed: bool) -> None:
@@ -428,17 +333,6 @@ def test_an_interrupt_leaves_in_doubt_what_was_started_and_nothing_else(rehearse
     assert all(the.state(row)["done"] for row in rows[:-2])
 
 
-def test_a_settlement_survives_a_connection_that_died_during_the_work() -> None:
-    [row] = the.errands(1)
-
-    def cut(row: Errand) -> None:
-        end_session()
-
-    report = the.at_most_once(cut)()
-    assert_run(report, processed=1)
-    assert the.state(row)["done"]
-
-
 @pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "unnoticed"])
 def test_no_handler_begins_on_a_connection_that_died_in_the_one_before(
@@ -461,36 +355,7 @@ def test_no_handler_begins_on_a_connection_that_died_in_the_one_before(
     assert [the.state(row)["result"] for row in rows] == ["worked"] * 6
 
 
-def test_inside_testcase_it_works_in_savepoints() -> None:
-    the.errands(3)
-    block = transaction.atomic()
-    block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
-    with block:
-        report = the.at_most_once(the.ignore, batch_size=2)()
-    assert_run(report, processed=3)
-
-
 if HAS_GATE:
-
-    @pytest.mark.parametrize("claimed", [True, False], ids=["claim", "no claim"])
-    def test_a_later_batch_is_claimed_in_one_statement(claimed: bool) -> None:
-        the.errands(9)
-        options: dict[str, Any] = {} if claimed else {"claim": None, "claimed_at": None}
-        sent: list[list[str]] = []
-
-        def handle(row: Errand) -> None:
-            sent.append([query["sql"] for query in queries.captured_queries])
-
-        run = the.at_most_once(handle, batch_size=3, **options)
-        with CaptureQueriesContext(connection) as queries:
-            assert_run(run(), processed=9)
-        # From the last settlement of one batch to the first handler of the next.
-        settled = 1 if claimed else 0
-        between = sent[3][len(sent[2]) + settled :]
-        assert len(between) == 1
-        assert between[0].startswith("WITH ")
-        assert "FOR NO KEY UPDATE SKIP LOCKED" in between[0]
-        assert "RETURNING" in between[0]
 
     def test_nothing_but_the_claim_is_sent_for_a_batch() -> None:
         """No BEGIN, no COMMIT: in autocommit, each is a round trip of its own."""
@@ -500,17 +365,6 @@ if HAS_GATE:
             run()
         kinds = [query["sql"].split()[0] for query in queries]
         assert kinds[kinds.index("COMMIT") + 1 :] == ["WITH"]
-
-    def test_one_statement_keeps_what_the_queryset_left_out() -> None:
-        the.errands(4)
-        deferred: list[set[str]] = []
-        run = the.at_most_once(
-            lambda row: deferred.append(row.get_deferred_fields()),
-            pending=the.PENDING.only("place", "claimed"),
-        )
-        assert_run(run(), processed=4)
-        assert all("last_error" in left_out for left_out in deferred)
-        assert all("place" not in left_out for left_out in deferred)
 
     def test_a_row_that_cannot_be_loaded_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         """The one statement has committed the claim by then."""
@@ -531,67 +385,6 @@ if HAS_GATE:
         assert handled == [rows[0].pk, rows[1].pk, rows[3].pk]
         assert the.untouched(rows[2])
 
-    def test_one_statement_would_be_stale_for_a_spanning_question(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The broken variant: the same harness finds its double."""
-        monkeypatch.setattr("dcl_processor.candidates.question.is_own_table", lambda queryset: True)
-        rows = the.errands(3)
-        handled: list[Any] = []
-        run = the.at_most_once(
-            lambda row: handled.append(row.pk),
-            pending=_flag_of_another,
-            repeats=True,
-            claim=None,
-            claimed_at=None,
-            done={"result": "sent"},
-        )
-
-        def leave() -> None:
-            Errand.objects.using("other").filter(place=100).update(done=True)
-
-        Errand.objects.create(place=100)
-        run_and_meanwhile(run, leave, at=1)
-        assert rows[1].pk in handled
-
-    def test_the_real_claim_asks_a_spanning_question_again() -> None:
-        rows = the.errands(3)
-        handled: list[Any] = []
-        run = the.at_most_once(
-            lambda row: handled.append(row.pk),
-            pending=_flag_of_another,
-            repeats=True,
-            claim=None,
-            claimed_at=None,
-            done={"result": "sent"},
-        )
-
-        def leave() -> None:
-            Errand.objects.using("other").filter(place=100).update(done=True)
-
-        Errand.objects.create(place=100)
-        run_and_meanwhile(run, leave, at=1)
-        assert handled == [rows[0].pk]
-
-
-def _flag_of_another() -> Any:
-    flag = Errand.objects.filter(place=100, done=False)
-    return Errand.objects.filter(Exists(flag), place__lt=100, result="")
-
-
-def test_a_claim_that_the_database_refuses_calls_no_handler() -> None:
-    rows = the.errands(2)
-    Errand.objects.create(place=50, done=True, code="taken")
-    handled: list[Any] = []
-    report = the.at_most_once(
-        lambda row: handled.append(row.pk),
-        claim={"claimed": True, "code": "taken"},
-        claimed_at=None,
-    )()
-    assert_run(report, failed=2)
-    assert handled == []
-    assert all(the.untouched(row) for row in rows)
-
 
 if connection.vendor != "sqlite":
 
@@ -608,20 +401,3 @@ if connection.vendor != "sqlite":
         assert handled == []
         assert the.untouched(row)
         assert_run(the.at_most_once(the.ignore)(), processed=1)
-
-    def test_a_row_that_is_locked_by_somebody_is_skipped() -> None:
-        rows = the.errands(2)
-        locked, release = Event(), Event()
-
-        def hold() -> None:
-            with transaction.atomic():
-                list(Errand.objects.filter(pk=rows[0].pk).select_for_update())
-                locked.set()
-                the.wait(release)
-
-        with the.meanwhile(hold) as results:
-            the.wait(locked)
-            report = the.at_most_once(the.ignore)(wait_for_locked=0)
-            release.set()
-        assert results == [None]
-        assert_run(report, processed=1, skipped=1)

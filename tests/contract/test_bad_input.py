@@ -11,11 +11,10 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Retry, Snooze, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.checks import check_found
-from dcl_processor.exceptions import InvalidDone, InvalidOption, StillPending
+from dcl_processor.exceptions import InvalidOption
 from dcl_processor.registry import Found
-from tests.contract.support.reports import assert_run
 from tests.models import Errand, Misfit, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -126,53 +125,6 @@ def test_a_column_without_microseconds_is_refused_at_the_first_row(options: dict
     assert (misfit.done, misfit.words, misfit.to_the_second) == (False, "", None)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        (
-            {**BY_CLAIM, "claim": {"result": "taken"}},
-            StillPending,
-            r"expected claim={'result': 'taken'} to take a row out of pending, got row \d+ still",
-        ),
-        (
-            {"failed": {"result": "dead"}},
-            StillPending,
-            r"expected failed={'result': 'dead'} to take a row out of pending, got row \d+ still",
-        ),
-        (
-            {**LEASING, "done": {"result": "done"}},
-            StillPending,
-            r"expected done={'result': 'done'} to take a row out of pending, got row \d+ still",
-        ),
-        (
-            {**BY_CLAIM, "reset": {"result": ""}},
-            InvalidDone,
-            r"expected reset={'result': ''} to put a claimed row back into pending, got row \d+ n",
-        ),
-    ],
-)
-def test_a_flip_that_does_not_do_what_it_is_for_is_found_by_rehearsing_it(
-    options: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    errand = Errand.objects.create()
-    before = columns(errand)
-    with pytest.raises(error, match=words):
-        errands(**options).run()
-    assert columns(errand) == before
-
-
-@deliveries
-def test_a_resource_that_is_no_context_manager_is_named_and_costs_no_row(
-    delivery: dict[str, Any],
-) -> None:
-    errand = Errand.objects.create()
-    before = columns(errand)
-    words = r"errands: expected resource\(\) to return a context manager, got \[\]; wrap it"
-    with pytest.raises(InvalidOption, match=words):
-        errands(resource=list, **delivery).run()
-    assert columns(errand) == before
-
-
 @deliveries
 def test_a_resource_for_async_code_is_refused_to_a_plain_handler(delivery: dict[str, Any]) -> None:
     @asynccontextmanager
@@ -184,52 +136,6 @@ def test_a_resource_for_async_code_is_refused_to_a_plain_handler(delivery: dict[
     with pytest.raises(InvalidOption, match=r"got one for 'async with' and a plain handler"):
         errands(resource=later, **delivery).run()
     assert columns(errand) == before
-
-
-@deliveries
-def test_a_snooze_until_a_time_that_no_column_keeps_is_its_rows_failure(
-    delivery: dict[str, Any],
-) -> None:
-    first, second = Errand.objects.create(place=1), Errand.objects.create(place=2)
-    before = columns(first)
-
-    def handle(row: Errand) -> None:
-        if row.place == 1:
-            raise Snooze("the office is closed", delay=60)
-
-    options = {**delivery, **({"reset": {"claimed": False}} if "claim" in delivery else {})}
-    report = errands(handle, **options).run()
-    assert_run(report, processed=1, failed=1)
-    words = "expected retry=Retry(…), whose column stores the time of a Snooze, got a Snooze"
-    assert words in str(report.failures[0].error)
-    assert columns(first) == before
-    second.refresh_from_db()
-    assert second.done
-
-
-def test_what_is_claimed_and_has_no_way_back_cannot_be_snoozed() -> None:
-    Errand.objects.create()
-
-    def handle(row: Errand) -> None:
-        raise Snooze
-
-    report = errands(handle, **BY_CLAIM).run()
-    assert "expected reset=…" in str(report.failures[0].error)
-    assert Errand.objects.get().claimed
-
-
-@deliveries
-def test_a_discard_without_a_dead_letter_is_its_rows_failure(delivery: dict[str, Any]) -> None:
-    Errand.objects.create()
-
-    def handle(row: Errand) -> None:
-        raise Discard("no such address")
-
-    report = errands(handle, **delivery).run()
-    assert_run(report, failed=1)
-    words = "expected failed=… for a handler that raises Discard, got none"
-    assert words in str(report.failures[0].error)
-    assert not Errand.objects.get().done
 
 
 def test_a_row_can_be_requeued_only_by_who_knows_how() -> None:

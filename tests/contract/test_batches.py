@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, connections, transaction
 
-from dcl_processor import Discard, Retry, Snooze, batch_processor
-from dcl_processor.exceptions import InsideTransaction
-from tests.contract.support import errands as the
+from dcl_processor import batch_processor
 from tests.contract.support.batches import flips, note, savepoints, sent, statements, worked
 from tests.contract.support.gate import before_lock
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, Parcel, Scan
+from tests.models import Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -125,18 +123,6 @@ def test_i7_a_deferred_foreign_key_that_row_2_of_3_broke_costs_rows_1_and_3_noth
     assert not Scan.objects.exists()
 
 
-def test_a_handler_may_delete_its_row_and_others_of_its_batch() -> None:
-    parcels(4)
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            Parcel.objects.filter(priority__in=[0, 1]).delete()
-
-    report = in_batches(handle)()
-    assert_run(report, processed=4)
-    assert sent() == [2, 3]
-
-
 def test_rows_that_others_hold_or_finished_are_left_out_of_the_batch() -> None:
     parcels(6)
     calls: list[int] = []
@@ -175,50 +161,6 @@ def in_a_thread(act: Any) -> None:
     assert not thread.is_alive()
 
 
-def test_a_handler_that_closes_the_connection_costs_the_others_nothing() -> None:
-    parcels(4)
-
-    def handle(row: Parcel) -> None:
-        note(row)
-        if row.priority == 2:
-            connection.close()
-
-    report = in_batches(handle)()
-    assert_run(report, processed=3, failed=1)
-    assert sent() == worked() == [0, 1, 3]
-
-
-def test_a_handler_that_runs_a_processor_fails_alone() -> None:
-    parcels(3)
-    inner = in_batches(lambda row: None)
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            inner()
-
-    report = in_batches(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, InsideTransaction)
-
-
-def test_snooze_and_discard_are_outcomes_of_their_own_rows() -> None:
-    the.errands(5)
-
-    def handle(row: Errand) -> None:
-        Errand.objects.filter(pk=row.pk).update(result="worked")
-        if row.place == 1:
-            raise Snooze("later")
-        if row.place == 3:
-            raise Discard("never")
-
-    report = the.transactional(handle, failed={"dead": True}, batch_size=100)()
-    assert_run(report, processed=3, discarded=1, snoozed=1)
-    assert report.ok
-    rows = Errand.objects.order_by("place").values_list("done", "dead", "result")
-    handled, left, dead = (True, False, "worked"), (False, False, ""), (False, True, "")
-    assert list(rows) == [handled, left, handled, dead, handled]
-
-
 def test_a_row_that_cannot_be_loaded_is_its_own_failure() -> None:
     parcels(4)
 
@@ -254,24 +196,3 @@ def test_ten_thousand_rows_behind_a_poison_row_are_done_in_one_run() -> None:
     assert_run(report, processed=9_999, failed=1)
     assert len(calls) == len(set(calls)) == 10_000
     assert Parcel.objects.filter(sent=False).values_list("priority", flat=True)[:2].get() == 0
-
-
-def test_rows_that_fail_cost_no_more_than_their_share_of_statements() -> None:
-    """Three of a hundred: a savepoint back and a note for each, and nothing for the others."""
-
-    def sent_for(bad: set[int]) -> int:
-        Errand.objects.all().delete()
-        the.errands(100)
-
-        def handle(row: Errand) -> None:
-            if row.place in bad:
-                raise ValueError
-
-        with statements() as seen:
-            report = the.transactional(handle, retry=Retry(backoff=60), batch_size=100)()
-        assert_run(report, processed=100 - len(bad), failed=len(bad), retried=len(bad))
-        return len(seen)
-
-    sent_for(set())  # asks the connection's isolation level, once
-    none = sent_for(set())
-    assert sent_for({10, 50, 90}) - none == 3 + 2  # in a savepoint of their own

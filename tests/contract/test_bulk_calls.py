@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from datetime import timedelta
-from threading import Event, Lock
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import BatchProcessor, Discard, Snooze
-from dcl_processor.exceptions import AttemptsUsedUp, TransactionLeftOpen, Unsupported
+from dcl_processor.exceptions import TransactionLeftOpen, Unsupported
 from dcl_processor.runner.counters import Counters
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
@@ -22,13 +22,13 @@ from tests.contract.support.errands import Make, each_delivery
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
 
 Rows = Sequence[Errand]
 
-all_deliveries = pytest.mark.parametrize(
-    "make", [the.transactional, the.at_most_once, the.at_least_once]
-)
 
 #: What ``AT_MOST_ONCE`` needs to put a row back; the others have no use for it.
 RESET = {"claimed": False, "done": False}
@@ -59,17 +59,7 @@ def places(**values: Any) -> list[int]:
     return list(Errand.objects.filter(**values).order_by("place").values_list("place", flat=True))
 
 
-@all_deliveries
-def test_one_call_gets_all_rows_of_a_batch(make: Make) -> None:
-    the.errands(25)
-    calls = Calls()
-    assert_run(bulk(make, calls)(), processed=25)
-    assert [len(each) for each in calls.places] == [10, 10, 5]
-    assert places(done=True) == list(range(25))
-    assert not Errand.objects.exclude(leased_until=None, claimed_at=None).exists()
-
-
-@all_deliveries
+@the.all_deliveries
 def test_results_by_key_reach_the_flips(make: Make) -> None:
     the.errands(5)
     calls = Calls(lambda rows: {row.pk: f"sent {row.place}" for row in reversed(rows)})
@@ -78,7 +68,7 @@ def test_results_by_key_reach_the_flips(make: Make) -> None:
     assert list(said) == [f"sent {place}" for place in range(5)]
 
 
-@all_deliveries
+@the.all_deliveries
 def test_a_row_without_a_result_in_a_mapping_has_failed(make: Make) -> None:
     rows = the.errands(4)
     calls = Calls(lambda rows: {row.pk: None for row in rows if row.place != 2})
@@ -101,7 +91,7 @@ def test_at_most_once_leaves_a_row_without_a_result_in_doubt() -> None:
     assert_run(run())
 
 
-@all_deliveries
+@the.all_deliveries
 def test_an_unknown_key_is_one_clear_error(make: Make) -> None:
     the.errands(1)
     report = bulk(make, Calls(lambda rows: {str(rows[0].pk): None}))()
@@ -112,7 +102,7 @@ def test_an_unknown_key_is_one_clear_error(make: Make) -> None:
     assert places(done=True) == []
 
 
-@all_deliveries
+@the.all_deliveries
 @pytest.mark.parametrize("answer", ["sent", {1, 2}, 7, iter([1, 2])], ids=repr)
 def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> None:
     the.errands(2)
@@ -120,16 +110,6 @@ def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> 
     assert_run(report, failed=2)
     assert "to return None, a list with one result for each row" in str(report.failures[0].error)
     assert places(done=True) == []
-
-
-def test_a_coroutine_that_a_plain_function_returns_is_refused() -> None:
-    the.errands(1)
-
-    async def later() -> None: ...
-
-    report = bulk(the.at_least_once, Calls(lambda rows: later()))()
-    assert_run(report, failed=1)
-    assert "got a coroutine that is never run" in str(report.failures[0].error)
 
 
 def test_at_most_once_leaves_rows_in_doubt_whose_results_cannot_be_told_apart() -> None:
@@ -142,40 +122,6 @@ def test_at_most_once_leaves_rows_in_doubt_whose_results_cannot_be_told_apart() 
     assert "one result for each of 3 rows, got 1" in str(report.failures[0].error)
     assert len(calls.places) == 1
     assert [row.place for row in run.in_doubt(older_than=0)] == [0, 1, 2]
-
-
-@all_deliveries
-@pytest.mark.parametrize("by_key", [False, True], ids=["list", "mapping"])
-@pytest.mark.parametrize("size", [1, 10])
-def test_a_returned_exception_is_its_rows_outcome(make: Make, by_key: bool, size: int) -> None:
-    """As ``asyncio.gather(return_exceptions=True)`` gives them."""
-    rows = the.errands(6)
-    outcomes = [None, ValueError("no"), Snooze(delay=60), Discard("never"), SystemExit(2), "sent"]
-
-    def answer(given: Rows) -> Any:
-        pairs = [(row.pk, outcomes[row.place]) for row in given]
-        return dict(pairs) if by_key else [each for _, each in pairs]
-
-    calls = Calls(answer)
-    retry = the.retry(backoff=60)
-    options = {"retry": retry, "reset": RESET, "failed": {"dead": True}, "batch_size": size}
-    report = bulk(make, calls, **options)()
-    assert_run(report, processed=2, failed=2, snoozed=1, discarded=1, retried=2)
-    assert sorted(place for call in calls.places for place in call) == list(range(6))
-    said = [the.state(row) for row in rows]
-    assert [each["done"] for each in said] == [True, False, False, False, False, True]
-    assert [each["dead"] for each in said] == [False, False, False, True, False, False]
-    assert [each["attempts"] for each in said] == [0, 1, 0, 1, 1, 0]
-    assert not any(each["claimed"] for each in said[1:3])
-    assert not any(each["leased_until"] or each["claimed_at"] for each in said)
-
-
-def test_flipped_before_the_work_a_returned_exception_is_no_success_either() -> None:
-    the.errands(2)
-    calls = Calls(lambda rows: [ValueError("no"), None])
-    report = bulk(the.at_most_once, calls, claim=None, claimed_at=None, failed={"dead": True})()
-    assert_run(report, processed=1, failed=1)
-    assert places(dead=True) == [0]
 
 
 def raising_at(*bad: int) -> Callable[[Rows], None]:
@@ -223,13 +169,6 @@ def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) ->
     assert places(done=True) == []
 
 
-def test_at_most_once_without_failed_leaves_all_rows_of_a_call_that_raised_in_doubt() -> None:
-    the.errands(3)
-    run = bulk(the.at_most_once, Calls(raising_at(1)))
-    assert_run(run(), failed=3)
-    assert [row.place for row in run.in_doubt(older_than=0)] == [0, 1, 2]
-
-
 def test_rows_whose_lease_is_lost_during_the_call_are_reported_and_the_others_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,54 +196,6 @@ def test_rows_whose_lease_is_lost_during_the_call_are_reported_and_the_others_se
 
 def is_flip(sql: str) -> bool:
     return sql.startswith("UPDATE") and '"result"' in sql.replace("`", '"') and "sent" in sql
-
-
-def test_a_row_without_attempts_left_is_left_out_of_the_call() -> None:
-    the.errands(3)
-    Errand.objects.filter(place=1).update(attempts=3)
-    calls = Calls()
-    run = bulk(the.at_least_once, calls, retry=the.retry(), failed={"dead": True})
-    report = run()
-    assert_run(report, processed=2, failed=1)
-    assert calls.places == [[0, 2]]
-    assert isinstance(report.failures[0].error, AttemptsUsedUp)
-    assert places(dead=True) == [1]
-
-
-@all_deliveries
-def test_a_limit_is_never_exceeded(make: Make) -> None:
-    rows = the.errands(25)
-    calls = Calls()
-    assert_run(bulk(make, calls)(limit=13), processed=13, stopped="limit")
-    assert [len(each) for each in calls.places] == [10, 3]
-    assert all(the.untouched(row) for row in rows[13:])
-
-
-@each_delivery
-def test_a_stop_during_a_call_settles_its_rows_and_starts_no_other(make: Make) -> None:
-    rows = the.errands(15)
-    stop = Event()
-
-    def handle(given: Rows) -> None:
-        stop.set()
-
-    assert_run(bulk(make, handle)(stop=stop), processed=10, stopped="signal")
-    assert all(the.untouched(row) for row in rows[10:])
-
-
-def test_a_stop_between_calls_of_single_rows_puts_the_others_back() -> None:
-    """They are handled by a later run, and their attempt does not count."""
-    rows = the.errands(4)
-    stop = Event()
-
-    def handle(given: Rows) -> None:
-        if len(given) > 1:
-            raise ValueError
-        stop.set()
-
-    run = bulk(the.at_least_once, handle, retry=the.retry())
-    assert_run(run(stop=stop), processed=1, stopped="signal")
-    assert all(the.untouched(row) for row in rows[1:])
 
 
 def test_a_timeout_ends_the_calls_of_single_rows_too(
@@ -384,41 +275,6 @@ def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) ->
     assert places(result="worked") == places(done=True) == []
 
 
-def test_a_transaction_that_a_call_leaves_open_ends_before_the_next_call() -> None:
-    the.errands(3)
-
-    def handle(given: Rows) -> None:
-        if len(given) > 1:
-            Errand.objects.filter(place=2).update(result="lost")
-            transaction.atomic().__enter__()
-            Errand.objects.filter(place=1).update(result="lost")
-            raise ValueError
-        assert not connection.in_atomic_block
-
-    assert_run(bulk(the.at_least_once, handle)(), processed=3)
-    assert places(done=True) == [0, 1, 2]
-    assert places(result="lost") == [2]
-
-
-@each_delivery
-def test_threads_make_so_many_calls_at_once(make: Make) -> None:
-    the.errands(41)
-    first, second, turn = Event(), Event(), Lock()
-    sizes: list[int] = []
-
-    def handle(given: Rows) -> None:
-        with turn:
-            sizes.append(len(given))
-            if len(sizes) == 1:
-                return
-            (second if first.is_set() else first).set()
-        the.wait(second)
-
-    assert_run(bulk(make, handle)(concurrency=2), processed=41)
-    assert sum(sizes) == 41
-    assert places(done=True) == list(range(41))
-
-
 class Line:
     """Breaks in the first call, and is closed."""
 
@@ -480,3 +336,128 @@ def test_the_rows_of_a_call_are_settled_by_one_statement(make: Make) -> None:
         assert list(said) == [f"sent {place}" for place in range(number)]
     # The first row of a run is alone, because its flip needs the handler's result.
     assert counts == [1 + 1, 1 + 3]
+
+
+# --- ``async def process_batch()``: calls on one event loop, each with the rows of a claim
+
+
+def in_fives(make: Make, handle: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    """Make a processor that handles five rows in one call, unless told otherwise."""
+    return make(the.ignore, **{"process_batch": handle, "batch_size": 5, **options})
+
+
+def done_places() -> list[int]:
+    done = Errand.objects.filter(done=True, leased_until=None, claimed_at=None)
+    return list(done.order_by("place").values_list("place", flat=True))
+
+
+@each_delivery
+def test_concurrency_counts_calls(make: Make) -> None:
+    the.errands(23)
+    now: set[int] = set()
+    most: list[int] = []
+    sizes: list[int] = []
+    complete = asyncio.Event()
+
+    async def handle(rows: Rows) -> None:
+        sizes.append(len(rows))
+        now.add(rows[0].pk)
+        most.append(len(now))
+        if len(now) == 3:
+            complete.set()
+        async with asyncio.timeout(the.PATIENCE):
+            await complete.wait()
+        now.discard(rows[0].pk)
+
+    assert_run(in_fives(make, handle)(concurrency=3), processed=23)
+    assert max(most) == 3
+    assert sorted(sizes) == [3, 5, 5, 5, 5]
+    assert done_places() == list(range(23))
+
+
+def test_at_most_once_calls_no_row_again_when_an_asynchronous_call_raises() -> None:
+    the.errands(7)
+    calls: list[list[int]] = []
+
+    async def handle(given: Rows) -> None:
+        calls.append([row.place for row in given])
+        if any(row.place == 1 for row in given):
+            raise ValueError("place 1")
+
+    report = in_fives(the.at_most_once, handle, failed={"dead": True})(concurrency=2)
+    assert_run(report, processed=2, failed=5)
+    assert sorted(calls) == [[0, 1, 2, 3, 4], [5, 6]]
+    assert done_places() == [5, 6]
+
+
+def test_a_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
+    the.errands(4)
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def line() -> AsyncIterator[int]:
+        number = sum(each.startswith("open") for each in events)
+        events.append(f"open {number}")
+        yield number
+        events.append(f"close {number}")
+
+    async def handle(given: Rows, number: int) -> None:
+        if number == 0:
+            raise ConnectionError("a broken line")
+
+    run = in_fives(the.at_least_once, handle, resource=line, retry=the.retry())
+    assert_run(run(concurrency=2), processed=4)
+    assert sorted(events) == ["close 0", "close 1", "open 0", "open 1"]
+
+
+def test_an_asynchronous_resource_that_cannot_be_opened_again_costs_no_row_an_attempt() -> None:
+    rows = the.errands(4)
+    opened: list[bool] = []
+
+    @asynccontextmanager
+    async def line() -> AsyncIterator[None]:
+        if opened:
+            raise ConnectionRefusedError
+        opened.append(True)
+        yield
+
+    async def handle(given: Rows, line: None) -> None:
+        raise ValueError
+
+    report = bulk(the.at_least_once, handle, resource=line, retry=the.retry())(concurrency=2)
+    assert_run(report, stopped="failures")
+    assert all(the.untouched(row) for row in rows)
+
+
+@each_delivery
+def test_an_interrupt_leaves_the_rows_of_all_calls_as_the_delivery_says(
+    make: Make, interrupt: Any
+) -> None:
+    rows = the.errands(12)
+    calls: list[int] = []
+    at_work = asyncio.Event()
+
+    async def handle(given: Rows) -> None:
+        calls.append(len(given))
+        if len(calls) == 2:
+            at_work.set()
+            interrupt()
+        await at_work.wait()
+        await asyncio.sleep(the.PATIENCE)
+
+    options = {"retry": the.retry()} if make is the.at_least_once else {}
+    run = in_fives(make, handle, **options)
+    with pytest.raises(KeyboardInterrupt):
+        run(concurrency=2)
+    if make is the.at_least_once:
+        assert all(the.untouched(row) for row in rows)
+    else:
+        assert run.in_doubt(older_than=0).count() == 10
+        assert all(the.untouched(row) for row in rows[10:])
+
+
+def test_transactional_is_refused() -> None:
+    async def handle(given: Rows) -> None: ...
+
+    with pytest.raises(Unsupported, match=r"expected a plain function, got 'async def handle'"):
+        in_fives(the.transactional, handle)

@@ -91,16 +91,6 @@ def test_a_lease_lasts_for_its_duration(zone: None, use_tz: bool) -> None:
     assert the.state(row)["done"]
 
 
-def test_tokens_are_equal_after_a_round_trip(zone: None, use_tz: bool) -> None:
-    rows = the.errands(20)
-    report = the.at_least_once(the.ignore, batch_size=3)()
-    assert_run(report, processed=20)
-    Errand.objects.update(done=False)
-    report = the.at_most_once(the.ignore, batch_size=3)()
-    assert_run(report, processed=20)
-    assert not any(the.state(row)["claimed_at"] for row in rows)
-
-
 def test_a_renewal_is_recognised(zone: None, use_tz: bool, beats_soon: None) -> None:
     [row] = the.errands(1)
 
@@ -157,20 +147,6 @@ def test_in_doubt_counts_from_a_time_that_django_writes(zone: None, use_tz: bool
     assert list(run.in_doubt(older_than=timedelta(minutes=20))) == []
 
 
-def test_in_doubt_counts_from_now(zone: None, use_tz: bool) -> None:
-    [row] = the.errands(1)
-    run = the.at_most_once(_die)
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert list(run.in_doubt(older_than=60)) == []
-    assert list(run.in_doubt(older_than=0)) == [row]
-    assert list(run.in_doubt(older_than=timedelta(minutes=1))) == []
-
-
-def _die(row: Errand) -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("hours", [-7, 7])
 def test_this_process_may_have_the_wrong_time(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock is asked for nothing: neither for a lease nor for a delay."""
@@ -216,7 +192,7 @@ if connection.vendor == "mysql":
             for name in columns:
                 cursor.execute(f"ALTER TABLE tests_errand MODIFY {name} DATETIME(6) NULL")
 
-    @pytest.mark.parametrize("make", [the.at_least_once, the.at_most_once])
+    @the.each_delivery
     def test_a_column_without_microseconds_is_refused(whole_seconds: None, make: Any) -> None:
         [row] = the.errands(1)
         handled: list[Any] = []
@@ -241,7 +217,7 @@ if connection.vendor == "sqlite":
         yield
         connection.close()  # which has the function
 
-    @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+    @the.each_delivery
     def test_a_whole_second_is_written_as_django_writes_it(whole_second: None, make: Any) -> None:
         """Otherwise what the claim wrote would not be found again, and the row be lost."""
         rows = the.errands(2)

@@ -14,7 +14,6 @@ import pytest
 from django.conf import settings
 from django.core import checks
 from django.db import connection
-from django.db.models.functions import Now
 from django.test import override_settings
 
 from dcl_processor import Lease
@@ -133,20 +132,6 @@ if connection.vendor == "postgresql":
         assert sorted(calls) == [row.pk for row in rows]
         assert Errand.objects.filter(done=True, claimed_at=None).count() == 4
         assert list(run.in_doubt(older_than=0)) == []
-
-    @the.each_delivery
-    def test_what_is_not_started_is_put_back(began: datetime, make: the.Make) -> None:
-        rows = the.errands(6)
-        report = make(the.ignore, batch_size=3, retry=None)(limit=4)
-        assert_run(report, processed=4, stopped="limit")
-        assert all(the.untouched(row) for row in rows[4:])
-
-    def test_a_claim_that_keeps_a_time_of_its_own_is_recognised(began: datetime) -> None:
-        rows = the.errands(3)
-        claim = {"claimed": True, "next_attempt_at": Now()}
-        report = the.at_most_once(the.ignore, claim=claim)()
-        assert_run(report, processed=3)
-        assert all(the.state(row)["done"] for row in rows)
 
 
 else:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.db.models import F, Q
-from django.test import TestCase
-from django.test.utils import CaptureQueriesContext
+from django.db import transaction
+from django.db.models import Q
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import (
@@ -20,25 +15,17 @@ from dcl_processor.exceptions import (
     InvalidOption,
     StillPending,
     TooManyPending,
-    Unsupported,
 )
 from dcl_processor.report import MOST_COUNTED, DryRun
 from dcl_processor.runner import limits
-from dcl_processor.signals import row_finished, run_finished
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.retries import fail, retrying
-from tests.models import Errand, Parcel, Seat
+from tests.contract.support.wanted import held
+from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-MAKE = {
-    "transactional": the.transactional,
-    "at_most_once": the.at_most_once,
-    "at_least_once": the.at_least_once,
-}
 
 
 def never(row: Any) -> None:
@@ -50,7 +37,7 @@ def contents() -> list[Any]:
     return list(Errand.objects.order_by("pk").values())
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@the.all_deliveries
 def test_it_says_what_a_run_would_do_and_changes_nothing(make: the.Make) -> None:
     rows = the.errands(7)
     before = contents()
@@ -98,19 +85,6 @@ def test_the_filter_and_the_limit_are_those_of_a_run() -> None:
         run.dry_run(using="nowhere")
 
 
-def test_rows_that_wait_for_their_next_attempt_are_pending_and_not_due() -> None:
-    the.errands(3)
-    run = retrying(fail)
-    assert_run(run(limit=2), processed=1, failed=1, retried=1, stopped="limit")
-    found = run.dry_run()
-    assert (found.pending, found.due) == (2, 1)
-    assert "would try 1 of 2 pending rows, first " in str(found)
-    assert_run(run(), processed=1)
-    found = run.dry_run()
-    assert (found.pending, found.due, found.first, found.rehearsed) == (1, 0, (), None)
-    assert str(found) == f"{run.name}: dry run: would try 0 of 1 pending rows; no flip was tried"
-
-
 def test_with_nothing_pending_it_says_so() -> None:
     assert str(processor(never).dry_run()) == "tests.never: dry run: nothing pending"
 
@@ -131,14 +105,6 @@ def test_counts_have_an_end() -> None:
     }
 
 
-def test_it_is_plain_values_for_keys_of_any_kind() -> None:
-    Seat.objects.bulk_create(Seat(row=1, number=number) for number in range(2))
-    run = processor(never, pending=Seat.objects.filter(sent=False))
-    document = json.loads(json.dumps(run.dry_run().as_dict()))
-    assert (document["first"], document["rehearsed"]) == (["(1, 0)", "(1, 1)"], "(1, 0)")
-    assert (document["pending"], document["capped"]) == (2, False)
-
-
 def raises(error: type[Exception], match: str, run: BatchProcessor[Any], **parameters: Any) -> None:
     """See that the dry run raises what the run raises, and that neither changes a row."""
     before = contents()
@@ -148,7 +114,7 @@ def raises(error: type[Exception], match: str, run: BatchProcessor[Any], **param
     assert contents() == before
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@the.all_deliveries
 def test_it_raises_what_the_run_would_raise(make: the.Make) -> None:
     the.errands(4)
     stays = "claim" if make is the.at_most_once else "done"
@@ -183,115 +149,17 @@ def test_a_flip_that_only_a_handler_shows_is_not_tried(options: Any) -> None:
     assert str(found).endswith("; no flip was tried")
 
 
-def test_inside_its_own_handler_it_is_refused() -> None:
-    parcels(1)
-    refusals: list[str] = []
-
-    def handle(row: Parcel) -> None:
-        with pytest.raises(Unsupported) as caught:
-            run.dry_run()
-        refusals.append(str(caught.value))
-
-    run = processor(handle)
-    assert_run(run(), processed=1)
-    assert "expected the handler not to run its own processor" in refusals[0]
-
-
-def test_no_signal_is_sent_and_no_resource_is_opened() -> None:
-    parcels(2)
-    sent: list[Any] = []
-
-    def receive(sender: Any, **sent_with: Any) -> None:
-        sent.append(sent_with)
-
-    def resource() -> Any:
-        sent.append("opened")
-        raise AssertionError
-
-    def with_resource(row: Any, opened: Any) -> None:
-        """Handle a row with what is open."""
-
-    for signal in (row_finished, run_finished):
-        signal.connect(receive)
-    try:
-        assert processor(with_resource, resource=resource).dry_run().due == 2
-    finally:
-        for signal in (row_finished, run_finished):
-            signal.disconnect(receive)
-    assert sent == []
-
-
-async def later(row: Any) -> None:
-    """Handle a row asynchronously."""
-    raise AssertionError(row)
-
-
-@pytest.mark.parametrize("handler", [later, never])
-def test_it_starts_no_thread_and_no_event_loop(handler: Callable[..., Any]) -> None:
-    the.errands(3)
-    run = the.at_least_once(handler, concurrency=3)
-    found = run.dry_run()
-    assert (found.due, found.rehearsed) == (3, found.first[0])
-    assert the.our_threads() == []
-
-
-def test_what_the_rehearsal_writes_is_rolled_back_and_nothing_is_committed() -> None:
-    rows = parcels(2)
-    with CaptureQueriesContext(connection) as queries:
-        processor(never, done={"sent": True, "tries": F("tries") + 1}).dry_run()
-    statements = [query["sql"] for query in queries]
-    assert not any(sql.startswith("COMMIT") for sql in statements), statements
-    assert sum(sql.startswith("ROLLBACK") and "TO" not in sql for sql in statements) == 1
-    assert Parcel.objects.filter(sent=False, tries=0).count() == len(rows)
-
-
-def test_the_other_database_may_be_named() -> None:
-    parcels(2)
-    with CaptureQueriesContext(connection) as queries:
-        assert processor(never).dry_run(using="other").due == 2
-    assert len(queries) == 0
-
-
-class InsideTestCase(TestCase):
-    """In Django's own TestCase, as a run does."""
-
-    databases = {"default"}
-
-    def test_it_leaves_the_rows_of_the_test_as_they_are(self) -> None:
-        parcels(2)
-        assert processor(never).dry_run().rehearsed is not None
-        assert Parcel.objects.filter(sent=False).count() == 2
-        assert_run(processor(the.ignore)(), processed=2)
-
-
 if HAS_ROW_LOCKS:
-
-    def hold(rows: Any, held: Event, done: Event) -> None:
-        with transaction.atomic():
-            list(rows.select_for_update())
-            held.set()
-            the.wait(done)
 
     def test_a_row_that_another_session_has_locked_is_left_to_it() -> None:
         """The flip is tried on the first row that is free; if none is, on none."""
         rows = parcels(7)
         run = processor(never)
-        held, done = Event(), Event()
-        two = Parcel.objects.filter(pk__in=[row.pk for row in rows[:2]])
-        with the.meanwhile(lambda: hold(two, held, done)):
-            try:
-                the.wait(held)
-                found = run.dry_run()
-            finally:
-                done.set()
+        with held(rows[:2]):
+            found = run.dry_run()
         assert (found.due, found.first[0], found.rehearsed) == (7, rows[0].pk, rows[2].pk)
-        held, done = Event(), Event()
-        with the.meanwhile(lambda: hold(Parcel.objects.all(), held, done)):
-            try:
-                the.wait(held)
-                found = run.dry_run()
-            finally:
-                done.set()
+        with held(rows):
+            found = run.dry_run()
         assert (found.due, found.rehearsed) == (7, None)
         assert str(found).endswith("; no flip was tried")
 

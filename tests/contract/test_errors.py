@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from dcl_processor import Report, Snooze, batch_processor
-from dcl_processor.exceptions import HandlerExited, StillPending
+from dcl_processor import BatchProcessor, Report, Snooze, batch_processor
+from dcl_processor.exceptions import HandlerExited
 from dcl_processor.runner.counters import logger
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import parcels
@@ -177,19 +177,6 @@ def test_any_exception_may_lose_its_transaction_too(error: Exception) -> None:
     assert report.failures[0].error is error
 
 
-@pytest.mark.parametrize("error", ANY, ids=lambda error: type(error).__name__)
-def test_any_exception_of_a_resource_is_the_reports(error: Exception) -> None:
-    def resource() -> Any:
-        raise error
-
-    Parcel.objects.create()
-    pending = Parcel.objects.filter(sent=False)
-    send = batch_processor(pending=pending, done={"sent": True}, resource=resource)
-    report = send(lambda row, opened: None)()
-    assert_run(report, stopped="failures")
-    assert report.error == error
-
-
 def test_a_log_handler_that_fails_on_an_error_ends_no_run() -> None:
     class Picky(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -232,19 +219,6 @@ def test_what_is_no_exception_is_its_rows_failure_alone(error: BaseException) ->
     assert "in handle" in failure.traceback
     states = list(Parcel.objects.order_by("pk").values_list("sent", "note"))
     assert states == [(True, "half"), (False, ""), (True, "half")]
-
-
-def test_ctrl_c_ends_the_run_and_costs_no_row() -> None:
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="half")
-        if row.priority == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(handle)
-    assert not connection.in_atomic_block
-    states = list(Parcel.objects.order_by("pk").values_list("sent", "note"))
-    assert states == [(True, "half"), (False, ""), (False, "")]
 
 
 def exit_at_once(*_: Any) -> None:
@@ -353,28 +327,32 @@ def test_a_failure_keeps_nothing_that_the_handler_had_loaded(
     assert [reference() for reference in kept] == [None] * 3
 
 
-def test_a_generator_that_a_failed_row_went_through_lives_on() -> None:
-    """The user's event loop may be among the frames of a traceback."""
-
-    def worker() -> Iterator[Exception]:
-        while True:
-            try:
-                raise ValueError("from the worker")  # noqa: TRY301  # as above
-            except ValueError as error:
-                yield error
-
-    running = worker()
-
-    def handle(row: Parcel) -> None:
-        raise next(running)
-
-    report = run(handle)
-    assert [str(failure.error) for failure in report.failures] == ["from the worker"] * 3
+# --- ``sys.exit()``
 
 
-def test_another_processors_error_does_not_put_this_one_in_the_wrong() -> None:
-    def handle(row: Parcel) -> None:
-        raise StillPending("of another processor, on another database")
+def at_most_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor[Errand]:
+    return the.at_most_once(handler, reset={"claimed": False}, **options)
 
-    report = run(handle)
-    assert_run(report, failed=3)
+
+MAKE = [the.transactional, at_most_once, the.at_least_once]
+
+
+@pytest.mark.parametrize("make", MAKE, ids=lambda make: make.__name__)
+def test_in_a_done_function_it_is_the_rows_failure_too(make: Any) -> None:
+    rows = the.errands(3)
+
+    def done(row: Errand, _: Any) -> dict[str, Any]:
+        return sys.exit(1) if row.place == 1 else {"done": True}
+
+    report = make(the.ignore, done=done)()
+    assert_run(report, processed=2, failed=1)
+    assert [the.state(row)["done"] for row in rows] == [True, False, True]
+
+
+def test_a_resource_that_exits_while_it_is_opened_charges_no_row() -> None:
+    (row,) = the.errands(1)
+    report = the.transactional(lambda row, resource: None, resource=lambda: sys.exit(2))()
+    assert_run(report, stopped="failures")
+    assert not report.ok
+    assert isinstance(report.error, SystemExit)
+    assert the.untouched(row)

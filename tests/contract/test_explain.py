@@ -328,8 +328,6 @@ def test_an_explanation_waits_for_no_writer() -> None:
         assert [each for each in found if each.level not in fine] == []
 
 
-# --- what each database tells
-
 SAID = {
     "postgresql": {
         "ok": {"read-only", "isolation", "snapshot", "lost-host", "flag-index"},
@@ -365,6 +363,9 @@ def test_the_doctor_names_what_this_database_is_not_asked_for() -> None:
     assert Level.PROBLEM not in {each.level for each in found}
 
 
+# --- what each database tells
+
+
 READ_ONLY = {
     "postgresql": (
         "SET default_transaction_read_only = on",
@@ -385,16 +386,6 @@ def test_the_doctor_finds_a_session_that_is_read_only() -> None:
         execute(after)
     assert found["read-only"] is Level.PROBLEM
     assert {each.check: each.level for each in examine([send], [send])}["read-only"] is Level.OK
-
-
-def test_the_plan_is_shown_as_the_database_shows_it() -> None:
-    fill(Parcel, {"sent": True})
-    analyze(Parcel)
-    found = explanation(processor(lambda: Parcel.objects.filter(sent=False)))
-    assert found.plan is not None
-    shown = {"postgresql": "Seq Scan on", "mysql": "table=tests_parcel, type=", "sqlite": "SCAN"}
-    assert shown[connection.vendor] in "\n".join(found.plan.lines)
-    assert connection.display_name in found.verdict
 
 
 def test_a_percent_sign_of_a_statement_without_parameters_is_shown_as_it_is_sent() -> None:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection
-from django.db.models import F
-from django.db.models.functions import Now
+from django.db import connection
+from django.db.models import Case, Count, F, Q, When
 from django.utils import timezone
 
-from dcl_processor.exceptions import InvalidDone, StillPending
+from dcl_processor import BatchProcessor, Report, batch_processor
+from dcl_processor.exceptions import StillPending
 from tests.contract.support import errands as the
-from tests.contract.support.batches import flips, note, sent, statements, worked
+from tests.contract.support.batches import flips, sent, statements
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Parcel
+from tests.models import Errand, Parcel, RoadTrain
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def test_one_flip_statement_is_sent_for_each_set_of_columns() -> None:
-    parcels(10)
-
-    def done(row: Parcel, result: Any) -> dict[str, Any]:
-        late = {"note": "late"} if row.priority > 6 else {}
-        return {"sent": True, "weight": row.priority % 3, "sent_at": Now(), **late}
-
-    with statements() as seen:
-        assert_run(in_batches(lambda row: None, done=done)(), processed=10)
-    # The first row is alone, until its flip is written; the others share a batch.
-    assert len([sql for sql in seen if sql.startswith("UPDATE") and "weight" in sql]) == 1 + 2
-    rows = Parcel.objects.exclude(sent_at=None).order_by("priority")
-    assert list(rows.values_list("weight", flat=True)) == [0, *[1, 2, 0] * 3]
 
 
 @pytest.mark.parametrize(
@@ -67,40 +51,6 @@ def test_a_callable_gives_each_row_a_value_of_its_own_and_a_clock_one_to_all() -
     with statements() as seen:
         in_batches(lambda row: None, done={"sent": True, "sent_at": timezone.now})()
     assert len(flips(seen)) == 1
-
-
-def test_an_expression_in_the_flip_is_each_rows_own() -> None:
-    parcels(3)
-    done = {"sent": True, "weight": F("priority") * 10}
-    assert_run(in_batches(lambda row: None, done=done)(), processed=3)
-    assert list(Parcel.objects.order_by("pk").values_list("weight", flat=True)) == [0, 10, 20]
-
-
-def test_a_get_done_that_raises_is_its_rows_failure_alone() -> None:
-    parcels(3)
-
-    def done(row: Parcel, result: Any) -> dict[str, Any]:
-        return {"sent": {0: True, 2: True}[row.priority]}
-
-    report = in_batches(note, done=done)()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, InvalidDone)
-    assert isinstance(report.failures[0].error.__cause__, KeyError)
-    assert sent() == worked() == [0, 2]
-
-
-def test_a_flip_that_breaks_a_constraint_is_its_rows_failure_alone() -> None:
-    parcels(3)
-    Parcel.objects.create(sent=True, code="1", priority=50)
-
-    def done(row: Parcel, result: Any) -> dict[str, Any]:
-        return {"sent": True, "code": str(row.priority)}
-
-    report = in_batches(note, done=done)()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, IntegrityError)
-    assert worked() == [0, 2]
-    assert sent() == [0, 2, 50]
 
 
 def test_one_row_that_stays_pending_costs_the_others_nothing() -> None:
@@ -183,22 +133,6 @@ def test_values_are_not_compared(make: Any, texts: list[str], size: int) -> None
     assert list(Parcel.objects.order_by("priority").values_list("note", flat=True)) == texts
 
 
-@pytest.mark.parametrize("make", [make_vector, Stamp])
-def test_nor_are_they_where_asynchronous_handlers_end_together(make: Any) -> None:
-    rows = the.errands(3)
-
-    async def handle(row: Any) -> None:
-        await asyncio.sleep(0)
-
-    run = the.at_least_once(
-        handle, done=lambda row, result: {"done": True, "result": make(1)}, batch_size=3
-    )
-    report = run(concurrency=3)
-    assert_run(report, processed=3)
-    text = "stamp 1" if make is Stamp else "1-1"
-    assert {the.state(row)["result"] for row in rows} == {text}
-
-
 def test_an_unhashable_callable_is_called_for_each_row() -> None:
     parcels(4)
     report = in_batches(lambda row: None, done={"sent": True, "note": Stamp(7)}, batch_size=2)()
@@ -244,3 +178,154 @@ if connection.vendor in DROPS:
         assert_run(report, processed=2, failed=1)
         assert "look for a trigger" in str(report.failures[0].error)
         assert sent() == [0, 2]
+
+
+# --- a constant flip that takes some rows out of pending, and leaves others in it
+
+
+#: What is not done, and what is at place 2 whether it is done or not.
+SOME_STAY = Q(done=False) | Q(place=2)
+
+#: The same for parcels, asked in one statement and in two.
+PARCELS = {
+    "own": lambda: Parcel.objects.filter(Q(sent=False) | Q(priority=2)),
+    "spanning": lambda: Parcel.objects.filter(Q(sent=False) | Q(depot__isnull=True, priority=2)),
+}
+each_question = pytest.mark.parametrize("question", PARCELS.values(), ids=PARCELS)
+each_size = pytest.mark.parametrize("size", [1, 3])
+
+
+def failed_places(report: Report) -> list[int]:
+    assert all(isinstance(each.error, StillPending) for each in report.failures)
+    return [Errand.objects.get(pk=each.pk).place for each in report.failures]
+
+
+@each_question
+@each_size
+@pytest.mark.parametrize("done", [{"sent": True}, {"sent": lambda: True, "tries": F("tries") + 1}])
+def test_a_row_that_stays_is_refused_by_name_and_rolled_back(
+    question: Any, size: int, done: Any
+) -> None:
+    parcels(5)
+
+    def handle(row: Parcel) -> None:
+        Parcel.objects.filter(pk=row.pk).update(note="worked")
+
+    run: BatchProcessor[Parcel] = batch_processor(pending=question, done=done, batch_size=size)(
+        handle
+    )
+    report = run()
+    assert_run(report, processed=4, failed=1)
+    assert isinstance(report.failures[0].error, StillPending)
+    stays = Parcel.objects.get(priority=2)
+    assert (stays.sent, stays.note, report.failures[0].pk) == (False, "", stays.pk)
+    assert Parcel.objects.filter(sent=True, note="worked").count() == 4
+
+
+@each_size
+def test_at_least_once_takes_the_flip_back_and_frees_the_lease(size: int) -> None:
+    the.errands(5)
+    run = the.at_least_once(the.ignore, pending=Errand.objects.filter(SOME_STAY), batch_size=size)
+    report = run()
+    assert_run(report, processed=4, failed=1)
+    assert failed_places(report) == [2]
+    assert not Errand.objects.exclude(leased_until=None).exists()
+    assert list(Errand.objects.filter(done=False).values_list("place", flat=True)) == [2]
+
+
+def test_at_least_once_asks_after_a_flip_that_is_computed() -> None:
+    the.errands(5)
+    run = the.at_least_once(
+        the.ignore, pending=Errand.objects.exclude(place=2), done={"place": F("place") * 2 + 2}
+    )
+    Errand.objects.filter(place__lt=2).update(place=0)
+    report = run()
+    assert_run(report, processed=2, failed=2)
+    assert failed_places(report) == [3, 4]
+
+
+@each_size
+@pytest.mark.parametrize("claim", [{"claimed": True}, None], ids=["claim", "flip"])
+def test_at_most_once_ends_before_a_row_that_its_mark_leaves_pending(size: int, claim: Any) -> None:
+    """Committed, such a mark would let another copy call the handler a second time."""
+    the.errands(5)
+    calls: list[int] = []
+    column = "claimed" if claim else "done"
+    run = the.at_most_once(
+        lambda row: calls.append(row.place),
+        pending=Errand.objects.filter(Q(**{column: False}) | Q(place=3), done=False)
+        if claim
+        else Errand.objects.filter(Q(done=False) | Q(place=3)),
+        claim=claim,
+        claimed_at="claimed_at" if claim else None,
+        batch_size=size,
+    )
+    for _ in range(2):
+        with pytest.raises(StillPending, match=r"\d+ still pending after it"):
+            run()
+    assert calls == [0, 1, 2]
+    marked = Errand.objects.filter(**{column: True}).order_by("place")
+    assert list(marked.values_list("place", flat=True)) == [0, 1, 2]
+
+
+def test_at_most_once_leaves_in_doubt_what_its_flip_puts_back() -> None:
+    the.errands(5)
+    pending = Errand.objects.filter(Q(claimed=False) | Q(place=2, done=True))
+    report = the.at_most_once(the.ignore, pending=pending)()
+    assert_run(report, processed=4, failed=1)
+    assert failed_places(report) == [2]
+    stays = Errand.objects.get(place=2)
+    assert (stays.claimed, stays.done) == (True, False)
+
+
+def each_costs(make: Any, **options: Any) -> float:
+    """Return the statements that each further row costs, which what a run costs once does not."""
+    run: BatchProcessor[Any] = batch_processor(**options)(the.ignore)
+    spent = []
+    for number in (1, 2, 7):  # the first on a connection asks for its isolation level
+        make(number)
+        with statements() as seen:
+            assert_run(run(), processed=number)
+        spent.append(len(seen))
+    return (spent[2] - spent[1]) / 5
+
+
+def trains(number: int) -> None:
+    for _ in range(number):
+        RoadTrain.objects.create()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: Parcel.objects.filter(sent=False),
+        lambda: Parcel.objects.filter(Q(depot=None) | Q(depot__open=True), sent=False),
+        lambda: Parcel.objects.filter(~Q(sent=True) & Q(priority__gte=0)).distinct(),
+        lambda: Parcel.objects.filter(Q(sent=False) | Q(sent__isnull=True)).order_by("-priority"),
+        lambda: Parcel.objects.annotate(many=Count("scans")).filter(many=0, sent=False),
+        lambda: Parcel.objects.filter(Q(sent=False) | Q(tries__lt=0)),
+        lambda: RoadTrain.objects.filter(inspected=False, length=0),
+    ],
+)
+def test_what_the_flip_decides_for_all_rows_alike_is_not_asked_again(ask: Any) -> None:
+    make = trains if ask().model is RoadTrain else parcels
+    values = {"inspected": True} if make is trains else {"sent": True, "tries": 1}
+    asked = each_costs(make, pending=ask, done=values)
+    ask().model.objects.all().delete()
+    taken_for_granted = each_costs(make, pending=ask, done=values, repeats=True)
+    assert asked == taken_for_granted
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: Parcel.objects.filter(pk__in=Parcel.objects.filter(sent=False)),
+        lambda: Parcel.objects.filter(Q(sent=False) | Q(priority=50)),
+        lambda: Parcel.objects.filter(Case(When(sent=False, then=True), default=False)),
+    ],
+)
+def test_what_it_does_not_decide_costs_one_question_more(ask: Any) -> None:
+    asked = each_costs(parcels, pending=ask, done={"sent": True})
+    Parcel.objects.all().delete()
+    taken_for_granted = each_costs(parcels, pending=ask, done={"sent": True}, repeats=True)
+    assert asked == taken_for_granted + 1

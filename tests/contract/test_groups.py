@@ -16,13 +16,13 @@ from django.db.models import F, QuerySet
 from django.db.models.functions import Lower
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze
+from dcl_processor import BatchProcessor, Delivery, Discard, Lease
 from dcl_processor.candidates import groups
 from dcl_processor.exceptions import InvalidOption, InvalidPending, Unsupported
 from dcl_processor.testing import hold_lock
 from tests.contract.support.errands import ignore, retry
 from tests.contract.support.gate import HAS_ROW_LOCKS
-from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, keys, rows_of
+from tests.contract.support.groups import MAKERS, SHORT_CLAIMS, grouped, in_order, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Truck
@@ -128,20 +128,6 @@ def test_in_order_a_row_that_is_given_up_frees_its_key(delivery: str) -> None:
     assert handled == [one.pk, two.pk, three.pk]
 
 
-@each
-def test_in_order_a_row_that_is_snoozed_holds_its_key(delivery: str) -> None:
-    one, _, other = rows_of(1, 1, 2)
-
-    def snooze(row: Errand) -> None:
-        if row.pk == one.pk:
-            raise Snooze(delay=60)
-
-    options: dict[str, Any] = {"retry": retry(), "reset": {"claimed": False}}
-    processor = in_order(delivery, snooze, **options)
-    assert_run(processor(), processed=1, snoozed=1, held=1)
-    assert Errand.objects.get(pk=other.pk).done
-
-
 def test_a_row_in_doubt_keeps_its_key_until_a_person_decides() -> None:
     one, two = rows_of(1, 1)
     Errand.objects.filter(pk=one.pk).update(claimed=True, claimed_at=timezone.now())
@@ -153,16 +139,6 @@ def test_a_row_in_doubt_keeps_its_key_until_a_person_decides() -> None:
     processor.mark_done(processor.in_doubt(older_than=0))
     assert_run(processor(), processed=1)
     assert Errand.objects.get(pk=two.pk).done
-
-
-@each
-@pytest.mark.parametrize("make", [grouped, in_order])
-def test_rows_without_a_key_are_in_no_group(delivery: str, make: Any) -> None:
-    rows_of(1, 1)
-    Errand.objects.filter(place=1).update(code=None)
-    Errand.objects.create(code="a")
-    report = make(delivery, ignore, group_by="code")()
-    assert_run(report, processed=3)
 
 
 def test_a_relation_is_a_key_and_its_null_is_none() -> None:
@@ -223,19 +199,6 @@ def test_a_key_whose_rows_arrived_during_the_run_is_left_to_the_next_one() -> No
     assert_run(digest(), processed=1)
 
 
-def test_a_bulk_handler_that_raises_is_called_again_for_each_row() -> None:
-    rows = rows_of(1, 1, 2)
-    bad = rows[0].pk
-
-    def fail(rows: Sequence[Errand]) -> None:
-        if rows[0].pk == bad:
-            raise ValueError
-
-    digest = Digest(fail)
-    assert_run(digest(), processed=2, failed=1)
-    assert sorted(digest.calls) == sorted([keys(rows[:2]), [bad], [rows[1].pk], [rows[2].pk]])
-
-
 def test_locked_rows_of_a_key_that_was_called_for_wait_for_the_next_run() -> None:
     one, two = rows_of(1, 1)
     digest = Digest()
@@ -252,13 +215,6 @@ def test_a_key_with_most_of_the_rows_does_not_hold_up_the_others() -> None:
     grouped("transactional", lambda row: handled.append(row.place))()
     assert len(handled) == 63
     assert {*handled[:5]} == {1, 2, 3, 4}
-
-
-@each
-def test_a_limit_ends_the_run_between_keys(delivery: str) -> None:
-    rows_of(1, 1, 2, 2)
-    assert_run(in_order(delivery, ignore)(limit=3), processed=3, stopped="limit")
-    assert_run(in_order(delivery, ignore)(), processed=1)
 
 
 @pytest.mark.parametrize("delivery", [*MAKERS] if HAS_ROW_LOCKS else SHORT_CLAIMS)

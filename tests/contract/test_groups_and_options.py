@@ -15,14 +15,14 @@ from dcl_processor import BatchProcessor, Lease, Report, batch_processor
 from dcl_processor.engine import key_claim
 from dcl_processor.engine import marking as marking_of_rows
 from dcl_processor.engine.run import Run
-from dcl_processor.exceptions import InvalidOption, TooManyPending, Unsupported
+from dcl_processor.exceptions import TooManyPending, Unsupported
 from dcl_processor.settlement.rehearsal import Rehearsal
 from tests.contract.support import errands as the
 from tests.contract.support.groups import grouped, rows_of
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import temporary
+from tests.contract.support.temporary import at_update
 from tests.models import Errand, Parcel
 
 pytestmark = [
@@ -135,15 +135,7 @@ if connection.vendor == "postgresql":
     def test_a_claim_that_another_session_makes_fail_costs_no_attempt() -> None:
         """The database ends the transaction, as at a deadlock; another pass claims the row."""
         [row] = rows_of(1)
-        # A sequence does not go back with its transaction.
-        refuse = (
-            "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
-            "plpgsql AS 'BEGIN IF nextval(''tests_tries'') = 1 THEN RAISE EXCEPTION USING ERRCODE "
-            "= ''40P01''; END IF; RETURN NEW; END'; CREATE TRIGGER tests_refuse BEFORE UPDATE ON "
-            "tests_errand FOR EACH ROW EXECUTE FUNCTION tests_refuse()"
-        )
-        back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
-        with temporary(refuse, f"{back}; DROP SEQUENCE tests_tries"):
+        with at_update("TRUE", "RAISE EXCEPTION USING ERRCODE = '40P01'", times=1):
             report = run_of(keyed(retry=the.retry()), is_verified=True)
             assert (report.failed, report.processed) == (0, 0)
             assert the.untouched(row)
@@ -179,18 +171,6 @@ def test_rows_that_are_handled_together_are_not_handed_out_by_key() -> None:
         processor.reserve()
 
 
-def test_a_lapsed_row_is_prepared_before_its_handler() -> None:
-    dead, fresh = left_by_a_dead_worker(1), rows_of(2)[-1]
-    seen: list[Any] = []
-    processor = keyed(
-        lambda row: seen.append(("handled", row.pk)),
-        taken_over=lambda row: seen.append(("taken over", row.pk)),
-    )
-    assert_run(processor(), processed=2)
-    assert seen.index(("taken over", dead.pk)) < seen.index(("handled", dead.pk))
-    assert ("taken over", fresh.pk) not in seen
-
-
 @pytest.mark.parametrize("size", [1, 2, 10])
 def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size: int) -> None:
     dead, fresh = left_by_a_dead_worker(1), rows_of(1, 2)[1:]
@@ -205,24 +185,6 @@ def test_the_lapsed_rows_of_a_key_are_prepared_before_the_call_for_the_key(size:
         [dead.pk, sorted([dead.pk, fresh[0].pk]), [fresh[1].pk]], key=str
     )
     assert calls.index(dead.pk) < calls.index([dead.pk, fresh[0].pk])
-
-
-@pytest.mark.parametrize("most", [None, 1, 2])
-def test_the_lapsed_rows_of_a_batch_of_a_key_are_each_prepared_before_their_handler(
-    most: int | None,
-) -> None:
-    dead = [left_by_a_dead_worker(1), left_by_a_dead_worker(1)]
-    fresh = rows_of(1)[-1]
-    calls: list[Any] = []
-    processor = keyed(
-        lambda row: calls.append(("handled", row.pk)),
-        taken_over=lambda row: calls.append(("taken over", row.pk)),
-        batch_size=3,
-        max_per_group=most,
-    )
-    assert_run(processor(), processed=3)
-    prepared = [each for row in dead for each in (("taken over", row.pk), ("handled", row.pk))]
-    assert calls == [*prepared, ("handled", fresh.pk)]
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
@@ -250,12 +212,6 @@ def test_a_lapsed_row_whose_sibling_came_first_still_shows_that_its_worker_died(
         assert (dead.done, seen) == (True, [dead.pk])
 
 
-def test_a_dry_run_raises_the_error_of_a_key_that_is_wrong() -> None:
-    rows_of(1)
-    with pytest.raises(InvalidOption, match="group_by"):
-        grouped("transactional", the.ignore, group_by="no_such").dry_run()
-
-
 def test_a_backlog_that_is_too_large_is_refused() -> None:
     rows_of(1, 1, 2, 3)
     processor = grouped("transactional", the.ignore, max_pending=3)
@@ -280,25 +236,6 @@ def test_a_lapsed_row_that_is_not_wanted_any_more_cannot_be_renewed(most: int, s
     keyed(handle, max_per_group=most, batch_size=size)(wait_for_locked=0)
     assert renewed[0] == 0
     assert not Errand.objects.filter(pk__in=[row.pk for row in fresh], done=False).exists()
-
-
-@pytest.mark.parametrize("delivery", ["transactional", "at_least_once"])
-@pytest.mark.parametrize(
-    "options",
-    [{"max_per_group": 1}, {"get_done": lambda row, result: {"done": True}}],
-    ids=["one place", "flip by result"],
-)
-def test_a_key_is_one_call_for_all_of_its_rows(delivery: str, options: dict[str, Any]) -> None:
-    rows_of(1, 1, 1)
-    calls: list[int] = []
-    processor = grouped(
-        delivery,
-        the.ignore,
-        **options,
-        process_batch=lambda rows: calls.append(len(rows)),
-    )
-    assert_run(processor(), processed=3)
-    assert calls == [3]
 
 
 if SENDS_SEVERAL:

@@ -60,19 +60,6 @@ def test_a_lower_key_that_is_committed_late_waits_for_the_row_at_work(delivery: 
     assert [*first, *handled] == [two.pk, late.pk, three.pk]
 
 
-@each_at_work
-def test_an_earlier_row_that_is_put_back_waits_for_the_row_at_work(delivery: str) -> None:
-    one, two = rows_of(1, 1)
-    Errand.objects.filter(pk=one.pk).update(done=True)
-    with at_work(in_order, delivery):
-        Errand.objects.filter(pk=one.pk).update(done=False)
-        _, handled = run_beside(in_order, delivery)
-        assert handled == []
-    assert Errand.objects.get(pk=two.pk).done
-    _, handled = run_beside(in_order, delivery)
-    assert handled == [one.pk]
-
-
 @pytest.mark.parametrize("delivery", SHORT_CLAIMS)
 def test_a_row_that_is_moved_to_another_key_while_in_flight_counts_in_the_new_one(
     delivery: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -92,27 +92,6 @@ def test_in_order_a_row_waits_for_those_before_it() -> None:
     Errand.objects.filter(pk=rows[0].pk).update(done=True)
     assert free_keys(processor, rows)[1]
     assert show(processor, rows[0].pk).reason.startswith("it is not in pending")
-
-
-def test_a_head_that_waits_for_its_retry_is_named_with_its_time() -> None:
-    rows = rows_of(1, 1)
-    later = timezone.now() + timedelta(days=1)
-    Errand.objects.filter(pk=rows[0].pk).update(next_attempt_at=later)
-    found = show(in_order("transactional", the.ignore, retry=the.retry()), rows[1].pk)
-    assert found.reason == (
-        f"{IN_THE_WAY} by row {rows[0].pk}, which comes first: its next attempt is at "
-        f"{later.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    )
-
-
-def test_of_many_rows_in_flight_the_first_ones_are_named() -> None:
-    rows = rows_of(*[1] * 7)
-    until = timezone.now() + timedelta(days=1)
-    Errand.objects.filter(pk__in=[row.pk for row in rows[:5]]).update(leased_until=until)
-    found = show(grouped("at_least_once", the.ignore, max_per_group=5), rows[6].pk)
-    assert found.held_by == [row.pk for row in rows[:3]]
-    named = ", ".join(str(row.pk) for row in rows[:3])
-    assert found.reason.startswith(f"{IN_THE_WAY} by rows {named}: a worker has it")
 
 
 def held_keys(processor: Any) -> list[Finding]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from threading import Event
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from dcl_processor.exceptions import InvalidOption, OutsideTransaction
-from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
+from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
@@ -96,31 +95,6 @@ if HAS_ROW_LOCKS:
         for failure in report.failures:
             assert "lock_key() outside the handlers of a processor" in str(failure.error)
 
-    def test_producers_of_one_key_wait_for_each_other_and_those_of_others_do_not() -> None:
-        locked, release = Event(), Event()
-        order: list[str] = []
-        errands = in_order("at_least_once", ignore)
-
-        def first() -> None:
-            with transaction.atomic():
-                errands.lock_key(1)
-                locked.set()
-                wait(release)
-                order.append("first")
-
-        def second() -> None:
-            with transaction.atomic():
-                errands.lock_key("1")
-                order.append("second")
-
-        with meanwhile(first):
-            wait(locked)
-            with transaction.atomic():
-                errands.lock_key(2)
-            with meanwhile(second):
-                until_a_session_waits_for_a_key()
-                release.set()
-        assert order == ["first", "second"]
 
 else:
 

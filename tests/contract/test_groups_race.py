@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -32,7 +32,7 @@ from tests.contract.support.groups import (
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement
+from tests.contract.support.sessions import before_statement, uncommitted
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = [
@@ -103,59 +103,20 @@ def _after_key_lock() -> Callable[[str], bool]:
 @each_at_work
 def test_a_head_that_a_person_has_locked_is_not_passed(delivery: str) -> None:
     one, _, other = rows_of(1, 1, 2)
-    release = Event()
-    locked = Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            [_] = Errand.objects.filter(pk=one.pk).select_for_update()
-            locked.set()
-            wait(release)
-
-    with meanwhile(hold):
-        wait(locked)
+    with hold_lock(one):
         report, handled = run_beside(in_order, delivery)
-        release.set()
     assert handled == [other.pk]
     assert_run(report, processed=1, skipped=1, held=1)
     assert run_beside(in_order, delivery)[0].processed == 2
-
-
-def test_without_an_order_the_rows_behind_a_locked_one_are_handled() -> None:
-    one, two = rows_of(1, 1)
-    release, locked = Event(), Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            [_] = Errand.objects.filter(pk=one.pk).select_for_update()
-            locked.set()
-            wait(release)
-
-    with meanwhile(hold):
-        wait(locked)
-        report, handled = run_beside(grouped, "transactional")
-        release.set()
-    assert handled == [two.pk]
-    assert_run(report, processed=1, skipped=1)
 
 
 @pytest.mark.parametrize("make", [grouped, in_order])
 def test_a_renewal_that_is_not_committed_yet_counts_as_alive(make: Make) -> None:
     one, two = rows_of(1, 1)
     Errand.objects.filter(pk=one.pk).update(leased_until=timezone.now() - timedelta(seconds=5))
-    release, written = Event(), Event()
-
-    def renew() -> None:
-        with transaction.atomic():
-            live = timezone.now() + timedelta(seconds=60)
-            Errand.objects.filter(pk=one.pk).update(leased_until=live)
-            written.set()
-            wait(release)
-
-    with meanwhile(renew):
-        wait(written)
+    live = timezone.now() + timedelta(seconds=60)
+    with uncommitted(lambda: Errand.objects.filter(pk=one.pk).update(leased_until=live)):
         report, handled = run_beside(make, "at_least_once", filter=only(two))
-        release.set()
     assert handled == []
     assert_run(report, held=1)
     assert Errand.objects.get(pk=one.pk).leased_until is not None
@@ -197,37 +158,13 @@ def test_a_key_that_another_worker_has_locked_is_visited_again(make: Make) -> No
     assert_run(report, processed=1, stale=1)
 
 
-@contextmanager
-def key_locked(depot: Depot, go_on: Event) -> Iterator[Event]:
-    """Have another session lock the key; yield what is set when it has let go of it."""
-    here, has_ended = Event(), Event()
-
-    def lock() -> None:
-        with transaction.atomic():
-            by_depot().lock_key(depot)
-            here.set()
-            wait(go_on)
-        has_ended.set()
-
-    with meanwhile(lock):
-        try:
-            wait(here)
-            yield has_ended
-        finally:
-            go_on.set()
+def key_locked(depot: Depot) -> AbstractContextManager[Callable[[], None]]:
+    """Have another session lock the key; yield what lets go of it."""
+    return uncommitted(lambda: by_depot().lock_key(depot))
 
 
 def by_depot() -> Any:
     return processor(ignore, group_by="depot")
-
-
-def test_the_wait_for_rows_without_a_key_and_for_keys_begins_once(clock: Clock) -> None:
-    depot = Depot.objects.create()
-    Parcel.objects.create(depot=depot)
-    with hold_lock(Parcel.objects.create()), key_locked(depot, Event()):
-        report = by_depot()(wait_for_locked=5, stop=Waits(clock))
-    assert_run(report, skipped=1, held=1)
-    assert clock.passed <= 5 <= clock.passed + report.duration
 
 
 def test_the_wait_for_keys_does_not_begin_again_when_a_row_was_handled(clock: Clock) -> None:
@@ -235,14 +172,12 @@ def test_the_wait_for_keys_does_not_begin_again_when_a_row_was_handled(clock: Cl
     kept, freed = (Depot.objects.create(name=name) for name in "ab")
     for depot in (kept, freed):
         Parcel.objects.create(depot=depot)
-    go_on = Event()
-    with key_locked(kept, Event()), key_locked(freed, go_on) as is_free:
+    with key_locked(kept), key_locked(freed) as let_go:
 
         class Frees(Waits):
             def wait(self, timeout: float | None = None) -> bool:
                 if clock.passed > 3:
-                    go_on.set()
-                    wait(is_free)
+                    let_go()
                 return super().wait(timeout)
 
         report = by_depot()(wait_for_locked=5, stop=Frees(clock))
@@ -262,39 +197,6 @@ def test_a_head_that_changes_before_its_key_is_locked_comes_first(delivery: str)
         _, handled = run_beside(in_order, delivery)
     assert handled == []
     assert run_beside(in_order, delivery)[1] == [two.pk - 1, two.pk]
-
-
-@pytest.fixture
-def tenant() -> Iterator[Callable[[], None]]:
-    """Make a schema with a table of errands; yield what moves this session into it."""
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA tests_tenant")
-        cursor.execute("CREATE TABLE tests_tenant.tests_errand (LIKE tests_errand INCLUDING ALL)")
-
-    def enter() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET search_path TO tests_tenant, public")
-
-    try:
-        yield enter
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("SET search_path TO DEFAULT")
-            cursor.execute("DROP SCHEMA tests_tenant CASCADE")
-
-
-def test_equal_keys_of_two_schemas_are_busy_together_and_their_rows_are_not_confused(
-    tenant: Callable[[], None],
-) -> None:
-    rows_of(1)
-    with at_work(grouped, "transactional"):
-        tenant()
-        [theirs] = rows_of(1)
-        report, handled = run_beside(grouped, "transactional")
-        assert handled == []
-        assert_run(report, held=1)
-    assert run_beside(grouped, "transactional")[1] == [theirs.pk]
-    assert Errand.objects.filter(done=True).count() == 1
 
 
 def test_a_text_whose_equal_values_have_several_spellings_is_refused() -> None:

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -19,7 +19,7 @@ from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
 from dcl_processor.testing import hold_lock
-from tests.contract.support.errands import PENDING, elsewhere, ignore, meanwhile, retry, wait
+from tests.contract.support.errands import PENDING, elsewhere, ignore, retry
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
@@ -87,22 +87,6 @@ def test_a_key_that_is_held_by_its_head_is_read_once_again(read: list[int]) -> N
     assert_run(in_order("transactional", fail)(), failed=1, held=299)
     # Its rows, the head, and the key for the report; and the keys.
     assert read == [1, 100, 1, 1]
-
-
-def test_rows_that_were_given_up_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    unfinished = reads.unfinished
-
-    def noted(question: Any, pks: Any) -> set[Any]:
-        left = unfinished(question, pks)
-        seen.append(len(left))
-        return left
-
-    monkeypatch.setattr(reads, "unfinished", noted)
-    rows_of(*[1] * 450)
-    report = in_order("transactional", fail, failed={"dead": True}, max_consecutive_failures=0)()
-    assert_run(report, failed=450)
-    assert seen == [0, 0]
 
 
 def test_a_row_that_failed_and_waits_is_not_forgotten() -> None:
@@ -210,28 +194,6 @@ if HAS_ROW_LOCKS:
             report, _ = run_beside(make, delivery)
         assert_run(report, processed=processed, skipped=1, held=1 - processed)
         assert report.held_keys == (() if processed else (1,))
-
-    def test_a_locked_row_that_its_session_finishes_meanwhile_is_stale() -> None:
-        [one] = rows_of(1)
-        locked, release, committed = Event(), Event(), Event()
-
-        def finish() -> None:
-            with transaction.atomic():
-                Errand.objects.filter(pk=one.pk).update(done=True)
-                locked.set()
-                wait(release)
-            committed.set()
-
-        class Stop(Event):
-            def wait(self, timeout: float | None = None) -> bool:
-                release.set()
-                wait(committed)
-                return super().wait(0)
-
-        with meanwhile(finish):
-            wait(locked)
-            report, _ = run_beside(in_order, "transactional", wait_for_locked=30, stop=Stop())
-        assert_run(report, stale=1)
 
     def test_locked_rows_of_many_keys_are_each_skipped_once(
         monkeypatch: pytest.MonkeyPatch,

@@ -16,18 +16,16 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report
-from dcl_processor.checks import check_found
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.registry import Found
 from dcl_processor.testing import hold_lock
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
-from tests.contract.support.groups import grouped, keys
+from tests.contract.support.groups import grouped, keys, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
-from tests.models import Depot, Parcel, Ride, Vehicle
+from tests.models import Depot, Errand, Parcel, Ride, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -149,32 +147,6 @@ def test_a_lapsed_lease_is_taken_away_before_a_sibling_is_leased(order: bool) ->
 
 def keys_of(*rows: Parcel) -> list[int]:
     return keys(rows)  # type: ignore[arg-type]  # rows of another model have keys, too
-
-
-@each
-def test_threads_never_handle_two_rows_of_a_key_at_once(delivery: str) -> None:
-    _, rows = parcels_of(*[place for place in range(4) for _ in range(5)])
-    active: set[int | None] = set()
-    handled: list[int] = []
-
-    def handle(row: Any) -> None:
-        assert row.depot_id not in active
-        active.add(row.depot_id)
-        handled.append(row.pk)
-        active.remove(row.depot_id)
-
-    report = by_depot(delivery, handle, in_order=True)(concurrency=3)
-    assert_run(report, processed=len(rows))
-    for row in rows:
-        of_key = [each.pk for each in rows if each.depot_id == row.depot_id]
-        assert [pk for pk in handled if pk in of_key] == of_key
-
-
-@pytest.mark.django_db
-@each
-def test_inside_a_test_case_keys_work_as_well(delivery: str) -> None:
-    parcels_of(0, 1, 0)
-    assert_run(run_beside(delivery)[0], processed=3)
 
 
 def rides_of(relation: str) -> tuple[list[Any], list[Ride]]:
@@ -389,13 +361,6 @@ if HAS_GATE:
         assert (got, results) == (["locked"], [None])
 
 
-def test_the_checks_accept_such_a_processor() -> None:
-    found = [Found(by_depot("at_least_once"), "tests.processors.handle")]
-    ids = {message.id for message in check_found(found)} - {"dcl_processor.W004"}
-    # The table of these tests has no index of the rows in flight.
-    assert ids == {"dcl_processor.W007"}
-
-
 def test_transactional_is_refused() -> None:
     with pytest.raises(Unsupported, match="AT_MOST_ONCE or AT_LEAST_ONCE with lock_related"):
         processor(ignore, group_by="depot", lock_related=True)
@@ -425,3 +390,20 @@ def test_a_foreign_key_that_the_database_does_not_enforce_is_refused(
     monkeypatch.setattr(Parcel._meta.get_field("depot"), "db_constraint", False)
     with pytest.raises(InvalidOption, match="a ForeignKey with db_constraint=False"):
         by_depot("at_least_once")()
+
+
+if connection.vendor == "mysql":
+    # It has no lock of a key for one transaction.
+
+    def test_group_by_is_refused_before_any_row() -> None:
+        rows_of(1)
+        with pytest.raises(Unsupported, match="expected PostgreSQL or SQLite for group_by"):
+            grouped("transactional", ignore)()
+        assert not Errand.objects.filter(done=True).exists()
+
+    def test_the_lock_of_a_key_is_refused_as_well() -> None:
+        with (
+            transaction.atomic(),
+            pytest.raises(Unsupported, match="PostgreSQL or SQLite for group_by"),
+        ):
+            grouped("transactional", ignore).lock_key(1)

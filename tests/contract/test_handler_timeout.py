@@ -9,14 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import connection, connections, transaction
 
-from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze
+from dcl_processor import BatchProcessor, Delivery, Lease, Snooze
 from dcl_processor.engine import recovery
 from dcl_processor.engine.settlement import Claimed
 from dcl_processor.exceptions import (
@@ -45,10 +44,6 @@ SOON, NEVER = 0.2, 30.0
 
 #: Seconds in which a lease of one second that is not renewed surely lapses.
 LAPSES = 20.0
-
-each_delivery = pytest.mark.parametrize(
-    "make", [the.transactional, the.at_most_once, the.at_least_once]
-)
 
 
 #: The threads whose handler hangs.
@@ -89,7 +84,7 @@ def hang_first(row: Errand) -> None:
         hang()
 
 
-@each_delivery
+@the.all_deliveries
 def test_a_row_whose_handler_takes_too_long_fails_and_the_others_are_handled(
     make: the.Make,
 ) -> None:
@@ -110,7 +105,7 @@ def be_busy() -> None:
         pass
 
 
-@each_delivery
+@the.all_deliveries
 def test_a_handler_in_another_thread_is_interrupted_between_two_steps(make: the.Make) -> None:
     the.errands(4)
     ended: list[int] = []
@@ -130,24 +125,6 @@ def test_a_handler_in_another_thread_is_interrupted_between_two_steps(make: the.
     assert sorted(ended) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
-def test_an_asynchronous_handler_is_cancelled(make: the.Make) -> None:
-    the.errands(3)
-    cleaned: list[int] = []
-
-    async def handle(row: Errand) -> None:
-        try:
-            await asyncio.sleep(the.PATIENCE if row.place == 1 else 0)
-        except asyncio.CancelledError:
-            cleaned.append(row.place)
-            raise
-
-    report = make(handle, handler_timeout=SOON, concurrency=3)()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, HandlerTimeout)
-    assert cleaned == [1]
-
-
 def returns(row: Any) -> None:
     """Go on as if nothing had happened."""
 
@@ -165,7 +142,7 @@ def exits(row: Any) -> None:
 
 
 @pytest.mark.parametrize("then", [returns, fails, snoozes, exits])
-@each_delivery
+@the.all_deliveries
 def test_whatever_a_handler_makes_of_the_interrupt_its_row_has_failed(
     make: the.Make, then: Callable[[Any], None]
 ) -> None:
@@ -233,7 +210,7 @@ def test_a_handler_that_goes_on_is_interrupted_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("only_who_hangs")
-@each_delivery
+@the.all_deliveries
 def test_nothing_is_raised_after_a_handler_has_returned(make: the.Make) -> None:
     """The limit ends while rows are claimed and settled; each of 200 calls is short."""
     the.errands(200)
@@ -394,7 +371,7 @@ if POSTGRESQL:
             found: tuple[int] = cursor.fetchone()
             return found == (1,)
 
-    @each_delivery
+    @the.all_deliveries
     def test_a_statement_at_which_the_handler_was_interrupted_ends_in_the_server(
         make: the.Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -440,28 +417,6 @@ if POSTGRESQL:
         assert_run(report, processed=2, failed=1)
         assert isinstance(report.failures[0].error, HandlerTimeout)
         assert sent() == worked() == [0, 2]
-
-
-def test_the_row_is_tried_again_as_after_any_failure() -> None:
-    the.errands(1)
-    tries: list[int] = []
-
-    def handle(row: Errand) -> None:
-        tries.append(row.attempts)
-        if len(tries) == 1:
-            hang()
-
-    on = Retry(max_attempts=2, backoff=0, jitter=0, on=HandlerTimeout)
-    run = the.transactional(handle, handler_timeout=SOON, retry=on)
-    assert_run(run(), failed=1, retried=1)
-    assert_run(run(), processed=1)
-
-
-def test_with_at_most_once_and_a_claim_the_row_is_in_doubt() -> None:
-    [row] = the.errands(1)
-    run = the.at_most_once(lambda _: hang(), handler_timeout=SOON)
-    assert_run(run(), failed=1)
-    assert [each.pk for each in run.in_doubt(older_than=0)] == [row.pk]
 
 
 def test_each_call_of_process_batch_is_limited() -> None:
@@ -588,7 +543,7 @@ def test_a_later_holder_of_the_row_in_this_process_renews_its_lease(
 
 
 @pytest.mark.usefixtures("only_who_hangs")
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+@the.each_delivery
 def test_an_interrupt_ends_a_run_that_the_handler_has_started(make: the.Make) -> None:
     """No row of the inner run pays for it: it is untouched, and may be handled again."""
     the.errands(1)
@@ -721,14 +676,6 @@ def test_a_limit_that_cannot_be_is_refused(value: Any) -> None:
         the.transactional(the.ignore, handler_timeout=value)
 
 
-def test_a_timedelta_is_a_limit() -> None:
-    the.errands(1)
-    run = the.transactional(lambda _: hang(), handler_timeout=timedelta(milliseconds=100))
-    [failure] = run().failures
-    assert isinstance(failure.error, HandlerTimeout)
-    assert failure.error.seconds == 0.1
-
-
 @pytest.mark.django_db(transaction=False)
 def test_inside_a_test_case_the_session_with_the_tests_rows_is_kept() -> None:
     the.errands(2)
@@ -745,17 +692,3 @@ if POSTGRESQL:
         monkeypatch.setitem(sys.modules, "gevent.monkey", patched)
         with pytest.raises(Unsupported, match="leave handler_timeout out"):
             the.transactional(the.ignore, handler_timeout=NEVER)()
-
-
-def test_errors_of_the_database_during_the_interrupt_are_no_other_rows_failure() -> None:
-    the.errands(2)
-
-    def handle(row: Errand) -> None:
-        try:
-            hang_first(row)
-        except HandlerCancelled:
-            raise DatabaseError("the statement was cancelled") from None
-
-    report = the.at_least_once(handle, handler_timeout=SOON)()
-    assert_run(report, processed=1, failed=1)
-    assert isinstance(report.failures[0].error, HandlerTimeout)

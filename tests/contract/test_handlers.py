@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connection, transaction
+from asgiref.sync import sync_to_async
+from django.db import IntegrityError
 
-from dcl_processor import batch_processor
-from dcl_processor.exceptions import StillPending, Unsupported
-from tests.contract.support.parcels import parcels, processor
+from dcl_processor import BatchProcessor
+from dcl_processor.exceptions import InsideTransaction, StillPending, Unsupported
+from tests.contract.support import errands as the
+from tests.contract.support.batches import sent
+from tests.contract.support.parcels import in_batches, parcels, processor
 from tests.contract.support.reports import assert_run
-from tests.models import Depot, Parcel, Scan
+from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def sent() -> list[int]:
-    """Places of the parcels that were flipped."""
-    return list(Parcel.objects.filter(sent=True).order_by("pk").values_list("priority", flat=True))
 
 
 def test_a_handler_that_raises_costs_no_other_row_anything(
@@ -69,68 +69,6 @@ def test_a_failed_row_is_not_tried_again_in_its_run_and_is_in_the_next() -> None
     assert calls == [0, 1, 0]
 
 
-def test_a_database_error_that_gets_out_of_the_handler_fails_the_row_alone() -> None:
-    parcels(3)
-    Parcel.objects.create(sent=True, code="taken")
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            Parcel.objects.filter(pk=row.pk).update(code="taken")
-
-    report = processor(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, IntegrityError)
-    assert Parcel.objects.get(priority=1).sent is False
-
-
-def test_a_database_error_that_the_handler_swallowed_never_flips_without_its_work() -> None:
-    """PostgreSQL has broken off the transaction; elsewhere it goes on, and so does the row."""
-    parcels(3)
-    Parcel.objects.create(sent=True, code="taken")
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="worked")
-        if row.priority == 1:
-            try:
-                with connection.cursor() as cursor:
-                    cursor.execute("UPDATE tests_parcel SET code = 'taken' WHERE id = %s", [row.pk])
-            except DatabaseError:
-                pass
-
-    report = processor(handle)()
-    failed = 1 if connection.vendor == "postgresql" else 0
-    assert_run(report, processed=3 - failed, failed=failed)
-    flipped = set(Parcel.objects.filter(sent=True, code=None).values_list("pk", flat=True))
-    assert flipped == set(Parcel.objects.filter(note="worked").values_list("pk", flat=True))
-
-
-def test_an_error_swallowed_around_a_savepoint_costs_nothing() -> None:
-    parcels(1)
-    Parcel.objects.create(sent=True, code="taken")
-
-    def handle(row: Parcel) -> None:
-        try:
-            with transaction.atomic():
-                Parcel.objects.filter(pk=row.pk).update(code="taken")
-        except IntegrityError:
-            Parcel.objects.filter(pk=row.pk).update(note="used another")
-
-    assert_run(processor(handle)(), processed=1)
-    assert Parcel.objects.filter(sent=True, note="used another").count() == 1
-
-
-def test_a_handler_may_roll_its_own_work_back_without_raising() -> None:
-    parcels(1)
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="half done")
-        transaction.set_rollback(True)
-
-    report = processor(handle)()
-    assert_run(report, failed=1)
-    assert Parcel.objects.get().note == ""
-
-
 def test_a_handler_that_deletes_its_row_has_processed_it() -> None:
     parcels(2)
 
@@ -159,19 +97,6 @@ def test_a_handler_that_copies_its_row_does_not_move_the_flip_to_the_copy() -> N
     assert original.note == ""
 
 
-def test_a_handler_may_flip_the_flag_itself() -> None:
-    parcels(2)
-
-    def handle(row: Parcel) -> None:
-        row.sent = True
-        row.save()
-
-    assert_run(processor(handle)(), processed=2)
-    Parcel.objects.update(sent=False)
-    assert_run(processor(handle, done=None)(), processed=2)
-    assert sent() == [0, 1]
-
-
 def test_a_handler_that_leaves_its_row_pending_is_found_out_at_the_second_row() -> None:
     parcels(5)
     calls: list[int] = []
@@ -184,29 +109,6 @@ def test_a_handler_that_leaves_its_row_pending_is_found_out_at_the_second_row() 
     assert len(calls) == 2
     assert {type(failure.error) for failure in report.failures} == {StillPending}
     assert not report.ok
-
-
-def test_one_row_that_the_handler_leaves_pending_does_not_stop_the_others() -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        if row.priority:
-            Parcel.objects.filter(pk=row.pk).update(sent=True)
-
-    report = processor(handle, done=None)()
-    assert_run(report, processed=2, failed=1)
-
-
-def test_columns_that_the_handler_changes_are_kept_and_no_others_are_written() -> None:
-    parcels(1)
-
-    def handle(row: Parcel) -> None:
-        row.note = "set on the instance, not saved"
-        Parcel.objects.filter(pk=row.pk).update(weight=7)
-
-    assert_run(processor(handle)(), processed=1)
-    row = Parcel.objects.get()
-    assert (row.weight, row.note, row.sent) == (7, "", True)
 
 
 def test_i11_an_edit_that_came_between_read_and_lock_is_not_overwritten() -> None:
@@ -223,83 +125,6 @@ def test_i11_an_edit_that_came_between_read_and_lock_is_not_overwritten() -> Non
     assert_run(processor(handle)(), processed=2)
     assert seen == ["", "edited meanwhile"]
     assert Parcel.objects.get(priority=1).note == "edited meanwhile"
-
-
-def test_a_result_reaches_the_flip_in_the_same_write() -> None:
-    parcels(2)
-
-    def handle(row: Parcel) -> int:
-        return row.priority + 10
-
-    def done(row: Parcel, result: int) -> dict[str, Any]:
-        return {"sent": True, "weight": result, "note": f"was {row.priority}"}
-
-    assert_run(processor(handle, done=done)(), processed=2)
-    assert list(Parcel.objects.order_by("pk").values_list("weight", "note")) == [
-        (10, "was 0"),
-        (11, "was 1"),
-    ]
-
-
-def test_a_get_done_that_raises_is_its_rows_failure() -> None:
-    parcels(2)
-
-    def done(row: Parcel, result: Any) -> dict[str, Any]:
-        return {"sent": True, "note": {1: "only the second"}[row.priority]}
-
-    report = processor(lambda row: None, done=done)()
-    assert_run(report, processed=1, failed=1)
-    assert sent() == [1]
-
-
-def test_a_nested_atomic_and_its_on_commit_run_after_the_rows_commit() -> None:
-    parcels(1)
-    seen: list[tuple[bool, str]] = []
-
-    def look() -> None:
-        row = Parcel.objects.using("other").get()
-        seen.append((row.sent, row.note))
-
-    def handle(row: Parcel) -> None:
-        with transaction.atomic():
-            Parcel.objects.filter(pk=row.pk).update(note="nested")
-            transaction.on_commit(look)
-        assert seen == []
-
-    assert_run(processor(handle)(), processed=1)
-    assert seen == [(True, "nested")]
-
-
-def test_a_failed_rows_on_commit_callbacks_do_not_run() -> None:
-    parcels(2)
-    ran: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        transaction.on_commit(lambda: ran.append(row.priority))
-        if row.priority == 0:
-            raise ValueError
-
-    processor(handle)()
-    assert ran == [1]
-
-
-def test_a_callback_that_raises_is_logged_and_drops_neither_the_row_nor_the_callbacks_behind_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    parcels(2)
-    ran: list[str] = []
-
-    def broken() -> None:
-        raise ValueError("the callback's own")
-
-    def handle(row: Parcel) -> None:
-        transaction.on_commit(broken)
-        transaction.on_commit(lambda: ran.append(f"after {row.priority}"))
-
-    report = processor(handle)()
-    assert_run(report, processed=2)
-    assert ran == ["after 0", "after 1"]
-    assert sum("the callback's own" in record.getMessage() for record in caplog.records) == 2
 
 
 def test_i7_a_deferred_foreign_key_that_breaks_at_commit_fails_its_row_alone() -> None:
@@ -319,38 +144,6 @@ def test_i7_a_deferred_foreign_key_that_breaks_at_commit_fails_its_row_alone() -
     assert not Scan.objects.exists()
 
 
-def test_a_handler_that_calls_its_own_processor_is_refused_and_fails() -> None:
-    parcels(1)
-    runs: list[Any] = []
-
-    def handle(row: Parcel) -> None:
-        runs.append(row.pk)
-        again()
-
-    again = processor(handle)
-    report = again()
-    assert_run(report, failed=1)
-    assert len(runs) == 1
-    assert isinstance(report.failures[0].error, Unsupported)
-    assert sent() == []
-
-
-def test_a_keyboard_interrupt_rolls_the_row_back_and_ends_the_run() -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="half done")
-        if row.priority == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        processor(handle)()
-    assert sent() == [0]
-    assert Parcel.objects.get(priority=1).note == ""
-    assert not connection.in_atomic_block
-    assert_run(processor(lambda row: None)(), processed=2)
-
-
 def test_a_handler_that_returns_a_coroutine_has_not_worked() -> None:
     parcels(1)
 
@@ -361,53 +154,78 @@ def test_a_handler_that_returns_a_coroutine_has_not_worked() -> None:
     assert "coroutine" in str(report.failures[0].error)
 
 
-def test_a_handler_that_closes_the_connection_settles_nothing_and_the_run_goes_on() -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            connection.close()
-
-    report = processor(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert sent() == [0, 2]
+# --- a handler that runs processors
 
 
-def test_a_row_that_cannot_be_loaded_is_its_own_failure() -> None:
-    """An instance may refuse to be made, say in from_db(); the other rows are not to blame."""
-    parcels(3)
+@the.each_delivery
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_run_inside_a_run_of_the_same_processor_is_refused(make: Any, concurrency: int) -> None:
+    the.errands(20)
     calls: list[int] = []
 
-    class Fragile(Parcel):
-        class Meta:
-            proxy = True
-            app_label = "tests"
+    def handle(row: Errand) -> None:
+        calls.append(row.place)
+        with pytest.raises(Unsupported, match="expected the handler not to run its own processor"):
+            run()
 
-        @classmethod
-        def from_db(cls, *args: Any, **kwargs: Any) -> Any:
-            row = super().from_db(*args, **kwargs)
-            if row.priority == 1:
-                raise ValueError("corrupt")
-            return row
-
-    pending = Fragile.objects.filter(sent=False)
-    run = batch_processor(pending=pending, done={"sent": True})(lambda row: calls.append(row.pk))
-    report = run()
-    assert_run(report, processed=2, failed=1)
-    assert len(calls) == 2
-    assert str(report.failures[0].error) == "corrupt"
+    run: BatchProcessor[Errand] = make(handle)
+    assert_run(run(concurrency=concurrency), processed=20)
+    assert sorted(calls) == list(range(20))
+    assert_run(run())  # and it does not count as running after its end
 
 
-def test_the_tables_beside_are_free_for_the_handler() -> None:
-    depot = Depot.objects.create(name="north")
-    Parcel.objects.create(depot=depot)
+@the.each_delivery
+def test_it_is_refused_from_an_asynchronous_handler_too(make: Any) -> None:
+    the.errands(5)
 
-    def handle(row: Parcel) -> None:
-        assert row.depot is not None
-        row.depot.name = "south"
-        row.depot.save()
-        Scan.objects.create(parcel=row)
+    async def handle(row: Errand) -> None:
+        await sync_to_async(run)()
 
-    assert_run(processor(handle)(), processed=1)
-    assert Depot.objects.get().name == "south"
-    assert Scan.objects.count() == 1
+    run: BatchProcessor[Errand] = make(handle)
+    report = run(concurrency=2)
+    assert_run(report, failed=5)
+    assert all(isinstance(each.error, Unsupported) for each in report.failures)
+
+
+def test_another_processor_may_be_run() -> None:
+    the.errands(4)
+    parcels(2)
+    other = in_batches(lambda row: None)
+    assert_run(the.at_least_once(lambda row: other().ok)(), processed=4)
+    assert sent() == [0, 1]
+
+
+def test_the_default_delivery_says_that_a_transaction_is_open() -> None:
+    parcels(2)
+    other = in_batches(lambda row: None)
+    report = in_batches(lambda row: other())()
+    assert [type(each.error) for each in report.failures] == [InsideTransaction] * 2
+
+
+@pytest.mark.parametrize(
+    ("module", "asked", "what"),
+    [
+        ("gevent.monkey", "is_module_patched", "threading"),
+        ("eventlet.patcher", "is_monkey_patched", "thread"),
+    ],
+)
+@pytest.mark.parametrize("patched", [False, True])
+def test_an_event_loop_is_refused_where_threads_are_greenlets(
+    module: str, asked: str, what: str, patched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the.errands(2)
+    calls: list[int] = []
+
+    async def handle(row: Errand) -> None:
+        calls.append(row.place)
+
+    stand_in = SimpleNamespace(**{asked: lambda name: patched and name == what})
+    monkeypatch.setitem(sys.modules, module, stand_in)
+    run = the.at_least_once(handle)
+    if patched:
+        with pytest.raises(Unsupported, match=r"patched by (gevent|eventlet); write"):
+            run()
+        assert_run(the.at_least_once(the.ignore)(concurrency=2), processed=2)
+    else:
+        assert_run(run(), processed=2)
+    assert calls == ([] if patched else [0, 1])

@@ -18,15 +18,11 @@ from dcl_processor.insights import row as rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment
 from dcl_processor.insights.keys import parse_pk
 from dcl_processor.insights.status import NUMBERS, status
-from tests.contract.support import dispatches
 from tests.contract.support import errands as the
-from tests.contract.support.marking import marking
 from tests.contract.support.sessions import connected
 from tests.models import Errand, Parcel, Scan, Seat, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-HAS_HOLDERS = connection.vendor == "postgresql"
 
 
 def fails(row: Any) -> None:
@@ -149,34 +145,6 @@ def test_an_old_claim_is_in_doubt_and_a_young_one_in_progress() -> None:
     assert seconds(found["in_doubt_since"]) == 1200
     found = ask(run, doubt_after=0)
     assert (found["in_progress"].value, found["in_doubt"].value) == (0, 3)
-
-
-def test_a_dead_letter_shows_what_was_given_up_without_a_retry() -> None:
-    def fail(row: Errand) -> None:
-        raise ValueError
-
-    run = the.transactional(fails, failed={"dead": True})
-    the.errands(3)
-    Errand.objects.create(done=True)
-    run()
-    assert ask(run)["given_up"].value == 3
-
-
-@pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
-def test_what_a_run_gave_up_on_is_counted_and_nothing_else(make: the.Make) -> None:
-    def handle(row: Errand) -> None:
-        if row.place % 2:
-            raise ValueError("odd")
-
-    retry = the.retry(max_attempts=2)
-    run = make(handle, retry=retry, failed={"dead": True}, reset={"claimed": False})
-    the.errands(4)
-    run()
-    assert ask(run)["given_up"].value == 0
-    run()
-    found = ask(run)
-    assert (found["given_up"].value, found["pending"].value) == (2, 0)
-    assert [(each.kind, each.rows) for each in found["errors"].value] == [("ValueError", 2)]
 
 
 # --- caps and time limits
@@ -344,44 +312,6 @@ def test_a_status_writes_nothing_and_each_question_is_one_statement(
     assert len(reads) == 8  # not the oldest, which has no column, and not those in doubt
 
 
-def test_locks_are_shown_or_the_database_is_named() -> None:
-    run = the.transactional(the.ignore)
-    the.errands(1)
-    answer = ask(run)["locked"]
-    if HAS_HOLDERS:
-        assert answer.value.as_dict() == {"rows": 0, "holders": []}
-    else:
-        name = "SQLite" if connection.vendor == "sqlite" else "MariaDB"
-        assert answer.how is How.NOT_RECORDED
-        assert name in answer.why
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"failed": {"status": "dead"}}, 2),
-        ({"failed": None}, 3),
-        ({"failed": lambda row, error: {"status": "dead"}}, None),
-        ({"failed": {"status": "dead"}, "retry": dispatches.retry(None)}, 2),
-    ],
-)
-def test_rows_that_were_given_up_are_counted_by_the_columns_that_there_are(
-    options: dict[str, Any], expected: int | None
-) -> None:
-    """A nullable counter of two bytes, and no column for the time or the error."""
-    dispatches.dispatches(3, tries=3)
-    dispatches.dispatches(2, tries=1, status="dead")
-    dispatches.dispatches(1, tries=None)
-    run = dispatches.transactional(the.ignore, **{"retry": dispatches.retry(3), **options})
-    found = ask(run)
-    assert found["given_up"].value == expected
-    assert found["later"].value == 0
-    assert found["next_due"].value is None
-    assert "Retry(…) with last_error" in found["errors"].why
-    given_up = found["given_up"]
-    assert (given_up.how is How.NOT_RECORDED) is (expected is None) is bool(given_up.why)
-
-
 def settled_by_hand(**values: Any) -> None:
     """Leave the retry columns as the last failure has written them."""
     Errand.objects.update(**{"done": True, "dead": False, **values})
@@ -424,14 +354,6 @@ def test_a_row_with_a_dead_letter_that_was_handled_since_is_not_given_up(
     assert shown.reason == "it is not in pending: it is done, or does not wait yet"
 
 
-def test_a_dead_letter_that_contains_the_flip_is_given_up() -> None:
-    """Both take the row out of pending by the same column."""
-    the.errands(1)
-    run = the.transactional(fails, failed={"done": True, "dead": True})
-    assert run().failed == 1
-    assert answers(run)["given_up"] == 1
-
-
 def test_a_claimed_row_is_not_given_up_whatever_it_still_contains() -> None:
     """Its dead letter is from before: a person has put it back, and a worker has begun with it."""
     run = the.at_most_once(the.ignore, failed={"dead": True})
@@ -467,22 +389,6 @@ def test_handled_rows_are_not_given_up_whatever_the_flip_writes() -> None:
     assert answers(with_error)["given_up"] == 0
 
 
-def test_a_row_with_more_attempts_than_before_is_not_given_up() -> None:
-    [row] = the.errands(1)
-    assert the.transactional(fails, retry=the.retry(max_attempts=1))().failed == 1
-    more = the.transactional(the.ignore, retry=the.retry(max_attempts=5))
-    assert answers(more)["given_up"] == 0
-    assert reason(more, row).startswith("a run would handle it now")
-
-
-def test_a_row_in_doubt_is_not_given_up_even_if_its_claim_has_no_time() -> None:
-    the.errands(2)
-    retry, reset = the.retry(max_attempts=1), {"claimed": False}
-    run = the.at_most_once(fails, claimed_at=None, retry=retry, reset=reset)
-    assert run().failed == 2
-    assert answers(run)["given_up"] == 0
-
-
 def test_the_age_of_pending_rows_without_a_time_is_unknown() -> None:
     """A monitor that asks for it must not be green."""
     the.errands(2)
@@ -492,46 +398,6 @@ def test_the_age_of_pending_rows_without_a_time_is_unknown() -> None:
     assert seconds(ask(run)["oldest"]) == 300
     Errand.objects.update(done=True)
     assert ask(run)["oldest"].how is How.EXACT
-
-
-def test_kinds_of_errors_beyond_the_kept_ones_are_said_to_be_there() -> None:
-    the.errands(21)
-    run = the.transactional(the.ignore, retry=the.retry())
-    for row in Errand.objects.all():
-        Errand.objects.filter(pk=row.pk).update(last_error=f"Error{row.place}: no")
-    errors = ask(run)["errors"]
-    assert (len(errors.value), errors.how) == (20, How.MORE_THAN)
-
-
-def test_a_row_that_was_settled_by_hand_is_not_claimed_whatever_it_still_contains() -> None:
-    run = the.at_most_once(the.ignore)
-    row = Errand.objects.create(claimed=False, claimed_at=ago(minutes=10), done=True)
-    assert reason(run, row).startswith("it is not in pending")
-    assert answers(run)["in_doubt"] == 0
-
-
-def test_a_mark_beside_a_lease_is_in_progress_while_the_lease_is_alive() -> None:
-    run = marking(the.ignore)
-    the.errands(4)
-    run.reserve(2)
-    assert (answers(run)["in_progress"], answers(run)["in_doubt"]) == (2, 0)
-    Errand.objects.filter(place=0).update(leased_until=ago(seconds=1))
-    assert answers(run)["in_progress"] == 1
-
-
-def test_a_lease_that_was_taken_away_is_in_progress_nowhere() -> None:
-    """Its row was put back, or is left by a dead worker: no worker may settle it."""
-    for run in (marking(the.ignore), the.at_least_once(the.ignore, retry=the.retry())):
-        row = Errand.objects.create(leased_until=Lease(60).taken_away)
-        found = answers(run)
-        assert {name: found[name] for name in ("in_progress", "leased_until", "in_doubt")} == {
-            "in_progress": 0,
-            "leased_until": None,
-            "in_doubt": 0,
-        }
-        shown = rows.show(run, row.pk)
-        assert shown.parts["lease_free"].value is True
-        assert shown.reason.startswith("a run would handle it now")
 
 
 # --- one row
@@ -573,34 +439,6 @@ def test_why_a_row_is_handled_or_not() -> None:
         "pending_since",
     ]
     assert shown.exists
-
-
-def test_why_a_row_with_fewer_columns_is_handled_or_not() -> None:
-    run = dispatches.at_least_once(the.ignore, retry=dispatches.retry(3), failed={"status": "dead"})
-    [row] = dispatches.dispatches(1)
-    assert reason(run, row).startswith("a run would handle it now")
-    assert list(rows.show(run, row.pk).columns) == ["tries", "leased_until"]
-    type(row).objects.update(tries=3)
-    assert reason(run, row) == "the next run writes failed to it"
-    type(row).objects.update(status="dead")
-    assert reason(run, row) == "it was given up on"
-    assert "due" not in rows.show(run, row.pk).parts
-
-
-def test_discard_writes_what_a_failure_writes() -> None:
-    retry = dispatches.retry(3, on_failure={"priority": 7})
-    run = dispatches.transactional(the.ignore, retry=retry, failed={"status": "dead"})
-    [row] = dispatches.dispatches(1)
-    assert run.discard(type(row).objects.all(), reason="no such address") == 1
-    row.refresh_from_db()
-    assert (row.status, row.priority, row.tries) == ("dead", 7, None)
-
-
-def test_a_claimed_row_is_in_progress_or_in_doubt() -> None:
-    run = the.at_most_once(the.ignore)
-    row = Errand.objects.create(claimed=True, claimed_at=ago(minutes=10))
-    assert reason(run, row).startswith("it was claimed 10 min ago")
-    assert "in doubt" in reason(run, row)
 
 
 def test_a_row_that_is_not_there_or_cannot_be_asked_about() -> None:

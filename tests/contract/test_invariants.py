@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import Barrier, Event, Thread
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.contract.support.batches import statements
 from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import uncommitted
 from tests.models import Depot, Letter, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -33,32 +34,9 @@ def ignore(row: Any) -> None:
     """Handle a row by doing nothing."""
 
 
-@contextmanager
-def another_session_holds(*pks: Any) -> Iterator[Event]:
-    """Lock rows, as another copy does, from a thread of its own until told or left."""
-    held, release = Event(), Event()
-
-    def hold() -> None:
-        run = processor(work, pending=Parcel.objects.filter(pk__in=pks, sent=False))
-        run()
-        connections.close_all()
-
-    locked: list[Any] = []
-
-    def work(row: Parcel) -> None:
-        locked.append(row.pk)
-        held.set()
-        assert release.wait(30)
-
-    threads = [Thread(target=hold)]
-    threads[0].start()
-    assert held.wait(30)
-    try:
-        yield release
-    finally:
-        release.set()
-        threads[0].join(30)
-        assert not threads[0].is_alive()
+def another_session_holds(*pks: Any) -> AbstractContextManager[Callable[[], None]]:
+    """Finish rows in another session, which commits at the end, or when it is told to."""
+    return uncommitted(lambda: Parcel.objects.filter(pk__in=pks).update(sent=True))
 
 
 def test_i1_empty_is_free() -> None:
@@ -202,17 +180,17 @@ def test_i6_locked_rows_are_tried_again_until_they_are_free() -> None:
     def handle(row: Parcel) -> None:
         calls.append(row.pk)
 
-    with another_session_holds(first.pk) as release:
+    with another_session_holds(first.pk) as commit:
 
         class Stop(Event):
             """Lets the other worker's row go when this one waits, after its first pass."""
 
             def wait(self, timeout: float | None = None) -> bool:
-                release.set()
+                commit()
                 return super().wait(timeout)
 
         if not HAS_ROW_LOCKS:
-            release.set()  # SQLite: the other copy has the whole database
+            commit()  # SQLite: the other copy has the whole database
         report = processor(handle)(wait_for_locked=30, stop=Stop())
     assert sorted(calls) == [second.pk, third.pk]
     assert report.passes > 1 or not HAS_ROW_LOCKS

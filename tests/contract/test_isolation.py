@@ -6,14 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.engine.settlement import Statement
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.locking.isolation import ReadCommitted
-from tests import seams
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected
 from tests.models import Depot, Parcel
@@ -56,17 +53,6 @@ def sees_what_others_commit() -> bool:
     return Depot.objects.count() == before + 1
 
 
-@options
-def test_every_row_is_handled_at_read_committed(options: dict[str, Any]) -> None:
-    depot = Depot.objects.create()
-    Parcel.objects.create(depot=depot)
-    Parcel.objects.create(depot=depot)
-    calls: list[Any] = []
-    with connected(options):
-        assert_run(processor(calls)(), processed=2)
-    assert calls == [True, True]
-
-
 def between_lock_and_question(sql: str) -> bool:
     """Recognise the second statement of a spanning claim: it joins, and reads whole rows."""
     whole = re.search(r"^SELECT \W?tests_parcel\W+id\W?, .* JOIN\W+tests_depot", sql)
@@ -90,24 +76,6 @@ if connection.features.has_select_for_update:
             report = processor(calls)()
         assert_run(report, stale=1)
         assert calls == []
-
-
-if connection.vendor == "postgresql":
-    # InnoDB takes the snapshot of a REPEATABLE READ transaction at its first plain read, which is
-    # the question itself: only PostgreSQL's is as old as the lock statement.
-
-    @pytest.mark.parametrize("options", LEVELS["postgresql"][3:], ids=str)
-    def test_without_the_level_the_second_check_hands_out_a_finished_row(
-        options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The broken variant: this is what setting the level is for."""
-        Parcel.objects.create(depot=Depot.objects.create())
-        seams.replace(monkeypatch, seams.BEGIN, Statement("BEGIN"))
-        monkeypatch.setattr(ReadCommitted, "__enter__", lambda self: self._atomic.__enter__())
-        calls: list[Any] = []
-        with connected(options), before_statement(between_lock_and_question, close_depots):
-            processor(calls)()
-        assert len(calls) == 1
 
 
 # What changes the level of the transactions that are yet to begin, in a handler.
@@ -196,15 +164,3 @@ def test_a_connection_without_autocommit_is_refused() -> None:
         with pytest.raises(Unsupported, match=r"expected .* autocommit .* got AUTOCOMMIT=False"):
             processor([])()
         wrapper.rollback()
-
-
-def test_a_connection_whose_autocommit_was_switched_off_is_refused() -> None:
-    Parcel.objects.create(depot=Depot.objects.create())
-    transaction.set_autocommit(False)
-    try:
-        with pytest.raises(Unsupported, match="autocommit"):
-            processor([])()
-    finally:
-        transaction.rollback()
-        transaction.set_autocommit(True)
-    assert connections["other"].in_atomic_block is False

@@ -84,19 +84,6 @@ def test_a_key_that_cannot_be_known_again_is_refused(
     assert odd.objects.filter(sent=False).count() == 3
 
 
-@pytest.mark.parametrize("made", [str, lambda text: (text, 1), frozenset])
-def test_one_that_equals_itself_is_not(
-    odd: Any, made: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Odd, "get_prep_value", lambda self, value: "".join(map(str, value))[:1])
-    odd.objects.bulk_create([odd(code=str(number)) for number in range(3)])
-    monkeypatch.setattr(Odd, "made", made)
-    pending = odd.objects.filter(sent=False)
-    assert_run(
-        batch_processor(pending=pending, done={"sent": True})(lambda row: None)(), processed=3
-    )
-
-
 @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once, None])
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_row_that_its_handler_moves_to_another_key_has_failed(make: Any, size: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from itertools import count
 from threading import Event
@@ -34,6 +34,7 @@ from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
+from tests.contract.support.temporary import at_update, temporary
 from tests.models import Caravan, Errand, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,17 +43,6 @@ IS_POSTGRESQL = connection.vendor == "postgresql"
 
 #: A flip that no other statement writes.
 FLIP = {"done": True, "result": "done"}
-
-
-@contextmanager
-def changed(there: str, back: str) -> Iterator[None]:
-    """Change the schema for the block."""
-    with connection.cursor() as cursor:
-        cursor.execute(there)
-        try:
-            yield
-        finally:
-            cursor.execute(back)
 
 
 #: What a user's test may have stopped the time with.
@@ -112,7 +102,7 @@ if IS_POSTGRESQL:
             f"RAISE EXCEPTION ''trapped'' USING ERRCODE = ''{state}''; END IF; RETURN id; END'"
         )
         calls: list[int] = []
-        with changed(trap, "DROP FUNCTION tests_trap"):
+        with temporary(trap, "DROP FUNCTION tests_trap"):
             report = the.transactional(
                 lambda row: calls.append(row.place),
                 pending=lambda: the.PENDING.extra(where=["tests_trap(id) = id"]),
@@ -133,7 +123,7 @@ if IS_POSTGRESQL:
         def handle(row: Errand) -> None:
             Errand.objects.filter(pk=row.pk).update(result="number")
 
-        with changed(
+        with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_number CHECK (NOT done OR result <> '')",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_number",
         ):
@@ -163,8 +153,8 @@ if IS_POSTGRESQL:
         calls: list[int] = []
         made = "CREATE TYPE tests_state AS ENUM ('open', 'shut'); CREATE DOMAIN tests_words AS text"
         with (
-            changed(made, "DROP TYPE tests_state; DROP DOMAIN tests_words"),
-            changed(
+            temporary(made, "DROP TYPE tests_state; DROP DOMAIN tests_words"),
+            temporary(
                 "ALTER TABLE tests_errand ALTER COLUMN result DROP DEFAULT, "
                 f"ALTER COLUMN result TYPE {kind} USING {first}",
                 "ALTER TABLE tests_errand ALTER COLUMN result TYPE varchar(50)",
@@ -191,7 +181,7 @@ if IS_POSTGRESQL:
             for name, longest in names.items():
                 there = f"ALTER TABLE tests_errand RENAME {name} TO {longest}"
                 back = f"ALTER TABLE tests_errand RENAME {longest} TO {name}"
-                renamed.enter_context(changed(there, back))
+                renamed.enter_context(temporary(there, back))
                 monkeypatch.setattr(Errand._meta.get_field(name), "column", longest)
             report = make(
                 the.ignore,
@@ -235,7 +225,7 @@ if IS_POSTGRESQL:
         """The schema of a tenant was chosen for the session of the caller alone."""
         the.errands(3)
         calls: list[int] = []
-        with changed(
+        with temporary(
             "CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand (LIKE "
             "public.tests_errand INCLUDING ALL); INSERT INTO tests_tenant.tests_errand "
             "SELECT * FROM public.tests_errand; SET search_path = tests_tenant, public",
@@ -335,7 +325,7 @@ def test_i22_what_wraps_djangos_cursors_sees_each_flip(
 
 if SENDS_SEVERAL:
 
-    @pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
+    @the.all_deliveries
     @pytest.mark.parametrize("refused_from", [0, 3])
     def test_i25_a_pooler_that_takes_one_statement_at_a_time_costs_no_call(
         make: the.Make,
@@ -411,7 +401,7 @@ if IS_POSTGRESQL:
         run = the.at_least_once(
             the.ignore, retry=the.retry(max_attempts=2), failed={"dead": True}, batch_size=3
         )
-        with changed(
+        with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_most CHECK (attempts <= 2)",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_most",
         ):
@@ -440,7 +430,7 @@ if IS_POSTGRESQL:
             "EXECUTE FUNCTION tests_refuse()"
         )
         back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
-        with changed(refuse, f"{back}; DROP SEQUENCE tests_tries"):
+        with temporary(refuse, f"{back}; DROP SEQUENCE tests_tries"):
             run = the.transactional(fail, retry=the.retry(), batch_size=batch_size)
             assert_run(run(), processed=2, failed=1, retried=1, redone=0)
         assert sorted(calls) == [0, 1, 2]
@@ -451,19 +441,11 @@ if IS_POSTGRESQL:
         """It refuses the first two settlements: too slow, no room on the disk, locked."""
         the.errands(1)
         calls: list[int] = []
-        # A sequence does not go back with its transaction.
-        refuse = (
-            "CREATE SEQUENCE tests_tries; CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE "
-            "plpgsql AS 'BEGIN IF NEW.result <> '''' AND nextval(''tests_tries'') <= 2 THEN "
-            f"RAISE EXCEPTION USING ERRCODE = ''{code}''; END IF; RETURN NEW; END'; CREATE TRIGGER "
-            "tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
-            "EXECUTE FUNCTION tests_refuse()"
-        )
         run = the.at_least_once(
             lambda row: calls.append(row.place), retry=the.retry(), done=lambda _: FLIP
         )
-        back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
-        with changed(refuse, f"{back}; DROP SEQUENCE tests_tries"):
+        refuse = f"RAISE EXCEPTION USING ERRCODE = '{code}'"
+        with at_update("NEW.result <> ''", refuse, times=2):
             assert_run(run(), processed=1)
         assert calls == [0]
 
@@ -474,7 +456,7 @@ if IS_POSTGRESQL:
             raise ValueError(row.place)
 
         run = marking(fail, retry=the.retry(backoff=600))
-        with changed(
+        with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
         ):
@@ -496,7 +478,7 @@ if connection.vendor == "mysql":
             "BEGIN IF NEW.done AND NEW.place = 1 THEN SIGNAL SQLSTATE '45000'; END IF; END"
         )
         run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
-        with changed(refuse, "DROP TRIGGER tests_refuse"):
+        with temporary(refuse, "DROP TRIGGER tests_refuse"):
             assert_run(run(), processed=2, failed=1, retried=1)
         assert Errand.objects.get(place=1).attempts == 1
 
@@ -520,7 +502,7 @@ if connection.vendor == "sqlite":
             "CREATE TRIGGER tests_try BEFORE UPDATE ON tests_errand WHEN NEW.done "
             "BEGIN SELECT CASE WHEN tests_try() THEN 1 END; END"
         )
-        with changed(trigger, "DROP TRIGGER tests_try"):
+        with temporary(trigger, "DROP TRIGGER tests_try"):
             assert_run(the.at_most_once(the.ignore)(), processed=2)
 
 
@@ -534,7 +516,7 @@ if IS_POSTGRESQL:
             raise ValueError(row.place)
 
         run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False})
-        with changed(
+        with temporary(
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
         ):
@@ -592,7 +574,7 @@ if HAS_ROW_LOCKS:
         assert pauses
         assert 0 not in pauses
 
-    @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+    @the.each_delivery
     def test_i17_work_that_is_done_is_settled_although_an_error_ends_the_run(
         make: the.Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:

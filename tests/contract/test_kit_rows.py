@@ -12,9 +12,9 @@ from django.db import connection, transaction
 from django.test import TestCase
 from django.utils import timezone
 
-from dcl_processor import Discard, Retry, Snooze, batch_processor
-from dcl_processor.exceptions import InvalidOption, StillPending, Unsupported
-from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock, race
+from dcl_processor import Retry
+from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.testing import assert_processed_once, assert_settles, hold_lock
 from tests.contract.support.errands import (
     PENDING,
     at_least_once,
@@ -25,7 +25,7 @@ from tests.contract.support.errands import (
 )
 from tests.contract.support.gate import HAS_ROW_LOCKS, before_lock
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, Parcel, Seat, Truck, Vehicle
+from tests.models import Errand, Parcel, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -63,12 +63,6 @@ def test_settles_in_a_test_case() -> None:
     _run(Test)
 
 
-def test_settles_a_row_with_a_key_of_two_columns() -> None:
-    row = Seat.objects.create(row=1, number=2)
-    settle = batch_processor(pending=Seat.objects.filter(sent=False), done={"sent": True})(ignore)
-    assert_settles(settle, row)
-
-
 def complaint(make: Any, row: Any) -> AssertionError:
     with pytest.raises(AssertionError) as caught:
         assert_settles(make, row)
@@ -88,18 +82,6 @@ def test_a_row_that_failed_is_told_with_its_error() -> None:
     error = complaint(transactional(raising(ValueError("no address"))), row)
     assert "got a row that failed with ValueError: no address" in str(error)
     assert isinstance(error.__cause__, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("raised", "said"),
-    [
-        (Snooze("later"), "a row that its handler snoozed"),
-        (Discard("never"), "a row that its handler discarded"),
-    ],
-)
-def test_other_outcomes_are_told(raised: Exception, said: str) -> None:
-    [row] = errands(1)
-    assert said in str(complaint(transactional(raising(raised), failed={"dead": True}), row))
 
 
 def test_rows_that_were_no_candidate_are_told_why() -> None:
@@ -152,13 +134,6 @@ def test_a_resource_that_cannot_be_opened_is_told() -> None:
 
     said = str(complaint(transactional(handle, resource=resource), row))
     assert "its resource could not be opened: no server" in said
-
-
-def test_a_flip_that_leaves_the_row_pending_is_the_runs_own_error() -> None:
-    [row] = errands(1)
-    with pytest.raises(StillPending):
-        assert_settles(transactional(ignore, done={"place": 7}), row)
-    assert_settles(transactional(ignore, done={"place": 7}, repeats=True), row)
 
 
 def test_a_row_of_another_model_is_refused() -> None:
@@ -281,12 +256,6 @@ def test_what_a_handler_asserts_ends_the_block() -> None:
     assert caught.value.__suppress_context__
 
 
-def test_another_error_of_the_block_comes_through() -> None:
-    errands(1)
-    with pytest.raises(OSError, match="mine"), assert_processed_once(transactional(ignore)):
-        raise OSError("mine")
-
-
 if HAS_ROW_LOCKS:
 
     def test_threads_of_a_run_are_counted_and_assert() -> None:
@@ -302,12 +271,6 @@ if HAS_ROW_LOCKS:
         run = transactional(handle)
         with pytest.raises(AssertionError, match=r"^no$"), assert_processed_once(run):
             run(concurrency=3)
-
-    def test_a_race_is_counted_too() -> None:
-        errands(3)
-        run = transactional(ignore)
-        with assert_processed_once(run):
-            race(run, copies=2)
 
 
 # --- hold_lock

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
+from django.db.backends.signals import connection_created
 from django.db.models import F
 from django.utils import timezone
 
 from dcl_processor import Lease, Report
-from dcl_processor.engine.heartbeat import Heartbeat
+from dcl_processor.engine import heartbeat, lane
 from tests.contract.support import errands as the
+from tests.contract.support.clocks import Clock
 from tests.contract.support.heartbeat import (
     HAS_ROW_LOCKS,
     begins_to_write,
@@ -107,15 +110,6 @@ def test_a_lease_that_another_copy_holds_is_not_settled_either() -> None:
     assert (said["result"], said["leased_until"]) == ("second", False)
 
 
-def test_a_lapsed_lease_is_taken_over_by_whoever_comes_next() -> None:
-    [row] = the.errands(1)
-    run = the.at_least_once(the.ignore)
-    Errand.objects.update(leased_until=timezone.now() + timedelta(days=1))
-    assert_run(run(wait_for_locked=0))
-    lapse(row)
-    assert_run(run(), processed=1)
-
-
 def test_nothing_new_starts_on_a_row_whose_lease_was_lost() -> None:
     """The heartbeat finds out while the row before it is handled."""
     rows = the.errands(3)
@@ -153,42 +147,6 @@ def test_a_lease_that_lapsed_unnoticed_by_others_costs_the_row_no_attempt() -> N
         report = the.at_least_once(handle, lease=SHORT, batch_size=2, retry=the.retry())()
     assert_run(report, processed=1, lease_lost=1)
     assert the.untouched(rows[1])
-
-
-def test_a_heartbeat_keeps_the_lease_for_longer_than_its_duration() -> None:
-    [row] = the.errands(1)
-    reports: list[Report] = []
-    second = the.at_least_once(the.ignore, lease=SHORT)
-
-    def handle(row: Errand) -> None:
-        first = leased_until(row)
-        until(lambda: leased_until(row) > first + timedelta(seconds=4.5))
-        reports.append(the.elsewhere(lambda: second(wait_for_locked=0)))
-
-    reports.append(the.at_least_once(handle, lease=Lease(4))())
-    during, after = reports
-    assert_run(during)
-    assert_run(after, processed=1)
-    assert the.state(row)["leased_until"] is False
-
-
-def test_leases_are_renewed_at_a_third_of_their_duration() -> None:
-    [_row] = the.errands(1)
-    tokens: list[Any] = []
-
-    def handle(row: Errand) -> None:
-        def four_of_them() -> bool:
-            token = leased_until(row)
-            if token not in tokens:
-                tokens.append(token)
-            return len(tokens) == 4
-
-        until(four_of_them)
-
-    assert_run(the.at_least_once(handle, lease=Lease(1.5))(), processed=1)
-    pauses = [(b - a).total_seconds() for a, b in itertools.pairwise(tokens)]
-    # On a busy machine they are longer.
-    assert all(pause >= 0.4 for pause in pauses)
 
 
 def test_a_renewal_between_the_handler_and_the_settlement_does_no_harm() -> None:
@@ -264,22 +222,6 @@ def test_a_handler_that_deletes_its_row_does_not_stop_the_heartbeat() -> None:
 
     report = the.at_least_once(handle, lease=SHORT, batch_size=2)()
     assert_run(report, processed=2)
-
-
-def test_a_handler_may_save_the_row_after_a_renewal() -> None:
-    """It writes back the lease that its instance says; the row is ours all the same."""
-    [row] = the.errands(1)
-
-    def handle(row: Errand) -> str:
-        first = row.leased_until
-        assert first is not None
-        until(lambda: leased_until(row) > first + timedelta(seconds=1))
-        row.save()
-        return "saved"
-
-    report = the.at_least_once(handle, lease=SHORT, done=with_result)()
-    assert_run(report, processed=1)
-    assert the.state(row)["result"] == "saved"
 
 
 def test_no_thread_and_no_session_is_left_behind() -> None:
@@ -386,21 +328,6 @@ def test_lost_leases_are_failures_one_after_the_other(size: int) -> None:
     assert_run(report, lease_lost=3, stopped="failures")
 
 
-def test_a_row_whose_lease_lapsed_before_its_handler_was_not_tried() -> None:
-    the.errands(3)
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-        if row.place == 0:
-            monkeypatched.setattr(Heartbeat, "is_ours", lambda self, pk: False)
-
-    with pytest.MonkeyPatch.context() as monkeypatched:
-        report = the.at_least_once(handle, batch_size=3)(limit=2)
-    assert calls == [0]
-    assert_run(report, processed=1, lease_lost=2)
-
-
 def loses_its_lease(calls: list[int]) -> Callable[[Errand], None]:
     def handle(row: Errand) -> None:
         calls.append(row.place)
@@ -408,3 +335,143 @@ def loses_its_lease(calls: list[int]) -> Callable[[Errand], None]:
         Errand.objects.filter(pk=row.pk).update(leased_until=later)
 
     return handle
+
+
+# --- when leases are renewed, of which rows, and from when on they live
+
+
+MINUTE = Lease(60)
+#: No other number in a statement is one of these keys.
+KEYS = (71_001, 71_002, 71_003)
+
+
+class Pauses(list[float | None]):
+    """What the heartbeat waits for; ``endless``: from now on until the end of the run."""
+
+    endless = False
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    """Note what the heartbeat waits for, and let it come at once."""
+    noted = Pauses()
+
+    class Soon(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            noted.append(timeout)
+            return super().wait(60 if noted.endless else 0.01)
+
+    monkeypatch.setattr(
+        heartbeat, "threading", SimpleNamespace(**{**vars(threading), "Event": Soon})
+    )
+    return noted
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let claims and heartbeats go by a clock that the test puts forward."""
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+    monkeypatch.setattr(lane, "time", clock)
+    return clock
+
+
+def test_leases_are_renewed_at_a_third_of_their_duration(pauses: list[float | None]) -> None:
+    the.errands(1)
+    report = the.at_least_once(lambda row: until(lambda: len(pauses) > 3), lease=MINUTE)()
+    assert_run(report, processed=1)
+    # A later beat may find the row locked by its settlement.
+    assert set(pauses[:4]) == {20.0}
+
+
+def test_a_renewal_that_failed_is_tried_again_after_a_twelfth(pauses: list[float | None]) -> None:
+    the.errands(1)
+    failed: list[Any] = []
+
+    def fail_once(beating: Any) -> None:
+        if not failed:
+            failed.append(beating)
+            raise OperationalError("no answer")
+
+    with held_beat(lambda sql: True, first=fail_once) as beat:
+        beat.go.set()
+        report = the.at_least_once(lambda row: until(lambda: len(pauses) > 3), lease=MINUTE)()
+    assert_run(report, processed=1)
+    assert pauses[:3] == [20.0, 5.0, 20.0]
+
+
+@contextmanager
+def noted(pauses: list[float | None]) -> Iterator[list[tuple[int, str]]]:
+    """Note the parameters of the heartbeats, each with the number of the pause before it."""
+    said: list[tuple[int, str]] = []
+
+    def wrapper(execute: Any, sql: str, params: Any, *args: Any) -> Any:
+        said.append((len(pauses), repr(params)))
+        return execute(sql, params, *args)
+
+    def watch(connection: Any, **_: Any) -> None:
+        if threading.current_thread().name.endswith(": leases"):
+            connection.execute_wrappers.append(wrapper)
+
+    connection_created.connect(watch)
+    try:
+        yield said
+    finally:
+        connection_created.disconnect(watch)
+
+
+def test_rows_that_are_settled_are_renewed_no_more(pauses: list[float | None]) -> None:
+    Errand.objects.bulk_create([Errand(pk=key, place=n) for n, key in enumerate(KEYS)])
+    settled_before: list[int] = []
+
+    def handle(row: Errand) -> None:
+        if row.pk == KEYS[-1]:
+            settled_before.append(len(pauses))
+            until(lambda: len(pauses) > settled_before[0] + 3)
+
+    with noted(pauses) as said:
+        report = the.at_least_once(handle, lease=MINUTE, batch_size=3)()
+    assert_run(report, processed=3)
+    # One may have been under way while the second row was settled.
+    after = [params for beat, params in said if beat > settled_before[0] + 1]
+    assert any(str(KEYS[-1]) in params for params in after)
+    assert not any(str(key) in params for params in after for key in KEYS[:-1])
+
+
+def test_a_lease_lives_from_the_beginning_of_its_claim(time: Clock) -> None:
+    """Its time is written by a statement that may take longer than the lease."""
+    [row] = the.errands(1)
+    calls: list[Any] = []
+
+    def slowly(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("UPDATE") and not time.passed:
+            time.passed = 61.0
+        return execute(sql, *args)
+
+    run = the.at_least_once(lambda row: calls.append(row.pk), lease=MINUTE)
+    with connection.execute_wrapper(slowly):
+        report = run()
+    assert_run(report, lease_lost=1)
+    assert calls == []
+    assert the.untouched(row)
+
+
+def test_a_lease_lives_from_the_beginning_of_its_renewal(time: Clock, pauses: Pauses) -> None:
+    first, second = the.errands(2)
+    calls: list[Any] = []
+
+    with held_beat(writes) as beat:
+
+        def handle(row: Errand) -> None:
+            calls.append(row.pk)
+            beat.await_it()
+            time.passed = 61.0
+            under_way = len(pauses)
+            pauses.endless = True  # the next one would renew the lease again
+            beat.go.set()
+            until(lambda: len(pauses) > under_way)
+
+        report = the.at_least_once(handle, lease=MINUTE, batch_size=2)()
+    assert_run(report, processed=1, lease_lost=1)
+    assert calls == [first.pk]
+    assert the.untouched(second)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
+from django.db.models import QuerySet
 
-from dcl_processor import Delivery, Lease, Retry, batch_processor
+from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.exceptions import TransactionLeftOpen
+from dcl_processor.execution.shared_sessions import PAUSE, SharedSessions
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
@@ -117,9 +121,7 @@ def test_what_the_handler_raised_is_the_failure(leave: Callable[[], Any]) -> Non
             raise ValueError("the handler's own")
 
     options = OPTIONS["at least once"]
-    report = batch_processor(
-        pending=Errand.objects.filter(done=False), done={"done": True}, **options
-    )(handle)()
+    report = the.transactional(handle, **options)()
     assert_run(report, processed=2, failed=1, retried=1)
     assert str(report.failures[0].error) == "the handler's own"
     rows = Errand.objects.using("other").order_by("place")
@@ -149,28 +151,154 @@ def test_one_that_was_left_open_by_other_code_is_rolled_back_before_the_claim(
     assert "left open" in caplog.text
 
 
-def test_a_handlers_own_blocks_cost_nothing() -> None:
-    the.errands(3)
-
-    def handle(row: Errand) -> None:
-        with transaction.atomic():
-            Errand.objects.filter(pk=row.pk).update(result="worked")
-
-    options = OPTIONS["at least once"]
-    report = batch_processor(
-        pending=Errand.objects.filter(done=False), done={"done": True}, **options
-    )(handle)()
-    assert_run(report, processed=3)
-    assert Errand.objects.filter(done=True, result="worked").count() == 3
+# --- asynchronous handlers, on the connection that they share
 
 
-@pytest.mark.django_db(transaction=False)
-@pytest.mark.parametrize("options", [OPTIONS["at most once"], OPTIONS["at least once"]])
-def test_the_transaction_of_a_test_case_is_nobodys_leftover(options: dict[str, Any]) -> None:
-    the.errands(3)
-    report = batch_processor(
-        pending=Errand.objects.filter(done=False), done={"done": True}, **options
-    )(lambda row: None)()
-    assert_run(report, processed=3)
-    assert connection.in_atomic_block
-    assert Errand.objects.filter(done=True).count() == 3
+LEASED = OPTIONS["at least once"]
+
+
+def make(handle: Any, options: dict[str, Any] = LEASED) -> Any:
+    claims = "claim" in options
+    pending = Errand.objects.filter(done=False, **({"claimed": False} if claims else {}))
+    return batch_processor(pending=pending, done={"done": True}, **options)(handle)
+
+
+async def work(row: Errand) -> None:
+    await Errand.objects.filter(pk=row.pk).aupdate(result="worked")
+
+
+def worked() -> list[int]:
+    """Return the places of the rows whose work another session sees."""
+    rows = Errand.objects.using("other").filter(result="worked").order_by("place")
+    return list(rows.values_list("place", flat=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@leaves
+def test_the_row_of_an_asynchronous_handler_that_left_one_open_fails(
+    leave: Callable[[], Any], options: dict[str, Any]
+) -> None:
+    the.errands(4)
+
+    async def handle(row: Errand) -> None:
+        if row.place in {0, 2}:
+            await sync_to_async(leave)()
+        await work(row)
+
+    report = make(handle, options)(concurrency=1)
+    assert_run(report, processed=2, failed=2, retried=2 if "retry" in options else 0)
+    assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
+    failed = Errand.objects.filter(pk__in=[each.pk for each in report.failures])
+    assert sorted(failed.values_list("place", flat=True)) == [0, 2]
+    assert worked() == [1, 3]
+
+
+def test_what_an_asynchronous_handler_raised_is_the_failure() -> None:
+    """The rows after it do not work in the transaction that it has left open."""
+    the.errands(2)
+
+    async def handle(row: Errand) -> None:
+        if row.place == 0:
+            await sync_to_async(execute)("BEGIN")
+            raise ValueError("the handler's own")
+        await work(row)
+
+    report = make(handle)(concurrency=1)
+    assert_run(report, processed=1, failed=1, retried=1)
+    assert str(report.failures[0].error) == "the handler's own"
+    assert worked() == [1]
+
+
+class Shared:
+    """Begins a transaction for the row at place 0, in which the row at place 1 works as well."""
+
+    def __init__(self, end: str | None) -> None:
+        self.end = end
+        self.began, self.other_worked = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, row: Errand) -> None:
+        async with asyncio.timeout(the.PATIENCE):
+            if row.place == 0:
+                await sync_to_async(execute)("BEGIN")
+                self.began.set()
+                await work(row)
+                await self.other_worked.wait()
+                await asyncio.sleep(0.1)  # for the other one to end
+                if self.end is not None:
+                    await sync_to_async(execute)(self.end)
+            elif row.place == 1:
+                await self.began.wait()
+                await work(row)
+                self.other_worked.set()
+            else:
+                await work(row)
+
+
+# SQLite has one writer: while that transaction is open, the run can claim no other row.
+if connection.features.has_select_for_update:
+
+    def test_all_rows_that_worked_in_a_transaction_that_is_left_open_fail() -> None:
+        the.errands(4)
+        shared = Shared(end=None)
+
+        async def handle(row: Errand) -> None:
+            await shared(row)
+
+        report = make(handle)(concurrency=2)
+        assert_run(report, processed=2, failed=2, retried=2)
+        assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
+        assert worked() == [2, 3]
+
+    def test_no_row_passes_between_the_rollback_and_its_note(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The other call looks for a transaction many times before the rollback is known."""
+        end = SharedSessions._end
+
+        async def end_late(sessions: SharedSessions) -> bool:
+            ended = await end(sessions)
+            await asyncio.sleep(20 * PAUSE)
+            return ended
+
+        monkeypatch.setattr(SharedSessions, "_end", end_late)
+        the.errands(4)
+        shared = Shared(end=None)
+
+        async def handle(row: Errand) -> None:
+            await shared(row)
+
+        assert_run(make(handle)(concurrency=2), processed=2, failed=2, retried=2)
+        assert worked() == [2, 3]
+
+    def test_a_transaction_that_its_handler_commits_later_fails_no_row() -> None:
+        """Also not that of a handler which ends while the transaction is open."""
+        the.errands(4)
+        shared = Shared(end="COMMIT")
+
+        async def handle(row: Errand) -> None:
+            await shared(row)
+
+        assert_run(make(handle)(concurrency=2), processed=4)
+        assert worked() == [0, 1, 2, 3]
+
+
+def test_all_rows_of_a_call_that_left_a_transaction_open_fail() -> None:
+    the.errands(4)
+
+    class Together(BatchProcessor[Errand]):
+        delivery, lease, retry = LEASED["delivery"], LEASED["lease"], LEASED["retry"]
+        done = {"done": True}
+        batch_size = 2
+
+        def pending(self) -> QuerySet[Errand]:
+            return Errand.objects.filter(done=False)
+
+        async def process_batch(self, rows: Sequence[Errand], /) -> None:
+            if rows[0].place == 0:
+                await sync_to_async(transaction.set_autocommit)(False)
+            for row in rows:
+                await work(row)
+
+    report = Together()(concurrency=1)
+    assert_run(report, processed=2, failed=2, retried=2)
+    assert worked() == [2, 3]

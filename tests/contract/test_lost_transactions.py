@@ -158,24 +158,6 @@ if HAS_ROW_LOCKS:
         assert "no attempt was counted" not in caplog.text
 
 
-def test_a_swallowed_raw_rollback_flips_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    parcels(3)
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.priority)
-        note(row)
-        if row.priority == 1:
-            with connection.cursor() as cursor:
-                cursor.execute("ROLLBACK")
-
-    with caplog.at_level(logging.CRITICAL, logger="dcl_processor"):
-        report = in_batches(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert sent() == worked() == [0, 2]
-    assert calls == [0, 1, 0, 2]  # the row that ended it is not called again
-
-
 def commit_past_django() -> None:
     cursor = connection.connection.cursor()
     cursor.execute("COMMIT")
@@ -238,17 +220,3 @@ def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and
     assert f"the handler of row {keys[2]} ended the transaction" in told
     assert "these other rows are handled again" in told
     assert f"{keys[0]}, {keys[1]}" in told
-
-
-def test_a_commit_in_a_batch_counts_one_attempt_of_its_row_alone() -> None:
-    the.errands(4)
-
-    def handle(row: Errand) -> None:
-        Errand.objects.filter(pk=row.pk).update(result="worked")
-        if row.place == 2:
-            commit_past_django()
-
-    report = in_one_batch(handle)()
-    assert_run(report, processed=3, failed=1, retried=1)
-    rows = Errand.objects.order_by("place").values_list("done", "attempts")
-    assert list(rows) == [(True, 0), (True, 0), (False, 1), (True, 0)]

@@ -13,13 +13,11 @@ import pytest
 from django.db import connection
 from django.db.models import F, Value
 from django.db.models.functions import Concat
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Discard, Lease, Snooze, worker_name
+from dcl_processor import BatchProcessor, Discard, Snooze, worker_name
 from dcl_processor.exceptions import InvalidDone, InvalidOption
 from tests.contract.support import errands as the
-from tests.contract.support.heartbeat import until
 from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
@@ -63,22 +61,6 @@ def test_the_mark_is_there_while_the_handler_works_and_gone_afterwards(size: int
         assert (said["claimed_at"], said["leased_until"]) == (False, False)
 
 
-def test_a_mark_costs_no_statement() -> None:
-    """Between two handlers there are the settlement of one row and the claim of the next."""
-    assert statements_between(marking) == statements_between(the.at_least_once)
-
-
-def statements_between(make: the.Make) -> int:
-    """Return how many statements there are between the handlers of two rows."""
-    Errand.objects.all().delete()
-    the.errands(3)
-    sent: list[int] = []
-    with CaptureQueriesContext(connection) as queries:
-        run = make(lambda row: sent.append(len(queries.captured_queries)), retry=the.retry())
-        assert_run(run(), processed=3)
-    return sent[2] - sent[1]
-
-
 def fail(row: Errand) -> None:
     raise ValueError("no")
 
@@ -116,14 +98,6 @@ def test_what_is_not_handled_gets_reset_and_never_the_mark_that_was_there_before
     assert not said["done"]
 
 
-def test_a_take_over_that_gives_up_removes_the_dead_workers_mark() -> None:
-    row = left_by_a_dead_worker(attempts=3)
-    assert_run(marking(the.ignore, failed={"dead": True})(), failed=1)
-    said = the.state(row)
-    assert {**said, **UNMARKED} == said
-    assert (said["dead"], said["attempts"]) == (True, 3)
-
-
 def assert_put_back_with_what_shows_the_death(row: Errand) -> None:
     """Check that the row has no mark, but a lease that shows the next worker the death."""
     said = the.state(row)
@@ -144,31 +118,11 @@ def test_a_row_that_was_not_started_gets_reset() -> None:
     assert_put_back_with_what_shows_the_death(other)
 
 
-def test_a_mark_that_was_not_committed_by_a_living_worker_is_taken_over() -> None:
-    row = left_by_a_dead_worker()
-    workers: list[str] = []
-    assert_run(marking(lambda row: workers.append(row.result))(), processed=1)
-    assert workers == ["me"]
-    assert the.state(row)["done"]
-
-
 def test_a_row_that_other_code_marks_is_left_to_it() -> None:
     """The form of pending that the documentation and the check recommend."""
     row = Errand.objects.create(claimed=True, result="old loop")
     assert_run(marking(the.ignore)())
     assert the.state(row)["result"] == "old loop"
-
-
-def test_a_lost_lease_settles_nothing_and_leaves_the_new_workers_mark() -> None:
-    [row] = the.errands(1)
-    taken = timezone.now() + timedelta(days=1)
-
-    def handle(row: Errand) -> None:
-        mine = Errand.objects.using("other").filter(pk=row.pk)
-        the.elsewhere(lambda: mine.update(result="other", leased_until=taken))
-
-    assert_run(marking(handle)(), lease_lost=1)
-    assert the.state(row) == {**the.state(row), "result": "other", "claimed": True}
 
 
 # --- a row must stay in pending under its mark
@@ -258,17 +212,6 @@ def test_no_row_on_a_lease_is_in_doubt() -> None:
         marking(the.ignore).in_doubt(older_than=0)
 
 
-def test_an_operator_marks_done_what_is_marked_and_requeues_it() -> None:
-    one, two = left_by_a_dead_worker(), left_by_a_dead_worker()
-    [settled] = [Errand.objects.create(done=True, claimed=True)]
-    run = marking(the.ignore)
-    assert run.mark_done(Errand.objects.exclude(pk=two.pk)) == 1
-    assert run.requeue(Errand.objects.filter(pk=two.pk)) == 1
-    assert (the.state(one)["done"], the.state(one)["leased_until"]) == (True, False)
-    assert the.untouched(two)
-    assert the.state(settled)["claimed"]
-
-
 # --- the worker's name
 
 
@@ -289,9 +232,6 @@ def test_the_name_has_the_number_that_the_supervisor_gave(
 ) -> None:
     monkeypatch.setattr(current_process(), "name", process)
     assert worker_name().endswith(f":{os.getpid()}:{number}")
-
-
-# --- a row that cannot be passed to the handler
 
 
 class UnreadableError(Exception):
@@ -317,20 +257,3 @@ if connection.features.has_select_for_no_key_update:
         assert_run(report, processed=1, failed=1)
         assert the.state(rows[0])["done"]
         assert_put_back_with_what_shows_the_death(bad)
-
-
-def test_a_lease_can_be_short() -> None:
-    """The heartbeat renews the lease alone."""
-    [row] = the.errands(1)
-    begun: list[Any] = []
-
-    def handle(row: Errand) -> None:
-        table = Errand.objects.using("other").filter(pk=row.pk)
-        times = table.values_list("leased_until", "claimed_at", "result")
-        first = the.elsewhere(times.get)
-        until(lambda: the.elsewhere(times.get)[0] != first[0])
-        begun.append((first[1:], the.elsewhere(times.get)[1:]))
-
-    assert_run(marking(handle, lease=Lease(1.5))(), processed=1)
-    assert begun[0][0] == begun[0][1]
-    assert the.state(row)["done"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor
+from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.candidates import scan
-from dcl_processor.exceptions import ProcessorError, TooManyPending
-from dcl_processor.signals import row_finished, run_finished
+from dcl_processor.exceptions import TooManyPending
+from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.backlog_size import Size, size
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
@@ -21,12 +21,6 @@ from tests.contract.support.retries import fail, retrying
 from tests.models import Depot, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-MAKE = {
-    "transactional": the.transactional,
-    "at_most_once": the.at_most_once,
-    "at_least_once": the.at_least_once,
-}
 
 
 def never(row: Any) -> None:
@@ -42,7 +36,7 @@ def refused(run: BatchProcessor[Any], **parameters: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@the.all_deliveries
 def test_a_run_refuses_more_rows_than_that_and_handles_none(make: the.Make) -> None:
     rows = the.errands(4)
     run = make(never, max_pending=3)
@@ -53,15 +47,10 @@ def test_a_run_refuses_more_rows_than_that_and_handles_none(make: the.Make) -> N
     assert all(the.untouched(row) for row in rows)
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@the.all_deliveries
 def test_a_run_handles_as_many_rows_as_that(make: the.Make) -> None:
     the.errands(3)
     assert_run(make(the.ignore, max_pending=3)(), processed=3)
-
-
-def test_the_error_is_the_runs_and_not_the_definitions() -> None:
-    assert issubclass(TooManyPending, ProcessorError)
-    assert not issubclass(TooManyPending, ImproperlyConfigured)
 
 
 def test_with_a_limit_it_handles_some_of_them_until_the_others_fit() -> None:
@@ -86,34 +75,6 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     assert_run(waiting(), processed=2)
 
 
-def test_with_nothing_pending_a_run_is_one_select() -> None:
-    with CaptureQueriesContext(connection) as queries:
-        assert_run(processor(the.ignore, max_pending=1)())
-    assert len(queries) == 1
-
-
-def queries_of(run: BatchProcessor[Any]) -> int:
-    parcels(scan.WINDOW + 1)
-    with CaptureQueriesContext(connection) as queries:
-        assert_run(run(), processed=scan.WINDOW + 1)
-    return len(queries)
-
-
-def test_it_costs_one_query_and_none_while_the_first_window_has_all_rows() -> None:
-    asks = {"batch_size": scan.WINDOW + 1}
-    parcels(1)
-    processor(the.ignore)()  # which asks what a connection is asked once
-    without = queries_of(processor(the.ignore, max_pending=None, **asks))
-    assert queries_of(processor(the.ignore, max_pending=1_000, **asks)) == without + 1
-    parcels(3)
-    with CaptureQueriesContext(connection) as few:
-        processor(the.ignore, max_pending=3, **asks)()
-    parcels(3)
-    with CaptureQueriesContext(connection) as as_few:
-        processor(the.ignore, **asks)()
-    assert len(few) == len(as_few)
-
-
 @pytest.mark.parametrize("option", [{}, {"strict_order": True}], ids=["by key", "in order"])
 def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option: Any) -> None:
     parcels(scan.WINDOW + 3)
@@ -128,17 +89,6 @@ def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option
     assert_run(ordered(limit=1), processed=1, stopped="limit")
 
 
-def test_no_more_than_a_bounded_number_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dcl_processor.runner import limits
-
-    monkeypatch.setattr(limits, "MOST_COUNTED", scan.WINDOW + 1)
-    parcels(scan.WINDOW + 3)
-    assert f"got more than {scan.WINDOW + 1};" in refused(processor(the.ignore, max_pending=400))
-    assert f"got more than {scan.WINDOW + 2};" in refused(
-        processor(the.ignore, max_pending=scan.WINDOW + 2)
-    )
-
-
 def test_a_row_that_matches_several_times_counts_once() -> None:
     first, *others = parcels(3, depot=Depot.objects.create(name="north"))
     Scan.objects.bulk_create(Scan(parcel=first) for _ in range(scan.WINDOW + 1))
@@ -146,13 +96,6 @@ def test_a_row_that_matches_several_times_counts_once() -> None:
     scanned = UNSENT.filter(scans__ok=True)
     assert "got 3;" in refused(processor(never, pending=scanned, max_pending=2))
     assert_run(processor(the.ignore, pending=scanned, max_pending=3)(), processed=3)
-
-
-@pytest.mark.parametrize("option", [{"concurrency": 3}, {"batch_size": 3}], ids=str)
-def test_it_refuses_before_threads_and_batches_begin(option: Any) -> None:
-    rows = the.errands(4)
-    assert "got 4;" in refused(the.transactional(the.ignore, max_pending=3, **option))
-    assert all(the.untouched(row) for row in rows)
 
 
 async def later(row: Any) -> None:
@@ -167,26 +110,6 @@ def test_it_refuses_with_asynchronous_handlers() -> None:
     assert the.our_threads() == []
 
 
-def test_no_signal_is_sent_and_the_error_has_the_report() -> None:
-    parcels(2)
-    sent: list[Any] = []
-
-    def receive(sender: Any, **sent_with: Any) -> None:
-        sent.append(sent_with)
-
-    for signal in (row_finished, run_finished):
-        signal.connect(receive)
-    try:
-        with pytest.raises(TooManyPending) as caught:
-            processor(the.ignore, max_pending=1)()
-    finally:
-        for signal in (row_finished, run_finished):
-            signal.disconnect(receive)
-    assert sent == []
-    report: Any = caught.value
-    assert not report.report.did_something
-
-
 def test_rows_that_arrive_during_the_run_are_not_counted() -> None:
     """It is a look before the first row: a run that has begun goes on, window after window."""
     number = 2 * scan.WINDOW + 1
@@ -199,3 +122,56 @@ def test_rows_that_arrive_during_the_run_are_not_counted() -> None:
     run = processor(handle, max_pending=number, batch_size=scan.WINDOW)
     assert_run(run(), processed=number)
     assert f"got {number + 1};" in refused(run)
+
+
+# --- how many rows wait, as the planner estimates
+
+
+ROWS = 1_000
+
+
+def opener() -> BatchProcessor[Depot]:
+    @batch_processor(pending=lambda: Depot.objects.filter(open=True), done={"open": False})
+    def close(depot: Depot) -> None: ...
+
+    return close
+
+
+def analyze(table: str) -> None:
+    verb = {"mysql": "ANALYZE TABLE"}.get(connection.vendor, "ANALYZE")
+    with connection.cursor() as cursor:
+        cursor.execute(f"{verb} {table}")
+
+
+def test_a_number_up_to_the_limit_is_exact_and_not_estimated() -> None:
+    Depot.objects.bulk_create(Depot(open=number < 10) for number in range(20))
+    assert size(opener(), most=10) == Size(Answer(10))
+
+
+def test_above_the_limit_the_planner_is_asked_if_there_is_one() -> None:
+    Depot.objects.bulk_create(Depot(open=True) for _ in range(ROWS))
+    analyze("tests_depot")
+    found = size(opener(), most=10)
+    assert found.counted == Answer(10, How.MORE_THAN)
+    assert found.least == 11
+    if connection.vendor == "sqlite":
+        assert (found.estimate, found.basis) == (None, None)
+    else:
+        assert found.estimate is not None
+        assert 0.8 < found.estimate / ROWS < 1.2
+        assert found.basis is not None
+        assert size(opener(), most=10).basis == found.basis
+
+
+def test_a_row_with_several_matches_is_counted_once() -> None:
+    @batch_processor(pending=lambda: Parcel.objects.filter(scans__ok=True), done={"sent": True})
+    def check(parcel: Parcel) -> None: ...
+
+    parcels = [Parcel.objects.create() for _ in range(4)]
+    Scan.objects.bulk_create(Scan(parcel=parcel) for parcel in parcels for _ in range(3))
+    analyze("tests_scan")
+    assert size(check) == Size(Answer(4))
+    found = size(check, most=2)
+    assert found.counted == Answer(2, How.MORE_THAN)
+    # Joined rows and a DISTINCT make the estimate worse, and never an error.
+    assert (found.estimate is None) == (connection.vendor == "sqlite")

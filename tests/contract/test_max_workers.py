@@ -23,8 +23,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 NAME = "shop.capped"
-MAKES = [the.transactional, the.at_most_once, the.at_least_once]
-each_delivery = pytest.mark.parametrize("make", MAKES)
 
 
 def capped(handler: Any, make: the.Make = the.transactional, most: int = 1, **options: Any) -> Any:
@@ -53,7 +51,7 @@ def taken(most: int = 1) -> Iterator[Slot]:
         slot.release()
 
 
-@each_delivery
+@the.all_deliveries
 def test_a_worker_over_the_cap_leaves_at_once_and_handles_nothing(make: the.Make) -> None:
     the.errands(3)
     over: list[Report] = []
@@ -102,19 +100,8 @@ def test_i1_a_run_without_pending_rows_asks_for_no_slot(django_assert_num_querie
     assert_run(report, passes=1)
 
 
-def test_a_run_is_one_worker_whatever_its_concurrency() -> None:
-    the.errands(12)
-    sessions: list[int] = []
-
-    def handle(row: Errand) -> None:
-        sessions.append(len(holders(NAME, 1)))
-
-    assert_run(capped(handle)(concurrency=3), processed=12)
-    assert sessions == [1] * 12
-
-
 @pytest.mark.parametrize("size", [1, 10])
-@each_delivery
+@the.all_deliveries
 def test_a_worker_that_loses_its_slot_finishes_the_row_at_hand_and_starts_no_other(
     make: the.Make, size: int
 ) -> None:
@@ -140,7 +127,7 @@ def test_a_worker_that_loses_its_slot_finishes_the_row_at_hand_and_starts_no_oth
 
 
 @pytest.mark.parametrize("size", [1, 10])
-@each_delivery
+@the.all_deliveries
 def test_a_worker_that_loses_its_slot_takes_a_free_one_again(make: the.Make, size: int) -> None:
     the.errands(4)
     calls: list[int] = []
@@ -152,25 +139,6 @@ def test_a_worker_that_loses_its_slot_takes_a_free_one_again(make: the.Make, siz
 
     assert_run(capped(handle, make, batch_size=size)(), processed=4)
     assert calls == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("concurrency", [2, 3])
-def test_threads_that_lose_the_slot_finish_their_rows_and_then_leave(concurrency: int) -> None:
-    the.errands(12)
-    other, calls, lock = Slot("other", NAME, 1), list[int](), threading.Lock()
-
-    def handle(row: Errand) -> None:
-        with lock:
-            calls.append(row.place)
-            if len(calls) == 5:
-                end_session(*holders(NAME, 1))
-                assert other.take()
-
-    report = capped(handle)(concurrency=concurrency)
-    # What was in flight is settled, and nothing else has started.
-    assert done() == len(calls) < 5 + concurrency
-    assert_run(report, processed=len(calls), stopped="busy")
-    other.release()
 
 
 def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_leaves() -> None:
@@ -196,21 +164,6 @@ def test_async_handlers_that_lose_the_slot_are_settled_before_the_run_leaves() -
     assert Errand.objects.filter(leased_until__isnull=False).count() == 0
     assert_run(report, processed=len(calls), stopped="busy")
     other.release()
-
-
-def test_slots_are_taken_one_by_one_and_freed() -> None:
-    slots = [Slot("other", NAME, 3) for _ in range(4)]
-    try:
-        assert [slot.take() for slot in slots] == [True, True, True, False]
-        assert len(set(holders(NAME, 3))) == len(holders(NAME, 3)) == 3
-        assert [slot.is_held() for slot in slots] == [True, True, True, False]
-        slots[1].release()
-        assert slots[3].take()
-        assert not slots[1].take()
-    finally:
-        for slot in slots:
-            slot.release()
-    assert holders(NAME, 3) == []
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, True, "2"])
@@ -256,7 +209,7 @@ def test_an_interrupt_while_a_slot_is_freed_closes_its_session(
         other.release()
 
 
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+@the.each_delivery
 def test_rows_are_handed_out_while_all_slots_are_taken(make: the.Make) -> None:
     """They are handled elsewhere, and no run is at work."""
     the.errands(2)

@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.signals import row_finished
@@ -16,7 +16,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL, messages
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import end_session
-from tests.contract.support.temporary import temporary
+from tests.contract.support.temporary import at_update, temporary
 from tests.models import Errand
 
 pytestmark = [
@@ -67,22 +67,15 @@ def test_a_batch_whose_rows_have_values_of_their_own_is_one_message() -> None:
 def test_a_flip_of_own_values_that_is_dropped_costs_its_own_row_alone() -> None:
     rows = the.errands(30)
     places = count()
-    drop = temporary(
-        "CREATE FUNCTION drop_it() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "IF NEW.done AND NEW.place = 17 THEN RETURN NULL; END IF; RETURN NEW; END $$; "
-        "CREATE TRIGGER drop_it BEFORE UPDATE ON tests_errand "
-        "FOR EACH ROW EXECUTE FUNCTION drop_it()",
-        "DROP TRIGGER drop_it ON tests_errand; DROP FUNCTION drop_it",
-    )
     done = {"done": True, "result": lambda: f"token {next(places)}"}
-    with drop:
+    with at_update("NEW.place = 17 AND NEW.done", "RETURN NULL"):
         report = processor(the.ignore, batch_size=10, done=done)()
     assert_run(report, processed=29, failed=1)
     assert report.failures[0].pk == rows[17].pk
     assert "expected the flip to write" in str(report.failures[0].error)
 
 
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+@the.each_delivery
 def test_a_bulk_call_is_four_messages(make: the.Make) -> None:
     """The claim, and BEGIN, one UPDATE and COMMIT for the settlement of all its rows."""
     options: dict[str, Any] = {"process_batch": lambda rows: None, "pending": the.PENDING}
@@ -106,24 +99,6 @@ def test_a_row_is_one_message_also_when_its_claim_is_committed(
     make: the.Make, options: Any
 ) -> None:
     assert per_row(the.ignore, make=make, pending=the.PENDING, **options) == 1
-
-
-@COMMITTED_CLAIMS
-def test_a_settlement_and_the_next_claim_are_one_transaction(make: the.Make, options: Any) -> None:
-    """Each row version has the id of the transaction that wrote it."""
-    rows = the.errands(10)
-    pairs: list[list[str]] = []
-
-    def handle(row: Errand) -> None:
-        with connection.cursor() as cursor:
-            written = "SELECT xmin::text FROM tests_errand WHERE id IN (%s, %s)"
-            cursor.execute(written, [row.pk - 1, row.pk])
-            pairs.append([each for (each,) in cursor.fetchall()])
-
-    assert_run(make(handle, **options)(), processed=10)
-    # Until a row has succeeded nothing waits.
-    assert all(one == other for one, other in pairs[2:])
-    assert len({one for one, _ in pairs[2:]}) == len(rows) - 2
 
 
 def test_a_handlers_own_statements_are_messages_of_their_own() -> None:
@@ -203,13 +178,7 @@ def deferred_unique() -> Any:
 
 def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:
     rows = the.errands(5)
-    with temporary(
-        "CREATE FUNCTION tests_drop() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN IF NEW.place = 2 AND NEW.done THEN RETURN NULL; END IF; RETURN NEW; END'; "
-        "CREATE TRIGGER tests_drop BEFORE UPDATE ON tests_errand "
-        "FOR EACH ROW EXECUTE FUNCTION tests_drop()",
-        "DROP TRIGGER tests_drop ON tests_errand; DROP FUNCTION tests_drop",
-    ):
+    with at_update("NEW.place = 2 AND NEW.done", "RETURN NULL"):
         report = processor(lambda row: None)()
     assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
     assert report.failures[0].pk == rows[2].pk
@@ -319,11 +288,3 @@ def test_a_stop_that_calls_user_code_waits_for_each_commit() -> None:
     outside = [number for number, inside in seen if not inside]
     assert sorted(set(outside)) == [0, 1, 2, 3, 4]
     assert outside == sorted(outside)
-
-
-def test_a_limit_ends_with_the_commit_of_its_last_row() -> None:
-    the.errands(5)
-    report = processor(lambda row: None)(limit=3)
-    assert (report.processed, report.stopped) == (3, "limit")
-    assert OWN.count() == 2
-    assert connections["default"].in_atomic_block is False

@@ -10,21 +10,26 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Lease, Retry, batch_processor, operator_writes
-from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, StillPending
+from dcl_processor import BatchProcessor, Retry, batch_processor, operator_writes
+from dcl_processor.exceptions import InsideTransaction, InvalidOption, StillPending
 from dcl_processor.locking.parts import lock_free
 from dcl_processor.operator_actions import to_discard, to_mark_done, to_requeue
 from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, connected, part_locked
+from tests.contract.support.sessions import (
+    before_statement,
+    connected,
+    part_locked,
+    uncommitted,
+)
 from tests.models import Errand, Express, Freight, Trailer, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -55,26 +60,6 @@ def test_in_doubt_is_what_was_claimed_for_longer_than_that() -> None:
     assert list(run.in_doubt(older_than=0)) == [old, young]
 
 
-def test_in_doubt_shows_nothing_that_was_settled() -> None:
-    def handle(row: Errand) -> None:
-        if row.place == 1:
-            raise ValueError
-
-    the.errands(2)
-    run = processor(handle)
-    run()
-    assert Errand.objects.filter(claimed=True).count() == 2
-    assert list(run.in_doubt(older_than=0)) == []
-
-
-def test_in_doubt_counts_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = as_a_killed_process_leaves_it(minutes=10)
-    ahead = timezone.now() + timedelta(hours=7)
-    monkeypatch.setattr(timezone, "now", lambda: ahead)
-    assert list(processor().in_doubt(older_than=300)) == [row]
-    assert list(processor().in_doubt(older_than=3600)) == []
-
-
 def test_mark_done_settles_what_is_in_doubt_and_nothing_else() -> None:
     doubtful = as_a_killed_process_leaves_it(minutes=10)
     pending, dead = Errand.objects.create(), Errand.objects.create(claimed=True, dead=True)
@@ -85,25 +70,6 @@ def test_mark_done_settles_what_is_in_doubt_and_nothing_else() -> None:
     assert the.untouched(pending)
     assert not the.state(dead)["done"]
     assert run.mark_done(Errand.objects.all()) == 0
-
-
-def test_mark_done_takes_what_in_doubt_gives() -> None:
-    doubtful = as_a_killed_process_leaves_it(minutes=10)
-    run = processor()
-    assert run.mark_done(run.in_doubt(older_than=60)) == 1
-    assert list(run.in_doubt(older_than=0)) == []
-    assert the.state(doubtful)["done"]
-
-
-def test_requeue_takes_what_in_doubt_gives_and_the_row_is_handled_again() -> None:
-    doubtful = as_a_killed_process_leaves_it(minutes=10)
-    handled: list[Any] = []
-    run = processor(lambda row: handled.append(row.pk))
-    assert_run(run())
-    assert run.requeue(run.in_doubt(older_than=60)) == 1
-    assert the.untouched(doubtful)
-    assert_run(run(), processed=1)
-    assert handled == [doubtful.pk]
 
 
 def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,18 +102,31 @@ def test_requeue_leaves_a_row_that_a_worker_may_be_charging_now(
     assert run.requeue(Errand.objects.filter(pk=young.pk), force=True) == 1
 
 
-def test_requeue_asks_under_the_lock_whether_a_row_is_done() -> None:
-    """Interleaving: in doubt when it was chosen; its worker settles it; then it is locked."""
-    row = as_a_killed_process_leaves_it(minutes=10)
-    run = processor()
+@pytest.mark.parametrize(
+    ("chosen", "changed"),
+    [
+        ({"claimed": True, "claimed_at": hours_ago(1)}, {"done": True, "claimed_at": None}),
+        ({}, {"claimed": True, "claimed_at": Now()}),
+    ],
+    ids=["settled", "claimed"],
+)
+def test_requeue_asks_under_the_lock_what_a_worker_has_done_since(
+    chosen: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    """Interleaving: the row is chosen; a worker settles or claims it; then it is locked."""
+    row, other = the.errands(2)
+    table = Errand.objects.filter(pk=row.pk)
+    table.update(**chosen)
 
-    def settle() -> None:
-        settled = {"done": True, "claimed_at": None}
-        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**settled))
+    def change() -> None:
+        the.elsewhere(lambda: table.update(**changed))
 
-    with before_statement(is_lock, settle):
-        assert run.requeue(Errand.objects.all()) == 0
-    assert the.state(row)["done"]
+    with before_statement(is_lock, change):
+        assert processor().requeue(Errand.objects.all()) == 1
+    said = the.state(row)
+    assert said["claimed"]
+    assert (said["done"], said["claimed_at"]) in {(True, False), (False, True)}
+    assert the.untouched(other)
 
 
 @pytest.mark.parametrize("act", ["mark_done", "discard"])
@@ -163,28 +142,6 @@ def test_rows_that_are_not_claimed_are_left_and_named(
     assert the.state(doubtful)["done"] is (act == "mark_done")
 
 
-def test_mark_done_by_force_takes_rows_that_are_not_claimed() -> None:
-    (row,) = the.errands(1)
-    assert processor().mark_done(Errand.objects.all(), force=True) == 1
-    assert the.state(row)["done"]
-
-
-def test_requeue_forgets_attempts_and_errors() -> None:
-    row = Errand.objects.create(
-        dead=True, claimed=True, attempts=3, last_error="ValueError", next_attempt_at=Now()
-    )
-    run = the.at_most_once(
-        the.ignore,
-        retry=the.retry(),
-        reset={"claimed": False, "dead": False},
-        failed={"dead": True},
-    )
-    assert run.requeue(Errand.objects.filter(dead=True)) == 1
-    fresh = Errand.objects.get(pk=row.pk)
-    assert (fresh.attempts, fresh.last_error, fresh.next_attempt_at) == (0, "", None)
-    assert_run(run(), processed=1)
-
-
 def test_mark_done_takes_the_values_where_they_depend_on_a_result() -> None:
     doubtful = as_a_killed_process_leaves_it(minutes=10)
     pending = Errand.objects.create()
@@ -194,25 +151,6 @@ def test_mark_done_takes_the_values_where_they_depend_on_a_result() -> None:
     said = the.state(doubtful)
     assert (said["done"], said["result"], said["claimed_at"]) == (True, "seen", False)
     assert the.untouched(pending)
-
-
-@pytest.mark.parametrize(
-    ("values", "error", "words"),
-    [
-        (None, InvalidOption, r"expected mark_done\(rows, values=\{…\}\) where done"),
-        ({}, InvalidOption, "values to be a mapping of column names"),
-        ("done", InvalidOption, "values to be a mapping of column names"),
-        ({"finished": True}, InvalidDone, "expected values to name columns of tests.Errand"),
-    ],
-)
-def test_values_that_mark_done_cannot_write_are_refused(
-    values: Any, error: Any, words: str
-) -> None:
-    doubtful = as_a_killed_process_leaves_it(minutes=10)
-    run = processor(done=lambda row, result: {"done": True, "result": result})
-    with pytest.raises(error, match=words):
-        run.mark_done(Errand.objects.all(), values=values)
-    assert not the.state(doubtful)["done"]
 
 
 @pytest.mark.parametrize("act", ["requeue", "mark_done"])
@@ -236,30 +174,6 @@ def test_a_copy_that_is_still_at_work_overwrites_nothing(act: str) -> None:
     report = run()
     assert_run(report, lease_lost=1)
     assert said == [Errand.objects.values().get(pk=row.pk)]
-
-
-def test_a_copy_that_is_still_at_work_does_not_settle_for_the_next_one() -> None:
-    """Requeued and claimed again: the marks differ by their times."""
-    [row] = the.errands(1)
-    states: list[Any] = []
-
-    def first(row: Errand) -> str:
-        run.requeue(Errand.objects.filter(pk=row.pk), force=True)
-        the.elsewhere(second)
-        return "first"
-
-    def handle_second(row: Errand) -> None:
-        raise KeyboardInterrupt
-
-    def second() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            the.at_most_once(handle_second)()
-        states.append(the.state(row))
-
-    run = the.at_most_once(first, reset={"claimed": False})
-    assert_run(run(), lease_lost=1)
-    assert states == [the.state(row)]
-    assert (states[0]["claimed"], states[0]["claimed_at"], states[0]["done"]) == (True, True, False)
 
 
 def leasing(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
@@ -310,20 +224,6 @@ def test_a_lapsed_lease_that_its_worker_renews_after_the_choice_holds_its_row(ac
         assert getattr(run, act)(Errand.objects.all()) == 1
     assert the.state(row)["leased_until"]
     assert not the.state(other)["leased_until"]
-
-
-def test_a_row_whose_lease_was_taken_away_is_not_claimed() -> None:
-    """It was put back, and no worker has it."""
-    [row] = the.errands(1)
-    mark = {"claim": {"result": lambda: "me"}, "reset": {"result": ""}}
-    run = the.at_least_once(the.ignore, **mark)
-    Errand.objects.update(leased_until=Lease(60).taken_away)
-    assert run.mark_done(Errand.objects.all()) == 0
-    assert not the.state(row)["done"]
-    run.reserve()
-    assert run.mark_done(Errand.objects.all()) == 0
-    Errand.objects.update(leased_until=Now())
-    assert run.mark_done(Errand.objects.all()) == 1
 
 
 def test_without_a_time_a_row_with_the_flip_or_the_dead_letter_is_not_claimed() -> None:
@@ -395,21 +295,6 @@ def test_a_row_that_is_settled_after_it_was_chosen_is_not_put_back(by_function: 
             assert run.requeue(Errand.objects.all()) == 1
     assert_run(reports[0], processed=1)
     assert (the.state(row)["done"], the.untouched(other)) == (True, True)
-
-
-def test_a_row_that_is_claimed_after_it_was_chosen_is_not_put_back() -> None:
-    """It was pending when it was chosen, and a worker has begun with it since."""
-    row, other = the.errands(2)
-    run = processor()
-
-    def claim() -> None:
-        claimed = {"claimed": True, "claimed_at": timezone.now()}
-        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**claimed))
-
-    with before_statement(is_lock, claim):
-        assert run.requeue(Errand.objects.all()) == 1
-    assert (the.state(row)["claimed"], the.state(row)["claimed_at"]) == (True, True)
-    assert the.untouched(other)
 
 
 def test_a_row_that_was_put_back_and_failed_alike_is_known_by_the_values_of_its_failure() -> None:
@@ -533,21 +418,9 @@ def test_a_row_that_was_deleted_since_the_choice_is_not_said_to_be_locked() -> N
 
 def written_beside(write: Write, hold: Any) -> Written:
     """Write while another session holds locks, in a transaction that it does not end."""
-    has_locks, goes_on = Event(), Event()
     chosen, written = write.choose(), Written()
-
-    def work() -> None:
-        with transaction.atomic():
-            hold()
-            has_locks.set()
-            the.wait(goes_on)
-
-    with the.meanwhile(work):
-        the.wait(has_locks)
-        try:
-            write.to_free(chosen, written, seconds=0.3)
-        finally:
-            goes_on.set()
+    with uncommitted(hold):
+        write.to_free(chosen, written, seconds=0.3)
     return written
 
 
@@ -731,21 +604,6 @@ if connection.vendor == "postgresql":
         row.refresh_from_db()
         assert (row.done, row.claimed, row.dead) == (True, True, False)
 
-    @each_action
-    def test_an_older_snapshot_of_the_rows_own_table_is_postgresqls_to_refuse(act: str) -> None:
-        row = as_a_killed_process_leaves_it(minutes=10)
-        run = processor()
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            assert Errand.objects.filter(claimed=True).exists()  # the snapshot
-            settled = {"done": True, "claimed_at": None}
-            the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(**settled))
-            with pytest.raises(OperationalError, match="could not serialize"):
-                getattr(run, act)(Errand.objects.all())
-            transaction.set_rollback(True)
-        assert (the.state(row)["done"], the.state(row)["claimed"]) == (True, True)
-
 
 if connection.vendor == "mysql":
     REPEATABLE = {"isolation_level": "repeatable read"}
@@ -784,16 +642,6 @@ if connection.vendor == "mysql":
         assert the.untouched(other)
 
 
-def test_a_transaction_of_the_callers_takes_the_write_back() -> None:
-    row = as_a_killed_process_leaves_it(minutes=10)
-    run = processor()
-    with transaction.atomic():
-        assert run.requeue(Errand.objects.all()) == 1
-        assert the.untouched(row)
-        transaction.set_rollback(True)
-    assert the.state(row)["claimed_at"]
-
-
 # --- values that do not settle a row
 
 
@@ -827,28 +675,6 @@ def test_values_that_leave_a_row_pending_are_refused() -> None:
 
 
 # --- the limit of the wait
-
-
-def test_a_long_text_of_a_row_is_not_kept_while_it_is_compared() -> None:
-    row = as_a_killed_process_leaves_it(minutes=10)
-    Errand.objects.update(last_error="a long text" * 1_000)
-    run = processor(retry=the.retry())
-    chosen = to_requeue(run, run.in_doubt(older_than=60)).choose()
-    [marks] = chosen.chunks()
-    # Its beginning is compared: a row that failed again may differ in nothing else.
-    assert [len(each) for each in marks[row.pk] if isinstance(each, str)] == [300]
-    assert Errand.objects.get().claimed_at in marks[row.pk]
-
-
-def test_every_free_row_is_tried_although_the_time_is_used_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(operator_writes, "WINDOW", 1)
-    rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-    run = processor()
-    write, written = to_mark_done(run, run.in_doubt(older_than=60)), Written()
-    write.to_free(write.choose(), written, seconds=0)
-    assert written.written == [row.pk for row in rows]
 
 
 # SQLite has no function that takes its time.

@@ -39,57 +39,6 @@ def await_renewals(row: Any, number: int) -> None:
         until(lambda before=before: leased_until(row) > before)  # type: ignore[misc]  # a default
 
 
-def refresh_and_save_late(row: Errand) -> None:
-    await_renewals(row, 1)
-    row.refresh_from_db(fields=["leased_until", "result"])
-    await_renewals(row, 2)
-    row.save()
-
-
-def read_the_lease_and_save_late(row: Errand) -> None:
-    await_renewals(row, 1)
-    assert row.leased_until is not None
-    await_renewals(row, 2)
-    row.save()
-
-
-def save_another_instance_late(row: Errand) -> None:
-    await_renewals(row, 1)
-    mine = Errand.objects.get(pk=row.pk)
-    await_renewals(row, 2)
-    mine.save()
-
-
-def save_an_old_lease_and_go_on(row: Errand) -> None:
-    mine = Errand.objects.get(pk=row.pk)
-    await_renewals(row, 2)
-    mine.save()
-    await_renewals(row, 1)
-
-
-SAVES = [
-    refresh_and_save_late,
-    read_the_lease_and_save_late,
-    save_another_instance_late,
-    save_an_old_lease_and_go_on,
-]
-
-
-@pytest.mark.parametrize("save", SAVES, ids=lambda save: save.__name__)
-def test_a_lease_that_was_read_and_saved_back_is_still_recognised(save: Any) -> None:
-    rows = the.errands(2)
-    handled: list[Any] = []
-
-    def handle(row: Errand) -> None:
-        handled.append(row.pk)
-        save(row)
-
-    report = the.at_least_once(handle, lease=SHORT, retry=the.retry())()
-    assert_run(report, processed=2)
-    assert handled == [row.pk for row in rows]
-    assert [the.state(row)["leased_until"] for row in rows] == [False, False]
-
-
 Held = tuple[Errand, Question[Errand], Heartbeat]
 
 
@@ -168,16 +117,6 @@ def test_a_save_after_a_renewal_frees_the_row_for_no_other_copy(beats_soon: None
         assert_run(report)
     assert_run(after, processed=2)
     assert [the.state(row)["result"] for row in rows] == ["saved", "saved"]
-
-
-def test_the_handlers_row_has_its_attempts_when_it_asks_for_them() -> None:
-    the.errands(3)
-    seen: list[Any] = []
-    run = the.at_least_once(
-        lambda row: seen.append((row.attempts, row.leased_until is not None)), retry=the.retry()
-    )
-    assert_run(run(), processed=3)
-    assert seen == [(1, True)] * 3
 
 
 if HAS_ROW_LOCKS:

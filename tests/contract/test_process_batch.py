@@ -9,7 +9,6 @@ import pytest
 from django.db import connection, transaction
 
 from dcl_processor import BatchProcessor, Discard, Retry, Snooze
-from dcl_processor.engine.source import Source
 from dcl_processor.exceptions import HandlerExited
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
@@ -43,14 +42,6 @@ class Together(BatchProcessor[Parcel]):
         return None
 
 
-def test_process_batch_gets_all_rows_at_once() -> None:
-    parcels(5)
-    run = Together()
-    assert_run(run(), processed=5)
-    assert run.calls == [[0, 1, 2, 3, 4]]
-    assert sent() == worked() == [0, 1, 2, 3, 4]
-
-
 def test_process_batch_that_raises_is_asked_again_for_each_row_alone() -> None:
     parcels(5)
     run = Together(bad=[2])
@@ -59,20 +50,6 @@ def test_process_batch_that_raises_is_asked_again_for_each_row_alone() -> None:
     assert run.calls == [[0, 1, 2, 3, 4], [0], [1], [2], [3], [4]]
     assert sent() == worked() == [0, 1, 3, 4]
     assert str(report.failures[0].error) == "place 2"
-
-
-def test_the_results_of_process_batch_reach_the_flip_in_the_order_of_the_rows() -> None:
-    parcels(4)
-
-    class Weigh(Together):
-        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> Sequence[int]:
-            return [row.priority * 7 for row in rows]
-
-        def get_done(self, row: Parcel, result: int, /) -> dict[str, Any]:
-            return {"sent": True, "weight": result}
-
-    assert_run(Weigh()(), processed=4)
-    assert list(Parcel.objects.order_by("pk").values_list("weight", flat=True)) == [0, 7, 14, 21]
 
 
 def test_too_many_results_flip_nothing() -> None:
@@ -101,47 +78,6 @@ def test_too_few_results_flip_nothing_that_is_not_told_and_are_asked_for_one_by_
     assert_run(report, processed=3, failed=1)
     assert "one result for each of 1 rows, got 0" in str(report.failures[0].error)
     assert sent() == worked() == [0, 1, 3]
-
-
-def test_process_batch_and_retry_count_the_attempt_of_the_row_to_blame() -> None:
-    the.errands(3)
-
-    class Run(BatchProcessor[Errand]):
-        done = {"done": True}
-        retry = Retry(backoff=60)
-        batch_size = 10
-
-        def pending(self) -> Any:
-            return Errand.objects.filter(done=False)
-
-        def process_batch(self, rows: Sequence[Errand], /, *arguments: Any) -> None:
-            for row in rows:
-                Errand.objects.filter(pk=row.pk).update(result="worked")
-                if row.place == 1:
-                    raise ValueError("bad")
-
-    report = Run()()
-    assert_run(report, processed=2, failed=1, retried=1)
-    rows = Errand.objects.order_by("place").values_list("done", "attempts", "result", "last_error")
-    assert list(rows) == [
-        (True, 0, "worked", ""),
-        (False, 1, "", "ValueError: bad"),
-        (True, 0, "worked", ""),
-    ]
-
-
-def test_an_interrupt_in_process_batch_rolls_it_back_and_ends_the_run() -> None:
-    parcels(3)
-
-    class Interrupted(Together):
-        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> None:
-            note(rows[0])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Interrupted()()
-    assert (sent(), worked()) == ([], [])
-    assert connection.execute_wrappers == []
 
 
 class Answers(BatchProcessor[Errand]):
@@ -245,20 +181,3 @@ def test_process_batch_that_asks_for_a_rollback_gets_one() -> None:
     # The first row is handled alone, because nothing shows beforehand that it leaves pending.
     assert run.calls == [[0], [1, 2], [1], [2]]
     assert worked() == [0, 2]
-
-
-def test_no_row_that_was_redone_is_remembered_until_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A run over a large backlog may redo all of it."""
-    parcels(6)
-    sources: list[Source] = []
-    real = Source.finish
-
-    def finish(source: Source) -> None:
-        sources.append(source)
-        real(source)
-
-    monkeypatch.setattr(Source, "finish", finish)
-    assert_run(Together(bad=[1, 4], batch_size=3)(), processed=4, failed=2)
-    assert [(list(each._alone), each._in_flight) for each in sources] == [([], set())]

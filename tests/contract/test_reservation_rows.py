@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.exceptions import ReservationLost
-from tests.models import Depot, Express, Parcel, Priced, QuietParcel, Scan
+from tests.models import Depot, Express, Parcel, QuietParcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -176,18 +176,6 @@ def test_a_claim_in_the_table_of_a_parent_does_not_hide_the_row() -> None:
         {"delivery": Delivery.AT_MOST_ONCE, **options, "done": {"done": True, "claimed": False}},
     )
     assert handed.row.shown == again.row.shown == 1
-
-
-def test_a_generated_column_may_show_the_claim() -> None:
-    Priced.objects.create(net=5)
-    options = {"claim": {"net": 0}, "claimed_at": "leased_until", "reset": {"net": 5}}
-    handed, again = handed_out(
-        lambda: Priced.objects.filter(gross=10).annotate(half=F("net") / 5),
-        {"delivery": Delivery.AT_MOST_ONCE, **options},
-    )
-    assert handed.row.half == 1
-    # As the claim has left the row.
-    assert (again.row.half, again.row.gross) == (0, 0)
 
 
 @each_kind

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from datetime import UTC, timedelta, timezone, tzinfo
-from functools import partial
 from typing import Any
 
 import pytest
 from django.core import signing
 from django.db import OperationalError, connection, transaction
-from django.db.models import F, Model, Q, QuerySet
+from django.db.models import F, Model, QuerySet
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
@@ -41,12 +38,11 @@ from dcl_processor.exceptions import (
     StillPending,
     Unsupported,
 )
-from dcl_processor.signals import row_finished, run_finished
 from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import updates
 from tests.contract.support.sessions import before_statement
-from tests.contract.support.temporary import temporary
+from tests.contract.support.temporary import at_update
 from tests.models import Badge, Errand, Letter, Parcel, Seat, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -120,25 +116,6 @@ def test_a_row_is_settled_from_its_token_with_the_result(kind: Any) -> None:
     assert not run.in_progress().exists()
 
 
-def test_the_row_of_a_token_is_read_when_it_is_asked_for() -> None:
-    the.errands(1)
-    run = make()
-    [handed] = run.reserve()
-    one = again(run, handed)
-    Errand.objects.update(last_error="seen")
-    assert one.row.last_error == "seen"
-    assert "leased_until" in one.row.get_deferred_fields()
-    assert one.expires_at == handed.expires_at
-    assert one.token == handed.token
-    assert handed.token not in repr(one)
-
-
-@each_kind
-def test_a_filter_narrows_what_is_handed_out(kind: Any) -> None:
-    rows = the.errands(3)
-    assert [each.row for each in make(kind).reserve(3, filter=Q(place=1))] == [rows[1]]
-
-
 def test_a_row_is_reserved_and_settled_on_the_alias_that_is_asked_for() -> None:
     [row] = the.errands(1)
     run = make()
@@ -146,19 +123,6 @@ def test_a_row_is_reserved_and_settled_on_the_alias_that_is_asked_for() -> None:
     assert handed.row._state.db == "other"
     again(run, handed).settle()
     assert the.state(row)["done"]
-
-
-def test_neither_the_handler_nor_its_resource_is_used() -> None:
-    the.errands(1)
-
-    async def handle(row: Errand, resource: Any) -> None:
-        raise AssertionError
-
-    def resource() -> Any:
-        raise AssertionError
-
-    run = the.at_least_once(handle, resource=resource, concurrency=5)
-    assert len(run.reserve(3)) == 1
 
 
 @each_kind
@@ -285,28 +249,6 @@ def test_a_row_of_another_reservation_that_is_lost_in_a_block_fails_the_blocks_r
     assert "ReservationLost" in Errand.objects.get(pk=mine.pk).last_error
 
 
-def test_an_own_reservation_that_is_lost_in_a_block_is_said_once() -> None:
-    [row] = the.errands(1)
-    [handed] = make().reserve()
-    row.delete()
-    with pytest.raises(ReservationLost) as error, handed:
-        handed.renew()
-    assert not hasattr(error.value, "__notes__")
-
-
-@each_lease
-def test_a_failure_is_recorded_without_the_values_that_cannot_be_written(kind: Any) -> None:
-    [row] = the.errands(1)
-    place: int | None = 0
-    run = make(kind, retry=the.retry(on_failure={"place": lambda: place}))
-    [handed] = run.reserve()
-    place = None
-    again(run, handed).fail(ValueError("no"))
-    state = the.state(row)
-    assert (state["leased_until"], state["attempts"], state["done"]) == (False, 1, False)
-    assert "no" in Errand.objects.get(pk=row.pk).last_error
-
-
 if connection.vendor == "postgresql":
 
     @each_lease
@@ -318,17 +260,8 @@ if connection.vendor == "postgresql":
         run = make(kind)
         [handed] = run.reserve()
         monkeypatch.setattr(settling, "TRY_FOR", 0.1)
-        refuse = (
-            "CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            "'BEGIN RAISE EXCEPTION USING ERRCODE = ''55P03''; END'; CREATE TRIGGER tests_refuse "
-            "BEFORE UPDATE ON tests_errand FOR EACH ROW EXECUTE FUNCTION tests_refuse()"
-        )
-        with (
-            temporary(
-                refuse, "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
-            ),
-            pytest.raises(OperationalError),
-        ):
+        locked = at_update("TRUE", "RAISE EXCEPTION USING ERRCODE = '55P03'")
+        with locked, pytest.raises(OperationalError):
             again(run, handed).settle()
         handed.settle()
         assert the.state(row)["done"]
@@ -373,26 +306,6 @@ def test_a_flip_that_leaves_its_row_pending_is_the_rows_failure(kind: Any) -> No
     with pytest.raises(StillPending):
         handed.settle(False)
     assert not the.state(row)["done"]
-
-
-@each_kind
-def test_the_signal_is_sent_when_the_row_is_settled(kind: Any) -> None:
-    [row] = the.errands(1)
-    sent: list[Any] = []
-
-    def receive(**what: Any) -> None:
-        sent.append((what.get("pk"), what.get("outcome")))
-
-    for signal in (row_finished, run_finished):
-        signal.connect(receive)
-    try:
-        [handed] = make(kind).reserve()
-        assert sent == []
-        handed.settle()
-    finally:
-        for signal in (row_finished, run_finished):
-            signal.disconnect(receive)
-    assert sent == [(row.pk, "processed")]
 
 
 # --- what was lost
@@ -730,63 +643,4 @@ def test_inside_a_transaction_nothing_is_handed_out_or_settled() -> None:
             act()
 
 
-def test_a_handler_does_not_reserve_rows_of_its_own_processor() -> None:
-    the.errands(1)
-    run = marking(lambda row: run.reserve())
-    [failure] = run().failures
-    assert isinstance(failure.error, Unsupported)
-
-
 # --- agents that die
-
-
-class Agents:
-    """Agents that reserve rows, and then die, renew, settle, settle again, or release."""
-
-    def __init__(self, run: BatchProcessor[Errand], seed: int, number: int) -> None:
-        self._run = run
-        self._random = random.Random(f"{seed} {number}")  # noqa: S311  # no secret
-        self.settled: list[Any] = []
-
-    def work(self, agents: int) -> None:
-        for _ in range(agents):
-            for handed in self._run.reserve(self._random.randint(1, 3)):
-                for _ in range(3):
-                    if not self._step(handed):
-                        break
-
-    def _step(self, handed: Reservation[Errand]) -> bool:
-        """Do one thing at random; return whether the agent lives on."""
-        step = self._random.choice(["die", "renew", "settle", "settle", "lapse", "release"])
-        if step == "lapse":
-            with suppress(OperationalError):  # a deadlock with a settlement, or a locked database
-                lapse()
-        elif step != "die":
-            # Only renewals are not tried again while SQLite's database is locked.
-            locked = (OperationalError,) if step == "renew" else ()
-            with suppress(ReservationLost, *locked):
-                getattr(again(self._run, handed), step)()
-                if step == "settle":
-                    self.settled.append(handed.row.pk)
-        return step != "die"
-
-
-@each_lease
-@pytest.mark.parametrize("seed", range(2))
-def test_nothing_is_settled_twice_by_a_hundred_agents_that_die(kind: Any, seed: int) -> None:
-    """Each agent dies at a random step; what it holds is handed out again when it has lapsed."""
-    the.errands(30)
-    Errand.objects.update(place=0)
-    run = make(kind, retry=None, done=lambda row: {"done": True, "place": F("place") + 1})
-    lanes = [Agents(run, seed, number) for number in range(4)]
-    with ExitStack() as stack:
-        results = [stack.enter_context(the.meanwhile(partial(each.work, 25))) for each in lanes]
-    assert results == [[None]] * len(lanes)
-    last = Agents(run, seed, len(lanes))
-    lapse()
-    for handed in run.reserve(30):
-        handed.settle()
-        last.settled.append(handed.row.pk)
-    settled = sorted(pk for each in (*lanes, last) for pk in each.settled)
-    assert settled == sorted(Errand.objects.values_list("pk", flat=True))
-    assert set(Errand.objects.values_list("done", "place", "leased_until")) == {(True, 1, None)}

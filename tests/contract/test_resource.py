@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from dcl_processor import BatchProcessor, Retry, Snooze, batch_processor
+from dcl_processor import Retry, batch_processor
 from dcl_processor.exceptions import InvalidOption, RowsFailed
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.parcels import in_batches, parcels
@@ -133,28 +133,6 @@ def test_a_server_that_is_down_charges_no_row(caplog: pytest.LogCaptureFixture) 
     assert raised.value.__cause__ is report.error
 
 
-def test_a_server_that_goes_down_within_a_batch_keeps_what_was_done_and_charges_one_row() -> None:
-    parcels(6)
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-
-    def handle(row: Parcel, talker: Talker) -> None:
-        note(row)
-        talker.say("hello")
-        if row.priority == 2:
-            server.shutdown()
-            server.server_close()
-            talker.say("quit")
-
-    try:
-        report = in_batches(handle, resource=lambda: closing(server.connect()))()
-    finally:
-        thread.join(10)
-    assert_run(report, processed=2, failed=1, stopped="failures")
-    assert sent() == worked() == [0, 1]
-
-
 def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_so() -> None:
     parcels(2)
     room, started, refused = [nullcontext()], threading.Event(), threading.Event()
@@ -179,64 +157,6 @@ def test_a_second_thread_that_cannot_open_its_own_leaves_the_last_row_and_says_s
     assert str(report.error) == "one connection at a time"
     assert not report.ok
     assert Parcel.objects.filter(sent=False).count() == 1
-
-
-@contextmanager
-def diary(lines: list[str]) -> Iterator[list[str]]:
-    lines.append("open")
-    yield lines
-    lines.append("close")
-
-
-def test_it_is_opened_for_the_first_row_and_closed_after_the_last(batch_size: int) -> None:
-    parcels(3)
-    lines: list[str] = []
-
-    def handle(row: Parcel, lines: list[str]) -> None:
-        lines.append(str(row.priority))
-
-    run = in_batches(handle, resource=lambda: diary(lines), batch_size=batch_size)
-    run()
-    assert lines == ["open", "0", "1", "2", "close"]
-    run()
-    assert lines == ["open", "0", "1", "2", "close"], "nothing was pending, and it was opened"
-
-
-def test_a_snooze_is_no_reason_to_open_it_anew() -> None:
-    parcels(3)
-    lines: list[str] = []
-
-    def handle(row: Parcel, lines: list[str]) -> None:
-        if row.priority == 1:
-            raise Snooze
-
-    assert_run(in_batches(handle, resource=lambda: diary(lines))(), processed=2, snoozed=1)
-    assert lines == ["open", "close"]
-
-
-def test_process_batch_gets_it_too_and_a_fresh_one_after_it_raised() -> None:
-    parcels(3)
-    lines: list[str] = []
-
-    class Together(BatchProcessor[Parcel]):
-        done = {"sent": True}
-        batch_size = 10
-
-        def pending(self) -> Any:
-            return Parcel.objects.filter(sent=False)
-
-        def resource(self) -> Any:
-            return diary(lines)
-
-        def process_batch(self, rows: Sequence[Parcel], /, *arguments: Any) -> None:
-            [diary] = arguments
-            diary.append(",".join(str(row.priority) for row in rows))
-            if any(row.priority == 1 for row in rows):
-                raise ValueError
-
-    report = Together()()
-    assert_run(report, processed=2, failed=1)
-    assert lines == ["open", "0,1,2", "close", "open", "0", "1", "close", "open", "2", "close"]
 
 
 def test_it_is_closed_when_the_run_is_interrupted() -> None:
@@ -284,16 +204,3 @@ def test_what_is_no_context_manager_is_refused_by_name() -> None:
         run()
     assert sent() == []
     assert not connection.in_atomic_block
-
-
-def test_a_cursor_as_the_resource_does_not_carry_one_rows_work_into_anothers() -> None:
-    parcels(3)
-
-    def handle(row: Parcel, cursor: Any) -> None:
-        cursor.execute("UPDATE tests_parcel SET note = 'worked' WHERE id = %s", [row.pk])
-        if row.priority == 1:
-            raise ValueError
-
-    report = in_batches(handle, resource=connection.cursor)()
-    assert_run(report, processed=2, failed=1)
-    assert sent() == worked() == [0, 2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from dcl_processor import Discard, Retry, Snooze, batch_processor
+from dcl_processor import Discard, Retry, Snooze
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, savepoints, sent, statements, worked
 from tests.contract.support.parcels import in_batches, parcels
@@ -17,18 +17,6 @@ from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def test_the_rows_savepoint_is_not_one_that_on_commit_knows_of() -> None:
-    parcels(3)
-    ids: list[list[str]] = []
-
-    def handle(row: Parcel) -> None:
-        note(row)
-        ids.append(list(connection.savepoint_ids))
-
-    assert_run(in_batches(handle)(), processed=3)
-    assert ids == [[], [], []]
 
 
 def test_i7_set_rollback_takes_back_the_row_that_asked_for_it() -> None:
@@ -239,12 +227,7 @@ def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
         if row.place == 1:
             raise ValueError("the handler's own")
 
-    report = batch_processor(
-        pending=Errand.objects.filter(done=False),
-        done={"done": True},
-        retry=Retry(backoff=60),
-        batch_size=batch_size,
-    )(handle)()
+    report = the.transactional(handle, retry=Retry(backoff=60), batch_size=batch_size)()
     assert_run(report, processed=2, failed=1, retried=1)
     assert worked() == [0, 2]
     rows = Errand.objects.order_by("place").values_list("done", "attempts", "last_error")
@@ -269,13 +252,9 @@ def test_i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_
         if row.place == 2:
             raise Discard("never")
 
-    report = batch_processor(
-        pending=Errand.objects.filter(done=False, dead=False),
-        done={"done": True},
-        failed={"dead": True},
-        retry=Retry(backoff=60),
-        batch_size=4,
-    )(handle)()
+    report = the.transactional(
+        handle, failed={"dead": True}, retry=Retry(backoff=60), batch_size=4
+    )()
     assert_run(report, processed=2, discarded=1, snoozed=1)
     assert worked() == [0, 3]
     rows = Errand.objects.order_by("place").values_list("done", "dead", "attempts")
@@ -283,31 +262,6 @@ def test_i7_a_row_that_wrote_past_django_and_is_snoozed_or_discarded_loses_that_
     assert first == last == (True, False, 0)
     assert snoozed == (False, False, 0)
     assert discarded[:2] == (False, True)
-
-
-@past_django
-def test_what_was_written_past_django_is_kept_with_its_row(
-    past_django: Callable[[], Callable[[Parcel], Any]],
-) -> None:
-    parcels(3)
-    connection.ensure_connection()
-    assert_run(in_batches(past_django())(), processed=3)
-    assert sent() == worked() == [0, 1, 2]
-
-
-def test_the_driver_is_as_it_was_when_a_row_has_ended() -> None:
-    parcels(3)
-    connection.ensure_connection()
-    driver = connection.connection
-    before = dict(getattr(driver, "__dict__", {}))
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            raise ValueError
-
-    in_batches(handle)()
-    assert connection.connection is driver
-    assert {*getattr(driver, "__dict__", {})} <= {*before}
 
 
 def test_each_savepoint_of_a_row_is_released() -> None:
@@ -326,15 +280,6 @@ def test_each_savepoint_of_a_row_is_released() -> None:
 
 
 if connection.vendor == "postgresql":
-    # How far the counter is from the first list: read at once, and not at the next checkpoint.
-    LISTS_SO_FAR = "SELECT mxid_age('1'::xid)"
-    TRANSACTION = "SELECT pg_current_xact_id()::xid::text"
-    # The lists are numbered for the whole server, whose other sessions make lists of their own.
-    LISTS_WITH = """
-        SELECT count(*) FROM generate_series(%s + 1, %s::bigint) AS number WHERE EXISTS (
-            SELECT FROM pg_get_multixact_members(number::text::xid) AS each
-            WHERE each.xid::text = %s
-        )"""
 
     def test_i7_copy_goes_past_the_wrappers_and_opens_the_savepoint_all_the_same() -> None:
         parcels(3)
@@ -359,35 +304,6 @@ if connection.vendor == "postgresql":
             return
         with cursor.copy(sql) as copy:
             copy.write(text)
-
-    def multixacts(handler: Any) -> int:
-        """Return how many lists of lockers the transaction of a batch of 100 rows is in."""
-        Parcel.objects.all().delete()
-        parcels(100)
-        mine: list[str] = []
-
-        def handle(row: Parcel) -> None:
-            if not mine:
-                mine.append(asked(TRANSACTION))
-            handler(row)
-
-        first = asked(LISTS_SO_FAR)
-        in_batches(handle)()
-        assert sent() == list(range(100))
-        return int(asked(LISTS_WITH, first, asked(LISTS_SO_FAR), *mine))
-
-    def asked(sql: str, *parameters: Any) -> Any:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return cursor.fetchone()[0]
-
-    def test_a_flip_makes_no_list_of_lockers_per_row() -> None:
-        """The handler's savepoint is released before the flip; what is left is the rehearsal's."""
-        assert multixacts(lambda row: Parcel.objects.exists()) <= 5
-
-    def test_a_write_to_the_locked_row_within_a_savepoint_would_make_one_per_row() -> None:
-        """The broken variant: the test above can fail."""
-        assert multixacts(note) >= 100
 
 
 def test_a_savepoint_is_opened_for_the_rows_whose_handlers_use_the_database() -> None:
@@ -438,29 +354,6 @@ def test_a_single_row_without_retry_needs_no_savepoint() -> None:
         report = in_batches(handle, batch_size=1)()
     assert_run(report, processed=2, failed=1)
     assert savepoints(seen) == []
-    assert sent() == worked() == [0, 2]
-
-
-def test_another_alias_in_the_handler_opens_no_savepoint_on_this_one() -> None:
-    parcels(2)
-    with statements() as seen:
-        report = in_batches(lambda row: Parcel.objects.using("other").count())()
-    assert_run(report, processed=2)
-    assert len(savepoints(seen)) == (0 if IS_SEEN else 2)
-
-
-def test_the_processors_own_alias_is_the_one_that_is_watched() -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.using("other").filter(pk=row.pk).update(note="worked")
-        if row.priority == 1:
-            raise ValueError
-
-    with statements("other") as seen:
-        report = in_batches(handle, using="other")()
-    assert_run(report, processed=2, failed=1)
-    assert len(savepoints(seen)) == 3
     assert sent() == worked() == [0, 2]
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
-from datetime import timedelta
 from threading import Event
 from typing import Any
 
 import pytest
 from django.db import transaction
 from django.db.models import F
-from django.db.models.functions import Now
 from django.test import TestCase
 
 from dcl_processor import BatchProcessor, batch_processor
@@ -20,7 +18,7 @@ from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOpti
 from dcl_processor.signals import row_finished, run_finished
 from tests.contract.support.parcels import parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Parcel, Priced
+from tests.models import Parcel
 
 database = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -58,15 +56,6 @@ def test_a_limit_that_is_just_met_is_no_reason_to_say_more_is_left() -> None:
 
 
 @database
-def test_after_the_timeout_no_row_starts() -> None:
-    parcels(3)
-    calls: list[int] = []
-    report = processor(calls)(timeout=timedelta(0))
-    assert_run(report, stopped="timeout")
-    assert calls == []
-
-
-@database
 def test_a_stop_ends_the_run_after_the_row_at_hand() -> None:
     parcels(3)
     stop = Event()
@@ -91,20 +80,6 @@ def test_the_other_alias_may_be_named_for_the_run() -> None:
 
     assert_run(send(using="other"), processed=1)
     assert aliases == ["other"]
-
-
-@database
-def test_the_default_order_of_the_model_is_followed() -> None:
-    for net in (2, 3, 1):
-        Priced.objects.create(net=net)
-    nets: list[int] = []
-
-    @batch_processor(pending=Priced.objects.filter(sent=False), done={"sent": True})
-    def send(row: Priced) -> None:
-        nets.append(row.net)
-
-    send()
-    assert nets == [3, 2, 1]
 
 
 @database
@@ -156,18 +131,6 @@ class InsideTestCase(TestCase):
     def test_a_block_of_ones_own_is_refused_here_too(self) -> None:
         with transaction.atomic(), pytest.raises(InsideTransaction):
             processor()()
-
-    def test_callbacks_can_be_captured_and_run(self) -> None:
-        parcels(1)
-        ran: list[int] = []
-
-        @batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})
-        def send(row: Parcel) -> None:
-            transaction.on_commit(lambda: ran.append(row.pk))
-
-        with self.captureOnCommitCallbacks(execute=True):
-            assert_run(send(), processed=1)
-        assert len(ran) == 1
 
 
 @database
@@ -274,40 +237,6 @@ def test_a_flip_over_an_unknown_column_of_an_expression_is_one_clear_sentence() 
     parcels(1)
     with pytest.raises(InvalidDone, match=r"expected done to name columns, got: Cannot resolve"):
         processor(done={"sent": True, "note": F("no_such")})()
-
-
-@database
-def test_values_of_a_flip_may_be_expressions_and_callables() -> None:
-
-    parcels(2)
-    numbers = iter(range(10, 20))
-    flip = {
-        "sent": True,
-        "tries": F("tries") + 1,
-        "sent_at": Now(),
-        "weight": lambda: next(numbers),
-    }
-    assert_run(processor(done=flip)(), processed=2)
-    rows = Parcel.objects.order_by("pk")
-    assert all(row.tries == 1 and row.sent_at is not None for row in rows)
-    assert [row.weight for row in rows] == [11, 12]  # 10 went to the rehearsal
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("concurrency", [1, 2])
-def test_nothing_of_a_run_waits_for_the_garbage_collector(concurrency: int) -> None:
-    """A process that lives long runs often, and a run remembers what it has tried."""
-    parcels(3)
-    run = processor()
-    gc.collect()
-    gc.disable()
-    try:
-        before = runs()  # which tracebacks of other tests may keep
-        run(concurrency=concurrency)
-        left = [each for each in runs() if all(each is not old for old in before)]
-    finally:
-        gc.enable()
-    assert left == []
 
 
 def runs() -> list[Any]:

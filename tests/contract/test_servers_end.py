@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import environ
 import pytest
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 
-from dcl_processor import Retry, batch_processor
+from dcl_processor import Retry
 from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
+from dcl_processor.locking.waiting import lock_timeout
 from tests.contract.support import errands as the
-from tests.contract.support.parcels import parcels
+from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, connected, until_ended
 from tests.models import Errand, Parcel
@@ -60,12 +61,7 @@ if HAS_SERVER:
                 execute(f"SET SESSION {timeout}")
                 until_ended(connection)
 
-        report = batch_processor(
-            pending=Errand.objects.filter(done=False),
-            done={"done": True},
-            retry=Retry(backoff=600),
-            batch_size=batch_size,
-        )(handle)()
+        report = the.transactional(handle, retry=Retry(backoff=600), batch_size=batch_size)()
         assert_run(report, processed=2, failed=1, retried=1)
         [failure] = report.failures
         assert type(failure.error) is SessionLost
@@ -75,26 +71,68 @@ if HAS_SERVER:
         assert list(rows) == [(True, 0), (False, 1), (True, 0)]
 
 
-if MARIADB:
-
-    @contextmanager
-    def connected_to(**said: Any) -> Iterator[None]:
-        """Connect the default alias elsewhere, or as another user."""
-        settings = connection.settings_dict
-        before = {name: settings[name] for name in said}
+@contextmanager
+def connected_to(**said: Any) -> Iterator[None]:
+    """Connect the default alias elsewhere, or as another user."""
+    settings = connection.settings_dict
+    before = {name: settings[name] for name in said}
+    connection.close()
+    settings.update(said)
+    try:
+        yield
+    finally:
         connection.close()
-        settings.update(said)
-        try:
+        settings.update(before)
+
+
+@contextmanager
+def read_only() -> Iterator[None]:
+    """Make the server read-only for all sessions but that of the other alias."""
+    user = "dcl_plain@localhost"
+    execute(f"CREATE OR REPLACE USER {user} IDENTIFIED BY 'plain'", "other")
+    execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO {user}", "other")
+    try:
+        with (
+            connected_to(USER="dcl_plain", PASSWORD="plain"),  # noqa: S106  # of the tests' own
+            server_says("read_only", 1, 0),
+        ):
             yield
-        finally:
-            connection.close()
-            settings.update(before)
+    finally:
+        execute(f"DROP USER {user}", "other")
+
+
+@contextmanager
+def query_only() -> Iterator[None]:
+    execute("PRAGMA query_only = 1")
+    try:
+        yield
+    finally:
+        execute("PRAGMA query_only = 0")
+
+
+READ_ONLY: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "postgresql": lambda: connected({"options": "-c default_transaction_read_only=on"}),
+    "mysql": read_only,
+    "sqlite": query_only,
+}
+
+
+def test_a_database_that_is_read_only_is_named_before_the_first_handler() -> None:
+    parcels(2)
+    calls: list[int] = []
+    run = processor(lambda row: calls.append(row.pk))
+    words = "database 'default' to accept writes"
+    with READ_ONLY[connection.vendor](), pytest.raises(ReadOnlyDatabase, match=words):
+        run()
+    assert calls == []
+    assert_run(run(), processed=2)
+
+
+if MARIADB:
 
     def test_a_binary_log_of_statements_is_refused_by_one_sentence() -> None:
         calls: list[int] = []
-        run = batch_processor(pending=Errand.objects.filter(done=False), done={"done": True})(
-            lambda row: calls.append(row.pk)
-        )
+        run = the.transactional(lambda row: calls.append(row.pk))
         with (
             mariadb("--log-bin=log", "--binlog-format=STATEMENT") as url,
             connected_to(**environ.Env.db_url_config(url)),
@@ -108,35 +146,6 @@ if MARIADB:
                 run()
         assert calls == []
 
-    @contextmanager
-    def read_only() -> Iterator[None]:
-        """Make the server read-only for all sessions but that of the other alias."""
-        user = "dcl_plain@localhost"
-        execute(f"CREATE OR REPLACE USER {user} IDENTIFIED BY 'plain'", "other")
-        execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO {user}", "other")
-        try:
-            with (
-                connected_to(USER="dcl_plain", PASSWORD="plain"),  # noqa: S106  # of the tests' own
-                server_says("read_only", 1, 0),
-            ):
-                yield
-        finally:
-            execute(f"DROP USER {user}", "other")
-
-    def test_a_server_that_is_read_only_is_named_before_the_first_handler() -> None:
-        Parcel.objects.bulk_create([Parcel(), Parcel()])
-        calls: list[int] = []
-        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
-            lambda row: calls.append(row.pk)
-        )
-        with (
-            read_only(),
-            pytest.raises(ReadOnlyDatabase, match="database 'default' to accept writes"),
-        ):
-            run()
-        assert calls == []
-        assert_run(run(), processed=2)
-
     def test_a_server_that_becomes_read_only_ends_the_run_at_the_next_flip() -> None:
         """InnoDB locks rows all the same: each further handler would be called for nothing."""
         parcels(4)
@@ -146,9 +155,7 @@ if MARIADB:
             calls.append(row.priority)
             execute(f"SET GLOBAL read_only = {int(row.priority == 1)}", "other")
 
-        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
-            handle
-        )
+        run = processor(handle)
         with read_only():
             execute("SET GLOBAL read_only = 0", "other")
             with pytest.raises(ReadOnlyDatabase):
@@ -159,28 +166,12 @@ if MARIADB:
 
 if connection.vendor == "postgresql":
 
-    def test_a_database_that_is_read_only_is_named_before_the_first_handler() -> None:
-        Parcel.objects.bulk_create([Parcel(), Parcel()])
-        calls: list[int] = []
-        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
-            lambda row: calls.append(row.pk)
-        )
-        with (
-            connected({"options": "-c default_transaction_read_only=on"}),
-            pytest.raises(ReadOnlyDatabase, match="database 'default' to accept writes"),
-        ):
-            run()
-        assert calls == []
-        assert_run(run(), processed=2)
-
     @pytest.mark.parametrize("rehearsed", [0, 1])
     def test_a_table_that_is_locked_for_a_migration_is_contention(rehearsed: int) -> None:
         """What ``lock_timeout`` ends in a claim is for a later pass, and no row's failure."""
         parcels(3)
         calls: list[int] = []
-        run = batch_processor(
-            pending=Parcel.objects.filter(sent=False).order_by("priority"), done={"sent": True}
-        )(lambda row: calls.append(row.priority))
+        run = processor(lambda row: calls.append(row.priority), pending=UNSENT.order_by("priority"))
 
         def claims(sql: str) -> bool:
             return len(calls) == rehearsed and "SKIP LOCKED" in sql
@@ -203,19 +194,72 @@ if connection.vendor == "postgresql":
         assert calls == [0, 1, 2]
 
 
-if connection.vendor == "sqlite":
+# --- what a server answers to a claim when others are in the way
 
-    def test_a_file_that_is_read_only_is_named_before_the_first_handler() -> None:
-        Parcel.objects.bulk_create([Parcel(), Parcel()])
-        calls: list[int] = []
-        run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(
-            lambda row: calls.append(row.pk)
-        )
-        execute("PRAGMA query_only = 1")
+
+SAYS = {
+    "postgresql": {
+        code: f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
+        for code in ("40001", "40P01", "55P03")
+    },
+    "mysql": {
+        code: f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
+        for code in ("1213", "1205", "1020", "3572")
+    },
+}
+OTHERWISE = {
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '57014'; END $$",
+    "mysql": "SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1969",
+}
+
+
+def run_while_the_server_says(sql: str, at: int) -> tuple[int, int, int]:
+    """Run over three rows; the claim of the row at this place is answered so."""
+    parcels(3)
+    calls: list[int] = []
+    run = processor(lambda row: calls.append(row.priority), pending=UNSENT.order_by("priority"))
+
+    def say() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    with before_statement(lambda asked: len(calls) == at and "SKIP LOCKED" in asked, say):
+        report = run(wait_for_locked=0)
+    assert sorted(calls) == [place for place in range(3) if place != at]
+    assert Parcel.objects.filter(sent=False).count() == 1
+    return report.processed, report.failed, report.skipped
+
+
+if HAS_SERVER:
+
+    @pytest.mark.parametrize("at", [0, 1])
+    @pytest.mark.parametrize("code", SAYS[connection.vendor])
+    def test_contention_in_a_claim_leaves_the_row_for_a_later_pass(code: str, at: int) -> None:
+        said = run_while_the_server_says(SAYS[connection.vendor][code], at)
+        assert said == (2, 0, 1)
+
+    def test_any_other_error_in_a_claim_ends_the_run() -> None:
+        """A statement that a person, or a time-out of the server's, ended."""
+        with pytest.raises(DatabaseError):
+            run_while_the_server_says(OTHERWISE[connection.vendor], 1)
+        assert Parcel.objects.filter(sent=False).count() == 2
+
+
+if connection.vendor == "mysql":
+
+    def test_a_wait_for_a_lock_gives_the_session_its_own_limit_back() -> None:
+        """Not the server's default: a limit may be set in ``init_command``."""
+
+        def limit() -> float:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT @@SESSION.max_statement_time")
+                return float(cursor.fetchone()[0])
+
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION max_statement_time = 7")
         try:
-            with pytest.raises(ReadOnlyDatabase, match="database 'default' to accept writes"):
-                run()
+            with transaction.atomic(), lock_timeout("default", 0.5):
+                assert limit() == 0.5
+            assert limit() == 7
         finally:
-            execute("PRAGMA query_only = 0")
-        assert calls == []
-        assert_run(run(), processed=2)
+            connection.close()

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
-from dcl_processor import Snooze
-from dcl_processor.exceptions import StillPending
 from tests.contract.support import errands as the
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
-from tests.contract.support.temporary import temporary
+from tests.contract.support.temporary import at_update, temporary
 from tests.models import Errand
-from tests.waiting import until
+from tests.waiting import Barrier, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -35,19 +35,14 @@ def recording(handled: list[int], act: Callable[[Errand], Any] = the.ignore) -> 
     return handle
 
 
+def claims(place: int) -> str:
+    """Recognise the update that claims the row of the place."""
+    marked = "(NEW.claimed OR NEW.leased_until IS NOT NULL)"
+    return f"NEW.place = {place} AND {marked} AND NOT NEW.done"
+
+
 def places(**values: Any) -> list[int]:
     return list(Errand.objects.filter(**values).order_by("place").values_list("place", flat=True))
-
-
-def at_update(name: str, condition: str, action: str, *, when: str = "BEFORE") -> Any:
-    """Do something in each update for which the condition holds."""
-    return temporary(
-        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN IF {condition} THEN {action}; END IF; RETURN NEW; END $$; "
-        f"CREATE TRIGGER {name} {when} UPDATE ON tests_errand "
-        f"FOR EACH ROW EXECUTE FUNCTION {name}()",
-        f"DROP TRIGGER {name} ON tests_errand; DROP FUNCTION {name}",
-    )
 
 
 @the.each_delivery
@@ -78,10 +73,7 @@ def test_a_row_that_its_handler_deletes_is_processed(make: the.Make) -> None:
 def test_a_settlement_that_fails_takes_no_claim_with_it(make: the.Make, when: str) -> None:
     rows = the.errands(4)
     handled: list[int] = []
-    refused = at_update(
-        "tests_refuse", "NEW.place = 2 AND NEW.done", "RAISE EXCEPTION 'refused'", when=when
-    )
-    with refused:
+    with at_update("NEW.place = 2 AND NEW.done", "RAISE EXCEPTION 'refused'", when=when):
         report = make(recording(handled))()
     assert_run(report, processed=3, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[2].pk]
@@ -113,15 +105,7 @@ def test_a_claim_that_fails_takes_no_settlement_with_it(make: the.Make) -> None:
     """Once: the row is claimed by a statement of its own after it."""
     the.errands(4)
     handled: list[int] = []
-    claims = "NEW.place = 2 AND (NEW.claimed OR NEW.leased_until IS NOT NULL) AND NOT NEW.done"
-    with (
-        temporary("CREATE SEQUENCE tests_once", "DROP SEQUENCE tests_once"),
-        at_update(
-            "tests_once_only",
-            f"{claims} AND nextval('tests_once') = 1",
-            "RAISE EXCEPTION 'refused once'",
-        ),
-    ):
+    with at_update(claims(2), "RAISE EXCEPTION 'refused once'", times=1):
         assert_run(make(recording(handled))(), processed=4)
     assert handled == [0, 1, 2, 3]
     assert places(done=True) == [0, 1, 2, 3]
@@ -132,60 +116,11 @@ def test_a_claim_that_fails_takes_no_settlement_with_it(make: the.Make) -> None:
 def test_a_session_that_ends_in_the_message_repeats_no_work(make: the.Make, statement: str) -> None:
     the.errands(5)
     handled: list[int] = []
-    claims = "NEW.place = 3 AND (NEW.claimed OR NEW.leased_until IS NOT NULL) AND NOT NEW.done"
-    condition = "NEW.place = 2 AND NEW.done" if statement == "settlement" else claims
-    with (
-        temporary("CREATE SEQUENCE tests_once", "DROP SEQUENCE tests_once"),
-        at_update(
-            "tests_cut",
-            f"{condition} AND nextval('tests_once') = 1",
-            "PERFORM pg_terminate_backend(pg_backend_pid())",
-        ),
-    ):
+    condition = "NEW.place = 2 AND NEW.done" if statement == "settlement" else claims(3)
+    with at_update(condition, "PERFORM pg_terminate_backend(pg_backend_pid())", times=1):
         assert_run(make(recording(handled))(), processed=5, passes=1)
     assert sorted(handled) == [0, 1, 2, 3, 4]
     assert places(done=True) == [0, 1, 2, 3, 4]
-
-
-@the.each_delivery
-def test_a_lock_on_a_row_that_is_to_be_settled_is_waited_for(make: the.Make) -> None:
-    """The server gives up on the lock twice."""
-    the.errands(4)
-    handled: list[int] = []
-    with (
-        temporary("CREATE SEQUENCE tests_once", "DROP SEQUENCE tests_once"),
-        at_update(
-            "tests_wait",
-            "NEW.place = 1 AND NEW.done AND nextval('tests_once') < 3",
-            "RAISE EXCEPTION USING ERRCODE = 'lock_not_available', MESSAGE = 'locked'",
-        ),
-    ):
-        assert_run(make(recording(handled))(), processed=4)
-    assert sorted(handled) == [0, 1, 2, 3]
-    assert places(done=True) == [0, 1, 2, 3]
-
-
-@the.each_delivery
-def test_outcomes_other_than_success_are_settled_at_once(make: the.Make) -> None:
-    """Before the next row is claimed, so that their columns are those of one settlement."""
-    the.errands(6)
-    seen: list[dict[str, Any]] = []
-    options: dict[str, Any] = {"retry": the.retry(backoff=3600)}
-    if make is the.at_most_once:
-        options["reset"] = {"claimed": False}
-
-    def handle(row: Errand) -> None:
-        if row.place in (3, 5):
-            seen.append(the.elsewhere(lambda: the.state(Errand.objects.get(place=row.place - 1))))
-        if row.place == 2:
-            raise Snooze(delay=3600)
-        if row.place == 4:
-            raise ValueError("no")
-
-    assert_run(make(handle, **options)(), processed=4, snoozed=1, failed=1, retried=1)
-    assert places(done=True) == [0, 1, 3, 5]
-    assert [each["attempts"] for each in seen] == [0, 1]
-    assert not any(each["claimed"] or each["leased_until"] for each in seen)
 
 
 @the.each_delivery
@@ -194,13 +129,9 @@ def test_an_interrupt_in_the_message_loses_no_settlement(make: the.Make, stateme
     """The driver cancels the message, so that the row is settled by a statement of its own."""
     the.errands(4)
     handled: list[int] = []
-    claims = "NEW.place = 2 AND (NEW.claimed OR NEW.leased_until IS NOT NULL) AND NOT NEW.done"
-    condition = "NEW.place = 1 AND NEW.done" if statement == "settlement" else claims
+    condition = "NEW.place = 1 AND NEW.done" if statement == "settlement" else claims(2)
     with (
-        temporary("CREATE SEQUENCE tests_once", "DROP SEQUENCE tests_once"),
-        at_update(
-            "tests_sleep", f"{condition} AND nextval('tests_once') = 1", "PERFORM pg_sleep(60)"
-        ),
+        at_update(condition, "PERFORM pg_sleep(60)", times=1),
         the.meanwhile(interrupt_sleeper),
         pytest.raises(KeyboardInterrupt) as error,
     ):
@@ -233,18 +164,128 @@ def test_a_settlement_is_not_written_in_the_transaction_of_a_claim(make: the.Mak
     """A claim of several statements, which fails here, would take the settlement back."""
     the.errands(4)
     spanning = the.PENDING.filter(pk__in=the.PENDING.values("pk"))
-    claims = "NEW.place = 2 AND (NEW.claimed OR NEW.leased_until IS NOT NULL) AND NOT NEW.done"
-    with at_update("tests_refuse", claims, "RAISE EXCEPTION 'refused'"):
+    with at_update(claims(2), "RAISE EXCEPTION 'refused'"):
         assert_run(make(the.ignore, pending=spanning)(), processed=3, failed=1)
     assert places(done=True) == [0, 1, 3]
 
 
-def test_a_flip_that_has_to_be_checked_does_not_wait() -> None:
-    """It depends on the row, and leaves one row pending: that row fails."""
-    rows = the.errands(4)
-    run = the.at_least_once(the.ignore, done=lambda row: {"done": row.place != 2})
-    report = run()
-    assert_run(report, processed=3, failed=1)
-    assert [failure.pk for failure in report.failures] == [rows[2].pk]
-    assert isinstance(report.failures[0].error, StillPending)
-    assert places(done=True) == [0, 1, 3]
+# --- code of others that is called between two rows, or for each statement
+
+
+def with_context(execute: Callable[..., Any], sql: str, params: Any, *rest: Any) -> Any:
+    """Send a setting with each write, as libraries do that record who has changed a row.
+
+    It expects one statement, whose result it leaves the cursor at.
+    """
+    if sql.startswith(("UPDATE", "WITH")):
+        sql = f"SELECT set_config('tests.context', %s, true); {sql}"
+        params = ("user 7", *(params or ()))
+    cursor = execute(sql, params, *rest)
+    while cursor is not None and cursor.nextset():
+        pass
+    return cursor
+
+
+@pytest.fixture
+def _observed() -> Iterator[None]:
+    with connection.execute_wrapper(with_context):
+        yield
+
+
+observed = pytest.mark.usefixtures("_observed")
+
+
+@observed
+@the.all_deliveries
+@pytest.mark.parametrize("value", ["100%", "%s", "a%%b"])
+def test_values_are_written_as_they_are(make: the.Make, value: str) -> None:
+    the.errands(5)
+    assert_run(make(the.ignore, done={"done": True, "result": value})(), processed=5)
+    assert set(Errand.objects.values_list("result", flat=True)) == {value}
+
+
+@observed
+@the.each_delivery
+def test_each_row_has_the_answer_of_its_own_settlement(make: the.Make) -> None:
+    rows = the.errands(5)
+
+    def meddle(row: Errand) -> None:
+        mine = Errand.objects.filter(pk=row.pk)
+        if row.place == 1:
+            the.elsewhere(lambda: Errand.objects.filter(pk=rows[2].pk).update(done=True))
+        if row.place == 3:
+            the.elsewhere(lambda: mine.update(leased_until=None, claimed_at=None))
+
+    assert_run(make(meddle)(), processed=3, lease_lost=1, stale=1)
+    assert places(done=True) == [0, 1, 2, 4]
+
+
+class ToDatabase(logging.Handler):
+    """Writes each logged error to the database; ``rolls_back``: and rolls that write back."""
+
+    def __init__(self, *, rolls_back: bool) -> None:
+        super().__init__(logging.ERROR)
+        self._rolls_back = rolls_back
+        self.errors: list[Exception] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            with transaction.atomic():
+                Errand.objects.create(done=True, claimed=True, place=-1)
+                transaction.set_rollback(self._rolls_back)
+        except Exception as error:  # noqa: BLE001  # looked at by the test
+            self.errors.append(error)
+
+
+@the.all_deliveries
+@pytest.mark.parametrize("rolls_back", [False, True], ids=["commits", "rolls back"])
+def test_a_log_handler_may_use_the_database(make: the.Make, rolls_back: bool) -> None:
+    """A failure is logged when nothing waits."""
+    the.errands(5)
+    handler, logger = ToDatabase(rolls_back=rolls_back), logging.getLogger("dcl_processor")
+    logger.addHandler(handler)
+    try:
+        with at_update("NEW.place = 2 AND NEW.done", "RAISE EXCEPTION 'refused'"):
+            assert_run(make(the.ignore)(), processed=4, failed=1)
+    finally:
+        logger.removeHandler(handler)
+    assert handler.errors == []
+    assert places(place__gte=0, done=True) == [0, 1, 3, 4]
+    assert places(place=-1) == [] if rolls_back else [-1]
+
+
+@the.all_deliveries
+def test_a_thread_starts_no_row_after_an_interrupt(make: the.Make) -> None:
+    """Not even one of a batch that was dispatched in advance."""
+    the.errands(40)
+    handled: list[tuple[int, int]] = []
+    both = Barrier(2)
+
+    def handle(row: Errand) -> None:
+        handled.append((threading.get_ident(), row.place))
+        if row.place in (10, 11):
+            both.wait()  # while more rows wait for a thread
+        if row.place == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(handle)(concurrency=2)
+    [interrupted] = [thread for thread, place in handled if place == 10]
+    assert [place for thread, place in handled if thread == interrupted][-1] == 10
+
+
+@the.each_delivery
+def test_a_value_that_is_computed_is_computed_once(make: the.Make) -> None:
+    """Also if its message fails, and if it cannot be sent."""
+    the.errands(4)
+    calls: list[int] = []
+
+    def result() -> str:
+        calls.append(1)
+        return f"{len(calls)}"
+
+    with at_update(claims(2), "RAISE EXCEPTION 'x'", times=1):
+        assert_run(make(the.ignore, done={"done": True, "result": result})(), processed=4)
+    rehearsed = len(calls) - 4
+    assert rehearsed == 1
+    assert len(set(Errand.objects.values_list("result", flat=True))) == 4

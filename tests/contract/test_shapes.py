@@ -11,9 +11,11 @@ from django.db import transaction
 from django.db.models import CharField, Model, QuerySet
 
 from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates.question import Question, RowFilter, is_own_table
+from dcl_processor.candidates.question import is_own_table
+from tests import seams
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import (
+    HAS_GATE,
     HAS_ROW_LOCKS,
     before_lock,
     other_than,
@@ -156,29 +158,6 @@ def test_i2_left_pending_between_the_snapshot_and_the_lock(shape: Shape) -> None
     assert not is_pending(shape, row)
 
 
-@every_shape
-def test_without_the_second_check_the_finished_row_is_handed_out(
-    shape: Shape, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broken variant: locks the row, and does not ask again. The same harness finds it."""
-
-    def narrowed(question: Question[Any], those: RowFilter) -> QuerySet[Any, Any]:
-        rows = QuerySet[Any](question.model, using=question.using)
-        return rows.filter(those.condition).order_by()
-
-    monkeypatch.setattr(Question, "narrowed", narrowed)
-    row = shape.make()
-    calls: list[Any] = []
-    plain = processor(shape, calls)
-    plain.repeats = True  # the flip is not judged here, and could not be by this question
-
-    def finish() -> None:
-        shape.finish_as_another_copy(row, other_than(shape.using))
-
-    run_and_meanwhile(lambda: plain(filter=shape.filter), finish, using=shape.using)
-    assert [each.pk for each in calls] == [row.pk]
-
-
 if HAS_ROW_LOCKS:
 
     @every_shape
@@ -213,3 +192,30 @@ def locked_rows(using: str) -> dict[type[Model], int]:
                 locked[model] = missing
         transaction.set_rollback(True, using=using)
     return locked
+
+
+if HAS_GATE:
+
+    @pytest.mark.parametrize("shape", [each for each in SHAPES if each.is_double], ids=str)
+    def test_one_statement_hands_out_what_is_not_pending(
+        shape: Shape, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A broken variant, which asks each question with the lock: this harness finds its doubles.
+
+        Its snapshot is older than its lock, and PostgreSQL looks again at the locked row alone.
+        """
+        seams.replace(monkeypatch, seams.IS_OWN_TABLE, lambda queryset: True)
+        row = shape.make()
+        calls: list[Any] = []
+        broken = processor(shape, calls)
+        broken.repeats = True  # the flip is not judged here
+        outsider = other_than(shape.using)
+
+        def act() -> None:
+            if shape.leave is not None:
+                shape.leave(row.pk, outsider)
+            else:
+                shape.finish_as_another_copy(row, outsider)
+
+        run_and_meanwhile(lambda: broken(filter=shape.filter), act, using=shape.using)
+        assert [each.pk for each in calls] == [row.pk]

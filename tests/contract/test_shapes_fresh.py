@@ -11,8 +11,7 @@ from django.db.models import Count, F, Prefetch, Q, QuerySet, Subquery
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
-from tests import seams
-from tests.contract.support.gate import HAS_GATE, run_and_meanwhile
+from tests.contract.support.gate import run_and_meanwhile
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Parcel, RoadTrain, Scan, Vehicle
 
@@ -204,17 +203,3 @@ def test_deferral_is_the_querysets_own() -> None:
     assert run(parcels.filter(depot__name="north").only("note")) == everything - {"id", "note"}
     joined = parcels.select_related("depot").only("note", "depot__name")
     assert run(joined) == everything - {"id", "note", "depot_id"}
-
-
-if HAS_GATE:
-
-    @pytest.mark.parametrize("case", ["re-pointed", "edited beside", "annotated across"])
-    def test_one_statement_would_hand_out_what_was_joined_before(
-        case: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The broken variant: the joined half of a locking statement is its snapshot's."""
-        seams.replace(monkeypatch, seams.IS_OWN_TABLE, lambda queryset: True)
-        queryset, look, change, expected = FRESH[case]
-        Depot.objects.create(name="south")
-        row = Parcel.objects.create(depot=Depot.objects.create(name="north"))
-        assert seen(queryset, look, lambda: change(row)) != [expected]

@@ -18,7 +18,6 @@ from dcl_processor import Report, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
 from tests.contract.support import errands as the
-from tests.contract.support.clocks import Clock, Waits
 from tests.contract.support.expression_shapes import EXPRESSIONS
 from tests.contract.support.gate import other_than, run_and_meanwhile
 from tests.contract.support.own_shapes import OWN
@@ -26,7 +25,7 @@ from tests.contract.support.parcels import UNSENT, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.shapes import Shape, lock, row_of
 from tests.contract.support.spanning_shapes import SPANNING
-from tests.contract.support.wanted import held, refuse_to_load
+from tests.contract.support.wanted import held
 from tests.contract.test_shapes import is_pending, keys, processor
 from tests.models import Depot, Errand, Parcel
 
@@ -62,7 +61,7 @@ def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape
 
 
 @pytest.mark.usefixtures("choosing")
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+@the.each_delivery
 def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
     """The first row is rehearsed with; the second claim is the one statement that commits."""
     rows = the.errands(5)
@@ -81,7 +80,7 @@ def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
 
 
 @pytest.mark.usefixtures("choosing")
-@pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
+@the.all_deliveries
 @pytest.mark.parametrize("size", [1, 2])
 def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> None:
     """The others are free for other copies, and as they were."""
@@ -97,52 +96,6 @@ def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> No
     assert_run(report, processed=len(rows))
     expected = [6 - size * (1 + place // size) for place in range(6)]
     assert free == expected
-
-
-@pytest.mark.usefixtures("choosing")
-def test_a_limit_is_kept() -> None:
-    parcels(9)
-    run = batch_processor(pending=UNSENT, done={"sent": True}, batch_size=4)(lambda row: None)
-    assert_run(run(limit=1), processed=1, stopped="limit")
-    assert_run(run(limit=6), processed=6, stopped="limit")
-    assert_run(run(limit=6), processed=2)
-
-
-def test_rows_that_are_held_in_bulk_take_few_statements() -> None:
-    rows = parcels(300)
-    calls: list[int] = []
-    run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: calls.append(row.pk))
-    with held(rows[:250]), CaptureQueriesContext(connection) as queries:
-        report = run(wait_for_locked=0)
-    assert_run(report, processed=50, skipped=250)
-    locks = [query for query in queries if "SKIP LOCKED" in query["sql"]]
-    assert len(locks) < 50 + 250 / 10
-
-
-@pytest.mark.usefixtures("choosing")
-def test_nobody_else_is_blamed_for_a_row_that_cannot_be_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The rows before it are held, so that a claim which names them first gets that one."""
-    rows = parcels(6)
-    refuse_to_load(rows[3], monkeypatch)
-    run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: None)
-    with held(rows[:3]):
-        report = run(wait_for_locked=0)
-    assert [failure.pk for failure in report.failures] == [rows[3].pk]
-    assert_run(report, processed=2, failed=1, skipped=3)
-
-
-def test_rows_that_are_held_for_long_take_few_statements_each_time(clock: Clock) -> None:
-    """A run that waits for them looks again and again."""
-    rows = parcels(200)
-    run = batch_processor(pending=UNSENT, done={"sent": True})(lambda row: None)
-    with held(rows), CaptureQueriesContext(connection) as queries:
-        report = run(wait_for_locked=5, stop=Waits(clock))
-    assert_run(report, skipped=200)
-    assert report.passes >= 3
-    locks = [query for query in queries if "SKIP LOCKED" in query["sql"]]
-    assert len(locks) / report.passes < 200 / 10
 
 
 # --- order

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,10 +13,9 @@ from django.db.models import QuerySet
 from dcl_processor import Delivery, Discard, Lease, Retry, Snooze
 from dcl_processor.exceptions import InvalidOption
 from tests.contract.support import errands as the
-from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.contract.support.retries import HOUR, delay, fail, make_due, retrying
-from tests.models import Errand, Parcel
+from tests.contract.support.retries import HOUR, delay, retrying
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -62,38 +63,6 @@ def test_a_row_may_be_snoozed_until_a_time() -> None:
 
     assert_run(retrying(handle)(), snoozed=1)
     assert Errand.objects.get().next_attempt_at == until
-
-
-def test_a_snooze_between_failures_keeps_their_count() -> None:
-    the.errands(1)
-    script: list[Exception] = [ValueError("one"), Snooze(delay=0), ValueError("two")]
-
-    def handle(row: Errand) -> None:
-        raise script.pop(0)
-
-    run = retrying(handle, retry=Retry(max_attempts=2), failed={"dead": True})
-    assert_run(run(), failed=1, retried=1)
-    make_due()
-    assert_run(run(), snoozed=1)
-    assert (Errand.objects.get().attempts, Errand.objects.get().dead) == (1, False)
-    make_due()
-    assert_run(run(), failed=1)
-    assert (Errand.objects.get().attempts, Errand.objects.get().dead) == (2, True)
-
-
-def test_without_a_retry_a_snoozed_row_is_tried_again_in_the_next_run() -> None:
-    parcels(2)
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.priority)
-        if calls.count(0) == 1 and row.priority == 0:
-            raise Snooze("not now")
-
-    run = in_batches(handle)
-    assert_run(run(), processed=1, snoozed=1)
-    assert_run(run(), processed=1)
-    assert calls == [0, 1, 0]
 
 
 def test_a_discarded_row_gets_the_dead_letter_at_once_and_is_no_failure(batch_size: int) -> None:
@@ -147,11 +116,6 @@ def test_requeue_makes_rows_as_if_they_had_never_been_tried() -> None:
     bad.clear()
     assert_run(run(), processed=1)
     assert Errand.objects.filter(done=True).count() == 2
-
-
-def test_requeue_without_reset_is_refused() -> None:
-    with pytest.raises(InvalidOption, match=r"expected reset=.* got a processor without reset"):
-        retrying(fail).requeue(Errand.objects.all())
 
 
 @pytest.mark.parametrize("until", [None, datetime(2999, 1, 1, tzinfo=UTC)])
@@ -243,3 +207,86 @@ def test_an_exception_that_is_returned_is_the_outcome(
     assert Errand.objects.get(dead=True).place == 1
     if handler is return_it and "delivery" not in options:
         assert Errand.objects.get(result="worked").place == 4  # the work of the others is undone
+
+
+# --- ``failed``: what is written to a row that is given up on
+
+
+def fails_at_one(row: Errand) -> None:
+    Errand.objects.filter(pk=row.pk).update(result="worked")
+    if row.place == 1:
+        raise ValueError("no such address")
+
+
+@the.all_deliveries
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("failed", [{"dead": True}, lambda row, error: {"dead": True}], ids=repr)
+def test_without_retry_the_first_failure_is_the_last(make: Any, size: int, failed: Any) -> None:
+    rows = the.errands(3)
+    report = make(fails_at_one, failed=failed, batch_size=size)()
+    assert_run(report, processed=2, failed=1)
+    said = the.state(rows[1])
+    assert (said["dead"], said["done"], said["leased_until"]) == (True, False, False)
+    assert [the.state(row)["done"] for row in rows] == [True, False, True]
+    assert_run(make(fails_at_one, failed=failed)())
+
+
+@the.all_deliveries
+def test_a_function_may_leave_a_row_as_it_is_for_some_errors(make: Any) -> None:
+    rows = the.errands(3)
+
+    def handle(row: Errand) -> None:
+        if row.place == 1:
+            raise OSError("no answer")
+        if row.place == 2:
+            raise Discard("moved away")
+
+    def failed(row: Errand, error: Exception) -> dict[str, Any] | None:
+        return {"dead": True} if isinstance(error, Discard) else None
+
+    process = make(handle, failed=failed)
+    report = process()
+    assert_run(report, processed=1, failed=1, discarded=1)
+    assert the.state(rows[2])["dead"]
+    said = the.state(rows[1])
+    in_doubt = make is the.at_most_once
+    assert (said["dead"], said["claimed"], said["claimed_at"]) == (False, in_doubt, in_doubt)
+    if in_doubt:
+        assert list(process.in_doubt(older_than=0)) == [rows[1]]
+    else:
+        assert_run(process(), failed=1)  # still pending
+
+
+def raises(row: Errand, error: Exception) -> Any:
+    raise KeyError("code")
+
+
+WRONG: dict[str, Callable[..., Any]] = {
+    "no mapping": lambda row, error: "dead",
+    "unknown column": lambda row, error: {"daed": True},
+    "raises": raises,
+}
+
+
+@the.all_deliveries
+@pytest.mark.parametrize("retried", [False, True], ids=["", "retry"])
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_function_that_gives_no_values_is_one_sentence_and_costs_no_other_row(
+    make: Any, wrong: Any, retried: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = the.errands(3)
+    options: dict[str, Any] = {"reset": {"claimed": False}} if make is the.at_most_once else {}
+    if retried:
+        options["retry"] = the.retry(max_attempts=1)
+    with caplog.at_level(logging.WARNING):
+        report = make(fails_at_one, failed=wrong, batch_size=3, **options)()
+    assert_run(report, processed=2, failed=1)
+    # The handler's own error, and in its notes what is wrong with the function.
+    assert type(report.failures[0].error) is ValueError
+    assert "expected failed to " in report.failures[0].traceback
+    assert "attempt was counted" not in caplog.text
+    assert "was not settled" not in caplog.text
+    said = the.state(rows[1])
+    assert (said["dead"], said["attempts"]) == (False, int(retried))
+    assert said["claimed"] is (make is the.at_most_once)  # in doubt, or pending
+    assert not said["leased_until"]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.db.models import Q
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from dcl_processor import batch_processor
 from dcl_processor.candidates import scan
-from dcl_processor.engine.source import ALONE_AFTER, MOST_MISSES, Source
+from dcl_processor.engine.source import ALONE_AFTER, MOST_MISSES
 from dcl_processor.locking.wanted import SPARE
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
@@ -153,116 +151,6 @@ if connection.features.has_select_for_update:
         assert places == [0, 5, 6, 7, 3, 4, 2]
         assert offered == [6, 3, 1]
         assert_run(report, processed=7, stale=1)
-
-
-@pytest.mark.parametrize("options", [{}, {"strict_order": True}], ids=str)
-def test_a_row_that_is_pending_again_is_for_the_next_run(options: dict[str, Any]) -> None:
-    """The rehearsal looks at one row; the flip of another may leave it pending."""
-    pks = [row.pk for row in parcels(20)]
-    Parcel.objects.filter(pk=pks[2]).update(note="for ever")
-    calls: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        calls.append(row.pk)
-        if len(calls) == 1 and connection.features.has_select_for_update:
-            finish(pks[1])
-
-    pending = Parcel.objects.filter(Q(sent=False) | Q(note="for ever"))
-    run = batch_processor(pending=pending, done={"sent": True}, **options)(handle)
-    finished = 1 if connection.features.has_select_for_update else 0
-    assert_run(run(timeout=60), processed=19 - finished, failed=1, stale=finished)
-    assert len(calls) == len(set(calls))
-
-
-def test_what_is_remembered_does_not_grow_with_the_backlog(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parcels(200)
-    sizes: list[int] = []
-    real = scan.KeyScan.__init__
-
-    def spy(by_key: Any, ask: Any, tried: set[Any]) -> None:
-        real(by_key, ask, tried)
-        remembered.append(tried)
-
-    def spy_on_run(source: Any) -> Any:
-        under_way.append(source._in_flight)
-        return real_first(source)
-
-    remembered: list[set[Any]] = []
-    under_way: list[set[Any]] = []
-    real_first = Source._first
-    monkeypatch.setattr(scan.KeyScan, "__init__", spy)
-    monkeypatch.setattr(Source, "_first", spy_on_run)
-    pks = list(Parcel.objects.order_by("pk").values_list("pk", flat=True))
-
-    def handle(row: Parcel) -> None:
-        sizes.append(len(remembered[0]) + len(under_way[0]))
-        if len(sizes) == 1 and connection.features.has_select_for_update:
-            finish(pks[1])
-
-    report = processor(handle)()
-    assert report.processed >= 199
-    assert_run(report, processed=report.processed, stale=200 - report.processed)
-    # One row more may wait for its COMMIT.
-    assert max(sizes) <= 4 * scan.WIDE_WINDOW + 1
-
-
-if connection.features.has_select_for_update:
-
-    def test_rows_that_are_held_in_bulk_are_looked_at_once(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """A new look after every one of them would read the whole window each time."""
-        monkeypatch.setattr(secrets, "randbelow", lambda number: 0)
-        parcels(30)
-        with transaction.atomic(using="other"):
-            rows = Parcel.objects.using("other").select_for_update()
-            for pk in Parcel.objects.order_by("pk").values_list("pk", flat=True)[:24]:
-                rows.get(pk=pk)  # one by one: a range would lock what is between on MariaDB
-            with CaptureQueriesContext(connection) as queries:
-                report = processor(lambda row: None)(wait_for_locked=0)
-        assert_run(report, processed=6, skipped=24)
-        assert sum("LIMIT 6" in query["sql"] for query in queries) < 24 / 2
-
-
-if connection.features.has_select_for_update:
-
-    def test_rows_that_are_under_way_are_not_looked_at_again_and_again(
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """Other threads have them; the run's own has nothing left to hand out."""
-        pks = [row.pk for row in parcels(8)]
-        looks: list[int] = []
-        calls: list[int] = []
-        real: Any = vars(scan)["_read"]
-        many_looks, finished, looked = (threading.Event() for _ in range(3))
-
-        def look(keys: Any, size: int) -> Any:
-            if size == scan.WIDE_WINDOW:
-                looks.append(size)
-                looked.set()
-                if len(looks) > 10:
-                    many_looks.set()
-            return real(keys, size)
-
-        def handle(row: Parcel) -> None:
-            calls.append(row.pk)
-            if row.pk == pks[0]:
-                finish(pks[2])  # which neither thread has come to yet
-                finished.set()
-            assert finished.wait(30)
-            if row.pk not in pks[:2]:
-                # Or all the others might be handled before the run hears of the row it missed.
-                assert looked.wait(30)
-            if len(calls) == 7:  # the last one, while the other thread has nothing to do
-                many_looks.wait(3)
-
-        monkeypatch.setattr(scan, "_read", look)
-        report = processor(handle)(concurrency=2, wait_for_locked=0)
-        assert len(calls) == len(set(calls)) == 7
-        assert_run(report, processed=7, stale=1)
-        assert 0 < len(looks) <= 10
 
 
 def test_a_copy_that_slept_over_its_window_soon_looks_again(

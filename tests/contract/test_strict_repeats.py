@@ -9,10 +9,9 @@ from django.db.models import F
 
 from dcl_processor import Snooze
 from dcl_processor.candidates import scan
-from tests.contract.support import errands as the
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, Parcel
+from tests.models import Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -41,58 +40,6 @@ def test_each_row_is_handled_once_in_each_run_and_in_the_order(size: int) -> Non
     assert {*Parcel.objects.values_list("tries", flat=True)} == {2}
 
 
-@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
-def test_the_other_deliveries_handle_each_row_once_too(make: the.Make) -> None:
-    the.errands(10)
-    places: list[int] = []
-    queryset = Errand.objects.filter(claimed=False).order_by("-place")
-    run = make(
-        lambda row: places.append(row.place),
-        pending=queryset,
-        done={"result": "seen", "claimed": False},
-        strict_order=True,
-        repeats=True,
-    )
-    assert_run(run(), processed=10)
-    assert places == [*reversed(range(10))]
-
-
-def test_a_row_whose_priority_changes_is_not_handled_again() -> None:
-    parcels(12)
-    places: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        places.append(row.pk)
-        Parcel.objects.filter(pk=row.pk).update(priority=100 if row.priority % 2 else -1)
-
-    assert_run(checked(handle)(), processed=12)
-    assert len({*places}) == 12
-
-
-def test_a_row_that_becomes_urgent_is_next_in_the_next_window() -> None:
-    parcels(9)
-    places: list[int] = []
-
-    def handle(row: Parcel) -> None:
-        places.append(row.priority)
-        if row.priority == 8:
-            Parcel.objects.filter(priority=0).update(priority=50)
-
-    assert_run(checked(handle)(), processed=9)
-    assert places == [8, 7, 6, 50, 5, 4, 3, 2, 1]
-
-
-def test_rows_that_arrive_do_not_keep_a_run_going() -> None:
-    parcels(9)
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.create(priority=row.priority + 1)
-
-    report = checked(handle)(timeout=60)
-    assert report.stopped == "drained"
-    assert 9 <= report.processed <= 2 * 9
-
-
 def test_rows_that_fail_or_are_snoozed_stay_at_the_head_and_block_nothing() -> None:
     parcels(12)
     places: list[int] = []
@@ -104,20 +51,6 @@ def test_rows_that_fail_or_are_snoozed_stay_at_the_head_and_block_nothing() -> N
 
     assert_run(checked(handle)(), processed=10, failed=1, snoozed=1)
     assert places == [*reversed(range(12))]
-
-
-def test_a_flip_that_changes_the_order_lets_limited_runs_reach_all_rows() -> None:
-    parcels(6)
-    run = processor(
-        lambda row: None,
-        pending=Parcel.objects.order_by("tries", "pk"),
-        done={"tries": F("tries") + 1},
-        strict_order=True,
-        repeats=True,
-    )
-    for _ in range(3):
-        assert_run(run(limit=4), processed=4, stopped="limit")
-    assert {*Parcel.objects.values_list("tries", flat=True)} == {2}
 
 
 def test_i8_the_keys_of_rows_that_stay_are_looked_up_seldom(

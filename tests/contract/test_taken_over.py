@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from threading import Event
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze
+from dcl_processor import BatchProcessor, Discard, Lease, Snooze
 from dcl_processor.engine import heartbeat
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.exceptions import InvalidOption, TransactionLeftOpen
+from dcl_processor.execution.event_loop import EventLoop
 from tests.contract.support import errands as the
 from tests.contract.support.clocks import HOUR, Clock
 from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
 from tests.models import Errand
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
+    pytest.mark.usefixtures("nothing_is_left"),
+]
 
 
 def left_behind(row: Errand) -> None:
@@ -56,35 +64,6 @@ def test_a_row_that_was_put_back_is_not_taken_over() -> None:
     assert_run(the.at_least_once(fail, **options)(), failed=1, retried=1)
     assert_run(the.at_least_once(the.ignore, **options)(), processed=1)
     assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("error", "counts", "is_settled"),
-    [
-        (Discard("it was uploaded"), {"discarded": 1}, True),
-        (Snooze(), {"snoozed": 1}, False),
-        (ValueError("no answer"), {"failed": 1}, True),
-    ],
-    ids=["discard", "snooze", "failure"],
-)
-def test_what_it_raises_is_the_outcome_of_the_row(
-    error: Exception, counts: Any, is_settled: bool
-) -> None:
-    rows = the.errands(1)
-    left_behind(rows[0])
-    calls: list[Any] = []
-
-    def look(row: Errand) -> None:
-        raise error
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-
-    run = the.at_least_once(handle, taken_over=look, failed={"dead": True})
-    assert_run(run(), **counts)
-    assert calls == []
-    said = the.state(rows[0])
-    assert (said["dead"], said["leased_until"]) == (is_settled, not is_settled)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
@@ -165,36 +144,6 @@ def test_it_is_called_again_if_the_row_stays_pending_by_what_it_raises(
     assert not the.state(row)["leased_until"]
 
 
-def test_a_row_that_it_snoozes_waits_until_then() -> None:
-    [row] = the.errands(1)
-    left_behind(row)
-
-    def look(row: Errand) -> None:
-        raise Snooze(delay=60)
-
-    run = the.at_least_once(the.ignore, taken_over=look, retry=the.retry())
-    assert_run(run(), snoozed=1)
-    assert_run(run())
-    assert shows_the_death(row)
-    Errand.objects.update(next_attempt_at=timezone.now())
-    assert_run(run(), snoozed=1)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_what_the_handler_raises_after_it_removes_what_showed_the_death(size: int) -> None:
-    """The handler was called, so that this worker's attempt is the last one."""
-    rows = the.errands(2)
-    for row in rows:
-        left_behind(row)
-
-    def handle(row: Errand) -> None:
-        raise Snooze if row.place else ValueError
-
-    run = the.at_least_once(handle, taken_over=the.ignore, retry=the.retry(), batch_size=size)
-    assert_run(run(), failed=1, retried=1, snoozed=1)
-    assert not any(the.state(row)["leased_until"] for row in rows)
-
-
 def test_a_row_whose_last_attempt_ends_in_it_is_given_up_on_for_good() -> None:
     [row] = the.errands(1)
     left_behind(row)
@@ -226,66 +175,6 @@ def test_what_another_function_than_a_plain_one_returns_fails_the_row() -> None:
     assert shows_the_death(row)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_asynchronous_handlers_have_it_too(is_async: bool) -> None:
-    rows = the.errands(3)
-    left_behind(rows[2])
-    calls: list[Any] = []
-
-    async def handle(row: Errand) -> None:
-        calls.append(row.place)
-
-    async def look_async(row: Errand) -> None:
-        calls.append(("taken over", row.place))
-
-    def look(row: Errand) -> None:
-        calls.append(("taken over", row.place))
-
-    run = the.at_least_once(handle, taken_over=look_async if is_async else look)
-    assert_run(run(), processed=3)
-    assert calls == [0, 1, ("taken over", 2), 2]
-
-
-class Upload(BatchProcessor[Errand]):
-    """The spelling as a class."""
-
-    delivery = Delivery.AT_LEAST_ONCE
-    lease = Lease(60)
-    done = {"done": True}
-
-    def pending(self) -> Any:
-        return the.PENDING
-
-    def process(self, row: Errand, /) -> None:
-        row.result += "handled"
-        Errand.objects.filter(pk=row.pk).update(result=row.result)
-
-    def taken_over(self, row: Errand, /) -> None:
-        row.result = "taken over, "
-
-
-def test_a_class_writes_it_as_a_method() -> None:
-    rows = the.errands(2)
-    left_behind(rows[0])
-    assert_run(Upload()(), processed=2)
-    assert [the.state(row)["result"] for row in rows] == ["taken over, handled", "handled"]
-
-
-def test_a_row_without_attempts_left_is_given_up_on_without_it() -> None:
-    rows = the.errands(1)
-    left_behind(rows[0])
-    Errand.objects.filter(pk=rows[0].pk).update(attempts=3)
-    calls: list[Any] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-
-    options = {"failed": {"dead": True}, "retry": the.retry()}
-    run = the.at_least_once(handle, taken_over=handle, **options)
-    assert_run(run(), failed=1)
-    assert calls == []
-
-
 async def look_async(row: Errand) -> None:
     """Look."""
 
@@ -303,3 +192,258 @@ async def look_async(row: Errand) -> None:
 def test_a_function_that_cannot_be_called_is_refused(make: the.Make, hook: Any, words: str) -> None:
     with pytest.raises(InvalidOption, match=words):
         make(the.ignore, taken_over=hook)
+
+
+# --- beside ``process_batch()``: before the call, and for each row alone
+
+
+Rows = Sequence[Errand]
+Hook = Callable[[Errand], None]
+
+each_kind = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+
+
+class Calls:
+    """Remembers what was called with which places, in turn; ``hook`` and ``answer`` may raise."""
+
+    def __init__(
+        self, hook: Hook = the.ignore, answer: Callable[[Rows], Any] = lambda rows: None
+    ) -> None:
+        self.hook = hook
+        self.answer = answer
+        self.made: list[Any] = []
+
+    def taken_over(self, row: Errand) -> None:
+        self.made.append(("taken over", row.place))
+        self.hook(row)
+
+    def handle(self, rows: Rows) -> Any:
+        self.made.append([row.place for row in rows])
+        return self.answer(rows)
+
+    def processor(self, *, is_async: bool = False, **options: Any) -> BatchProcessor[Errand]:
+        """Make a processor that handles ten rows in one call, unless told otherwise."""
+
+        async def taken_over(row: Errand) -> None:
+            self.taken_over(row)
+
+        async def handle(rows: Rows) -> Any:
+            return self.handle(rows)
+
+        hooks = (
+            {"taken_over": taken_over, "process_batch": handle}
+            if is_async
+            else {"taken_over": self.taken_over, "process_batch": self.handle}
+        )
+        return the.at_least_once(the.ignore, **{**hooks, "batch_size": 10, **options})
+
+
+def places(**values: Any) -> list[int]:
+    return list(Errand.objects.filter(**values).order_by("place").values_list("place", flat=True))
+
+
+@each_kind
+def test_it_is_called_with_each_lapsed_row_before_the_call(is_async: bool) -> None:
+    rows = the.errands(5)
+    left_behind(rows[1])
+    left_behind(rows[3])
+    calls = Calls()
+    assert_run(calls.processor(is_async=is_async)(), processed=5)
+    assert calls.made == [("taken over", 1), ("taken over", 3), [0, 1, 2, 3, 4]]
+    assert places(done=True, leased_until=None) == [0, 1, 2, 3, 4]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("error", "counts", "left"),
+    [
+        (Discard("it was uploaded"), {"discarded": 1}, {"dead": True, "leased_until": False}),
+        (Snooze(), {"snoozed": 1}, {"dead": False, "leased_until": True}),
+        (ValueError("no"), {"failed": 1, "retried": 1}, {"dead": False, "leased_until": True}),
+    ],
+    ids=["discard", "snooze", "failure"],
+)
+def test_what_it_raises_is_the_outcome_of_its_row_which_is_left_out_of_the_call(
+    is_async: bool, error: Exception, counts: Any, left: dict[str, bool]
+) -> None:
+    rows = the.errands(4)
+    for row in rows[:2]:
+        left_behind(row)
+
+    def look(row: Errand) -> None:
+        if row.place == 0:
+            raise error
+
+    calls = Calls(look)
+    options = {"failed": {"dead": True}, "retry": the.retry()}
+    assert_run(calls.processor(is_async=is_async, **options)(), processed=3, **counts)
+    assert calls.made == [("taken over", 0), ("taken over", 1), [1, 2, 3]]
+    said = the.state(rows[0])
+    assert {**said, **left} == said
+    assert places(done=True, leased_until=None) == [1, 2, 3]
+
+
+@each_kind
+def test_if_it_raises_for_every_row_there_is_no_call(is_async: bool) -> None:
+    rows = the.errands(2)
+    for row in rows:
+        left_behind(row)
+
+    def look(row: Errand) -> None:
+        raise Snooze
+
+    calls = Calls(look)
+    assert_run(calls.processor(is_async=is_async)(), snoozed=2)
+    assert calls.made == [("taken over", 0), ("taken over", 1)]
+
+
+@each_kind
+def test_rows_that_are_called_again_alone_are_prepared_once(is_async: bool) -> None:
+    rows = the.errands(3)
+    left_behind(rows[2])
+
+    def fail(given: Rows) -> None:
+        if len(given) > 1:
+            raise ValueError
+
+    calls = Calls(answer=fail)
+    assert_run(calls.processor(is_async=is_async)(), processed=3)
+    assert calls.made == [("taken over", 2), [0, 1, 2], [0], [1], [2]]
+
+
+@each_kind
+def test_a_stop_in_it_keeps_the_call_from_being_made(is_async: bool) -> None:
+    """The rows are put back, and the next worker still sees that another one had them."""
+    rows = the.errands(3)
+    for row in rows[:2]:
+        left_behind(row)
+    stop = Event()
+    calls = Calls(lambda row: stop.set())
+    assert_run(calls.processor(is_async=is_async)(stop=stop), stopped="signal")
+    assert calls.made == [("taken over", 0)]
+    assert [shows_the_death(row) for row in rows] == [True, True, False]
+    assert the.untouched(rows[2])
+
+
+@each_kind
+def test_rows_whose_leases_lapse_during_it_are_left_out_of_the_call(
+    is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was suspended: another worker may have the rows by now."""
+    rows = the.errands(3)
+    for row in rows[:2]:
+        left_behind(row)
+    clock = Clock()
+    monkeypatch.setattr(heartbeat, "time", clock)
+
+    def sleep(row: Errand) -> None:
+        clock.passed = HOUR
+
+    calls = Calls(sleep)
+    assert_run(calls.processor(is_async=is_async)(), lease_lost=3)
+    assert calls.made == [("taken over", 0)]
+
+
+def test_a_transaction_that_it_leaves_open_fails_its_row_alone() -> None:
+    rows = the.errands(3)
+    left_behind(rows[1])
+
+    def leave(row: Errand) -> None:
+        transaction.atomic().__enter__()
+        Errand.objects.filter(pk=row.pk).update(result="worked")
+
+    def look(given: Rows) -> None:
+        assert not connection.in_atomic_block
+
+    calls = Calls(leave, look)
+    report = calls.processor()()
+    assert_run(report, processed=2, failed=1)
+    assert calls.made == [("taken over", 1), [0, 2]]
+    assert type(report.failures[0].error) is TransactionLeftOpen
+    assert places(result="worked") == []
+    assert shows_the_death(rows[1])
+
+
+@pytest.mark.parametrize(("concurrency", "number"), [(2, 2), (5, 4)])
+def test_asynchronous_ones_are_called_at_once_as_far_as_concurrency_allows(
+    concurrency: int, number: int
+) -> None:
+    rows = the.errands(5)
+    for row in rows[:4]:
+        left_behind(row)
+    now: set[int] = set()
+    most: list[int] = []
+    calls: list[list[int]] = []
+    complete = asyncio.Event()
+
+    async def look(row: Errand) -> None:
+        now.add(row.pk)
+        most.append(len(now))
+        if len(now) == number:
+            complete.set()
+        async with asyncio.timeout(the.PATIENCE):
+            await complete.wait()
+        now.discard(row.pk)
+
+    async def handle(given: Rows) -> None:
+        assert not now
+        calls.append([row.place for row in given])
+
+    run = Calls().processor(is_async=True, taken_over=look, process_batch=handle)
+    assert_run(run(concurrency=concurrency), processed=5)
+    assert calls == [[0, 1, 2, 3, 4]]
+    assert max(most) == number
+
+
+def test_an_interrupt_in_an_asynchronous_one_puts_all_rows_back(
+    interrupt: Callable[[], None],
+) -> None:
+    rows = the.errands(3)
+    left_behind(rows[0])
+    calls = Calls()
+
+    async def look(row: Errand) -> None:
+        interrupt()
+        await asyncio.Event().wait()
+
+    run = calls.processor(is_async=True, taken_over=look)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert calls.made == []
+    assert shows_the_death(rows[0])
+    assert all(map(the.untouched, rows[1:]))
+
+
+def test_an_interrupt_behind_an_asynchronous_one_is_not_taken_for_the_end_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop returns the outcome once more, because it was not told to forget it."""
+    rows = the.errands(3)
+    left_behind(rows[0])
+    calls = Calls()
+
+    def interrupted(self: EventLoop, pks: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EventLoop, "forget", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            calls.processor(is_async=True)()
+    assert calls.made == [("taken over", 0)]
+    assert shows_the_death(rows[0])
+    assert all(map(the.untouched, rows[1:]))
+
+
+def test_rows_without_attempts_left_are_given_up_on_without_it() -> None:
+    """Their number is a function of the row, which is asked once for all rows of the call."""
+    rows = the.errands(4)
+    for row in rows[:2]:
+        left_behind(row)
+    Errand.objects.filter(pk=rows[0].pk).update(attempts=3)
+    Errand.objects.filter(pk=rows[3].pk).update(attempts=3)
+    calls = Calls()
+    retry = the.retry(max_attempts=lambda row: 3)
+    report = calls.processor(retry=retry, failed={"dead": True})()
+    assert_run(report, processed=2, failed=2)
+    assert calls.made == [("taken over", 1), [1, 2]]
+    assert places(dead=True) == [0, 3]

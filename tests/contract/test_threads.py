@@ -10,16 +10,15 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test import TestCase
 
-from dcl_processor.exceptions import StillPending, Unsupported
+from dcl_processor.exceptions import Unsupported
 from tests.contract.support.batches import sent
 from tests.contract.support.errands import (
     at_least_once,
     at_most_once,
     errands,
-    meanwhile,
     our_threads,
     retry,
     sessions,
@@ -38,16 +37,6 @@ MAKERS: list[Any] = [at_most_once, at_least_once]
 
 def done() -> int:
     return Errand.objects.filter(done=True).count()
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_so_many_handlers_are_in_flight_at_once(make: Any) -> None:
-    """Each waits for two others, and gives up when they do not come."""
-    errands(6)
-    together = Barrier(3)
-    report = make(lambda row: together.wait()).run(concurrency=3)
-    assert_run(report, processed=6)
-    assert done() == 6
 
 
 def test_the_default_delivery_works_in_threads_too() -> None:
@@ -88,19 +77,6 @@ def test_the_limit_is_kept_by_all_of_them_together(make: Any) -> None:
     assert (len(calls), done()) == (5, 5)
 
 
-def test_a_failure_is_one_rows_own() -> None:
-    rows = errands(8)
-
-    def fail_two(row: Errand) -> None:
-        if row.place in {2, 5}:
-            raise ValueError(f"no place {row.place}")
-
-    report = at_least_once(fail_two, retry=retry()).run(concurrency=3)
-    assert_run(report, processed=6, failed=2, retried=2)
-    assert done() == 6
-    assert {failure.pk for failure in report.failures} == {rows[2].pk, rows[5].pk}
-
-
 def test_each_row_is_tried_once_whatever_becomes_of_it() -> None:
     """With no backoff a failed row is pending at once again."""
     errands(30)
@@ -113,44 +89,6 @@ def test_each_row_is_tried_once_whatever_becomes_of_it() -> None:
     report = at_least_once(fail, retry=retry(max_attempts=9)).run(concurrency=4)
     assert_run(report, failed=30, retried=30)
     assert (len(calls), len(set(calls))) == (30, 30)
-
-
-def test_flips_are_rehearsed_before_any_handler_starts() -> None:
-    errands(8)
-    calls: list[Any] = []
-    wrong = at_least_once(lambda row: calls.append(row.pk), done={"result": "still pending"})
-    with pytest.raises(StillPending):
-        wrong.run(concurrency=4, timeout=10)
-    assert calls == []
-
-
-def test_what_is_under_way_ends_when_the_run_is_stopped() -> None:
-    errands(20)
-    stop, together = Event(), Barrier(3)
-
-    def handle(row: Errand) -> None:
-        # Three are under way when one of them asks to stop.
-        if together.wait() == 0:
-            stop.set()
-        wait(stop)
-
-    report = at_least_once(handle).run(concurrency=3, stop=stop)
-    assert_run(report, processed=3, stopped="signal")
-    assert done() == 3
-    assert not Errand.objects.filter(leased_until__isnull=False).exists()
-
-
-def test_a_stop_within_the_last_batches_is_reported() -> None:
-    errands(4)
-    stop = Event()
-
-    def handle(row: Errand) -> None:
-        stop.set()
-
-    report = at_least_once(handle, batch_size=4, retry=retry()).run(concurrency=2, stop=stop)
-    assert_run(report, processed=1, stopped="signal")
-    assert done() == 1
-    assert not Errand.objects.filter(done=False).exclude(leased_until=None, attempts=0)
 
 
 def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
@@ -206,28 +144,6 @@ def test_each_thread_has_a_resource_of_its_own() -> None:
     assert sorted(opened.closed) == sorted(opened.opened)
 
 
-def test_a_resource_that_one_thread_cannot_open_ends_the_run_and_charges_no_row() -> None:
-    errands(9)
-    opened, refused = Opened(), Event()
-
-    @contextmanager
-    def once() -> Iterator[int]:
-        if opened.opened:
-            refused.set()
-            raise ConnectionError("one is enough")
-        with opened() as mine:
-            yield mine
-
-    def handle(row: Errand, mine: int) -> None:
-        # The first is alone, until its flip was rehearsed.
-        if row.place:
-            wait(refused)
-
-    report = at_least_once(handle, resource=once, retry=retry()).run(concurrency=3)
-    assert_run(report, processed=done(), stopped="failures")
-    assert not Errand.objects.filter(done=False).exclude(attempts=0, leased_until=None)
-
-
 def test_handlers_see_the_context_of_whoever_runs_them() -> None:
     errands(4)
     request: ContextVar[str] = ContextVar("request", default="none")
@@ -237,26 +153,6 @@ def test_handlers_see_the_context_of_whoever_runs_them() -> None:
     assert seen == ["7f3a"] * 4
 
 
-def test_rows_held_by_others_are_come_back_to() -> None:
-    """Another session has two of the rows until a handler was called."""
-    rows = errands(8)
-    ready, free = Event(), Event()
-    # SQLite locks no rows.
-    held = [row.pk for row in rows[: 0 if connection.vendor == "sqlite" else 2]]
-
-    def hold() -> None:
-        with transaction.atomic():
-            assert len(Errand.objects.select_for_update().filter(pk__in=held)) == len(held)
-            ready.set()
-            wait(free)
-
-    with meanwhile(hold):
-        wait(ready)
-        report = at_least_once(lambda row: free.set()).run(concurrency=3)
-    assert_run(report, processed=8)
-    assert done() == 8
-
-
 @pytest.mark.parametrize("make", MAKERS)
 def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
     errands(6)
@@ -264,16 +160,6 @@ def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
     report = make(lambda row: together.wait(), concurrency=3)()
     assert_run(report, processed=6)
     assert done() == 6
-
-
-def test_concurrency_of_a_run_overrides_the_option() -> None:
-    errands(6)
-    threads: set[int] = set()
-    report = at_least_once(lambda row: threads.add(threading.get_ident()), concurrency=3)(
-        concurrency=1
-    )
-    assert_run(report, processed=6)
-    assert threads == {threading.get_ident()}
 
 
 class OptionInsideTestCase(TestCase):

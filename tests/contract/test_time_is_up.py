@@ -79,18 +79,6 @@ def test_in_a_handler_it_costs_the_row_no_attempt_and_ends_the_run(
     assert not connection.in_atomic_block
 
 
-def test_at_most_once_the_row_at_hand_is_in_doubt_and_not_failed() -> None:
-    (row,) = errands(1)
-
-    def handle(_: Errand) -> None:
-        raise SoftTimeLimitExceeded
-
-    processor = all_again(at_most_once)(handle)
-    with pytest.raises(SoftTimeLimitExceeded):
-        processor()
-    assert list(processor.in_doubt(older_than=0)) == [row]
-
-
 @contextmanager
 def time_is_up(
     when: Callable[[str], bool],

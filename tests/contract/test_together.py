@@ -102,23 +102,6 @@ def test_handlers_that_end_together_are_settled_by_one_update(make: Make) -> Non
     assert not any(each["leased_until"] or each["claimed_at"] for each in said)
 
 
-def test_a_lost_lease_among_them_is_reported_and_not_overwritten() -> None:
-    rows = the.errands(5)
-
-    async def lose(row: Errand) -> None:
-        if row.place == 2:
-            mine = Errand.objects.filter(pk=row.pk)
-            later = F("leased_until") + timedelta(hours=1)
-            await mine.aupdate(leased_until=later, result="another's")
-
-    report, _ = run(the.at_least_once, lose)
-    assert_run(report, processed=4, lease_lost=1)
-    said = [the.state(row) for row in rows]
-    assert [each["done"] for each in said] == [True, True, False, True, True]
-    assert said[2]["result"] == "another's"
-    assert said[2]["leased_until"]
-
-
 def run_plainly(make: Make, handle: Any = None) -> Any:
     """Run with a ``done`` that is the same for all rows; return the report."""
     together = Together(Errand.objects.count())
@@ -181,47 +164,6 @@ def test_rows_whose_common_commit_was_not_answered_are_not_taken_for_lost(
 
 
 @each_delivery
-def test_a_deleted_row_among_them_was_handled(make: Make) -> None:
-    rows = the.errands(5)
-
-    async def delete(row: Errand) -> None:
-        if row.place == 2:
-            await Errand.objects.filter(pk=row.pk).adelete()
-
-    report, _ = run(make, delete)
-    assert_run(report, processed=5)
-    left = [the.state(row) for row in rows if row.place != 2]
-    assert all(each["done"] for each in left)
-
-
-@each_delivery
-def test_a_refused_flip_fails_its_row_alone(make: Make) -> None:
-    """The same values, which one row's constraint does not take."""
-    rows = the.errands(5)
-    table = Errand._meta.db_table
-    if connection.vendor == "sqlite":
-        refuse = (
-            f"CREATE TRIGGER not_three BEFORE UPDATE ON {table} WHEN NEW.done AND NEW.place = 3 "
-            "BEGIN SELECT RAISE(ABORT, 'no'); END"
-        )
-        drop = "DROP TRIGGER not_three"
-    else:
-        refuse = f"ALTER TABLE {table} ADD CONSTRAINT not_three CHECK (NOT (done AND place = 3))"
-        drop = f"ALTER TABLE {table} DROP CONSTRAINT not_three"
-    with connection.cursor() as cursor:
-        cursor.execute(refuse)
-    try:
-        report, flips = run(make)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(drop)
-    assert_run(report, processed=4, failed=1)
-    assert [failure.pk for failure in report.failures] == [rows[3].pk]
-    assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]
-    assert len(flips) > 1
-
-
-@each_delivery
 def test_a_row_that_stays_pending_fails_alone(make: Make) -> None:
     rows = the.errands(5)
     stays = Errand.objects.filter(claimed=False, dead=False).exclude(done=True, attempts=0)
@@ -248,27 +190,6 @@ def test_a_row_that_stays_pending_fails_alone(make: Make) -> None:
     assert_run(report, processed=4, failed=1)
     assert [failure.pk for failure in report.failures] == [rows[3].pk]
     assert [the.state(row)["done"] for row in rows] == [True, True, True, False, True]
-
-
-@each_delivery
-def test_each_result_of_its_own_is_asked_for_once(make: Make) -> None:
-    rows = the.errands(4)
-    asked: list[Any] = []
-
-    together = Together(len(rows))
-
-    def done(row: Errand, result: str) -> dict[str, Any]:
-        asked.append(row.pk)
-        return {**together.done(row, result), "result": f"{result} {row.place}"}
-
-    async def handler(row: Errand) -> str:
-        return await together.end(row)
-
-    report = make(handler, done=done)(concurrency=4)
-    assert_run(report, processed=4)
-    assert sorted(asked) == [row.pk for row in rows]
-    said = [the.state(row)["result"] for row in rows]
-    assert said == ["first 0", "together 1", "together 2", "together 3"]
 
 
 def test_rows_that_were_flipped_before_the_work_are_not_written_to_after_it() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import Q, Value
 from django.db.models.functions import Repeat
 from django.test.utils import CaptureQueriesContext
@@ -184,9 +183,7 @@ def test_a_replaced_transaction_counts_one_attempt(replace: Callable[[], Any]) -
         if row.place == 1:
             replace()
 
-    report = batch_processor(
-        pending=Errand.objects.filter(done=False), done={"done": True}, retry=Retry(backoff=60)
-    )(handle)()
+    report = the.transactional(handle, retry=Retry(backoff=60))()
     assert_run(report, processed=2, failed=1, retried=1)
     assert isinstance(report.failures[0].error, TransactionLost)
     rows = Errand.objects.order_by("place").values_list("done", "attempts")
@@ -238,53 +235,6 @@ def test_a_transaction_that_has_an_id_needs_no_savepoint() -> None:
     assert fenced is (connection.vendor != "postgresql")
 
 
-def test_the_handlers_row_shows_nothing_of_it() -> None:
-    """A row of its own table and one of a spanning question, the first of a run and the second."""
-    depot = Depot.objects.create()
-    shown: list[set[str]] = []
-    for pending in (own_table, spanning):
-        Parcel.objects.all().delete()
-        Parcel.objects.bulk_create([Parcel(depot=depot), Parcel(depot=depot)])
-        run(lambda row: shown.append({*vars(row)}), pending=pending)
-    columns = {field.attname for field in Parcel._meta.concrete_fields} | {"_state"}
-    assert shown == [columns] * 4
-
-
-def test_what_ended_the_transaction_is_said() -> None:
-    Parcel.objects.create()
-    report = run(lambda row: execute("ROLLBACK"))
-    [failure] = report.failures
-    assert isinstance(failure.error, TransactionLost)
-    assert "remove COMMIT, ROLLBACK and DDL from the handler" in str(failure.error)
-
-
-def test_a_statement_after_the_end_does_not_hide_it() -> None:
-    """The statement also opens a new transaction."""
-    Parcel.objects.create()
-
-    def handle(row: Parcel) -> None:
-        execute("ROLLBACK")
-        Depot.objects.count()
-
-    assert_run(run(handle), failed=1)
-
-
-def test_a_wrapper_that_the_handler_leaves_behind_costs_nobody_anything() -> None:
-    Parcel.objects.bulk_create([Parcel(), Parcel()])
-    left: list[Any] = []
-
-    def wrapper(execute: Any, *args: Any) -> Any:
-        return execute(*args)
-
-    def handle(row: Parcel) -> None:
-        connection.execute_wrappers.append(wrapper)
-        left.append(wrapper)
-
-    assert_run(run(handle), processed=2)
-    assert connection.execute_wrappers == left
-    connection.execute_wrappers.clear()
-
-
 if connection.features.has_select_for_update:
 
     def test_a_question_that_needs_no_statement_loses_no_transaction() -> None:
@@ -309,56 +259,3 @@ if connection.features.has_select_for_update:
             with connection.execute_wrapper(look):
                 report = batch_processor(pending=pending, repeats=True)(work)(wait_for_locked=0.2)
         assert_run(report, stale=1)
-
-
-if connection.vendor == "mysql":
-
-    def call_procedure(depot: Depot) -> None:
-        with connection.cursor() as cursor:
-            cursor.callproc("tests_rename", [depot.pk])
-
-    def driver_cursor(depot: Depot) -> None:
-        cursor = connection.connection.cursor()
-        cursor.execute("UPDATE tests_depot SET name = 'us' WHERE id = %s", [depot.pk])
-
-    def orm(depot: Depot) -> None:
-        Depot.objects.filter(pk=depot.pk).update(name="us")
-
-    @pytest.mark.parametrize("touch", [call_procedure, driver_cursor, orm])
-    def test_a_deadlock_that_the_handler_swallowed_costs_the_flip(
-        touch: Callable[[Depot], None],
-    ) -> None:
-        """InnoDB rolls back the whole transaction of the session that has changed less."""
-        Parcel.objects.create()
-        ours, theirs = Depot.objects.create(), Depot.objects.create()
-        Depot.objects.bulk_create([Depot(name="many") for _ in range(300)])
-        execute("DROP PROCEDURE IF EXISTS tests_rename")
-        execute(
-            "CREATE PROCEDURE tests_rename(IN i bigint)"
-            " UPDATE tests_depot SET name = 'us' WHERE id = i"
-        )
-        has_theirs = threading.Event()
-
-        def opponent() -> None:
-            with transaction.atomic(using="other"):
-                depots = Depot.objects.using("other")
-                depots.filter(name="many").update(open=False)
-                depots.filter(pk=theirs.pk).update(name="them")
-                has_theirs.set()
-                depots.filter(pk=ours.pk).update(name="them")
-            connections["other"].close()
-
-        thread = threading.Thread(target=opponent)
-
-        def handle(row: Parcel) -> None:
-            work(row)
-            Depot.objects.filter(pk=ours.pk).update(name="us")
-            thread.start()
-            assert has_theirs.wait(30)
-            with pytest.raises(Exception, match="Deadlock"):
-                touch(theirs)
-
-        report = run(handle)
-        thread.join(30)
-        assert_run(report, failed=1)
-        assert list(Parcel.objects.values_list("sent", "note")) == [(False, "")]

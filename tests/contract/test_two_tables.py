@@ -236,13 +236,6 @@ if HAS_ROW_LOCKS:
         assert parts_locked(sent) == order
         assert state(row)["done"]
 
-    def test_a_persons_request_locks_the_parts_in_the_order_in_which_save_writes_them() -> None:
-        rows(1, claimed=True, claimed_at="2024-05-01T00:00:00Z")
-        run = processor(the.ignore, CLAIMED)
-        with before_statement(is_write, lambda: None) as sent:
-            assert run.requeue(Express.objects.all()) == 1
-        assert parts_locked(sent) == ["tests_freight", "tests_express"]
-
 
 if HAS_ROW_LOCKS:
 
@@ -364,15 +357,6 @@ def test_a_person_who_is_cut_off_has_written_all_of_it_or_nothing(act: str, numb
         getattr(run, act)(Express.objects.all())
     connection.close()
     assert [state(row) for row in made] == before
-
-
-@each_kind
-def test_rows_that_are_not_started_are_put_back_in_both_tables(kind: Any) -> None:
-    made = rows(5)
-    stop = Event()
-    report = processor(lambda row: stop.set(), kind, batch_size=3)(stop=stop)
-    assert_run(report, processed=1, stopped="signal")
-    assert all(untouched(row) for row in made[1:])
 
 
 def test_what_a_person_asks_for_is_asked_again_under_the_lock() -> None:

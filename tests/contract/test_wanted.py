@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from django.db import connection, models
-from django.db.models import Count
 from django.test.utils import isolate_apps
 
 from dcl_processor import batch_processor
@@ -15,7 +14,7 @@ from dcl_processor.locking import wanted
 from tests.contract.support.parcels import UNSENT, parcels
 from tests.contract.support.reports import assert_run
 from tests.contract.support.wanted import refuse_to_load
-from tests.models import Parcel, Priced, Scan, Voucher
+from tests.models import Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -51,30 +50,6 @@ def test_a_row_that_somebody_moves_to_the_front_takes_no_others_place(strict_ord
     report = run(wait_for_locked=0)
     assert calls == [row.pk for row in rows]
     assert_run(report, processed=10, passes=1)
-
-
-@pytest.mark.usefixtures("choosing")
-def test_a_default_order_that_a_group_does_without_is_none() -> None:
-    """Django drops the model's own order where rows are grouped, and so does the scan."""
-    rows = [Priced.objects.create(net=place) for place in range(10)]
-    calls: list[int] = []
-    asked = Priced.objects.filter(sent=False).annotate(n=Count("pk"))
-    run = batch_processor(pending=asked, done={"sent": True})(lambda row: calls.append(row.pk))
-    report = run(wait_for_locked=0)
-    assert calls == [row.pk for row in rows]
-    assert_run(report, processed=10, passes=1)
-
-
-@pytest.mark.usefixtures("choosing")
-def test_keys_that_are_no_numbers_are_chosen_by_their_place() -> None:
-    Voucher.objects.bulk_create(Voucher(code=code) for code in ["b", "C", "a", "_", "Z", "10", "9"])
-    asked = Voucher.objects.filter(sent=False)
-    expected = list(asked.order_by("pk").values_list("pk", flat=True))
-    calls: list[str] = []
-    run = batch_processor(pending=asked, done={"sent": True})(lambda row: calls.append(row.pk))
-    report = run(wait_for_locked=0)
-    assert calls == expected
-    assert_run(report, processed=7, passes=1)
 
 
 @pytest.mark.usefixtures("choosing")

@@ -20,9 +20,6 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-each_way = pytest.mark.parametrize("make", [the.transactional, the.at_most_once, the.at_least_once])
-
-
 def raises(*_: object) -> dict[str, Any]:
     raise KeyError("charge")
 
@@ -55,7 +52,7 @@ def refused(report: Report) -> bool:
     )
 
 
-@each_way
+@the.all_deliveries
 @each_wrong
 def test_a_wrong_flip_of_the_result_ends_the_run_at_its_second_row(make: Any, wrong: Any) -> None:
     the.errands(30)
@@ -66,7 +63,7 @@ def test_a_wrong_flip_of_the_result_ends_the_run_at_its_second_row(make: Any, wr
         assert len(calls) == 2 * run
 
 
-@each_way
+@the.all_deliveries
 @each_wrong
 def test_a_wrong_flip_of_the_row_alone_calls_no_handler(make: Any, wrong: Any) -> None:
     rows = the.errands(30)
@@ -83,7 +80,7 @@ def test_a_wrong_flip_of_the_row_alone_calls_no_handler(make: Any, wrong: Any) -
     assert all(the.untouched(row) for row in rows)
 
 
-@each_way
+@the.all_deliveries
 def test_a_flip_of_the_row_alone_that_leaves_it_pending_calls_no_handler(make: Any) -> None:
     the.errands(30)
     calls: list[int] = []
@@ -103,21 +100,7 @@ def test_a_flip_of_the_row_alone_that_leaves_it_pending_calls_no_handler(make: A
     assert calls == []
 
 
-@each_way
-def test_a_flip_of_the_row_alone_is_written(make: Any) -> None:
-    the.errands(5)
-    calls: list[int] = []
-    process = make(
-        lambda row: calls.append(row.place),
-        done=lambda row: {"done": True, "result": f"at {row.place}"},
-        batch_size=2,
-    )
-    assert_run(process(), processed=5)
-    assert calls == [0, 1, 2, 3, 4]
-    assert [e.result for e in Errand.objects.order_by("pk")] == [f"at {n}" for n in range(5)]
-
-
-@each_way
+@the.all_deliveries
 @pytest.mark.parametrize("size", [1, 10])
 def test_a_row_whose_flip_cannot_be_foreseen_costs_the_others_nothing(make: Any, size: int) -> None:
     the.errands(20)
@@ -130,25 +113,6 @@ def test_a_row_whose_flip_cannot_be_foreseen_costs_the_others_nothing(make: Any,
     report = process()
     assert_run(report, processed=19, failed=1)
     assert sorted(calls) == list(range(1, 20))
-
-
-@each_way
-@pytest.mark.parametrize("size", [1, 10])
-def test_two_rows_at_the_head_whose_flips_are_wrong_keep_no_others_waiting_for_ever(
-    make: Any, size: int
-) -> None:
-    the.errands(20)
-    process = make(
-        lambda row: row.place,
-        done=lambda row, place: {"done": True} if place > 1 else None,
-        batch_size=size,
-    )
-    for _ in range(100):
-        process()
-        left = Errand.objects.filter(done=False)
-        if left.count() == 2:
-            break
-    assert sorted(left.values_list("place", flat=True)) == [0, 1]
 
 
 MAKERS = {"transactional": the.transactional, "lease": the.at_least_once, "claim": the.at_most_once}
@@ -190,7 +154,7 @@ def fails(*_: object) -> None:
     raise OSError("no answer")
 
 
-@each_way
+@the.all_deliveries
 @pytest.mark.parametrize("size", [1, 7, 200])
 def test_a_run_in_which_nothing_succeeds_ends_after_some_failures(make: Any, size: int) -> None:
     the.errands(120)
@@ -203,26 +167,6 @@ def test_a_run_in_which_nothing_succeeds_ends_after_some_failures(make: Any, siz
     report = make(handle, batch_size=size)()
     assert_run(report, failed=MOST_FROM_THE_START, stopped="failures")
     assert len(calls) == len(set(calls)) == MOST_FROM_THE_START
-
-
-@each_way
-def test_it_can_be_told_to_go_on(make: Any) -> None:
-    the.errands(60)
-    report = make(fails, max_consecutive_failures=0)()
-    assert_run(report, failed=60)
-
-
-def test_a_strict_order_is_kept_and_ends_by_no_default() -> None:
-    the.errands(60)
-    places: list[int] = []
-
-    def handle(row: Errand) -> None:
-        places.append(row.place)
-        fails()
-
-    report = the.transactional(handle, strict_order=True, pending=the.PENDING.order_by("-place"))()
-    assert_run(report, failed=60)
-    assert places == list(reversed(range(60)))
 
 
 def test_one_success_at_the_beginning_is_enough_to_go_on() -> None:

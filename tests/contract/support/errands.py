@@ -50,6 +50,7 @@ def at_least_once(handler: Callable[..., Any], **options: Any) -> BatchProcessor
 Make = Callable[..., BatchProcessor[Errand]]
 
 each_delivery = pytest.mark.parametrize("make", [at_most_once, at_least_once])
+all_deliveries = pytest.mark.parametrize("make", [transactional, at_most_once, at_least_once])
 
 
 def retry(**options: Any) -> Retry:

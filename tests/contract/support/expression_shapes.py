@@ -34,11 +34,9 @@ from tests.contract.support.changes import (
     unscanned,
 )
 from tests.contract.support.own_shapes import parcel
-from tests.contract.support.shapes import MARIADB, POSTGRESQL, SQLITE, OneStatement, here
+from tests.contract.support.shapes import MARIADB, POSTGRESQL, SQLITE, here
 from tests.contract.support.spanning_shapes import span
 from tests.models import Depot, Letter, Message, OpenParcel, Parcel, Scan, Seat, Visit
-
-RIGHT, REFUSED = OneStatement.RIGHT, OneStatement.REFUSED
 
 
 class IsOpen(Func):
@@ -173,32 +171,32 @@ ANNOTATIONS = [
         unscanned,
         done=None,
         finish=add_scan,
-        one_statement=REFUSED,
+        is_double=False,
     ),
     span(
         "count",
         parcels.annotate(n=Count("scans")).filter(n__gte=2),
         leave=remove_scan,
-        one_statement=REFUSED,
+        is_double=False,
     ),
-    span("sum beside", parcels.annotate(n=Sum("scans__pk")), one_statement=REFUSED),
+    span("sum beside", parcels.annotate(n=Sum("scans__pk")), is_double=False),
     span(
         "two aggregates",
         parcels.annotate(first=Min("scans__pk"), last=Max("scans__pk")).filter(first__lt=F("last")),
         leave=remove_scan,
-        one_statement=REFUSED,
+        is_double=False,
     ),
     span(
         "filtered count",
         parcels.annotate(n=Count("scans", filter=Q(scans__ok=True), distinct=True)).filter(n=2),
         leave=spoil_scans,
-        one_statement=REFUSED,
+        is_double=False,
     ),
-    span("annotation across", parcels.annotate(where=F("depot__name")), one_statement=RIGHT),
+    span("annotation across", parcels.annotate(where=F("depot__name")), is_double=False),
     span(
         "annotation of a subquery",
         parcels.annotate(n=Subquery(scans.values("pk")[:1])),
-        one_statement=RIGHT,
+        is_double=False,
     ),
     span(
         "filter over an annotated subquery",
@@ -221,19 +219,19 @@ ANNOTATIONS = [
     span(
         "function of the row",
         parcels.annotate(most=Greatest("tries", "priority")).filter(most__lt=9),
-        one_statement=RIGHT,
+        is_double=False,
     ),
     span(
         "distinct",
         parcels.filter(scans__ok=True).distinct(),
         leave=spoil_scans,
-        one_statement=REFUSED,
+        is_double=False,
     ),
     span(
         "distinct keys of two columns",
         Seat.objects.filter(sent=False).distinct(),
         lambda: Seat.objects.create(row=Seat.objects.count(), number=3),
-        one_statement=REFUSED,
+        is_double=False,
     ),
     span(
         "order of the model across a relation",
@@ -245,24 +243,24 @@ ANNOTATIONS = [
         "distinct and ordered across",
         parcels.filter(scans__ok=True).distinct().order_by("scans__ok", "depot__name"),
         leave=spoil_scans,
-        one_statement=REFUSED,
+        is_double=False,
     ),
     span(
         "ordered by an annotation",
         parcels.annotate(n=Count("scans")).order_by("-n"),
-        one_statement=REFUSED,
+        is_double=False,
     ),
     span(
         "strictly ordered by an annotation",
         parcels.annotate(n=Count("scans")).order_by("-n"),
-        one_statement=REFUSED,
+        is_double=False,
         options={"strict_order": True},
     ),
-    span("select related", parcels.select_related("depot"), one_statement=RIGHT),
+    span("select related", parcels.select_related("depot"), is_double=False),
     span(
         "select related and only",
         parcels.select_related("depot").only("note", "depot__name"),
-        one_statement=RIGHT,
+        is_double=False,
     ),
     span(
         "select related and asked",
@@ -275,14 +273,14 @@ ANNOTATIONS = [
         parcel(sent_at=datetime(2000, 5, 1, tzinfo=UTC)),
         done={"sent_at": None},
         spare="note",
-        one_statement=RIGHT,
+        is_double=False,
     ),
     span(
         "document",
         Message.objects.filter(data__state="new"),
         lambda: Message.objects.create(data={"state": "new"}),
         done={"data": {"state": "done"}},
-        one_statement=RIGHT,
+        is_double=False,
     ),
 ]
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from threading import Thread
 from typing import Any
 
-from django.db import connection, connections
+from django.db import connection
 from django.db.models import Q
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -35,6 +34,7 @@ from dcl_processor import (
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.interrupts import Interruption
 from dcl_processor.report import COUNTS
+from tests.contract.support.errands import elsewhere
 from tests.contract.support.histories import DEATHS, MEETINGS, MOST, World
 from tests.models import Errand
 
@@ -247,23 +247,11 @@ def _own(row: Errand) -> Any:
 
 
 def _elsewhere(act: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            act()
-        except BaseException as error:  # noqa: BLE001  # raised again below
-            errors.append(error)
-        finally:
-            connections.close_all()
-
-    thread = Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
-    if errors:
+    try:
+        elsewhere(act)
+    except BaseException as error:
         # Nothing that the run could take for a failure of the row.
-        raise Killed from errors[0]
+        raise Killed from error
 
 
 def play(delivery: Delivery, *, is_async: bool = False, **options: Any) -> None:

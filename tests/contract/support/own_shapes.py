@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.db.models.lookups import Exact
 from django.utils import timezone
 
-from tests.contract.support.shapes import OneStatement, Shape, here
+from tests.contract.support.shapes import Shape, here
 from tests.models import (
     Badge,
     Crate,
@@ -44,7 +44,7 @@ def parcel(**values: Any) -> Callable[[], Parcel]:
 
 
 def own(name: str, pending: Any, make: Callable[[], Any] | None = None, **more: Any) -> Shape:
-    more = {"own_table": True, "one_statement": OneStatement.RIGHT, **more}
+    more = {"own_table": True, "is_double": False, **more}
     if make is None:
         make = parcel()
         more.setdefault("spare", "note")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from threading import Event
 from typing import Any
 
@@ -39,25 +39,39 @@ def before_statement(where: Callable[[str], bool], act: Callable[[], None]) -> I
 
 
 @contextmanager
-def part_locked(model: type[Model], pk: Any) -> Iterator[None]:
-    """Have another session lock a row of one table, as an update of it does."""
-    here, go_on = Event(), Event()
-    rows = QuerySet[Any](model).filter(pk=pk).order_by()
-    locking = rows.select_for_update(no_key=connection.features.has_select_for_no_key_update)
+def uncommitted(act: Callable[[], object]) -> Iterator[Callable[[], None]]:
+    """Have another session act in a transaction that is open until the end of the block.
 
-    def lock() -> None:
+    Yields a function that has it committed before.
+    """
+    has_acted, go_on, has_ended = Event(), Event(), Event()
+
+    def work() -> None:
         with transaction.atomic():
-            list(locking.values_list(*[field.attname for field in model._meta.pk_fields]))
-            here.set()
+            act()
+            has_acted.set()
             wait(go_on)
+        has_ended.set()
 
-    with meanwhile(lock) as results:
+    def commit() -> None:
+        go_on.set()
+        wait(has_ended)
+
+    with meanwhile(work) as results:
         try:
-            wait(here)
-            yield
+            wait(has_acted)
+            yield commit
         finally:
             go_on.set()
-    assert results == [None]
+    assert results == [None], results
+
+
+def part_locked(model: type[Model], pk: Any) -> AbstractContextManager[Any]:
+    """Have another session lock a row of one table, as an update of it does."""
+    rows = QuerySet[Any](model).filter(pk=pk).order_by()
+    locking = rows.select_for_update(no_key=connection.features.has_select_for_no_key_update)
+    key = [field.attname for field in model._meta.pk_fields]
+    return uncommitted(lambda: list(locking.values_list(*key)))
 
 
 def end_session(session: Any = connection) -> None:

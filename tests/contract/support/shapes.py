@@ -9,21 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import Model, Q, QuerySet
 
 POSTGRESQL, MARIADB, SQLITE = "postgresql", "mysql", "sqlite"
-
-
-class OneStatement(Enum):
-    """What lock and second check in *one* statement would do to a shape on PostgreSQL."""
-
-    RIGHT = "hand out nothing that is done"
-    DOUBLE = "hand out a row that was committed as done"
-    REFUSED = "be refused by the database"
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,8 @@ class Shape:
     #: Let a row leave by a change beside it.
     leave: Callable[[Any, str], object] | None = None
     own_table: bool = False
-    one_statement: OneStatement = OneStatement.DOUBLE
+    #: Whether lock and second check in *one* statement would hand out a row that is done.
+    is_double: bool = True
     #: Parents of multi-table inheritance whose rows are locked too.
     parents: tuple[type[Model], ...] = ()
     #: A column that another session edits, and that the question does not ask.

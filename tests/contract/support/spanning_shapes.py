@@ -27,7 +27,7 @@ from tests.contract.support.changes import (
     write_receipt,
 )
 from tests.contract.support.own_shapes import parcel
-from tests.contract.support.shapes import POSTGRESQL, SQLITE, OneStatement, Shape, here
+from tests.contract.support.shapes import POSTGRESQL, SQLITE, Shape, here
 from tests.models import (
     Caravan,
     Depot,
@@ -41,8 +41,6 @@ from tests.models import (
     Watched,
     WatchedChild,
 )
-
-RIGHT = OneStatement.RIGHT
 
 
 def span(name: str, pending: Any, make: Callable[[], Any] | None = None, **more: Any) -> Shape:
@@ -186,7 +184,7 @@ INHERITANCE = [
         Truck.objects.filter(weighed=False),
         Truck.objects.create,
         **weighed,
-        one_statement=RIGHT,
+        is_double=False,
     ),
     span(
         "flag in the grandparent",
