@@ -16,7 +16,7 @@ HEAVY = 500  # rows that the other session has written; InnoDB ends the one that
 WAITING = {
     "postgresql": "SELECT COUNT(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND wait_event_type = 'Lock'",
-    # innodb_trx is a copy, which is made again only when nobody has read it for 0.1 seconds.
+    # innodb_trx is a copy, which is made again only when it was not read for 0.1 seconds.
     "mysql": "SELECT variable_value FROM information_schema.global_status"
     " WHERE variable_name = 'innodb_row_lock_current_waits'",
 }
