@@ -13,7 +13,6 @@ import pytest
 from django.db import connection
 from django.test import TestCase
 
-from dcl_processor.exceptions import Unsupported
 from tests.contract.support.batches import sent
 from tests.contract.support.errands import (
     at_least_once,
@@ -165,11 +164,12 @@ def test_concurrency_as_an_option_is_the_default_of_a_run(make: Any) -> None:
 class OptionInsideTestCase(TestCase):
     """Whose rows no other connection sees."""
 
-    def test_the_option_alone_starts_no_threads(self) -> None:
+    def test_neither_the_option_nor_the_parameter_starts_threads(self) -> None:
         errands(3)
         threads: set[int] = set()
         run = at_least_once(lambda row: threads.add(threading.get_ident()), concurrency=3)
-        assert_run(run(), processed=3)
+        assert_run(run(limit=1), processed=1, stopped="limit")
+        assert_run(run(concurrency=3), processed=2)
         assert threads == {threading.get_ident()}
 
     def test_the_option_alone_starts_one_asynchronous_handler_at_a_time(self) -> None:
@@ -181,8 +181,3 @@ class OptionInsideTestCase(TestCase):
 
         assert_run(at_least_once(handle, concurrency=3)(), processed=3)
         assert calls == [0, 1, 2]
-
-    def test_a_run_that_asks_for_threads_is_refused(self) -> None:
-        run = at_least_once(lambda row: None, concurrency=3)
-        with pytest.raises(Unsupported, match="expected TransactionTestCase"):
-            run(concurrency=3)
