@@ -35,7 +35,7 @@ def ignore(row: Any) -> None:
 
 
 def another_session_holds(*pks: Any) -> AbstractContextManager[Callable[[], None]]:
-    """Finish rows in another session, which commits at the end, or when it is told to."""
+    """Finish rows in another session, which commits at the end, or at a sign."""
     return uncommitted(lambda: Parcel.objects.filter(pk__in=pks).update(sent=True))
 
 
