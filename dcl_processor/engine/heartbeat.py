@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import OperationalError, connections
+from django.db import DatabaseError, OperationalError, connections
 
 from dcl_processor import clock, log_fields
 from dcl_processor import steady as time
@@ -33,6 +34,12 @@ LONGEST_WAIT = 5.0
 #: waits for a connection of the pool. It has no lease to renew, and ends when the pool returns a
 #: connection or a timeout.
 CLOSING = 2 * LONGEST_WAIT
+
+#: What a session has chosen for itself since it began, such as the schema of a tenant.
+_CHOSEN = (
+    "SELECT name, setting FROM pg_settings "
+    "WHERE name IN ('search_path', 'role') AND setting IS DISTINCT FROM reset_val"
+)
 
 #: Of the tokens that this worker has written to a row, so many of the first and of the last are
 #: known: a statement names them all.
@@ -61,6 +68,8 @@ class Heartbeat:
         self._alive_until: dict[Any, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        #: What the run's session has chosen, by name; the thread's session chooses the same.
+        self._chosen: Sequence[tuple[str, str]] = ()
         #: The column of the lease, and the model whose table it is in.
         self._field: Any = None
         self._owner: Any = None
@@ -73,6 +82,10 @@ class Heartbeat:
         """
         if not claimed:
             return
+        if self._thread is None and connections[question.using].vendor == "postgresql":
+            with connections[question.using].cursor() as cursor:
+                cursor.execute(_CHOSEN)
+                self._chosen = cursor.fetchall()
         with self._lock:
             self._question = question
             together = frozenset(claimed)
@@ -139,7 +152,26 @@ class Heartbeat:
                 # After a failed beat there is time for several more before the lease lapses.
                 pause = self._seconds / (3 if self._beat() else 12)
         finally:
+            self._choose_again()
             connections.close_all()
+
+    def _see_what_the_run_sees(self, connection: Any) -> None:
+        """Connect, if need be, and choose what the run's session has chosen."""
+        if connection.connection is None and self._chosen:
+            try:
+                with connection.cursor() as cursor:
+                    for each in self._chosen:
+                        cursor.execute("SELECT set_config(%s, %s, false)", each)
+            except BaseException:
+                connection.close()
+                raise
+
+    def _choose_again(self) -> None:
+        """Leave to a pool a session as it was."""
+        for connection in connections.all(initialized_only=True) if self._chosen else ():
+            with suppress(DatabaseError), connection.cursor() as cursor:
+                for name, _ in self._chosen:
+                    cursor.execute(f"RESET {name}")
 
     def _beat(self) -> bool:
         """Renew the leases; return whether all of them were renewed."""
@@ -171,6 +203,8 @@ class Heartbeat:
                 held = [pk for pk in held if not given_up & self._claims.get(pk, frozenset())]
         if question is None or not held:
             return None, []
+        # Race: double claim. Without its row in sight, this worker would renew no lease.
+        self._see_what_the_run_sees(connections[question.using])
         began = time.monotonic()
         now = clock.read(question.table, held)
         if now is None:

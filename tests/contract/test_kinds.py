@@ -36,6 +36,7 @@ from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
 from tests.contract.support.temporary import at_update, temporary
 from tests.models import Caravan, Errand, Vehicle
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -236,6 +237,25 @@ if IS_POSTGRESQL:
                 run(concurrency=3)
         assert calls == []
         assert Errand.objects.filter(done=False).count() == 3
+
+    def test_i18_leases_are_renewed_where_the_run_sees_its_rows(beats_soon: None) -> None:
+        """Another worker would take them over, while their handlers are at work."""
+        renewed: list[bool] = []
+
+        def handle(row: Errand) -> None:
+            mine = Errand.objects.filter(pk=row.pk)
+            first = mine.values_list("leased_until", flat=True).get()
+            until(mine.filter(leased_until__gt=first).exists, "a renewal")
+            renewed.append(True)
+
+        with temporary(
+            "CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand (LIKE "
+            "public.tests_errand INCLUDING ALL); SET search_path = tests_tenant, public",
+            "SET search_path = DEFAULT; DROP SCHEMA tests_tenant CASCADE",
+        ):
+            the.errands(2)
+            assert_run(the.at_least_once(handle)(), processed=2)
+        assert renewed == [True, True]
 
     def test_i18_threads_have_the_callers_time_zone() -> None:
         """A day begins and ends at other times elsewhere."""
