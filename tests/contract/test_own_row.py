@@ -39,6 +39,57 @@ def await_renewals(row: Any, number: int) -> None:
         until(lambda before=before: leased_until(row) > before)  # type: ignore[misc]  # a default
 
 
+def refresh_and_save_late(row: Errand) -> None:
+    await_renewals(row, 1)
+    row.refresh_from_db(fields=["leased_until", "result"])
+    await_renewals(row, 2)
+    row.save()
+
+
+def read_the_lease_and_save_late(row: Errand) -> None:
+    await_renewals(row, 1)
+    assert row.leased_until is not None
+    await_renewals(row, 2)
+    row.save()
+
+
+def save_another_instance_late(row: Errand) -> None:
+    await_renewals(row, 1)
+    mine = Errand.objects.get(pk=row.pk)
+    await_renewals(row, 2)
+    mine.save()
+
+
+def save_an_old_lease_and_go_on(row: Errand) -> None:
+    mine = Errand.objects.get(pk=row.pk)
+    await_renewals(row, 2)
+    mine.save()
+    await_renewals(row, 1)
+
+
+SAVES = [
+    refresh_and_save_late,
+    read_the_lease_and_save_late,
+    save_another_instance_late,
+    save_an_old_lease_and_go_on,
+]
+
+
+@pytest.mark.parametrize("save", SAVES, ids=lambda save: save.__name__)
+def test_a_lease_that_was_read_and_saved_back_is_still_recognised(save: Any) -> None:
+    rows = the.errands(2)
+    handled: list[Any] = []
+
+    def handle(row: Errand) -> None:
+        handled.append(row.pk)
+        save(row)
+
+    report = the.at_least_once(handle, lease=SHORT, retry=the.retry())()
+    assert_run(report, processed=2)
+    assert handled == [row.pk for row in rows]
+    assert [the.state(row)["leased_until"] for row in rows] == [False, False]
+
+
 Held = tuple[Errand, Question[Errand], Heartbeat]
 
 
