@@ -1,7 +1,8 @@
-"""The name of this worker, for a column that shows which worker has a row."""
+"""The names of this worker, for a column that shows who has a row, and of this user."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 from multiprocessing import current_process
@@ -27,3 +28,12 @@ def copy_number() -> int:
     """Return the number of the worker (copy) that this process is; 0 if it is none."""
     _, _, copy = current_process().name.rpartition(COPY)
     return int(copy) if copy.isdecimal() else 0
+
+
+def this_user() -> str:
+    """Return ``user@host`` of this process."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's user may have no name
+        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"
+    return f"{user}@{socket.gethostname()}"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 
-from dcl_processor.durations import span
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.management.headway import rounded
+from dcl_processor.values import span
 
 #: A time in seconds since 1970, and the pending rows then, perhaps as an ``Estimate``.
 Point = tuple[float, int]

@@ -210,6 +210,8 @@ def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
         return
     for values, pks in noted:
         refused: Exception | None = None
+        error: Exception | None = None
+        some = values
         for some in reduced(lane.processor, values):
             error = _is_written(lane, batch, [(some, pks)])
             refused = refused or error

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import DatabaseError, OperationalError, connections
+from django.db.models import F, Field
 
 from dcl_processor import clock, log_fields
 from dcl_processor import steady as time
@@ -23,7 +24,6 @@ from dcl_processor.locking.waiting import locked_parts, written_parts
 from dcl_processor.values import Values
 
 from .compare_and_set import Expected, write_all
-from .leases_and_saves import leave_alone, write_again
 
 logger = logging.getLogger("dcl_processor")
 
@@ -279,3 +279,37 @@ class Heartbeat:
                     del self._tokens[pk][KEPT:-KEPT]
                 else:
                     self._alive_until[pk] = 0.0
+
+
+#: Returns whether the row of an instance is held.
+Holds = Callable[[Any], bool]
+
+_lock = threading.Lock()
+_holders: dict[Field[Any, Any], list[Holds]] = {}
+
+
+def leave_alone(field: Field[Any, Any], holds: Holds) -> None:
+    """Let saves leave this column alone in the rows that are held, until ``write_again()``."""
+    with _lock:
+        # A new list, because another thread may be at a save.
+        _holders[field] = [*_holders.get(field, ()), holds]
+        # Where ``save()`` asks for what it writes to the column.
+        vars(field)["pre_save"] = lambda instance, add: _written(field, instance, add=add)
+
+
+def write_again(field: Field[Any, Any], holds: Holds) -> None:
+    """Undo ``leave_alone()``."""
+    with _lock:
+        others = [each for each in _holders.get(field, ()) if each != holds]
+        if others:
+            _holders[field] = others
+        else:
+            _holders.pop(field, None)
+            vars(field).pop("pre_save", None)
+
+
+def _written(field: Field[Any, Any], instance: Any, *, add: bool) -> Any:
+    for holds in _holders.get(field, ()):
+        if not add and holds(instance):
+            return F(field.attname)
+    return type(field).pre_save(field, instance, add)

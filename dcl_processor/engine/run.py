@@ -24,8 +24,7 @@ from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.execution.calls import beside
-from dcl_processor.execution.event_loop import EventLoop
-from dcl_processor.execution.green_threads import refuse_green_threads
+from dcl_processor.execution.event_loop import EventLoop, refuse_green_threads
 from dcl_processor.execution.handler import Failed, Lost
 from dcl_processor.execution.in_flight import Notes
 from dcl_processor.execution.resource import OpenFailure, Resource

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,7 @@ from django.db import connections
 
 from dcl_processor import observers
 from dcl_processor import steady as time
-from dcl_processor.exceptions import HandlerTimeout
+from dcl_processor.exceptions import HandlerTimeout, Unsupported
 from dcl_processor.execution.handler import (
     Failed,
     Lost,
@@ -41,7 +42,6 @@ from dcl_processor.signals import row_started
 
 from . import calls
 from .calls import Call
-from .green_threads import refuse_green_threads
 from .nesting import running
 from .shared_sessions import SharedSessions, without_work
 
@@ -440,3 +440,20 @@ async def _wait_for(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     own = [task for task in tasks if task is not None]
     if own:
         await asyncio.wait(own, timeout=CANCEL_WITHIN)
+
+
+def refuse_green_threads(label: str, what: str, fix: str) -> None:
+    """Raise if threads are greenlets, which share one thread.
+
+    ``what``: needs real threads; ``fix``: does without. The libraries are looked up by name, since
+    only a process that imported one can be patched.
+    """
+    for module, asked, name in (
+        ("gevent.monkey", "is_module_patched", "threading"),
+        ("eventlet.patcher", "is_monkey_patched", "thread"),
+    ):
+        if module in sys.modules and getattr(sys.modules[module], asked)(name):
+            raise Unsupported(
+                f"{label}: expected real threads for {what}, got threads patched by "
+                f"{module.partition('.')[0]}; {fix}, or run it in a process that is not patched."
+            )

@@ -12,11 +12,10 @@ from dcl_processor.candidates.groups import head, in_flight
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
-from dcl_processor.durations import span
 from dcl_processor.masking import masked, shown
 from dcl_processor.operator_states import claimed
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.values import constants_of
+from dcl_processor.values import constants_of, span
 
 from . import rows
 from .answer import Answer, Asker, How, Moment, as_utc, document_of

@@ -17,10 +17,10 @@ from django.utils.timezone import get_default_timezone, is_naive, make_aware, ma
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import InvalidOption
-from dcl_processor.person import this_user
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import TEN_YEARS, expect_seconds, expect_type
 from dcl_processor.watch import notify
+from dcl_processor.worker import this_user
 
 from .breaking import CLOSED
 from .models import NAME, PERSON, TEXT, Control

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from dcl_processor import steady as time
-from dcl_processor.durations import about
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.backlog_size import Size
+from dcl_processor.values import about
 
 #: Seconds: the rate is that of the last so many. Of rows that take longer, at least so many count.
 WINDOW, KEPT = 60.0, 10

@@ -8,8 +8,8 @@ from typing import Any
 
 from dcl_processor import log_fields, oversight
 from dcl_processor.masking import shown
-from dcl_processor.person import this_user
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.worker import this_user
 
 from . import wording
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.durations import span
 from dcl_processor.errors import printable
+from dcl_processor.values import span
 
 if TYPE_CHECKING:
     from dcl_processor.insights.answer import Answer, Moment

@@ -12,7 +12,7 @@ from django.db.models import Model, QuerySet
 
 from dcl_processor.database.contention import is_contention, is_database_error
 
-from .refusals import refuse_where_nothing_is_tested
+from .questions import refuse_where_nothing_is_tested
 
 
 @contextmanager

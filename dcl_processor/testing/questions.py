@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
+from django.db import connections
 from django.db.models import Model
 
 from dcl_processor.candidates.question import Question, ask, these
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor.exceptions import InvalidOption, Unsupported
+from dcl_processor.locking.isolation import from_test_case
 from dcl_processor.processor import BatchProcessor
 
 M = TypeVar("M", bound=Model)
@@ -40,3 +42,20 @@ def check_rows(
             raise InvalidOption(
                 f"{processor.name}: expected rows of {question.model._meta.label}, got {row!r}."
             )
+
+
+def refuse_where_nothing_is_tested(using: str, what: str) -> None:
+    """Raise ``Unsupported`` unless other sessions see the rows, and can lock them one by one."""
+    connection = connections[using]
+    if not connection.features.has_select_for_update:
+        raise Unsupported(
+            f"{what}: expected a database that locks single rows, such as PostgreSQL or MariaDB, "
+            f"got {connection.display_name}, which has one lock for all rows, so the test would "
+            "test nothing; run it on the database system of production."
+        )
+    if any(from_test_case(block) for block in connection.atomic_blocks):
+        raise Unsupported(
+            f"{what}: expected rows that are committed, got a test inside TestCase, whose rows no "
+            "other session sees, so it would test nothing; use TransactionTestCase, or "
+            "pytest-django's django_db(transaction=True)."
+        )

@@ -19,9 +19,8 @@ from dcl_processor.values import expect_whole_number
 
 from .copies import Copy
 from .handlers import raise_asserted
-from .questions import question_of
+from .questions import question_of, refuse_where_nothing_is_tested
 from .referee import Referee
-from .refusals import refuse_where_nothing_is_tested
 from .trace import Trace
 from .turns import Kind, Standing, Turns
 

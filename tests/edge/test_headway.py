@@ -18,12 +18,12 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.durations import about
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.backlog_size import Size, size
 from dcl_processor.management import following
 from dcl_processor.management.following import corrected, lines
 from dcl_processor.management.headway import Headway
+from dcl_processor.values import about
 from tests.edge.manage import shown_on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Depot
