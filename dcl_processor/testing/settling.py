@@ -46,7 +46,7 @@ def assert_settles(
     def run() -> Report:
         twin = watched(processor, lambda _: asserting())
         if resource is not None:
-            vars(twin)["resource"] = lambda: nullcontext(resource)
+            vars(twin).update(resource=lambda: nullcontext(resource))
         with nullcontext() if outcome == "processed" else _in_one_line():
             return twin.run(filter=Q(pk=row.pk), using=using, wait_for_locked=0)
 
