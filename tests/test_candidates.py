@@ -204,7 +204,9 @@ def test_i6_a_scan_among_others_ends_though_rows_come_back() -> None:
 def test_a_short_run_counts_nothing() -> None:
     """Though the keys of vouchers say nothing of when a row came."""
     Voucher.objects.bulk_create([Voucher(code=f"{n}") for n in range(5)])
-    vouchers = batch_processor(pending=Voucher.objects.filter(sent=False), done={"sent": True})
+    vouchers = batch_processor(
+        pending=Voucher.objects.filter(sent=False), done={"sent": True}, max_pending=None
+    )
     with CaptureQueriesContext(connection) as queries:
         report = vouchers(lambda row: None)()
     assert_run(report, processed=5)

@@ -230,7 +230,9 @@ class Supervisor:
         if may_go_on and self._was_killed_for_a_new_row(place):
             wait = 0.0
         place.is_over = wait is None
-        self.tell(place.number, None, Died(trouble, wait, place.lateness.call))
+        # That it was killed for its row is in the sentence already.
+        call = place.lateness.call if place.lateness.killed_at is None else None
+        self.tell(place.number, None, Died(trouble, wait, call))
 
     def _was_killed_for_a_new_row(self, place: _Place) -> bool:
         call = place.lateness.call

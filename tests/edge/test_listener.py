@@ -166,4 +166,4 @@ def test_a_processor_that_cannot_be_asked_keeps_nobody_from_listening() -> None:
     with watching(*names, *LISTENING[1:], DJANGO_SETTINGS_MODULE=settings) as watcher:
         watcher.says("faulty.slice_off: expected pending to be a queryset", err=True)
         watcher.says("warehouse.deliver: 1 processed in ")
-        assert watcher.end() == (0, "", "")
+        assert watcher.end()[:2] == (1, "")

@@ -154,7 +154,7 @@ def test_what_can_never_run_is_not_waited_for(copies: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     sentence, end = besides_lifecycle(done.stderr).splitlines()
     assert sentence.startswith(f"{name}: expected pending to be a queryset")
-    assert end == f"CommandError: no processor is left to watch: {name} cannot run."
+    assert end == f"CommandError: {name} did not run to the end."
 
 
 def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(
