@@ -166,10 +166,13 @@ class Report:
         return self.as_dict()
 
     def __str__(self) -> str:
-        """Return the report in one line, without counts that are 0."""
-        counts = [f"{n} {name}" for name in COUNTS if (n := getattr(self, name))]
+        """Return the report in one line, without counts that are 0, and without ``stale``."""
+        counts = [
+            f"{n} {name}" for name in COUNTS if name != "stale" and (n := getattr(self, name))
+        ]
+        nothing = "all rows done by other workers" if self.stale else "nothing pending"
         did = f"{', '.join(counts)}{self._keys}" or (
-            "nothing pending" if self.stopped == "drained" else "no row tried"
+            nothing if self.stopped == "drained" else "no row tried"
         )
         return f"{self.name}: {did} in {self.duration:.2f} s{self._end}"
 

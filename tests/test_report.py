@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import uuid
+from io import StringIO
+from typing import Any
 
 import pytest
+from django.core.management.base import OutputWrapper
 
 from dcl_processor import Report
 from dcl_processor.exceptions import RowsFailed
+from dcl_processor.management.output import Output
 from dcl_processor.report import Failure
 
 FAILURE = Failure(uuid.UUID(int=7), ValueError("no address"), "Traceback …")
@@ -87,3 +91,29 @@ def test_it_goes_through_json() -> None:
         ],
     }
     assert report.__json__() == report.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("counts", "verbosity", "shown"),
+    [
+        ({"processed": 3, "stale": 11_230}, 1, "p: 3 processed in 0.00 s"),
+        ({"stale": 2}, 1, "p: all rows done by other workers in 0.00 s"),
+        ({"stale": 2}, 2, "p: all rows done by other workers in 0.00 s; 2 already done by another"),
+        ({}, 2, "p: nothing pending in 0.00 s"),
+    ],
+)
+def test_rows_that_others_have_done_do_not_look_like_damage(
+    counts: Any, verbosity: int, shown: str
+) -> None:
+    stream = StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    output = Output(
+        *(OutputWrapper(stream), OutputWrapper(StringIO())),
+        as_json=False,
+        verbosity=verbosity,
+        tracebacks=False,
+        color=False,
+    )
+    output.report(Report(name="p", **counts))
+    assert stream.getvalue().startswith(shown)
+    assert ("already done" in stream.getvalue()) is (verbosity == 2 and "stale" in counts)

@@ -137,7 +137,9 @@ class Output:
         if self._json:
             self._document(_document(report, copies))
         elif self._verbosity > 0 and (self._terminal or report.did_something):
-            self._write(self._stdout, f"{report}{_shares(copies)}")
+            others = f"; {report.stale} already done by another worker" if report.stale else ""
+            others = others if self._verbosity > 1 else ""
+            self._write(self._stdout, f"{report}{others}{_shares(copies)}")
 
     def dry_run(self, found: DryRun) -> None:
         """Write what a run would do."""
