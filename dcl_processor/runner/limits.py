@@ -109,7 +109,7 @@ def refuse_backlog(label: str, question: Question[Any], most: int, *, seen: int 
     """Raise ``TooManyPending`` if more than ``most`` rows wait; ``seen``: in the first window."""
     enough = max(most, min(10 * most, MOST_COUNTED))
     # A window of an own-table question has each row once, so that one which is not full has all.
-    has_all = question.own_table and seen is not None and seen < scan.WINDOW
+    has_all = seen == 0 or (question.own_table and seen is not None and seen < scan.WINDOW)
     number = seen if seen is not None and has_all else scan.count(question, enough)
     if number > most:
         got = number if number <= enough else f"more than {enough}"

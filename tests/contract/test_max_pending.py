@@ -75,6 +75,19 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     assert_run(waiting(), processed=2)
 
 
+@pytest.mark.parametrize("strict_order", [False, True], ids=["by key", "in order"])
+@pytest.mark.parametrize(
+    "pending", [UNSENT, UNSENT.filter(depot__open=True)], ids=["own", "joined"]
+)
+    "pending", [UNSENT, UNSENT.filter(depot__open=True)], ids=["own", "joined"]
+)
+def test_with_nothing_pending_a_run_is_one_select(pending: Any, *, strict_order: bool) -> None:
+    run = processor(the.ignore, pending=pending, strict_order=strict_order)
+    with CaptureQueriesContext(connection) as queries:
+        assert_run(run())
+    assert len(queries) == 1
+
+
 @pytest.mark.parametrize("option", [{}, {"strict_order": True}], ids=["by key", "in order"])
 def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option: Any) -> None:
     parcels(scan.WINDOW + 3)
