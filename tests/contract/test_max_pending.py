@@ -79,8 +79,6 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
 @pytest.mark.parametrize(
     "pending", [UNSENT, UNSENT.filter(depot__open=True)], ids=["own", "joined"]
 )
-    "pending", [UNSENT, UNSENT.filter(depot__open=True)], ids=["own", "joined"]
-)
 def test_with_nothing_pending_a_run_is_one_select(pending: Any, *, strict_order: bool) -> None:
     run = processor(the.ignore, pending=pending, strict_order=strict_order)
     with CaptureQueriesContext(connection) as queries:
