@@ -83,7 +83,8 @@ class Heartbeat:
         if not claimed:
             return
         if self._thread is None and connections[question.using].vendor == "postgresql":
-            with connections[question.using].cursor() as cursor:
+            # A session that was ended meanwhile has chosen nothing; the settlement finds that out.
+            with suppress(DatabaseError), connections[question.using].cursor() as cursor:
                 cursor.execute(_CHOSEN)
                 self._chosen = cursor.fetchall()
         with self._lock:
