@@ -82,9 +82,10 @@ class Heartbeat:
         """
         if not claimed:
             return
-        if self._thread is None and connections[question.using].vendor == "postgresql":
+        own = connections[question.using]
+        if self._thread is None and own.vendor == "postgresql" and not own.in_atomic_block:
             # A session that was ended meanwhile has chosen nothing; the settlement finds that out.
-            with suppress(DatabaseError), connections[question.using].cursor() as cursor:
+            with suppress(DatabaseError), own.cursor() as cursor:
                 cursor.execute(_CHOSEN)
                 self._chosen = cursor.fetchall()
         with self._lock:

@@ -15,10 +15,11 @@ from django.db import connection, models
 from django.test import override_settings
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor, Delivery, batch_processor
+from dcl_processor import BatchProcessor, Delivery, batch_processor, registry
 from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
 from dcl_processor.exceptions import InvalidDone, TooManyPending
+from dcl_processor.operator_actions import doubts
 from dcl_processor.registry import Found
 from tests.edge.manage import Install, Manage
 from tests.models import Depot, Errand, Parcel
@@ -132,11 +133,7 @@ def test_what_no_command_would_find_is_a_warning(install: Install) -> None:
 """,
     )
     assert [(each.id, each.obj, each.hint) for each in checks_of("post")] == [
-        (
-            "dcl_processor.W010",
-            "post.processors.Forgotten",
-            "Write forgotten = Forgotten().",
-        ),
+        ("dcl_processor.W010", "post.processors.Forgotten", "Write forgotten = Forgotten()."),
         (
             "dcl_processor.W010",
             "post.processors.stamp",
@@ -219,7 +216,7 @@ CHARGE = """
 
 @override_settings(INSTALLED_APPS=[each for each in settings.INSTALLED_APPS if each != WAREHOUSE])
 def test_a_run_says_how_many_rows_are_in_doubt(
-    install: Install, caplog: pytest.LogCaptureFixture
+    install: Install, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker was killed in mid-charge: no run would mention the row any more."""
     install("bank", CHARGE)
@@ -232,6 +229,10 @@ def test_a_run_says_how_many_rows_are_in_doubt(
     assert err.startswith("bank.charge: 1 row is in doubt: claimed over 60 s ago and never settled")
     assert run("bank.charge", "--fail-in-doubt")[2] == "1 row is in doubt."
     assert run("bank.charge", "--watch", "--max-runtime", "0.1")[1].count("1 row is in doubt") == 1
+    charge = registry.processors()["bank.charge"]
+    with monkeypatch.context() as broken:
+        broken.setattr(charge, "pending", lambda: 1 / 0)
+        assert doubts(charge) == (0, "")  # a run reports what it raises
     caplog.clear()
     task("bank.charge")
     assert ["1 row is in doubt" in line for line in caplog.messages] == [True]
