@@ -8,7 +8,7 @@ python := .venv/bin/python
 
 .PHONY: demo test long quick fuzz lint docs explore mutants bench chaos keys clean
 
-demo: .venv/sample.stamp ## the shop's main job, by four copies at once [ORDERS=file.csv]
+demo: .venv/sample.stamp ## the shop's main job, by four workers at once [ORDERS=file.csv]
 	@$(python) sample_app/manage.py demo $(if $(ORDERS),--orders "$(ORDERS)")
 
 test: .venv/dev.stamp ## the gate: every promise, on each database and Django [SHARE= PATIENCE=]
@@ -27,7 +27,7 @@ fuzz: .venv/dev.stamp ## generated questions and flips, other ones each time [FU
 lint docs: .venv/dev.stamp ## one stage of the tests
 	@$(python) -m tests.suite $@
 
-explore: .venv/dev.stamp ## every schedule of two copies, and random ones of three [SECONDS= EXPLORE=]
+explore: .venv/dev.stamp ## every schedule of two workers, and random ones of three [SECONDS= EXPLORE=]
 	@$(if $(SECONDS),SECONDS=$(SECONDS)) $(if $(EXPLORE),EXPLORE=$(EXPLORE)) \
 		$(python) -m pytest -q tests/explorer/everything.py
 
@@ -35,18 +35,18 @@ mutants: .venv/dev.stamp ## every fault of the list, each of which a test has to
 	@$(python) -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(SAMPLE),--sample $(SAMPLE)) \
 		$(if $(MUTANTS_SEED),--seed "$(MUTANTS_SEED)")
 
-bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= COPIES= FSYNC= JSON= DOCS=]
+bench: .venv-bench/bench.stamp ## speeds side by side [ROWS= ROUNDS= ONLY= WORKERS= FSYNC= JSON= DOCS=]
 	@.venv-bench/bin/python -m tests.benchmarks $(if $(ROWS),--rows $(ROWS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only $(ONLY)) \
-		$(if $(COPIES),--copies $(COPIES)) $(if $(FSYNC),--fsync $(FSYNC)) \
+		$(if $(WORKERS),--workers $(WORKERS)) $(if $(FSYNC),--fsync $(FSYNC)) \
 		$(if $(JSON),--json "$(JSON)") $(if $(DOCS),--docs "$(DOCS)")
 
 chaos: .venv/dev.stamp ## workers and a monkey, at most ten minutes [SEED= ROWS= MODEL= ONLY= JSON=]
 	@$(python) -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(ROWS),--rows $(ROWS)) \
 		$(if $(MODEL),--model $(MODEL)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)")
 
-keys: .venv/dev.stamp ## rows of groups, by eight workers and a log that is audited [ROWS= COPIES= JSON=]
-	@$(python) -m tests.keys $(if $(ROWS),--rows $(ROWS)) $(if $(COPIES),--copies $(COPIES)) \
+keys: .venv/dev.stamp ## rows of groups, by eight workers and a log that is audited [ROWS= WORKERS= JSON=]
+	@$(python) -m tests.keys $(if $(ROWS),--rows $(ROWS)) $(if $(WORKERS),--workers $(WORKERS)) \
 		$(if $(JSON),--json "$(JSON)")
 
 clean: ## back to a fresh checkout, without the embedded PostgreSQL's data

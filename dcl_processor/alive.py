@@ -69,7 +69,7 @@ def _workers(file: Path) -> str:
 
 
 def _worker(worker: dict[str, Any]) -> str:
-    who = f"copy {worker['copy']} (process {worker['pid']}) {worker['state']}"
+    who = f"worker {worker['worker']} (process {worker['pid']}) {worker['state']}"
     if "rows" not in worker:
         return who
     more = worker["row_count"] - len(worker["rows"])

@@ -51,7 +51,7 @@ class Trouble:
         return cls(f"expected the resource to open, got {describe(error)}.")
 
 
-class ErrorInCopy(ProcessorError):
+class ErrorInWorker(ProcessorError):
     """Stands for an error in another process, whose own class may not be picklable."""
 
     def __init__(self, text: str, representation: str) -> None:
@@ -87,7 +87,7 @@ def in_doubt(processor: BatchProcessor[Any]) -> str:
 
 def describe(error: BaseException) -> str:
     """Return the error's kind and text in one line, wherever it was raised."""
-    if isinstance(error, ErrorInCopy):
+    if isinstance(error, ErrorInWorker):
         return one_line(error)
     kind, text = type(error).__name__, one_line(error)
     return f"{kind}: {text}" if text else kind

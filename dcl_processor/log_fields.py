@@ -1,6 +1,6 @@
 """The fields of log records, and what they say of the run at hand.
 
-``processor``, ``pk``, ``outcome``, ``attempt``, ``duration`` (seconds), ``copy``, ``using``,
+``processor``, ``pk``, ``outcome``, ``attempt``, ``duration`` (seconds), ``worker``, ``using``,
 ``error_type``, ``run_id`` and ``row_count``: plain values, and only those that are known.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import escaped, printable
 from .masking import described
-from .worker import copy_number
+from .worker import worker_number
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -53,7 +53,7 @@ def fields(processor: str, *, pk: Any = None, **known: Any) -> dict[str, Any]:
 
     ``known``: further fields; those that are ``None`` are left out.
     """
-    found: dict[str, Any] = {"processor": processor, "copy": copy_number()}
+    found: dict[str, Any] = {"processor": processor, "worker": worker_number()}
     run = running.get()
     if run is not None and run.name == processor:
         found.update(using=run.using, run_id=run.id)

@@ -100,18 +100,18 @@ class Overseer(Protocol):
 class Command(Protocol):
     """Records one command, in the process that was started for it."""
 
-    def begin_copy(self, copy: int) -> Mapping[str, int | None]:
+    def begin_worker(self, worker: int) -> Mapping[str, int | None]:
         """Take note that a worker is started; return the orders to stop that it is to ignore.
 
         For each processor, how many there were when the command began; ``None``: it is not known.
         """
         raise NotImplementedError
 
-    def progress(self, copy: int, name: str, progress: Progress) -> None:
+    def progress(self, worker: int, name: str, progress: Progress) -> None:
         """Take note of what a worker of the command has done."""
         raise NotImplementedError
 
-    def copy_died(self, copy: int, why: str) -> None:
+    def worker_died(self, worker: int, why: str) -> None:
         """Take note that a worker has died; ``why``: a sentence for people."""
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class Oversight(Protocol):
         """End the record of a command."""
         raise NotImplementedError
 
-    def copy(
+    def worker(
         self,
         names: Collection[str],
         send: Callable[[str, Progress], None],
@@ -150,7 +150,7 @@ class Oversight(Protocol):
     ) -> Command:
         """Begin to send what this process does, which is a worker of a command, to its parent.
 
-        ``stops``: the orders to stop that are older than the command, as by ``begin_copy()``.
+        ``stops``: the orders to stop that are older than the command, as by ``begin_worker()``.
         """
         raise NotImplementedError
 
@@ -207,17 +207,17 @@ def command(kind: str, names: Collection[str]) -> Iterator[Command | None]:
 
 
 @contextmanager
-def copy(
+def worker(
     names: Collection[str],
     send: Callable[[str, Progress], None],
     stops: Mapping[str, int | None],
 ) -> Iterator[Command | None]:
-    """Send what the worker of the block does to its parent; ``stops``: by ``begin_copy()``."""
+    """Send what the worker of the block does to its parent; ``stops``: by ``begin_worker()``."""
     found = installed()
     if found is None:
         yield None
         return
-    record = found.copy(names, send, stops)
+    record = found.worker(names, send, stops)
     try:
         yield record
     finally:

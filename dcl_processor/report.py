@@ -90,7 +90,7 @@ class Report:
     which is no problem. ``duration`` is in seconds. ``stopped``: what ended the run.
     ``failures``: the first 100.
 
-    ``retried``: the failed rows that are to be tried again, by a ``retry``.
+    ``to_retry``: the failed rows that are to be tried again, by a ``retry``.
 
     ``redone``: rows whose handler was called once more in this run, because the work for their
     batch was rolled back, or their call of ``process_batch()`` raised.
@@ -113,7 +113,7 @@ class Report:
     skipped: int = 0
     stale: int = 0
     lease_lost: int = 0
-    retried: int = 0
+    to_retry: int = 0
     redone: int = 0
     held: int = 0
     passes: int = 0
@@ -148,7 +148,7 @@ class Report:
         return {
             "name": self.name,
             **counts,
-            "retried": self.retried,
+            "to_retry": self.to_retry,
             "redone": self.redone,
             "passes": self.passes,
             "duration": round(self.duration, 6),

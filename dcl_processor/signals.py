@@ -1,7 +1,7 @@
 """The signals that a run sends, for a progress bar, or code of the project.
 
 Each is sent in the process, and in the thread, where it happens. The process that has started
-several workers (copies) gets their counts, as ``copies_counted``.
+several workers gets their counts, as ``workers_counted``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ row_finished = Signal()
 #: ``processor``; ``report``.
 run_finished = Signal()
 
-#: Sent in the process that has started several workers (copies), about once a second while a worker
+#: Sent in the process that has started several workers, about once a second while a worker
 #: handles rows, and at its end. ``sender``: the processor's class; ``processor``; ``counts``: the
 #: rows that one worker has finished since, by outcome.
-copies_counted = Signal()
+workers_counted = Signal()
 
 #: Takes the outcome of one row.
 OnRow = Callable[[str], None]

@@ -11,23 +11,23 @@ from multiprocessing import current_process
 HOST = 64
 
 #: What the supervisor's processes are called, followed by the worker's number.
-COPY = "copy "
+WORKER = "worker "
 
 
 def worker_name() -> str:
-    """Return ``host:pid:copy``, such as ``"web1:4711:2"``, of at most 80 characters.
+    """Return ``host:pid:worker``, such as ``"web1:4711:2"``, of at most 80 characters.
 
-    ``copy`` is the number of the worker that ``processors run --copies`` started, and 0 in any
+    ``worker`` is the number of the worker that ``processors run --workers`` started, and 0 in any
     other process. Use the function as a value of ``claim``: it is called at each claim, so that a
     process that was forked has its own name.
     """
-    return f"{socket.gethostname()[:HOST]}:{os.getpid()}:{copy_number()}"
+    return f"{socket.gethostname()[:HOST]}:{os.getpid()}:{worker_number()}"
 
 
-def copy_number() -> int:
-    """Return the number of the worker (copy) that this process is; 0 if it is none."""
-    _, _, copy = current_process().name.rpartition(COPY)
-    return int(copy) if copy.isdecimal() else 0
+def worker_number() -> int:
+    """Return the number of the worker that this process is; 0 if it is none."""
+    _, _, worker = current_process().name.rpartition(WORKER)
+    return int(worker) if worker.isdecimal() else 0
 
 
 def this_user() -> str:

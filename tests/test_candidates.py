@@ -113,7 +113,7 @@ def test_i6_keys_that_arrive_ahead_of_the_scan_do_not_make_it_endless(strict_ord
 
 @in_both_orders
 def test_i6_rows_that_put_each_other_back_do_not_make_it_endless(strict_order: bool) -> None:
-    """Among other copies too, where a window is read again and again."""
+    """Among other workers too, where a window is read again and again."""
     rows = parcels(5)
     calls: list[int] = []
 

@@ -76,7 +76,7 @@ def test_the_parameters_of_the_task_are_those_of_a_run() -> None:
 @pytest.mark.parametrize("limit", [None, 7, 2, 1, 0])
 def test_copies_share_what_there_is(limit: int | None) -> None:
     Parcel.objects.bulk_create(Parcel() for _ in range(10))
-    run.delay("tests.send_parcels", copies=3, limit=limit).get()
+    run.delay("tests.send_parcels", workers=3, limit=limit).get()
     assert Parcel.objects.filter(sent=True).count() == (10 if limit is None else limit)
 
 
@@ -86,7 +86,7 @@ def test_no_more_tasks_are_sent_than_max_workers(monkeypatch: pytest.MonkeyPatch
     """The share of a limit that such a task had would be lost."""
     monkeypatch.setattr(send_parcels, "max_workers", 1)
     Parcel.objects.bulk_create(Parcel() for _ in range(10))
-    report = run.delay("tests.send_parcels", copies=3, limit=7).get()
+    report = run.delay("tests.send_parcels", workers=3, limit=7).get()
     assert (report["processed"], report["stopped"]) == (7, "limit")
 
 
@@ -107,20 +107,20 @@ def test_what_a_user_did_wrong_is_one_sentence(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"copies": 0}, "copies to be a whole number of tasks from 1 to 256, got 0"),
-        ({"copies": "2"}, "copies to be a whole number of tasks from 1 to 256, got '2'"),
+        ({"workers": 0}, "workers to be a whole number of tasks from 1 to 256, got 0"),
+        ({"workers": "2"}, "workers to be a whole number of tasks from 1 to 256, got '2'"),
         ({"timeout": "1m"}, "timeout to be a number of seconds from 0"),
-        ({"copies": 2, "limit": "all"}, "limit to be a whole number of rows from 0"),
-        ({"copies": 2, "limit": 1.5}, "limit to be a whole number of rows from 0"),
-        ({"copies": 2, "timeout": "1m"}, "timeout to be a number of seconds from 0"),
-        ({"copies": 2, "wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
-        ({"copies": 2, "concurrency": 0}, "concurrency to be a whole number of handlers from 1"),
+        ({"workers": 2, "limit": "all"}, "limit to be a whole number of rows from 0"),
+        ({"workers": 2, "limit": 1.5}, "limit to be a whole number of rows from 0"),
+        ({"workers": 2, "timeout": "1m"}, "timeout to be a number of seconds from 0"),
+        ({"workers": 2, "wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),
+        ({"workers": 2, "concurrency": 0}, "concurrency to be a whole number of handlers from 1"),
     ],
 )
 def test_parameters_that_cannot_work_are_refused(
     caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], words: str
 ) -> None:
-    """Once: by the first copy, before it sends others that would be refused as well."""
+    """Once: by the first worker, before it sends others that would be refused as well."""
     Parcel.objects.bulk_create([Parcel(), Parcel()])
     with pytest.raises(InvalidOption, match=words):
         run.delay("tests.send_parcels", **wrong).get()
@@ -150,23 +150,23 @@ def test_an_error_of_the_definition_fails_the_task(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it() -> None:
-    assert every(60, "shop.send", copies=4, queue="mail") == {
+    assert every(60, "shop.send", workers=4, queue="mail") == {
         "task": "dcl_processor.run",
         "schedule": 60,
         "args": ("shop.send",),
-        "kwargs": {"copies": 4, "timeout": 54.0},
+        "kwargs": {"workers": 4, "timeout": 54.0},
         "options": {"expires": 60.0, "queue": "mail"},
     }
     assert every(timedelta(minutes=1), "shop.send", timeout=30)["kwargs"]["timeout"] == 30.0
     nightly = every(crontab(hour=2, minute=0), "shop.send", timeout=timedelta(hours=1), limit=5)
-    assert nightly["kwargs"] == {"copies": 1, "timeout": 3600.0, "limit": 5}
+    assert nightly["kwargs"] == {"workers": 1, "timeout": 3600.0, "limit": 5}
     assert nightly["options"] == {"expires": 3600.0}
     waits: dict[str, Any] = {
         "wait_for_locked": timedelta(seconds=5),
     }
     patient = every(60, "shop.send", limit=9, **waits)
     in_seconds = {"wait_for_locked": 5.0}
-    assert patient["kwargs"] == {"copies": 1, "timeout": 54.0, "limit": 9, **in_seconds}
+    assert patient["kwargs"] == {"workers": 1, "timeout": 54.0, "limit": 9, **in_seconds}
     json.dumps([nightly["kwargs"], patient["kwargs"]])
 
 
@@ -176,7 +176,7 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
         ({"schedule": 0}, "schedule to be a number of seconds above 0, or a timedelta, got 0"),
         ({"schedule": crontab()}, "timeout=… with a schedule that is not a number of seconds"),
         ({"timeout": "60"}, "timeout to be a number of seconds above 0, or a timedelta, got '60'"),
-        ({"copies": 1.5}, "copies to be a whole number of tasks from 1 to 256, got 1.5"),
+        ({"workers": 1.5}, "workers to be a whole number of tasks from 1 to 256, got 1.5"),
         ({"rows": 5}, "only the parameters limit, .*, got rows"),
         ({"limit": "all"}, "limit to be a whole number of rows from 0, got 'all'"),
         ({"wait_for_locked": -1}, "wait_for_locked to be a number of seconds from 0"),

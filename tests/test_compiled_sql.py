@@ -217,7 +217,7 @@ def test_rows_that_fail_are_noted_by_one_statement(monkeypatch: pytest.MonkeyPat
     def fail(row: Errand) -> None:
         raise ValueError(row.place)
 
-    assert_run(fail(), failed=20, retried=20)
+    assert_run(fail(), failed=20, to_retry=20)
     # The other is the flip's, which is rehearsed.
     assert len([each for each in compiled if "done" not in each._assignments.columns]) == 1
     times = {each.next_attempt_at for each in Errand.objects.all()}

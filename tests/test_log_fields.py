@@ -20,7 +20,7 @@ from tests.models import Errand
 pytestmark = pytest.mark.django_db(transaction=True)
 
 FIELDS = {
-    *("processor", "pk", "outcome", "attempt", "duration", "copy", "using", "error_type"),
+    *("processor", "pk", "outcome", "attempt", "duration", "worker", "using", "error_type"),
     *("run_id", "row_count"),
 }
 
@@ -66,7 +66,7 @@ def test_a_failed_row_has_all_fields() -> None:
         "pk": str(row.pk),
         "outcome": "failed",
         "attempt": 1,
-        "copy": 0,
+        "worker": 0,
         "using": "default",
         "error_type": "ValueError",
     }

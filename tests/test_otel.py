@@ -94,7 +94,7 @@ def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
             "messaging.operation.type": "process",
             "messaging.destination.name": "shop.row",
             "messaging.message.id": str(row.pk),
-            "dcl_processor.copy": 0,
+            "dcl_processor.worker": 0,
             "dcl_processor.delivery": "transactional",
             "dcl_processor.run.id": run_id,
             "dcl_processor.outcome": "processed",

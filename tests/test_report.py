@@ -72,7 +72,7 @@ def test_it_goes_through_json() -> None:
         "lease_lost": 0,
         "held": 0,
         "held_keys": [],
-        "retried": 0,
+        "to_retry": 0,
         "redone": 0,
         "passes": 0,
         "duration": 0.5,

@@ -59,7 +59,7 @@ def run(
     self: Any,
     name: str,
     *,
-    copies: int = 1,
+    workers: int = 1,
     timeout: float | None = None,
     limit: int | None = None,
     using: str | None = None,
@@ -69,7 +69,7 @@ def run(
 ) -> dict[str, Any]:
     """Run the processor of this name, and return its report as plain values.
 
-    ``copies``: the number of tasks that share the rows; the first task sends the others if there
+    ``workers``: the number of tasks that share the rows; the first task sends the others if there
     are rows for them, and each task has its own report. ``timeout``: seconds after which no row
     starts, for each task from its start. ``raise_for_failures``: failed rows make the task fail,
     with ``RowsFailed``. ``limit`` is for all tasks together. The other parameters are those of
@@ -97,8 +97,8 @@ def run(
         (processor,) = registry.get([name])
         # An error in these is raised here, and not again by each of the other tasks.
         _check(timeout=timeout, **{name: own[name] for name in CHECKED})
-        _check_copies(copies)
-        needed = _needed(processor, copies, limit, using)
+        _check_workers(workers)
+        needed = _needed(processor, workers, limit, using)
         if needed > 1:
             share = None if limit is None else limit // needed
             others = {**own, "limit": share, "raise_for_failures": raise_for_failures}
@@ -122,7 +122,7 @@ def every(
     schedule: Any,
     name: str,
     *,
-    copies: int = 1,
+    workers: int = 1,
     timeout: float | timedelta | None = None,
     queue: str | None = None,
     **parameters: Any,
@@ -157,8 +157,8 @@ def every(
         if isinstance(value, timedelta):  # a message cannot carry one
             parameters[option] = seconds(value)
     _check(**{name: value for name, value in parameters.items() if name in CHECKED})
-    _check_copies(copies)
-    kwargs = {"copies": copies, "timeout": timeout, **parameters}
+    _check_workers(workers)
+    kwargs = {"workers": workers, "timeout": timeout, **parameters}
     options = {"expires": interval or timeout, **({"queue": queue} if queue else {})}
     return {
         "task": run.name,
@@ -236,11 +236,12 @@ def _check(
     limits.Limits(limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=None)
 
 
-def _needed(processor: Any, copies: int, limit: int | None, using: str | None) -> int:
+def _needed(processor: Any, workers: int, limit: int | None, using: str | None) -> int:
     """Return how many tasks have a row to handle, and a slot; others would have no work."""
     for most in (limit, processor.max_workers):
-        copies = copies if most is None else min(copies, most)
-    return min(copies, backlog.count(processor, using=using, most=copies - 1)) if copies > 1 else 1
+        workers = workers if most is None else min(workers, most)
+    others = workers - 1
+    return min(workers, backlog.count(processor, using=using, most=others)) if others else 1
 
 
 def _send_others(task: Any, number: int, name: str, kwargs: dict[str, Any]) -> None:
@@ -259,8 +260,8 @@ def _interval(schedule: Any) -> float | None:
     return expect_seconds("expected schedule", schedule, above_zero=True) if is_interval else None
 
 
-def _check_copies(copies: Any) -> None:
-    expect_whole_number("expected copies", copies, of="tasks", least=1, most=MOST_TASKS)
+def _check_workers(workers: Any) -> None:
+    expect_whole_number("expected workers", workers, of="tasks", least=1, most=MOST_TASKS)
 
 
 def _refuse_unless_allowed(name: str, using: str | None) -> None:

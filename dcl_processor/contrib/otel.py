@@ -1,7 +1,7 @@
 """Traces and metrics for OpenTelemetry; the extra ``otel`` has its API, the project the SDK.
 
 Spans are made where the handler runs, so that the spans of its SQL and HTTP calls are their
-children. Each worker (copy) is a process of its own, and exports for itself: call ``instrument()``
+children. Each worker is a process of its own, and exports for itself: call ``instrument()``
 in the ``ready()`` of an app, which is called in each of them.
 
 Names follow the conventions for messaging, version 1.44, which are still in development; what these
@@ -37,7 +37,7 @@ from dcl_processor.metrics.tally import AGES, DURATIONS, OUTCOMES
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import Report
-from dcl_processor.worker import copy_number
+from dcl_processor.worker import worker_number
 
 SYSTEM, OPERATION = "dcl_processor", "process"
 
@@ -149,7 +149,7 @@ class Telemetry(Observer):
             **_of(call.label),
             "messaging.operation.name": OPERATION,
             "messaging.operation.type": OPERATION,
-            "dcl_processor.copy": copy_number(),
+            "dcl_processor.worker": worker_number(),
         }
         if running is not None:
             attributes["dcl_processor.delivery"] = running.delivery
@@ -211,7 +211,7 @@ class Telemetry(Observer):
                         "messaging.destination.name": running.name,
                         "dcl_processor.delivery": running.delivery,
                         "dcl_processor.run.id": running.id,
-                        "dcl_processor.copy": copy_number(),
+                        "dcl_processor.worker": worker_number(),
                     },
                 )
                 self._runs[running.id] = (context, span)

@@ -51,21 +51,21 @@ class Record:
         self.works = works
         self._ledger = ledger
 
-    def begin_copy(self, copy: int) -> Mapping[str, int | None]:
+    def begin_worker(self, worker: int) -> Mapping[str, int | None]:
         """Take note that a worker is started; return the orders to stop that it is to ignore."""
         for name, work in self.works.items():
             orders = self._ledger.orders.get(name)
-            work.begin_copy(copy, 0 if orders is None else orders.seen)
+            work.begin_worker(worker, 0 if orders is None else orders.seen)
         return {name: work.stops for name, work in self.works.items()}
 
-    def progress(self, copy: int, name: str, progress: Progress) -> None:
+    def progress(self, worker: int, name: str, progress: Progress) -> None:
         """Take note of what a worker of the command has done."""
-        self.works[name].progress(copy, progress)
+        self.works[name].progress(worker, progress)
 
-    def copy_died(self, copy: int, why: str) -> None:
+    def worker_died(self, worker: int, why: str) -> None:
         """Take note that a worker has died; ``why``: a sentence for people."""
         for work in self.works.values():
-            work.copy_died(copy, kept_text(why))
+            work.worker_died(worker, kept_text(why))
 
     def ended(self, name: str, report: Report) -> None:
         """Take note of the report of all workers of the command."""
@@ -138,14 +138,14 @@ class Ledger:
         self._own.command = record
         return record
 
-    def copy(
+    def worker(
         self,
         names: Collection[str],
         send: Callable[[str, Progress], None],
         stops: Mapping[str, int | None],
     ) -> Record:
-        """Begin to send what this process does to its parent; ``stops``: by ``begin_copy()``."""
-        record = self.command("copy", names)
+        """Begin to send what this process does to its parent; ``stops``: by ``begin_worker()``."""
+        record = self.command("worker", names)
         for name, known in stops.items():
             if known is not None:
                 record.works[name].stops = known

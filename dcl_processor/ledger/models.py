@@ -71,7 +71,7 @@ class RecordedRun(models.Model):
     finished_at = models.DateTimeField(null=True)
     processed = models.BigIntegerField(default=0)
     failed = models.BigIntegerField(default=0)
-    retried = models.BigIntegerField(default=0)
+    to_retry = models.BigIntegerField(default=0)
     discarded = models.BigIntegerField(default=0)
     snoozed = models.BigIntegerField(default=0)
     skipped = models.BigIntegerField(default=0)
@@ -88,7 +88,7 @@ class RecordedRun(models.Model):
     #: The last error that ended it, or that a row failed with.
     error = models.CharField(max_length=TEXT, default="")
     #: An object for each worker of the command, if there were several.
-    copies = models.JSONField(default=list)
+    workers = models.JSONField(default=list)
     #: The sum of the revisions of the pauses that all its workers have seen.
     seen = models.BigIntegerField(default=0)
     at_work = models.BooleanField(default=True)

@@ -29,7 +29,7 @@ from .models import HOST, Look, RecordedRun
 from .tables import alias
 
 #: The counts that are kept, and those that are rows which a handler was called for.
-KEPT = (*COUNTS, "retried")
+KEPT = (*COUNTS, "to_retry")
 TRIED = ("processed", "failed", "discarded", "snoozed")
 
 #: Seconds between two writes of a row of which nothing has changed.
@@ -77,8 +77,8 @@ class Work:
     #: The times of runs that have ended, and of workers that have a successor.
     _times: Times = field(default_factory=Times)
     _live: list[tuple[float, Counts]] = field(default_factory=list)
-    _copies: dict[int, Progress] = field(default_factory=dict)
-    _copies_before: dict[int, Counter[str]] = field(default_factory=dict)
+    _workers: dict[int, Progress] = field(default_factory=dict)
+    _workers_before: dict[int, Counter[str]] = field(default_factory=dict)
     #: Workers of which nothing was heard yet, with the order that this process had seen then.
     _starting: dict[int, int] = field(default_factory=dict)
     #: Workers that have died, and that have no successor yet.
@@ -103,14 +103,14 @@ class Work:
         """Return when the runs that are under way have begun."""
         with self._lock:
             own = [since for since, _ in self._live]
-            copies = [each.since for each in self._living().values() if each.since is not None]
-        return own + copies
+            workers = [each.since for each in self._living().values() if each.since is not None]
+        return own + workers
 
     def _living(self) -> dict[int, Progress]:
         """Return the workers of the command that have not ended, and have said something."""
         return {
             number: each
-            for number, each in self._copies.items()
+            for number, each in self._workers.items()
             if not each.is_last and number not in self._died and number not in self._starting
         }
 
@@ -136,33 +136,33 @@ class Work:
             self._ended.update(_read(counts.counts))
             self._times.add(counts)
 
-    def begin_copy(self, copy: int, seen: int) -> None:
+    def begin_worker(self, worker: int, seen: int) -> None:
         """Take note that a worker of the command is started; it has seen at least this order."""
         with self._lock:
-            self._starting[copy] = seen
+            self._starting[worker] = seen
         self.note_seen(seen)
 
-    def copy_died(self, copy: int, why: str) -> None:
+    def worker_died(self, worker: int, why: str) -> None:
         """Take note that a worker of the command has died, and has no row at work any more."""
         with self._lock:
-            last = self._copies.get(copy)
-            if copy not in self._starting and last is not None and last.is_last:
+            last = self._workers.get(worker)
+            if worker not in self._starting and last is not None and last.is_last:
                 return  # it has done all of its work
-            self._starting.pop(copy, None)
-            self._died.add(copy)
+            self._starting.pop(worker, None)
+            self._died.add(worker)
         self.error = why
         self.note_seen(self.seen)
 
-    def progress(self, copy: int, progress: Progress) -> None:
+    def progress(self, worker: int, progress: Progress) -> None:
         """Take note of what a worker of the command has done since its start."""
         with self._lock:
-            self._starting.pop(copy, None)
-            self._died.discard(copy)
-            before = self._copies.get(copy)
+            self._starting.pop(worker, None)
+            self._died.discard(worker)
+            before = self._workers.get(worker)
             if before is not None and before.pid != progress.pid:
-                self._copies_before.setdefault(copy, Counter()).update(before.counts)
+                self._workers_before.setdefault(worker, Counter()).update(before.counts)
                 self._times.add(before)
-            self._copies[copy] = progress
+            self._workers[worker] = progress
         self.error = progress.error or self.error
         self.note_seen(progress.seen)
 
@@ -172,9 +172,9 @@ class Work:
             total = Counter(self._ended)
             for _, counts in self._live:
                 total.update(_read(counts.counts))
-            for each in self._copies_before.values():
+            for each in self._workers_before.values():
                 total.update(each)
-            for progress in self._copies.values():
+            for progress in self._workers.values():
                 total.update(progress.counts)
         return total
 
@@ -184,7 +184,7 @@ class Work:
             total = replace(self._times)
             for _, counts in self._live:
                 total.add(counts)
-            for progress in self._copies.values():
+            for progress in self._workers.values():
                 total.add(progress)
         return total
 
@@ -252,7 +252,7 @@ class Work:
             "seen": self.seen,
             "at_work": self.at_work and not is_last,
             "error": self.error,
-            "copies": self._documents(),
+            "workers": self._documents(),
             "rate": self._rate(sum(totals[name] for name in TRIED), now, is_last=is_last),
         }
         if is_last and self.finished is not None:
@@ -268,11 +268,11 @@ class Work:
     def _documents(self) -> list[dict[str, Any]]:
         return [
             {
-                "copy": number,
+                "worker": number,
                 "pid": each.pid,
-                **(Counter(each.counts) + self._copies_before.get(number, Counter())),
+                **(Counter(each.counts) + self._workers_before.get(number, Counter())),
             }
-            for number, each in sorted(self._copies.items())
+            for number, each in sorted(self._workers.items())
         ]
 
     def _pace_is_0(self) -> bool:
@@ -281,7 +281,7 @@ class Work:
     def _rate(self, tried: int, now: float, *, is_last: bool) -> float:
         if is_last:
             whole = (self.finished or now) - self.started
-            seconds = self._at_work if self._at_work and not self._copies else whole
+            seconds = self._at_work if self._at_work and not self._workers else whole
             return tried / seconds if seconds > 0 else 0.0
         self._pace.append((now, tried))
         while len(self._pace) > 2 and now - self._pace[0][0] > MOVING:

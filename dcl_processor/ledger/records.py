@@ -48,7 +48,7 @@ class Recorded:
     rate: float
     stopped: str
     error: str
-    copies: list[dict[str, Any]]
+    workers: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, which ``json.dumps()`` accepts; times as ISO 8601."""
@@ -97,7 +97,7 @@ def _recorded(row: Any) -> Recorded:
         rate=row.rate,
         stopped=row.stopped,
         error=row.error,
-        copies=row.copies,
+        workers=row.workers,
     )
 
 

@@ -227,7 +227,7 @@ def _line(found: Recorded) -> str:
     tried = [
         f"{number:,} {name}" for name, number in found.counts.items() if number and name != "stale"
     ]
-    copies = f", {len(found.copies)} copies" if found.copies else ""
+    workers = f", {len(found.workers)} workers" if found.workers else ""
     end = found.stopped if found.state == "finished" else found.state
     if found.state == "lost":
         end = f"lost: no heartbeat since {wording.time(found.heartbeat_at)}"
@@ -235,7 +235,7 @@ def _line(found: Recorded) -> str:
     nothing = "nothing yet" if found.state == "running" else "nothing"
     return (
         f"{wording.time(found.started_at)}  {found.processor}  {found.kind} on {found.host} "
-        f"({found.pid}{copies}): {', '.join(tried) or nothing}, {found.rate:.1f} rows/s, "
+        f"({found.pid}{workers}): {', '.join(tried) or nothing}, {found.rate:.1f} rows/s, "
         f"{end}{error}"
     )
 

@@ -37,7 +37,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--metrics-port",
         type=address,
         metavar="[ADDRESS:]PORT",
-        help="Serve metrics for Prometheus here while the command runs, those of its copies "
+        help="Serve metrics for Prometheus here while the command runs, those of its workers "
         f"included (address: {ADDRESS}).",
     )
     parser.add_argument(

@@ -118,28 +118,28 @@ class Output:
         with suppress(OSError, ValueError):
             os.write(self._stderr.fileno(), f"{text}\n".encode())
 
-    def finishing(self, stop: Stop, call: AtWork, copy: int | None) -> None:
+    def finishing(self, stop: Stop, call: AtWork, worker: int | None) -> None:
         """Write which row a worker finishes before it ends."""
         if not self.has_bar:
-            self.lifecycle(_finishing(stop, call, copy))
+            self.lifecycle(_finishing(stop, call, worker))
 
     def lifecycle(self, line: str) -> None:
         """Write a line about the command itself, which is no part of an answer."""
         if self._verbosity > 0:
             self._write(self._stderr, line, style_func=str)
 
-    def report(self, report: Report, copies: Sequence[Outcome] = ()) -> None:
+    def report(self, report: Report, workers: Sequence[Outcome] = ()) -> None:
         """Write what a run did, which rows failed, and which workers were lost."""
-        self._lost(report.name, copies)
+        self._lost(report.name, workers)
         self._failures(report)
         if report.error is not None:
             self.trouble(report.name, Trouble.of_resource(report.error))
         if self._json:
-            self._document(_document(report, copies))
+            self._document(_document(report, workers))
         elif self._verbosity > 0 and (self._terminal or report.did_something):
             others = f"; {report.stale} already done by another worker" if report.stale else ""
             others = others if self._verbosity > 1 else ""
-            self._write(self._stdout, f"{report}{others}{_shares(copies)}")
+            self._write(self._stdout, f"{report}{others}{_shares(workers)}")
 
     def dry_run(self, found: DryRun) -> None:
         """Write what a run would do."""
@@ -158,22 +158,22 @@ class Output:
         elif trouble.report is not None and self._verbosity > 0:
             self._write(self._stdout, f"{trouble.report}")
 
-    def watched(self, report: Report, copy: int | None) -> None:
-        """Write what a run of a watch did; ``copy``: the worker's number, if there are several."""
+    def watched(self, report: Report, worker: int | None) -> None:
+        """Write what a run of a watch did; ``worker``: its number, if there are several."""
         self._failures(report)
         if self._json:
-            self._document(_of_copy(report.as_dict(), copy))
+            self._document(_of_worker(report.as_dict(), worker))
         elif self._verbosity > 0:
-            line = f"{report}" if copy is None else f"{report} (copy {copy})"
+            line = f"{report}" if worker is None else f"{report} (worker {worker})"
             self._write(self._stdout, line)
 
-    def watch_broke(self, who: str, trouble: Trouble, name: str | None, copy: int | None) -> None:
+    def watch_broke(self, who: str, trouble: Trouble, name: str | None, worker: int | None) -> None:
         """Write why a run of a watch could not be made, or why a worker is gone."""
         if not self._logged:
             self.trouble(who, trouble)
         if self._json:
             document = {"name": name, "ok": False, "error": trouble.sentence}
-            self._document(_of_copy(document, copy))
+            self._document(_of_worker(document, worker))
 
     def goes_on(self, who: str, sentence: str) -> None:
         """Write that a processor can be run again."""
@@ -265,18 +265,18 @@ class Output:
         """Write an answer to stdout as JSON."""
         self._document(document)
 
-    def _lost(self, name: str, copies: Sequence[Outcome]) -> None:
+    def _lost(self, name: str, workers: Sequence[Outcome]) -> None:
         numbers: dict[str, list[str]] = {}
-        for number, copy in enumerate(copies, start=1):
-            if isinstance(copy, Trouble):
-                numbers.setdefault(copy.sentence, []).append(str(number))
-        troubles = {copy.sentence: copy for copy in copies if isinstance(copy, Trouble)}
+        for number, worker in enumerate(workers, start=1):
+            if isinstance(worker, Trouble):
+                numbers.setdefault(worker.sentence, []).append(str(number))
+        troubles = {worker.sentence: worker for worker in workers if isinstance(worker, Trouble)}
         for sentence, trouble in troubles.items():
             if trouble.is_logged and self._logged:
                 continue
             which = numbers[sentence]
             # A trouble of all workers is written once, not once for each.
-            whose = "" if len(which) == len(copies) else f", copy {' and '.join(which)}"
+            whose = "" if len(which) == len(workers) else f", worker {' and '.join(which)}"
             self.trouble(f"{name}{whose}", trouble)
 
     def _failures(self, report: Report) -> None:
@@ -300,17 +300,17 @@ class Output:
             self._write_traceback(failure.traceback)
 
 
-def _finishing(stop: Stop, call: AtWork, copy: int | None) -> str:
-    who = "" if copy is None else f" (copy {copy})"
+def _finishing(stop: Stop, call: AtWork, worker: int | None) -> str:
+    who = "" if worker is None else f" (worker {worker})"
     return f"{stop.cause}: finishing {call} of {printable(call.label)}{who}"
 
 
-def _shares(copies: Sequence[Outcome]) -> str:
-    if len(copies) < 2:
+def _shares(workers: Sequence[Outcome]) -> str:
+    if len(workers) < 2:
         return ""
-    own = [copy.report if isinstance(copy, Trouble) else copy for copy in copies]
+    own = [worker.report if isinstance(worker, Trouble) else worker for worker in workers]
     shares = ["?" if report is None else str(report.processed) for report in own]
-    return f" ({len(copies)} copies: {', '.join(shares)})"
+    return f" ({len(workers)} workers: {', '.join(shares)})"
 
 
 def _broken_document(trouble: Trouble) -> dict[str, Any]:
@@ -318,8 +318,8 @@ def _broken_document(trouble: Trouble) -> dict[str, Any]:
     return {**done, "ok": False, "error": trouble.sentence}
 
 
-def _of_copy(document: dict[str, Any], copy: int | None) -> dict[str, Any]:
-    return document if copy is None else {**document, "copy": copy}
+def _of_worker(document: dict[str, Any], worker: int | None) -> dict[str, Any]:
+    return document if worker is None else {**document, "worker": worker}
 
 
 def _discard(stream: OutputWrapper) -> None:
@@ -330,11 +330,11 @@ def _discard(stream: OutputWrapper) -> None:
         os.close(nowhere)
 
 
-def _document(report: Report, copies: Sequence[Outcome]) -> dict[str, Any]:
-    if not copies:
+def _document(report: Report, workers: Sequence[Outcome]) -> dict[str, Any]:
+    if not workers:
         return report.as_dict()
-    complete = all(isinstance(copy, Report) for copy in copies)
+    complete = all(isinstance(each, Report) for each in workers)
     documents = [
-        copy.as_dict() if isinstance(copy, Report) else _broken_document(copy) for copy in copies
+        each.as_dict() if isinstance(each, Report) else _broken_document(each) for each in workers
     ]
-    return {**report.as_dict(), "ok": report.ok and complete, "copies": documents}
+    return {**report.as_dict(), "ok": report.ok and complete, "workers": documents}

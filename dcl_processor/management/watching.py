@@ -106,17 +106,17 @@ def watch(
         deadline=None if runtime is None else time.monotonic() + runtime,
         listen=options["listen"],
     )
-    names, copies, began = [each.name for each in chosen], options["copies"], time.monotonic()
+    names, workers, began = [each.name for each in chosen], options["workers"], time.monotonic()
     log, stop = _Log(output, names, health, "".join(map(in_doubt, chosen))), health.stop
-    workers = f" with {copies} workers" if copies > 1 else ""
-    output.lifecycle(f"watching {' and '.join(names)}{workers} (process {os.getpid()})")
+    several = f" with {workers} workers" if workers > 1 else ""
+    output.lifecycle(f"watching {' and '.join(names)}{several} (process {os.getpid()})")
     for each in chosen:
         tell_of_doubts(each, output, options["using"])
     try:
         ran = pool.watch(
             chosen,
             plan,
-            copies=copies,
+            workers=workers,
             stop=stop,
             tell=log.tell,
             on_counts=options["on_counts"],
@@ -151,49 +151,49 @@ class _Log:
         self._output = output
         self._outages = ErrorDedup()
 
-    def tell(self, copy: int | None, name: str | None, news: News) -> None:
+    def tell(self, worker: int | None, name: str | None, news: News) -> None:
         who = name or (self.names[0] if len(self.names) == 1 else "")
-        number = "" if copy is None else f"copy {copy}"
+        number = "" if worker is None else f"worker {worker}"
         label = ", ".join(filter(None, (who, number)))
         match news:
             case Report():
-                self._output.watched(news, copy)
+                self._output.watched(news, worker)
             case Died():
-                self._died(label, who, copy, news)
+                self._died(label, who, worker, news)
             case Finishing(call):
-                self._output.finishing(self._health.stop, call, copy)
+                self._output.finishing(self._health.stop, call, worker)
             case Trouble():
-                self._broke(who, copy, name, news)
+                self._broke(who, worker, name, news)
             case Recovered():
-                self._health.troubles.pop((copy, name), None)
-                seconds = self._outages.end((copy, name))
+                self._health.troubles.pop((worker, name), None)
+                seconds = self._outages.end((worker, name))
                 if seconds is not None:
                     sentence = f"runs again after {seconds:.1f} s"
-                    self._log(logging.WARNING, who, who, copy, sentence)
+                    self._log(logging.WARNING, who, who, worker, sentence)
                     self._output.goes_on(who, sentence)
 
     @staticmethod
-    def _log(level: int, label: str, who: str, copy: int | None, sentence: str) -> None:
-        extra = fields(who, copy=copy)
+    def _log(level: int, label: str, who: str, worker: int | None, sentence: str) -> None:
+        extra = fields(who, worker=worker)
         if not who:  # a worker of several processors
             del extra["processor"]
         log(logger, level, "%s: %s", label, sentence, extra=extra)
 
-    def _broke(self, who: str, copy: int | None, name: str | None, trouble: Trouble) -> None:
-        self._health.troubles[copy, name] = trouble.sentence
-        if sentence := self._outages.say((copy, name), trouble):
-            self._log(logging.ERROR, who, who, copy, sentence)
-            self._output.watch_broke(who, replace(trouble, sentence=sentence), name, copy)
+    def _broke(self, who: str, worker: int | None, name: str | None, trouble: Trouble) -> None:
+        self._health.troubles[worker, name] = trouble.sentence
+        if sentence := self._outages.say((worker, name), trouble):
+            self._log(logging.ERROR, who, who, worker, sentence)
+            self._output.watch_broke(who, replace(trouble, sentence=sentence), name, worker)
 
-    def _died(self, label: str, who: str, copy: int | None, death: Died) -> None:
+    def _died(self, label: str, who: str, worker: int | None, death: Died) -> None:
         # The next worker has no troubles yet, and would not report their end.
         for each in self.names:
-            self._outages.end((copy, each))
-            self._health.troubles.pop((copy, each), None)
+            self._outages.end((worker, each))
+            self._health.troubles.pop((worker, each), None)
         sentence = f"{death}{self._left_by_the_dead}"
-        self._log(logging.ERROR, label, who, copy, sentence)
+        self._log(logging.ERROR, label, who, worker, sentence)
         trouble = Trouble(sentence, death.trouble.traceback)
-        self._output.watch_broke(label, trouble, None, copy)
+        self._output.watch_broke(label, trouble, None, worker)
 
 
 def _interval(text: str) -> float:

@@ -17,7 +17,7 @@ from .tally import OUTCOMES, Tally
 def succeeded(report: Report) -> bool:
     """Return whether a run succeeded: it could start rows, and no row failed for good."""
     is_held_back = report.stopped in {"failures", "paused", "breaker", "throttled", "busy"}
-    return report.failed == report.retried and report.error is None and not is_held_back
+    return report.failed == report.to_retry and report.error is None and not is_held_back
 
 
 class Collector(Observer):

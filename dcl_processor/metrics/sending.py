@@ -1,4 +1,4 @@
-"""Sends what a worker (copy) has counted to the process that has started it.
+"""Sends what a worker has counted to the process that has started it.
 
 In a thread, as an idle worker has no moment for it: it may wait for its next row for an hour.
 """

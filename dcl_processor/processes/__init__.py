@@ -1,1 +1,1 @@
-"""Worker processes (copies): their supervisor, their start, and the signals that stop them."""
+"""Worker processes: their supervisor, their start, and the signals that stop them."""

@@ -1,4 +1,4 @@
-"""One worker (copy) in a child process, from both ends of the pipes that connect it to its parent.
+"""One worker in a child process, from both ends of the pipes that connect it to its parent.
 
 The parent sends ``STOP``, and later perhaps ``STOP_AT_ONCE``. The child sends pairs: a processor's
 name with an event of its run, or ``None`` with an event of the child itself: each new ``Phase``,

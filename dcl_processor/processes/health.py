@@ -141,7 +141,7 @@ def _end(call: AtWork) -> float:
 
 
 def _worker(worker: Worker) -> dict[str, Any]:
-    shown: dict[str, Any] = {"copy": worker.number, "pid": worker.pid, "state": worker.state}
+    shown: dict[str, Any] = {"worker": worker.number, "pid": worker.pid, "state": worker.state}
     if (call := worker.call) is not None:
         shown |= {"processor": call.label, "rows": call.rows, "row_count": call.number}
         shown |= {"since": clock(call.since), "handler_timeout": call.limit}

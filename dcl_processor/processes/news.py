@@ -1,4 +1,4 @@
-"""What the supervisor reports of its copies."""
+"""What the supervisor reports of its workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .beats import AtWork
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A copy has died, or did not start.
+    """A worker has died, or did not start.
 
     ``wait``: seconds until its restart, ``None`` without one. ``call``: the rows that it was at,
     by its last beat.
@@ -39,12 +39,12 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Finishing:
-    """A copy that is to stop finishes these rows first."""
+    """A worker that is to stop finishes these rows first."""
 
     call: AtWork
 
 
 News = Event | Died | Finishing
 
-#: Takes a copy's number, a processor's name (``None``: the copy itself), and what happened to it.
+#: Takes a worker's number, a processor's name (``None``: the worker itself), and what happened.
 Tell = Callable[[int, str | None, News], None]

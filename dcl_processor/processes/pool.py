@@ -1,4 +1,4 @@
-"""Workers (copies) on this machine: they share the rows of a run, or watch side by side.
+"""Workers on this machine: they share the rows of a run, or watch side by side.
 
 One worker is this process itself, unless its handlers have a ``handler_timeout``: a process cannot
 end its own handler that ignores every interrupt, so such a worker is a child, with a supervisor.
@@ -24,7 +24,7 @@ from dcl_processor.execution.in_flight import worker_of
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
-from dcl_processor.signals import OnRow, copies_counted, row_callback
+from dcl_processor.signals import OnRow, row_callback, workers_counted
 from dcl_processor.watch.polling import BACKOFF
 from dcl_processor.watch.watch import Counted, Event, Plan, Watch
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 OnCounts = Callable[[str, "Tally"], None]
 
 #: Processes that one command may start: far more than a machine can use.
-MOST_COPIES = 256
+MOST_WORKERS = 256
 
 
 class RunOptions(TypedDict, total=False):
@@ -61,7 +61,7 @@ class RunOptions(TypedDict, total=False):
 def run(
     processor: BatchProcessor[Any],
     *,
-    copies: int = 1,
+    workers: int = 1,
     stop: Stop,
     on_row: OnRow | None = None,
     on_counts: OnCounts | None = None,
@@ -70,7 +70,7 @@ def run(
     on_finishing: Callable[[int, Finishing], None] = lambda *_: None,
     **options: Unpack[RunOptions],
 ) -> tuple[Report, list[Report | Trouble]]:
-    """Run the processor in ``copies`` workers; return the report, and each worker's outcome.
+    """Run the processor in so many workers; return the report, and each worker's outcome.
 
     ``limit`` is for all workers together: it is divided before they start. ``concurrency`` is for
     each. ``on_row`` is called with each row's outcome, ``on_counts`` with what a worker of several
@@ -84,19 +84,19 @@ def run(
     ``InvalidOption`` for less than one worker, and ``Unsupported`` where other processes could not
     see the rows.
     """
-    check_copies(copies)
+    check_workers(workers)
     health = health or Health([processor.name], stop)
     supervised = may_supervise and _can_be_killed([processor])
     with oversight.command("run", [processor.name]) as record:
         # Not longer, because a supervisor shows the health of its workers instead.
         with _monitored(health):
-            needed = _needed(processor, copies, options) if copies > 1 or supervised else 1
+            needed = _needed(processor, workers, options) if workers > 1 or supervised else 1
             if needed == 0 or (needed == 1 and not supervised):
                 with row_callback(processor, on_row):
                     report = processor.run(**options, stop=stop)
                 if record is not None:
                     record.ended(processor.name, report)
-                return report, [report] if copies > 1 else []
+                return report, [report] if workers > 1 else []
 
         outcomes = Outcomes(
             processor.name, shares(options.get("limit"), needed), on_row, on_finishing
@@ -117,7 +117,7 @@ def run(
         if record is not None:
             record.ended(processor.name, report)
     is_lost = any(isinstance(each, Trouble) for each in in_order)
-    return report, in_order if copies > 1 or is_lost else []
+    return report, in_order if workers > 1 or is_lost else []
 
 
 def _run_workers(
@@ -189,9 +189,9 @@ def _monitored(health: Health) -> Iterator[None]:
         yield
 
 
-def _needed(processor: BatchProcessor[Any], copies: int, options: RunOptions) -> int:
+def _needed(processor: BatchProcessor[Any], workers: int, options: RunOptions) -> int:
     """Return how many workers have a pending row, and a slot for it; the others are not started."""
-    most = min(copies, processor.max_workers or copies)
+    most = min(workers, processor.max_workers or workers)
     filter, using = options.get("filter"), options.get("using")
     return min(most, backlog.count(processor, filter=filter, using=using, most=most - 1))
 
@@ -222,7 +222,7 @@ def _run(
         with (
             as_worker(shown),
             worker_of(began),
-            oversight.copy([name], send, stops),
+            oversight.worker([name], send, stops),
             row_callback(processor, partial(send, name) if sends_rows else None),
             counts_sent(send, is_share=True) if sends_counts else nullcontext(),
         ):
@@ -236,7 +236,7 @@ def _run(
 
 def are_counts_wanted(on_counts: OnCounts | None) -> bool:
     """Return whether workers are to send what they count: otherwise they count nothing."""
-    return on_counts is not None or bool(copies_counted.receivers)
+    return on_counts is not None or bool(workers_counted.receivers)
 
 
 def counts_sent(send: Send, *, is_share: bool) -> AbstractContextManager[None]:
@@ -251,31 +251,31 @@ def counted(processor: BatchProcessor[Any], tally: Tally, on_counts: OnCounts | 
     if on_counts is not None:
         on_counts(processor.name, tally)
     if tally.rows:
-        copies_counted.send_robust(type(processor), processor=processor, counts=dict(tally.rows))
+        workers_counted.send_robust(type(processor), processor=processor, counts=dict(tally.rows))
 
 
 def tell_of_success(
-    report: Report, copies: Sequence[Report | Trouble], on_counts: OnCounts | None
+    report: Report, workers: Sequence[Report | Trouble], on_counts: OnCounts | None
 ) -> None:
     """Report the success of a run that several workers share; each sees only its own rows."""
-    if on_counts is None or not all(isinstance(each, Report) for each in copies):
+    if on_counts is None or not all(isinstance(each, Report) for each in workers):
         return
     from dcl_processor.metrics.collector import succeeded  # not for others
     from dcl_processor.metrics.tally import Tally
 
-    if copies and succeeded(report):
+    if workers and succeeded(report):
         on_counts(report.name, Tally(last_success=time.time()))
 
 
-def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> Report:
+def merge(name: str, workers: Sequence[Report | Trouble], limit: int | None) -> Report:
     """Return one report of all workers; a worker that died without a report counts nothing.
 
     It lets the run end by ``"failures"``, unless something else ended the run. Several workers may
     try a row that fails. It counts once, as long as all failures are kept.
     """
-    own = [copy.report if isinstance(copy, Trouble) else copy for copy in copies]
+    own = [worker.report if isinstance(worker, Trouble) else worker for worker in workers]
     reports = [report for report in own if report is not None]
-    retried = sum(report.retried for report in reports)
+    to_retry = sum(report.to_retry for report in reports)
     counts = {count: sum(getattr(report, count) for report in reports) for count in COUNTS}
     # Rows that one worker found held or locked may have been handled by another, until the last one
     # ended; and a row that a session keeps locked was met by each of them.
@@ -286,11 +286,11 @@ def merge(name: str, copies: Sequence[Report | Trouble], limit: int | None) -> R
     failures = {str(failure.pk): failure for report in reports for failure in report.failures}
     if all(report.failed == len(report.failures) for report in reports):
         counts["failed"] = len(failures)
-        retried = sum(not failure.is_final for failure in failures.values())
+        to_retry = sum(not failure.is_final for failure in failures.values())
     return Report(
         name=name,
         **counts,
-        retried=retried,
+        to_retry=to_retry,
         redone=sum(report.redone for report in reports),
         passes=max((report.passes for report in reports), default=0),
         duration=max((report.duration for report in reports), default=0.0),
@@ -333,7 +333,7 @@ def _recording(record: oversight.Command | None, tell: Tell) -> Tell:
     def note(number: int, name: str | None, event: News) -> None:
         if not isinstance(event, oversight.Progress):
             if isinstance(event, Died) and record is not None:
-                record.copy_died(number, event.trouble.sentence)
+                record.worker_died(number, event.trouble.sentence)
             tell(number, name, event)
         elif record is not None and name is not None:
             record.progress(number, name, event)
@@ -346,15 +346,15 @@ def _stops(record: oversight.Command | None, number: int) -> Mapping[str, int | 
 
     A worker that starts late, or in the place of a dead one, is to follow the others.
     """
-    return {} if record is None else record.begin_copy(number)
+    return {} if record is None else record.begin_worker(number)
 
 
-def shares(limit: int | None, copies: int) -> list[int | None]:
+def shares(limit: int | None, workers: int) -> list[int | None]:
     """Divide a limit as evenly as possible; leave out workers that could handle no row."""
     if limit is None:
-        return [None] * copies
-    each, rest = divmod(limit, copies)
-    shares: list[int | None] = [each + (number < rest) for number in range(copies)]
+        return [None] * workers
+    each, rest = divmod(limit, workers)
+    shares: list[int | None] = [each + (number < rest) for number in range(workers)]
     return [share for share in shares if share] or [0]
 
 
@@ -362,30 +362,30 @@ def watch(
     processors: Sequence[BatchProcessor[Any]],
     plan: Plan,
     *,
-    copies: int = 1,
+    workers: int = 1,
     stop: Stop,
     tell: Callable[[int | None, str | None, News], None],
     on_counts: OnCounts | None = None,
     health: Health | None = None,
     may_supervise: bool = False,
 ) -> bool:
-    """Watch in ``copies`` workers; return whether one had a processor to run until the end.
+    """Watch in so many workers; return whether one had a processor to run until the end.
 
     ``max_rows`` of the plan is for all workers together. ``tell`` gets the worker's number, the
     processor's name, and what happened. With one worker, the watch is in this process, or in a
     child as in ``run()``, and its number is ``None``. A child that dies is started again.
     ``on_counts``: as for ``run()``. Raises as ``run()`` does.
     """
-    check_copies(copies)
+    check_workers(workers)
     health = health or Health([processor.name for processor in processors], stop)
     with oversight.command("watch", [processor.name for processor in processors]) as record:
-        if copies == 1 and not (may_supervise and _can_be_killed(processors)):
+        if workers == 1 and not (may_supervise and _can_be_killed(processors)):
             with _monitored(health):
                 return Watch(processors, plan, stop, partial(tell, None), record).run()
         return _watch_workers(
             processors,
             plan,
-            copies=copies,
+            workers=workers,
             tell=tell,
             record=record,
             health=health,
@@ -397,7 +397,7 @@ def _watch_workers(
     processors: Sequence[BatchProcessor[Any]],
     plan: Plan,
     *,
-    copies: int,
+    workers: int,
     tell: Callable[[int | None, str | None, News], None],
     record: oversight.Command | None,
     health: Health,
@@ -407,11 +407,11 @@ def _watch_workers(
     by_name = {processor.name: processor for processor in processors}
     names = list(by_name)
     sends_counts = are_counts_wanted(on_counts)
-    rows_left = shares(plan.max_rows, copies)
+    rows_left = shares(plan.max_rows, workers)
 
     def work(number: int) -> partial[bool]:
         own = replace(plan, max_rows=rows_left[number - 1])
-        shown = label(names, number, copies)
+        shown = label(names, number, workers)
         stops = _stops(record, number)
         return partial(_watch, names, own, shown=shown, stops=stops, sends_counts=sends_counts)
 
@@ -420,7 +420,7 @@ def _watch_workers(
             if name in by_name:
                 counted(by_name[name], event.tally, on_counts)
         elif not isinstance(event, str):
-            tell(number if copies > 1 else None, name, event)
+            tell(number if workers > 1 else None, name, event)
         elif (left := rows_left[number - 1]) is not None:
             # A row was tried: a worker that takes this one's place has one row less to try.
             rows_left[number - 1] = left - 1
@@ -462,7 +462,7 @@ def _watch(
     with (
         as_worker(shown),
         counts_sent(send, is_share=False) if sends_counts else nullcontext(),
-        oversight.copy(names, send, stops) as record,
+        oversight.worker(names, send, stops) as record,
     ):
         try:
             return Watch(registry.get(names), plan, stop, tell, record).run()
@@ -470,9 +470,9 @@ def _watch(
             observers.flush()
 
 
-def check_copies(copies: int) -> None:
+def check_workers(workers: int) -> None:
     """Raise ``InvalidOption`` unless this number of processes can be started."""
-    if not 1 <= copies <= MOST_COPIES:
+    if not 1 <= workers <= MOST_WORKERS:
         raise InvalidOption(
-            f"expected copies to be a number of processes from 1 to {MOST_COPIES}, got {copies!r}."
+            f"expected workers to be processes from 1 to {MOST_WORKERS}, got {workers!r}."
         )

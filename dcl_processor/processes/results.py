@@ -10,7 +10,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dcl_processor.diagnosis import ErrorInCopy, Trouble, describe
+from dcl_processor.diagnosis import ErrorInWorker, Trouble, describe
 from dcl_processor.errors import represent
 from dcl_processor.report import Report
 
@@ -115,5 +115,5 @@ def portable(report: Report) -> Report:
     return replace(report, failures=failures, error=error)
 
 
-def _portable(error: BaseException) -> ErrorInCopy:
-    return ErrorInCopy(describe(error), represent(error))
+def _portable(error: BaseException) -> ErrorInWorker:
+    return ErrorInWorker(describe(error), represent(error))

@@ -44,7 +44,7 @@ class Outcomes:
             case Died() if number not in self._outcomes:
                 # A worker that dies after its report has done all of its work.
                 self._deaths.setdefault(number, []).append(event.trouble)
-                logger.error("%s, copy %d: %s", self._name, number, event.trouble.sentence)
+                logger.error("%s, worker %d: %s", self._name, number, event.trouble.sentence)
             case Finishing():
                 self._on_finishing(number, event)
 

@@ -1,9 +1,9 @@
-"""The supervisor: starts worker processes (copies), and waits until all of them have ended.
+"""The supervisor: starts worker processes, and waits until all of them have ended.
 
-A copy that dies costs the others nothing. With ``restart`` it is started again. The pattern is the
-supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it at once
-the first time, and then with a growing delay, so that a poison row, which kills its worker, keeps
-no worker busy.
+A worker that dies costs the others nothing. With ``restart`` it is started again. The pattern is
+the supervisor of Erlang/OTP, and of every service manager: let a worker crash, and restart it at
+once the first time, and then with a growing delay, so that a poison row, which kills its worker,
+keeps no worker busy.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from .lateness import Lateness, OwnTime
 from .news import Died, Finishing, Tell
 from .workers import Observe, Worker
 
-#: Seconds between two reports of the copies to ``observe``.
+#: Seconds between two reports of the workers to ``observe``.
 OBSERVED_EVERY = 0.2
 
-#: A copy that has lived for this many seconds is restarted as if it had never died before.
+#: A worker that has lived for this many seconds is restarted as if it had never died before.
 LIVED_LONG = 60.0
 
 
 @dataclass(slots=True)
 class _Place:
-    """One copy after the other, under one number."""
+    """One worker after the other, under one number."""
 
     number: int
     child: Child | None = None
-    #: When the next copy starts, and when the last one did, by the monotonic clock.
+    #: When the next worker starts, and when the last one did, by the monotonic clock.
     start_at: float = 0.0
     started: float = 0.0
     deaths: int = 0
     is_stopping: bool = False
     is_over: bool = False
-    #: Whether the last copy had work until its end.
+    #: Whether the last worker had work until its end.
     had_work: bool = True
     #: What the supervisor knows of the child.
     lateness: Lateness = field(default_factory=lambda: Lateness(None, 0.0))
@@ -71,24 +71,24 @@ class _Place:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Runs ``copies`` child processes, numbered from 1."""
+    """Runs ``workers`` child processes, numbered from 1."""
 
-    copies: int
-    #: Returns the work of a copy; called at each start, as a copy that died may have done a part.
+    workers: int
+    #: Returns a worker's work; called at each start, as a worker that died may have done a part.
     work: Callable[[int], Work]
     stop: threading.Event
     tell: Tell
-    #: The delays of restarts, from the second one in a while on; without it, a copy that dies is
+    #: The delays of restarts, from the second one in a while on; without it, a worker that dies is
     #: not started again.
     restart: Backoff | None = None
-    #: By the monotonic clock; no copy is started after it.
+    #: By the monotonic clock; no worker is started after it.
     deadline: float | None = None
-    #: The longest ``handler_timeout`` of the processors; without it, no copy is killed for silence.
+    #: The longest ``handler_timeout`` of the processors; without it, none is killed for silence.
     limit: float | None = None
-    #: Whether a copy that was killed for a row is started again, even without ``restart``; at
-    #: once, and only if no copy was killed for this row before.
+    #: Whether a worker that was killed for a row is started again, even without ``restart``; at
+    #: once, and only if no worker was killed for this row before.
     goes_on: bool = False
-    #: Called several times a second with the state of each copy that is not over.
+    #: Called several times a second with the state of each worker that is not over.
     observe: Observe = lambda _: None
     _places: list[_Place] = field(init=False)
     _time: OwnTime = field(default_factory=OwnTime)
@@ -96,12 +96,12 @@ class Supervisor:
     _killed_for: set[object] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._places = [_Place(number) for number in range(1, self.copies + 1)]
+        self._places = [_Place(number) for number in range(1, self.workers + 1)]
 
     def run(self) -> bool:
-        """Run until all copies have ended; return whether one had work until its end.
+        """Run until all workers have ended; return whether one had work until its end.
 
-        Once ``stop`` is set, each copy finishes its row, and none is started. Raises
+        Once ``stop`` is set, each worker finishes its row, and none is started. Raises
         ``Unsupported`` where other processes could not see the rows.
         """
         databases = databases_for_children()
@@ -150,7 +150,7 @@ class Supervisor:
         return self.deadline is not None and now >= self.deadline
 
     def _start(self, place: _Place, databases: dict[str, Any]) -> None:
-        name, work = f"copy {place.number}", self.work(place.number)
+        name, work = f"worker {place.number}", self.work(place.number)
         place.started = time.monotonic()
         try:
             with signals_blocked():
@@ -185,7 +185,7 @@ class Supervisor:
             self.tell(place.number, None, Finishing(beat.call))
 
     def _kill_late_ones(self, now: float) -> None:
-        """Kill the copies whose handlers did not end, or that do not move; ``now``: own time."""
+        """Kill the workers whose handlers did not end, or that do not move; ``now``: own time."""
         for place in self._places:
             child, lateness = place.child, place.lateness
             if child is None or child.is_ending:
@@ -218,7 +218,7 @@ class Supervisor:
 
     def _died(self, place: _Place, trouble: Trouble) -> None:
         """Report a death by a signal or an unexpected error; plan the restart, if there is one."""
-        # A fault of the program would end the next copy, too.
+        # A fault of the program would end the next worker, too.
         place.had_work = not trouble.is_final
         is_last = trouble.is_final or self.stop.is_set() or place.left_behind is not None
         wait = None

@@ -31,10 +31,10 @@ BEFORE = 27
 _OPTION = "application_name"
 
 
-def label(names: Sequence[str], number: int = 1, copies: int = 1) -> str:
+def label(names: Sequence[str], number: int = 1, workers: int = 1) -> str:
     """Return a worker's name for people, such as ``"shop.send_shipped_emails 2/4"``."""
     work = names[0] if len(names) == 1 else f"{len(names)} processors"
-    return f"{work} {number}/{copies}" if copies > 1 else work
+    return f"{work} {number}/{workers}" if workers > 1 else work
 
 
 def session_name(work: str, before: str = "") -> str:

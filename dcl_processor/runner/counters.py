@@ -113,7 +113,7 @@ class Counters:
 
     def _failed(self, pk: Any, outcome: Failed) -> None:
         """Log a row that failed with its traceback, and count it."""
-        self.counts["retried"] += outcome.again_in is not None
+        self.counts["to_retry"] += outcome.again_in is not None
         error = outcome.error
         if len(self.failures) < MOST_FAILURES:
             # Once for the report and the log: to format it costs more than the rest of a row.

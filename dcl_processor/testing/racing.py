@@ -1,4 +1,4 @@
-"""Workers (copies) that race in lock-step: a mistake shows each time and not once a month."""
+"""Workers that race in lock-step: a mistake shows each time and not once a month."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dcl_processor.report import COUNTS, Report
 from dcl_processor.signals import row_finished
 from dcl_processor.values import expect_whole_number
 
-from .copies import Copy
 from .handlers import raise_asserted
 from .questions import question_of, refuse_where_nothing_is_tested
 from .referee import Referee
 from .trace import Trace
 from .turns import Kind, Standing, Turns
+from .workers import Worker
 
 #: Seconds in which the workers have to end after the race was called off.
 END_WITHIN = 30.0
@@ -32,7 +32,7 @@ END_WITHIN = 30.0
 class Race:
     """The result of a race.
 
-    ``reports``: one report per worker (copy), in the order of their numbers. ``handled``: for each
+    ``reports``: one report per worker, in the order of their numbers. ``handled``: for each
     key, the numbers of the workers whose handler was called, in the order of the calls; a row that
     fails may have several. ``trace``: the steps, with one column per worker.
     """
@@ -56,7 +56,7 @@ class Race:
 def race(
     processor: BatchProcessor[Any],
     *,
-    copies: int = 4,
+    workers: int = 4,
     seed: int = 0,
     filter: Q | None = None,
     using: str | None = None,
@@ -65,7 +65,7 @@ def race(
 ) -> Race:
     """Run workers against each other in lock-step; no worker may handle another's row again.
 
-    ``copies``: the number of workers. Each worker is a thread with its own connections, and one
+    ``workers``: the number of workers. Each worker is a thread with its own connections, and one
     moves at a time: from statement to statement, into its handler and out of it. All workers read
     their candidates first. Then the first worker handles a row, the second comes to the same row
     while it is locked, and the last one when it is finished. From then on the turns are random, by
@@ -80,47 +80,47 @@ def race(
     Steps are statements, as in the lock-step tests of databases themselves (PostgreSQL's isolation
     tester); a race cannot control what happens inside a statement.
     """
-    expect_whole_number("expected copies", copies, of="workers", least=2)
+    expect_whole_number("expected workers", workers, of="workers", least=2)
     question = question_of(processor, using)
     what = f"race({processor.name})"
     refuse_where_nothing_is_tested(question.using, what)
     refuse_outer_transaction(question.using, what)
     parameters = {"filter": filter, "using": using, "wait_for_locked": wait_for_locked}
-    return _Course(processor, copies, seed, question.using).run(parameters, timeout)
+    return _Course(processor, workers, seed, question.using).run(parameters, timeout)
 
 
 class _Course:
     """One race in progress."""
 
-    def __init__(self, processor: BatchProcessor[Any], copies: int, seed: int, using: str) -> None:
+    def __init__(self, processor: BatchProcessor[Any], workers: int, seed: int, using: str) -> None:
         self.processor = processor
         self.seed = seed
         self.using = using
-        self.turns = Turns(copies)
-        self.trace = Trace(copies)
+        self.turns = Turns(workers)
+        self.trace = Trace(workers)
         self.referee = Referee(repeats=processor.repeats)
-        self.copies = [Copy(number, self) for number in range(1, copies + 1)]
+        self.workers = [Worker(number, self) for number in range(1, workers + 1)]
         self.double = ""
 
     def run(self, parameters: Mapping[str, Any], timeout: float) -> Race:
         until = time.monotonic() + timeout
-        threads = [copy.thread(parameters) for copy in self.copies]
+        threads = [worker.thread(parameters) for worker in self.workers]
         sender = type(self.processor)
         row_finished.connect(self._tell, sender=sender)
         try:
             for thread in threads:
                 thread.start()
-            in_time = self.turns.give(seeded(len(self.copies), self.seed), until)
+            in_time = self.turns.give(seeded(len(self.workers), self.seed), until)
         finally:
             self.call_off()
             for thread in threads:
                 thread.join(END_WITHIN)
             row_finished.disconnect(self._tell, sender=sender)
         self._judge(in_time=in_time)
-        reports = [copy.report for copy in self.copies if copy.report is not None]
+        reports = [worker.report for worker in self.workers if worker.report is not None]
         raise_asserted(reports)
         self._refuse_no_race(reports)
-        handled = {pk: tuple(copies) for pk, copies in self.referee.handled.items()}
+        handled = {pk: tuple(workers) for pk, workers in self.referee.handled.items()}
         return Race(tuple(reports), handled, str(self.trace))
 
     def call_double(self, double: str) -> None:
@@ -130,14 +130,14 @@ class _Course:
 
     def call_off(self) -> None:
         """Let no further row start, and let the workers end."""
-        for copy in self.copies:
-            copy.stop.set()
+        for worker in self.workers:
+            worker.stop.set()
         self.turns.let_everybody_go()
 
     def _tell(self, processor: object, pk: Any, outcome: str, **_: object) -> None:
-        for copy in self.copies:
-            if copy.twin is processor:
-                copy.settled(pk, outcome)
+        for worker in self.workers:
+            if worker.twin is processor:
+                worker.settled(pk, outcome)
 
     def _judge(self, *, in_time: bool) -> None:
         name = self.processor.name
@@ -146,9 +146,9 @@ class _Course:
                 f"{name}: expected each row to be handled by one worker, got {self.double} "
                 f"(seed={self.seed}).\n\n{self.trace}"
             )
-        for copy in self.copies:
-            if copy.error is not None:
-                raise copy.error
+        for worker in self.workers:
+            if worker.error is not None:
+                raise worker.error
         if not in_time:
             raise AssertionError(
                 f"{name}: expected the race to end before its timeout, got one that did not; use "
@@ -169,46 +169,46 @@ MOST = 200
 Schedule = Generator[int, Standing, None]
 
 
-def seeded(copies: int, seed: int) -> Callable[[Standing], int]:
+def seeded(workers: int, seed: int) -> Callable[[Standing], int]:
     """Return a function that picks one of the workers that stand before a step."""
     schedule: Schedule | None = None
 
     def choose(standing: Standing) -> int:
         nonlocal schedule
         if schedule is None:
-            schedule = _turns(copies, random.Random(seed), standing)  # noqa: S311  # no secret
+            schedule = _turns(workers, random.Random(seed), standing)  # noqa: S311  # no secret
             return next(schedule)
         return schedule.send(standing)
 
     return choose
 
 
-def _turns(copies: int, rng: random.Random, standing: Standing) -> Schedule:
+def _turns(workers: int, rng: random.Random, standing: Standing) -> Schedule:
     # All workers read their candidates before any worker locks one.
-    for copy in range(1, copies + 1):
-        while copy in standing and standing[copy].kind is Kind.READ:
-            standing = yield copy
+    for worker in range(1, workers + 1):
+        while worker in standing and standing[worker].kind is Kind.READ:
+            standing = yield worker
     # The first worker has handled a row and holds its lock, while the second comes to the same row:
     # a worker that does not lock handles it, too.
     standing = yield from _until(1, {Kind.RETURNS}, standing)
-    if copies > 2:
+    if workers > 2:
         standing = yield from _until(2, {Kind.RETURNS, Kind.WAITS}, standing)
     # The first worker has finished its row, and the last one comes to it with the candidates from
     # its first read: a worker that does not ask again handles it, too.
     standing = yield from _until(1, {Kind.SETTLED}, standing)
-    standing = yield from _until(copies, {Kind.RETURNS, Kind.WAITS}, standing)
-    copy = copies
+    standing = yield from _until(workers, {Kind.RETURNS, Kind.WAITS}, standing)
+    worker = workers
     while True:
         # In bursts: a worker that alternates with others at each step rarely ends a row alone.
-        if copy not in standing or rng.random() < 0.5:  # a coin
-            copy = rng.choice(sorted(standing))
-        standing = yield copy
+        if worker not in standing or rng.random() < 0.5:  # a coin
+            worker = rng.choice(sorted(standing))
+        standing = yield worker
 
 
-def _until(copy: int, kinds: set[Kind], standing: Standing) -> Generator[int, Standing, Standing]:
+def _until(worker: int, kinds: set[Kind], standing: Standing) -> Generator[int, Standing, Standing]:
     """Let one worker move until it stands before a step of these kinds, or has ended."""
     for _ in range(MOST):
-        if copy not in standing or standing[copy].kind in kinds:
+        if worker not in standing or standing[worker].kind in kinds:
             break
-        standing = yield copy
+        standing = yield worker
     return standing

@@ -23,29 +23,29 @@ class Referee:
         self._processed: dict[Any, int] = {}
         self.handled: dict[Any, list[int]] = defaultdict(list)
 
-    def starts(self, pk: Any, copy: int) -> str:
+    def starts(self, pk: Any, worker: int) -> str:
         """Note a handler call; return which worker has the row already, or an empty string."""
         with self._lock:
-            self.handled[pk].append(copy)
+            self.handled[pk].append(worker)
             # Each run may handle rows that may rightly stay pending.
             if pk in self._processed and not self._repeats:
-                return f"copy {self._processed[pk]}, which had finished it"
-            if self._active.setdefault(pk, copy) != copy:
-                return f"copy {self._active[pk]}, which had not finished it"
+                return f"worker {self._processed[pk]}, which had finished it"
+            if self._active.setdefault(pk, worker) != worker:
+                return f"worker {self._active[pk]}, which had not finished it"
             return ""
 
-    def raised(self, pk: Any, copy: int) -> None:
+    def raised(self, pk: Any, worker: int) -> None:
         """Note that the handler raised."""
         with self._lock:
-            self._let_go(pk, copy)
+            self._let_go(pk, worker)
 
-    def settled(self, pk: Any, copy: int, outcome: str) -> None:
+    def settled(self, pk: Any, worker: int, outcome: str) -> None:
         """Note a row's outcome, as ``row_finished`` sends it."""
         with self._lock:
-            self._let_go(pk, copy)
+            self._let_go(pk, worker)
             if outcome == "processed":
-                self._processed[pk] = copy
+                self._processed[pk] = worker
 
-    def _let_go(self, pk: Any, copy: int) -> None:
-        if self._active.get(pk) == copy:
+    def _let_go(self, pk: Any, worker: int) -> None:
+        if self._active.get(pk) == worker:
             del self._active[pk]

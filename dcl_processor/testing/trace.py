@@ -1,4 +1,4 @@
-"""The steps of a race's workers (copies), with one column per worker."""
+"""The steps of a race's workers, with one column per worker."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _LOCKS = re.compile(r" FOR (?:NO KEY )?UPDATE")
 class Trace:
     """The steps in the order in which they were taken."""
 
-    def __init__(self, copies: int) -> None:
-        self._copies = copies
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
         self._steps: list[tuple[int, str]] = []
         self._lock = threading.Lock()
         self._complete = False
 
-    def note(self, copy: int, what: str, *, last: bool = False) -> None:
+    def note(self, worker: int, what: str, *, last: bool = False) -> None:
         """Add a step of a worker, numbered from 1; steps after the last one are ignored."""
         with self._lock:
             if not self._complete:
-                self._steps.append((copy, what))
+                self._steps.append((worker, what))
             self._complete = self._complete or last
 
     def __str__(self) -> str:
         with self._lock:
             steps = list(zip(count(1), self._steps, strict=False))
         left_out = len(steps) - FIRST - LAST
-        lines = [self._line("step", [f"copy {n}" for n in range(1, self._copies + 1)])]
+        lines = [self._line("step", [f"worker {n}" for n in range(1, self._workers + 1)])]
         if left_out > 0:
             lines += self._lines(steps[:FIRST])
             lines += [f"  … {left_out} steps …", *self._lines(steps[-LAST:])]
@@ -46,9 +46,9 @@ class Trace:
         return "\n".join(lines)
 
     def _lines(self, steps: Sequence[tuple[int, tuple[int, str]]]) -> Iterator[str]:
-        for number, (copy, what) in steps:
-            cells = [""] * self._copies
-            cells[copy - 1] = what
+        for number, (worker, what) in steps:
+            cells = [""] * self._workers
+            cells[worker - 1] = what
             yield self._line(str(number), cells)
 
     def _line(self, number: str, cells: Sequence[str]) -> str:

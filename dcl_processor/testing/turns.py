@@ -39,28 +39,28 @@ PATIENCE = 3.0
 class Turns:
     """Gives the turn to one of the workers that stand; workers are numbered from 1."""
 
-    def __init__(self, copies: int) -> None:
+    def __init__(self, workers: int) -> None:
         self._changed = Condition()
         self._standing: dict[int, Step] = {}
-        self._moving = set(range(1, copies + 1))
+        self._moving = set(range(1, workers + 1))
         self._slow: set[int] = set()
         self._everybody_goes = False
 
-    def step(self, copy: int, step: Step) -> None:
+    def step(self, worker: int, step: Step) -> None:
         """Stand before a step until it is the worker's turn."""
         with self._changed:
-            self._moving.discard(copy)
-            self._slow.discard(copy)
-            self._standing[copy] = step
+            self._moving.discard(worker)
+            self._slow.discard(worker)
+            self._standing[worker] = step
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._everybody_goes or copy not in self._standing)
-            self._standing.pop(copy, None)
-            self._moving.add(copy)
+            self._changed.wait_for(lambda: self._everybody_goes or worker not in self._standing)
+            self._standing.pop(worker, None)
+            self._moving.add(worker)
 
-    def ended(self, copy: int) -> None:
+    def ended(self, worker: int) -> None:
         """Note that a worker moves no more."""
         with self._changed:
-            self._moving.discard(copy)
+            self._moving.discard(worker)
             self._changed.notify_all()
 
     def let_everybody_go(self) -> None:
@@ -79,9 +79,9 @@ class Turns:
             # The start of the race must not depend on how fast the threads connect.
             self._changed.wait_for(lambda: not self._moving, until - time.monotonic())
             while self._any_racer_stands(until):
-                copy = choose(self._standing)
-                del self._standing[copy]
-                self._moving.add(copy)
+                worker = choose(self._standing)
+                del self._standing[worker]
+                self._moving.add(worker)
                 self._changed.notify_all()
             return self._everybody_goes or not (self._moving or self._standing)
 

@@ -32,7 +32,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=1_000, help="the unit of all sizes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="scenarios, with commas between")
-    parser.add_argument("--copies", default="1,4,16,48", help="how many workers race")
+    parser.add_argument("--workers", default="1,4,16,48", help="how many workers race")
     parser.add_argument("--fsync", choices=("on", "off"), default="on", help="embedded server only")
     parser.add_argument("--json", type=Path, help="write every measurement there")
     parser.add_argument(
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     from tests.benchmarks.measuring import Bench
     from tests.benchmarks.network import ProxyFailedError
     from tests.benchmarks.scenarios import FORGETFUL, SCENARIOS
-    from tests.benchmarks.team import CopyFailedError, team
+    from tests.benchmarks.team import WorkerFailedError, team
 
     known = {**SCENARIOS, **FORGETFUL}
     chosen = options.only.split(",") if options.only else list(SCENARIOS)
@@ -63,14 +63,14 @@ def _run(options: argparse.Namespace) -> int:
             members,
             options.rows,
             options.rounds,
-            [int(number) for number in options.copies.split(",")],
+            [int(number) for number in options.workers.split(",")],
             lambda line: print(line, file=sys.stderr),
         )
         try:
             for name in chosen:
                 known[name](bench)
                 _write(options.json, server, bench.results)
-        except (AuditError, CopyFailedError, ProxyFailedError) as error:
+        except (AuditError, WorkerFailedError, ProxyFailedError) as error:
             print(f"Failed: {error}")
             return 1
     for name, table in page.tables(bench.results, server).items():

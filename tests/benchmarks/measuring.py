@@ -31,7 +31,7 @@ class Measurement:
 
     scenario: str
     name: str
-    copies: int
+    workers: int
     round: int
     rows: int
     figures: Mapping[str, float]
@@ -45,7 +45,7 @@ class Bench:
     members: Team
     unit: int  # rows; each scenario takes a multiple
     rounds: int
-    copies: Collection[int]
+    workers: Collection[int]
     tell: Callable[[str], None]
     results: list[Measurement] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Bench:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in measurement.figures.items())
         self.tell(
             f"{measurement.scenario}, round {measurement.round}: {measurement.name} "
-            f"x{measurement.copies}, {measurement.network}: {figures}"
+            f"x{measurement.workers}, {measurement.network}: {figures}"
         )
 
 
@@ -69,7 +69,7 @@ def drain(
     name: str,
     expected: Collection[int],
     *,
-    copies: int = 1,
+    workers: int = 1,
     delay: float = 0.0,
     traced: bool = False,
     left: int = 0,
@@ -86,8 +86,8 @@ def drain(
     with tempfile.TemporaryDirectory(prefix="dcl-bench-") as folder:
         log = Path(folder) / "log"
         trace = Path(folder) / "trace" if traced else None
-        order = Order(name, host, log, copies, delay, trace, options or {})
-        processes = 1 if contender.makes_copies else copies
+        order = Order(name, host, log, workers, delay, trace, options or {})
+        processes = 1 if contender.makes_copies else workers
         # What was counted before the start does not belong to the drain.
         shares = members.drain(order, processes, through.take_counts if through else None)
         sent = _sent(through.take_counts(), len(expected)) if through else {}
@@ -96,9 +96,9 @@ def drain(
         figures = {"rate": len(expected) / _seconds(contender, shares, calls), **sent}
         if contender.has_log:
             figures["CPU ms per row"] = 1e3 * sum(share.cpu for share in shares) / len(expected)
-        if copies > 1 and contender.has_log:
-            per_copy = [sum(call.copy == copy for call in calls) for copy in range(copies)]
-            figures["slowest share"] = min(per_copy) * copies / len(calls)
+        if workers > 1 and contender.has_log:
+            per_copy = [sum(call.copy == copy for call in calls) for copy in range(workers)]
+            figures["slowest share"] = min(per_copy) * workers / len(calls)
         if traced:
             figures |= _talk(Path(folder), len(expected))
     figures["peak MB"] = max(share.peak for share in shares) / 1024
@@ -134,7 +134,7 @@ def take_turns(
     rows: int,
     *,
     networks: Sequence[str] = (SOCKET,),
-    copies: int = 1,
+    workers: int = 1,
     **how: Any,
 ) -> None:
     """Measure each contender once in each round and network; another one begins each time.
@@ -144,17 +144,17 @@ def take_turns(
     names = bench.installed(names)
     for name in names:
         # The first drain of a process imports and connects.
-        _fill_and_drain(bench, name, max(copies, 10), copies=copies)
+        _fill_and_drain(bench, name, max(workers, 10), workers=workers)
     for round_ in range(bench.rounds):
         start = round_ % len(names) if names else 0
         for network in networks:
             with opened(network) as through:
                 for name in (*names[start:], *names[:start]):
                     figures = _fill_and_drain(
-                        bench, name, rows, copies=copies, through=through, **how
+                        bench, name, rows, workers=workers, through=through, **how
                     )
                     bench.note(
-                        Measurement(scenario, name, copies, round_ + 1, rows, figures, network)
+                        Measurement(scenario, name, workers, round_ + 1, rows, figures, network)
                     )
 
 

@@ -70,16 +70,16 @@ def _rates(results: Sequence[Measurement]) -> Iterator[Sequence[str]]:
 
     def key(result: Measurement) -> tuple[str, int, str]:
         scenario = f"{result.scenario}, {result.network}" if has_networks else result.scenario
-        return scenario, result.copies, result.name
+        return scenario, result.workers, result.name
 
     order = list(dict.fromkeys(map(key, results)))
-    for (scenario, copies, name), group in groupby(
+    for (scenario, workers, name), group in groupby(
         sorted(results, key=lambda result: order.index(key(result))), key
     ):
         of_it = list(group)
         rates = [result.figures["rate"] for result in of_it]
         yield (
-            *(scenario, name, str(copies), f"{of_it[0].rows:,}", f"{median(rates):,.0f}"),
+            *(scenario, name, str(workers), f"{of_it[0].rows:,}", f"{median(rates):,.0f}"),
             *(f"{min(rates):,.0f}", f"{max(rates):,.0f}"),
             _cpu(of_it),
         )

@@ -32,7 +32,7 @@ def draw(results: Sequence[Measurement], folder: Path) -> None:
         of_it = [result for result in results if result.scenario == scenario]
         if scenario in BARS:
             _save(_bars(of_it, BARS[scenario]), folder, scenario)
-        elif scenario == "copies":
+        elif scenario == "workers":
             _save(_lines(of_it), folder, scenario)
 
 
@@ -67,16 +67,16 @@ def _lines(results: Sequence[Measurement]) -> Any:
     axes = figure.subplots()
     for name in dict.fromkeys(result.name for result in results):
         of_it = [result for result in results if result.name == name]
-        copies = sorted({result.copies for result in of_it})
-        rates = [median(r.figures["rate"] for r in of_it if r.copies == n) for n in copies]
-        axes.plot(copies, rates, marker="o", color=_colour(name), label=name)
-        for n, rate in zip(copies, rates, strict=True):
+        workers = sorted({result.workers for result in of_it})
+        rates = [median(r.figures["rate"] for r in of_it if r.workers == n) for n in workers]
+        axes.plot(workers, rates, marker="o", color=_colour(name), label=name)
+        for n, rate in zip(workers, rates, strict=True):
             place = {"textcoords": "offset points", "xytext": (4, 6)}
             axes.annotate(f"{rate:,.0f}", (n, rate), fontsize=8, **place)
-    copies = sorted({result.copies for result in results})
+    workers = sorted({result.workers for result in results})
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xticks(copies, [str(n) for n in copies])
+    axes.set_xticks(workers, [str(n) for n in workers])
     rates = [result.figures["rate"] for result in results]
     ticks = [n for n in TICKS if min(rates) / 2 < n < max(rates) * 2]
     axes.set_yticks(ticks, [f"{n:,}" for n in ticks])

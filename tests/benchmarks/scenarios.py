@@ -90,23 +90,23 @@ def network(bench: Bench) -> None:
     take_turns(fewer, "network-batches", BATCHES, 5 * bench.unit, networks=networks)
 
 
-def copies(bench: Bench) -> None:
+def workers(bench: Bench) -> None:
     """Racing workers, each in a process of its own, and a handler that takes 5 ms."""
     number = max(bench.unit * 2 // 3, 2)
-    for together in bench.copies:
+    for together in bench.workers:
         # With many workers the loop by hand takes minutes.
         rounds = (bench.rounds + 1) // (2 if together <= 16 else 3)
         fewer = replace(bench, rounds=max(rounds, 1))
-        take_turns(fewer, "copies", (OURS, ARTICLE), number, copies=together, delay=SLOW)
+        take_turns(fewer, "workers", (OURS, ARTICLE), number, workers=together, delay=SLOW)
 
 
 def statements(bench: Bench) -> None:
     """Count what racing workers say to the server, message by message."""
     fewer = _fewer(bench)
-    for together in bench.copies:
+    for together in bench.workers:
         for name in (OURS, SPANNING):
             delay = SLOW if together > 1 else 0.0
-            how: dict[str, Any] = {"copies": together, "delay": delay, "traced": True}
+            how: dict[str, Any] = {"workers": together, "delay": delay, "traced": True}
             take_turns(fewer, "statements", (name,), 5 * bench.unit, **how)
 
 
@@ -197,7 +197,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "extras": extras,
     "queues": queues,
     "network": network,
-    "copies": copies,
+    "workers": workers,
     "statements": statements,
     "backlog": backlog,
     "snapshot": snapshot,

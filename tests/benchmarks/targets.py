@@ -27,7 +27,7 @@ class Side:
     """One side of a ratio: a contender, or the best of several."""
 
     names: Sequence[str]
-    copies: int = 1
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def _best(target: Target, results: Sequence[Measurement], side: Side, round_: in
         result.figures[target.figure]
         for result in results
         if (result.scenario, result.network) == (target.scenario, target.network)
-        and (result.copies, result.round) == (side.copies, round_)
+        and (result.workers, result.round) == (side.workers, round_)
         and any(result.name == name or result.name.startswith(f"{name} of ") for name in side.names)
         and target.figure in result.figures
     ]
@@ -87,19 +87,19 @@ def verdict(target: Target, results: Sequence[Measurement]) -> tuple[float, floa
 
 
 def _crowd(kind: str, name: str, most: float) -> Iterator[Target]:
-    for copies in (16, 48):
+    for workers in (16, 48):
         yield Target(
-            what=f"statements per row, {kind}, {copies} workers",
+            what=f"statements per row, {kind}, {workers} workers",
             scenario="statements",
-            ours=Side([name], copies),
+            ours=Side([name], workers),
             figure="statements per row",
             bound=most,
             at_most=True,
         )
         yield Target(
-            what=f"the same vs one worker's ({kind}, {copies} workers)",
+            what=f"the same vs one worker's ({kind}, {workers} workers)",
             scenario="statements",
-            ours=Side([name], copies),
+            ours=Side([name], workers),
             theirs=Side([name]),
             figure="statements per row",
             bound=1.1,
@@ -152,18 +152,18 @@ def _one_by_one() -> Iterator[Target]:
 
 
 def _racing() -> Iterator[Target]:
-    for copies, bound in ((16, 12), (48, 25)):
+    for workers, bound in ((16, 12), (48, 25)):
         yield Target(
-            what=f"{copies} workers, 5 ms handler, vs the article's loop with {copies}",
-            scenario="copies",
-            ours=Side([OURS], copies),
-            theirs=Side([ARTICLE], copies),
+            what=f"{workers} workers, 5 ms handler, vs the article's loop with {workers}",
+            scenario="workers",
+            ours=Side([OURS], workers),
+            theirs=Side([ARTICLE], workers),
             bound=bound,
         )
         yield Target(
-            what=f"share of the slowest of {copies} workers, of the mean",
-            scenario="copies",
-            ours=Side([OURS], copies),
+            what=f"share of the slowest of {workers} workers, of the mean",
+            scenario="workers",
+            ours=Side([OURS], workers),
             figure="slowest share",
             bound=0.7,
         )

@@ -31,7 +31,7 @@ class Order:
     contender: str
     host: str
     log: Path
-    copies: int
+    workers: int
     delay: float = 0.0
     trace: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Share:
     peak: int
 
 
-class CopyFailedError(Exception):
+class WorkerFailedError(Exception):
     """A contender raised, or did not come to an end."""
 
 
@@ -110,13 +110,13 @@ def _start(number: int) -> tuple[Any, Connection]:
 
 def _hear(pipe: Connection, order: Order) -> Any:
     if not pipe.poll(ENDS_WITHIN):
-        raise CopyFailedError(f"{order.contender}: expected an end within {ENDS_WITHIN:.0f} s.")
+        raise WorkerFailedError(f"{order.contender}: expected an end within {ENDS_WITHIN:.0f} s.")
     try:
         answer = pipe.recv()
     except EOFError:
-        raise CopyFailedError(f"{order.contender}: a copy died.") from None
+        raise WorkerFailedError(f"{order.contender}: a copy died.") from None
     if isinstance(answer, BaseException):
-        raise CopyFailedError(f"{order.contender}: {answer}")
+        raise WorkerFailedError(f"{order.contender}: {answer}")
     return answer
 
 
@@ -132,7 +132,7 @@ def _copy(pipe: Connection, number: int) -> None:
         try:
             pipe.send(_drain(pipe, order, number))
         except Exception:  # noqa: BLE001  # the parent says it, and ends the run
-            pipe.send(CopyFailedError(traceback.format_exc()))
+            pipe.send(WorkerFailedError(traceback.format_exc()))
 
 
 def _drain(pipe: Connection, order: Order, number: int) -> Share:
@@ -156,7 +156,7 @@ def _drain(pipe: Connection, order: Order, number: int) -> Share:
             pipe.send("ready")
             pipe.recv()
             began, cpu = time.monotonic(), time.process_time()
-            drained = drain(order.copies, **order.options)
+            drained = drain(order.workers, **order.options)
             ended, cpu = time.monotonic(), time.process_time() - cpu
     finally:
         close()

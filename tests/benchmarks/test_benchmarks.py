@@ -59,8 +59,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_everybody_drains_and_the_figures_are_written(tmp_path: Path) -> None:
     written = tmp_path / "results.json"
-    scenarios = "one-by-one,batches,extras,copies,statements,backlog,snapshot"
-    done = run("--rows", "20", "--copies", "2", "--only", scenarios, "--json", str(written))
+    scenarios = "one-by-one,batches,extras,workers,statements,backlog,snapshot"
+    done = run("--rows", "20", "--workers", "2", "--only", scenarios, "--json", str(written))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Audited: nothing handled twice, lost or left." in done.stdout

@@ -31,7 +31,7 @@ class Watcher:
         self.route = route
         self._command = [
             *(sys.executable, "-m", "django", "processors", "run", *names),
-            *("--watch", "0.2", "--copies", str(copies)),
+            *("--watch", "0.2", "--workers", str(copies)),
             # Several processors take turns, and short ones.
             *(("--limit", "10") if len(names) > 1 else ()),
         ]

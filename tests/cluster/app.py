@@ -20,12 +20,12 @@ EXPIRY = 60
 app = Celery("cluster", set_as_current=False)
 app.conf.beat_schedule = {
     "deliver": {
-        **every(INTERVAL, "cluster.deliver", copies=2),
+        **every(INTERVAL, "cluster.deliver", workers=2),
         "options": {"expires": EXPIRY},
     },
 }
 # A worker takes no more than it has processes for: what waited with one while the other is free
-# would keep the copies apart.
+# would keep the workers apart.
 app.conf.worker_prefetch_multiplier = 1
 app.conf.task_acks_late = True
 app.conf.broker_connection_retry_on_startup = True

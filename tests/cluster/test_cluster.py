@@ -19,7 +19,7 @@ def test_copies_on_two_workers_share_the_rows_and_handle_each_once(
     cluster: Cluster, both: tuple[Started, Started]
 ) -> None:
     rows = errands(*[MEETS] * 200)
-    first = cluster.send(copies=4, timeout=PATIENCE)
+    first = cluster.send(workers=4, timeout=PATIENCE)
     reports = [got(first), *(got(each) for each in first.children)]
     assert len(reports) == 4
     assert sum(report["processed"] for report in reports) == len(rows)
@@ -53,7 +53,7 @@ def test_further_copies_go_where_the_first_came_from(
     with worker(
         cluster.folder, "apart", "--queues=apart", size=1, variables=cluster.variables
     ) as apart:
-        first = cluster.send(options={"queue": "apart"}, copies=2, limit=2)
+        first = cluster.send(options={"queue": "apart"}, workers=2, limit=2)
         assert [got(first)["processed"], len(first.children)] == [1, 1]
         assert got(first.children[0])["processed"] == 1
         assert cluster.took_part() == {apart.pid}

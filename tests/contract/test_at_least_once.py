@@ -73,7 +73,7 @@ def test_a_failure_is_noted_and_frees_the_lease() -> None:
 
     run = the.at_least_once(fail, retry=the.retry(), failed={"dead": True})
     for attempt in (1, 2, 3):
-        assert_run(run(), failed=1, retried=int(attempt < 3))
+        assert_run(run(), failed=1, to_retry=int(attempt < 3))
         said = the.state(row)
         assert (said["attempts"], said["leased_until"], said["dead"]) == (
             attempt,

@@ -154,7 +154,7 @@ def test_with_retry_and_reset_a_known_failure_is_tried_again_and_given_up() -> N
 
     run = the.at_most_once(fail, retry=the.retry(), reset={"claimed": False}, failed={"dead": True})
     for attempt in (1, 2):
-        assert_run(run(), failed=1, retried=1)
+        assert_run(run(), failed=1, to_retry=1)
         said = the.state(row)
         assert (said["attempts"], said["claimed"], said["claimed_at"]) == (attempt, False, False)
     assert_run(run(), failed=1)

@@ -138,7 +138,7 @@ def test_at_least_once_calls_each_row_again_alone_when_a_call_raises() -> None:
     calls = Calls(raising_at(1))
     run = bulk(the.at_least_once, calls, retry=the.retry(backoff=60))
     report = run()
-    assert_run(report, processed=3, failed=1, retried=1)
+    assert_run(report, processed=3, failed=1, to_retry=1)
     assert calls.places == [[0, 1, 2, 3], [0], [1], [2], [3]]
     assert places(done=True) == [0, 2, 3]
     # One attempt, which the claim has counted.

@@ -85,7 +85,7 @@ if connection.vendor == "postgresql":
         return float(now) - instant.timestamp()
 
     def test_a_renewed_lease_is_recognised(began: datetime, beats_soon: None) -> None:
-        """By both copies, in rows that are rehearsed with and in those that are not."""
+        """By both workers, in rows that are rehearsed with and in those that are not."""
         rows = the.errands(4)
         calls: list[int] = []
         seconds = 60.0

@@ -159,7 +159,7 @@ def test_any_exception_of_an_asynchronous_handler_is_its_rows_failure_alone(
             raise error
 
     report = the.at_least_once(handle, retry=the.retry())()
-    assert_run(report, processed=2, failed=1, retried=1)
+    assert_run(report, processed=2, failed=1, to_retry=1)
     assert type(error).__name__ in json.dumps(report.as_dict())
 
 

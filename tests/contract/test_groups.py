@@ -89,7 +89,7 @@ def test_without_an_order_a_row_that_fails_is_passed(delivery: str) -> None:
 
     options: dict[str, Any] = {"retry": retry(backoff=60), "reset": {"claimed": False}}
     report = grouped(delivery, fail, **options)()
-    assert_run(report, processed=2, failed=1, retried=1)
+    assert_run(report, processed=2, failed=1, to_retry=1)
     assert handled == [one.pk, two.pk, three.pk]
 
 
@@ -102,10 +102,10 @@ def test_in_order_a_row_that_waits_for_its_retry_holds_its_key(delivery: str) ->
         raise ValueError
 
     processor = in_order(delivery, fail, **options)
-    assert_run(processor(), failed=1, retried=1, held=1)
+    assert_run(processor(), failed=1, to_retry=1, held=1)
     assert_run(processor(), held=1)
     Errand.objects.filter(pk=one.pk).update(next_attempt_at=None)
-    assert_run(processor(), failed=1, retried=1, held=1)
+    assert_run(processor(), failed=1, to_retry=1, held=1)
 
 
 @each

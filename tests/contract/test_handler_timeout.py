@@ -611,7 +611,7 @@ def test_an_attempt_is_counted_when_the_server_has_released_the_row(
 
     monkeypatch.setattr(recovery, "claim", late)
     run = the.transactional(lambda _: hang(), handler_timeout=SOON, retry=the.retry())
-    assert_run(run(), failed=1, retried=1)
+    assert_run(run(), failed=1, to_retry=1)
     assert Errand.objects.get().attempts == 1
     assert len(tries) >= 2
 

@@ -302,7 +302,7 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
     run = make(
         fail, retry=Retry(2, backoff=0), failed={"code": None, "dead": None}, batch_size=batch_size
     )
-    assert_run(run(), processed=2, failed=1, retried=1)
+    assert_run(run(), processed=2, failed=1, to_retry=1)
     assert_run(run(), failed=1)
     assert_run(run(), failed=1)  # without a call
     assert calls.count(1) == 2
@@ -452,7 +452,7 @@ if IS_POSTGRESQL:
         back = "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse"
         with temporary(refuse, f"{back}; DROP SEQUENCE tests_tries"):
             run = the.transactional(fail, retry=the.retry(), batch_size=batch_size)
-            assert_run(run(), processed=2, failed=1, retried=1, redone=0)
+            assert_run(run(), processed=2, failed=1, to_retry=1, redone=0)
         assert sorted(calls) == [0, 1, 2]
         assert Errand.objects.get(done=False).attempts == 1
 
@@ -480,7 +480,7 @@ if IS_POSTGRESQL:
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
         ):
-            assert_run(run(), failed=1, retried=1)
+            assert_run(run(), failed=1, to_retry=1)
             assert_run(run())
             row.refresh_from_db()
             assert row.attempts == 1
@@ -499,7 +499,7 @@ if connection.vendor == "mysql":
         )
         run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
         with temporary(refuse, "DROP TRIGGER tests_refuse"):
-            assert_run(run(), processed=2, failed=1, retried=1)
+            assert_run(run(), processed=2, failed=1, to_retry=1)
         assert Errand.objects.get(place=1).attempts == 1
 
 
@@ -540,7 +540,7 @@ if IS_POSTGRESQL:
             "ALTER TABLE tests_errand ADD CONSTRAINT tests_kept CHECK (claimed OR attempts = 0)",
             "ALTER TABLE tests_errand DROP CONSTRAINT tests_kept",
         ):
-            assert_run(run(), failed=1, retried=0)
+            assert_run(run(), failed=1, to_retry=0)
             assert [*run.in_doubt(older_than=0)] == [row]
             assert the.state(row)["attempts"] == 1
             Errand.objects.all().delete()

@@ -85,23 +85,23 @@ if not HAS_ROW_LOCKS:
 if HAS_ROW_LOCKS:
 
     @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
-    @pytest.mark.parametrize("copies", [2, 4])
-    def test_a_right_processor_passes(make: Callable[[], Any], copies: int) -> None:
+    @pytest.mark.parametrize("workers", [2, 4])
+    def test_a_right_processor_passes(make: Callable[[], Any], workers: int) -> None:
         rows = errands(5)
-        result = race(make(), copies=copies)
+        result = race(make(), workers=workers)
         assert result.raise_for_failures() is result
         assert set(result.handled) == {row.pk for row in rows}
         assert {len(by) for by in result.handled.values()} == {1}
-        assert (len(result.reports), result.processed) == (copies, 5)
+        assert (len(result.reports), result.processed) == (workers, 5)
         assert not PENDING.all().exists()
         assert not _copies_left()
 
     def _copies_left() -> list[str]:
-        return [each.name for each in threading.enumerate() if ": copy " in each.name]
+        return [each.name for each in threading.enumerate() if ": worker " in each.name]
 
     def test_the_copies_meet_at_a_row_that_is_locked_and_at_one_that_is_finished() -> None:
         [row] = errands(1)
-        result = race(transactional(ignore), copies=3)
+        result = race(transactional(ignore), workers=3)
         # The second met it locked and came back to it, the third asked again and found it done.
         assert result.handled == {row.pk: (1,)}
         first, second, third = result.reports
@@ -119,25 +119,25 @@ if HAS_ROW_LOCKS:
         rows: QuerySet[Any] = QuerySet(question.model, using=question.using)
         return rows.filter(those.condition).order_by()
 
-    @pytest.mark.parametrize("copies", [2, 4])
+    @pytest.mark.parametrize("workers", [2, 4])
     @pytest.mark.parametrize("make", [transactional, spanning, at_most_once, at_least_once])
     def test_a_missing_second_check_is_caught(
-        make: Callable[..., Any], copies: int, monkeypatch: pytest.MonkeyPatch
+        make: Callable[..., Any], workers: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Question, "narrowed", narrowed_without_the_question)
         rows = errands(3)
         handled: list[int] = []
         with pytest.raises(AssertionError) as caught:
-            race(make(lambda row: handled.append(row.pk), repeats=False), copies=copies)
+            race(make(lambda row: handled.append(row.pk), repeats=False), workers=workers)
         said = str(caught.value)
         assert "expected each row to be handled by one worker, got row" in said
-        # A claim and a lease are part of the question: without it the second copy takes a row that
-        # is still at work.
+        # A claim and a lease are part of the question: without it the second worker takes a row
+        # that is still at work.
         marked = make in {at_most_once, at_least_once}
-        had = "not finished" if marked and copies > 2 else "finished"
-        assert f"{rows[0].pk} handled by copy 1, which had {had} it, and again by copy" in said
+        had = "not finished" if marked and workers > 2 else "finished"
+        assert f"{rows[0].pk} handled by worker 1, which had {had} it, and again by worker" in said
         assert "seed=0" in said
-        assert f"copy {copies}" in said
+        assert f"worker {workers}" in said
         assert said.endswith(f"row {rows[0].pk} again!")
         # The second handler was not called any more.
         assert len(handled) == len(set(handled))
@@ -150,9 +150,9 @@ if HAS_ROW_LOCKS:
         seams.replace(monkeypatch, seams.LOCK_CLAUSE, lambda *_: "")
         monkeypatch.setattr(turns, "PATIENCE", 0.5)
         errands(3)
-        # On MariaDB the rehearsal of the flip waits for the first copy, which has finished then.
-        with pytest.raises(AssertionError, match=r"got row \d+ handled by copy \d, which had"):
-            race(make(ignore), copies=3)
+        # On MariaDB the rehearsal of the flip waits for the first worker, which has finished then.
+        with pytest.raises(AssertionError, match=r"got row \d+ handled by worker \d, which had"):
+            race(make(ignore), workers=3)
 
     def test_what_a_handler_asserts_reaches_the_test_with_its_traceback() -> None:
         errands(3)
@@ -162,7 +162,7 @@ if HAS_ROW_LOCKS:
 
         for make in (transactional, at_least_once):
             with pytest.raises(AssertionError, match="wrong place") as caught:
-                race(make(handle), copies=2)
+                race(make(handle), workers=2)
             frames = traceback.extract_tb(caught.value.__traceback__)
             assert any(frame.name == "handle" for frame in frames)
         assert not _copies_left()
@@ -174,7 +174,7 @@ if HAS_ROW_LOCKS:
             raise AssertionError("no flip")
 
         with pytest.raises(AssertionError, match="no flip") as caught:
-            race(transactional(ignore, done=flip), copies=2)
+            race(transactional(ignore, done=flip), workers=2)
         assert any("in flip" in note for note in caught.value.__notes__)
 
     def test_rows_that_fail_are_tried_by_each_copy_and_are_no_double() -> None:
@@ -184,7 +184,7 @@ if HAS_ROW_LOCKS:
             if row.pk == bad.pk:
                 raise ValueError("bad")
 
-        result = race(transactional(handle), copies=2)
+        result = race(transactional(handle), workers=2)
         assert result.handled[good.pk] in {(1,), (2,)}
         assert set(result.handled[bad.pk]) == {1, 2}
         with pytest.raises(RowsFailed):
@@ -196,23 +196,23 @@ if HAS_ROW_LOCKS:
         def snooze(row: Errand) -> None:
             raise Snooze
 
-        assert race(transactional(snooze), copies=2).processed == 0
-        repeated = race(transactional(ignore, repeats=True, done={"place": 1}), copies=2)
+        assert race(transactional(snooze), workers=2).processed == 0
+        repeated = race(transactional(ignore, repeats=True, done={"place": 1}), workers=2)
         assert repeated.processed == 4
 
     def test_a_handler_that_waits_for_another_copy_does_not_stop_the_race(
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """The turn goes on from a copy that does not come to its next step."""
+        """The turn goes on from a worker that does not come to its next step."""
         monkeypatch.setattr(turns, "PATIENCE", 0.5)
         errands(2)
         together = Barrier(2)
-        assert race(transactional(lambda row: together.wait()), copies=2).processed == 2
+        assert race(transactional(lambda row: together.wait()), workers=2).processed == 2
 
     def test_a_row_that_is_held_is_left_alone() -> None:
         held, free = errands(2)
         with hold_lock(held):
-            result = race(transactional(ignore), copies=2, wait_for_locked=0.05)
+            result = race(transactional(ignore), workers=2, wait_for_locked=0.05)
         assert set(result.handled) == {free.pk}
         assert sum(report.skipped for report in result.reports) == 2
 
@@ -222,24 +222,24 @@ if HAS_ROW_LOCKS:
 
     def test_another_alias() -> None:
         errands(2)
-        assert race(transactional(ignore), using="other", copies=2).processed == 2
+        assert race(transactional(ignore), using="other", workers=2).processed == 2
 
     def test_a_race_for_nothing_is_refused() -> None:
         with pytest.raises(AssertionError, match="expected pending rows to race for, got none"):
-            race(transactional(ignore), copies=2)
+            race(transactional(ignore), workers=2)
 
     def test_a_race_that_goes_on_for_too_long_is_called_off() -> None:
         errands(2)
         over = threading.Event()
         with pytest.raises(AssertionError, match="expected the race to end before its timeout"):
-            race(transactional(lambda row: over.wait(1.5)), copies=2, timeout=1)
+            race(transactional(lambda row: over.wait(1.5)), workers=2, timeout=1)
         assert not _copies_left()
 
     def test_one_copy_is_no_race() -> None:
         with pytest.raises(
-            InvalidOption, match="copies to be a whole number of workers from 2, got 1"
+            InvalidOption, match="workers to be a whole number of workers from 2, got 1"
         ):
-            race(transactional(ignore), copies=1)
+            race(transactional(ignore), workers=1)
 
     def test_inside_a_transaction_it_is_refused() -> None:
         with transaction.atomic(), pytest.raises(InsideTransaction):

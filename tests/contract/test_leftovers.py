@@ -93,7 +93,7 @@ def test_the_row_that_left_a_transaction_open_fails_and_the_others_are_committed
     )(handle)
     report = processor()
     assert calls == [0, 1, 2, 3]
-    assert_run(report, processed=2, failed=2, retried=2 if "retry" in options else 0)
+    assert_run(report, processed=2, failed=2, to_retry=2 if "retry" in options else 0)
     assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
     assert not connection.in_atomic_block
     assert connection.get_autocommit()
@@ -122,7 +122,7 @@ def test_what_the_handler_raised_is_the_failure(leave: Callable[[], Any]) -> Non
 
     options = OPTIONS["at least once"]
     report = the.transactional(handle, **options)()
-    assert_run(report, processed=2, failed=1, retried=1)
+    assert_run(report, processed=2, failed=1, to_retry=1)
     assert str(report.failures[0].error) == "the handler's own"
     rows = Errand.objects.using("other").order_by("place")
     assert list(rows.values_list("done", "attempts")) == [(True, 0), (False, 1), (True, 0)]
@@ -186,7 +186,7 @@ def test_the_row_of_an_asynchronous_handler_that_left_one_open_fails(
         await work(row)
 
     report = make(handle, options)(concurrency=1)
-    assert_run(report, processed=2, failed=2, retried=2 if "retry" in options else 0)
+    assert_run(report, processed=2, failed=2, to_retry=2 if "retry" in options else 0)
     assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
     failed = Errand.objects.filter(pk__in=[each.pk for each in report.failures])
     assert sorted(failed.values_list("place", flat=True)) == [0, 2]
@@ -204,7 +204,7 @@ def test_what_an_asynchronous_handler_raised_is_the_failure() -> None:
         await work(row)
 
     report = make(handle)(concurrency=1)
-    assert_run(report, processed=1, failed=1, retried=1)
+    assert_run(report, processed=1, failed=1, to_retry=1)
     assert str(report.failures[0].error) == "the handler's own"
     assert worked() == [1]
 
@@ -245,7 +245,7 @@ if connection.features.has_select_for_update:
             await shared(row)
 
         report = make(handle)(concurrency=2)
-        assert_run(report, processed=2, failed=2, retried=2)
+        assert_run(report, processed=2, failed=2, to_retry=2)
         assert {type(failure.error) for failure in report.failures} == {TransactionLeftOpen}
         assert worked() == [2, 3]
 
@@ -267,7 +267,7 @@ if connection.features.has_select_for_update:
         async def handle(row: Errand) -> None:
             await shared(row)
 
-        assert_run(make(handle)(concurrency=2), processed=2, failed=2, retried=2)
+        assert_run(make(handle)(concurrency=2), processed=2, failed=2, to_retry=2)
         assert worked() == [2, 3]
 
     def test_a_transaction_that_its_handler_commits_later_fails_no_row() -> None:
@@ -300,5 +300,5 @@ def test_all_rows_of_a_call_that_left_a_transaction_open_fail() -> None:
                 await work(row)
 
     report = Together()(concurrency=1)
-    assert_run(report, processed=2, failed=2, retried=2)
+    assert_run(report, processed=2, failed=2, to_retry=2)
     assert worked() == [2, 3]

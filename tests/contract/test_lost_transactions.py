@@ -87,7 +87,7 @@ if HAS_ROW_LOCKS:
                     run_into_it()
 
             report = in_one_batch(handle, batch_size=1)()
-        assert_run(report, processed=2, failed=1, retried=1)
+        assert_run(report, processed=2, failed=1, to_retry=1)
         assert isinstance(report.failures[0].error, OperationalError)
         rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
         assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]
@@ -113,7 +113,7 @@ if HAS_ROW_LOCKS:
                 raise ValueError("the handler's own")
 
         report = in_one_batch(handle, batch_size=batch_size)()
-        assert_run(report, processed=2, failed=1, retried=1)
+        assert_run(report, processed=2, failed=1, to_retry=1)
         assert str(report.failures[0].error) == "the handler's own"
         rows = Errand.objects.order_by("place").values_list("done", "result", "attempts")
         assert list(rows) == [(True, "worked", 0), (False, "", 1), (True, "worked", 0)]

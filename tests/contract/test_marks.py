@@ -225,7 +225,7 @@ def test_the_name_of_a_worker_is_its_host_its_process_and_its_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "number"), [("copy 3", 3), ("copy 12", 12), ("spare", 0), ("copy of it", 0)]
+    ("process", "number"), [("worker 3", 3), ("worker 12", 12), ("spare", 0), ("worker of it", 0)]
 )
 def test_the_name_has_the_number_that_the_supervisor_gave(
     monkeypatch: pytest.MonkeyPatch, process: str, number: int

@@ -71,7 +71,7 @@ def test_rows_that_the_run_would_not_try_do_not_count() -> None:
     the.errands(4)
     waiting = retrying(fail, max_pending=3)
     assert "got 4;" in refused(waiting)
-    assert_run(waiting(limit=2), processed=1, failed=1, retried=1, stopped="limit")
+    assert_run(waiting(limit=2), processed=1, failed=1, to_retry=1, stopped="limit")
     assert_run(waiting(), processed=2)
 
 

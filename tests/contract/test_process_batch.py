@@ -161,7 +161,7 @@ def test_a_returned_exception_does_not_hide_a_transaction_that_is_to_be_rolled_b
             return results
 
     report = Broken({0: ValueError("no such address")})()
-    assert_run(report, failed=1, retried=1)
+    assert_run(report, failed=1, to_retry=1)
     assert [row[3] for row in said()] == [""]
 
 

@@ -27,7 +27,7 @@ def batch_size(request: pytest.FixtureRequest) -> int:
 def test_a_failure_takes_back_the_work_and_notes_the_attempt(batch_size: int) -> None:
     the.errands(3)
     report = retrying(fail, batch_size=batch_size)()
-    assert_run(report, processed=2, failed=1, retried=1)
+    assert_run(report, processed=2, failed=1, to_retry=1)
     row = Errand.objects.get(place=1)
     assert (row.done, row.dead, row.result) == (False, False, "")
     assert (row.attempts, row.last_error) == (1, "ValueError: no such place")
@@ -45,10 +45,10 @@ def test_a_row_is_tried_when_it_is_due_and_not_before() -> None:
         raise ValueError
 
     run = retrying(handle)
-    assert_run(run(), failed=2, retried=2)
+    assert_run(run(), failed=2, to_retry=2)
     assert_run(run())
     Errand.objects.filter(place=1).update(next_attempt_at=DatabaseNow() - timedelta(seconds=1))
-    assert_run(run(), failed=1, retried=1)
+    assert_run(run(), failed=1, to_retry=1)
     assert calls == [0, 1, 1]
     assert list(Errand.objects.order_by("place").values_list("attempts", flat=True)) == [1, 2]
 
@@ -64,7 +64,7 @@ def test_the_delay_doubles_up_to_the_longest() -> None:
     delays = []
     for _ in range(6):
         make_due()
-        assert_run(run(), failed=1, retried=1)
+        assert_run(run(), failed=1, to_retry=1)
         delays.append(delay(0))
     for expected, waited in zip([100, 200, 400, 800, 1000, 1000], delays, strict=True):
         assert expected - 30 < waited <= expected
@@ -86,7 +86,7 @@ def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
     the.errands(3)
     retry = Retry(max_attempts=2, backoff=HOUR)
     run = retrying(fail, retry=retry, failed={"dead": True}, batch_size=batch_size)
-    assert_run(run(), processed=2, failed=1, retried=1)
+    assert_run(run(), processed=2, failed=1, to_retry=1)
     assert not Errand.objects.get(place=1).dead
     make_due()
     assert_run(run(), failed=1)
@@ -122,14 +122,14 @@ def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> 
         raise errors[row.place]
 
     the.errands(3)
-    assert_run(retrying(handle, retry=retry, failed={"dead": True})(), failed=3, retried=1)
+    assert_run(retrying(handle, retry=retry, failed={"dead": True})(), failed=3, to_retry=1)
     rows = Errand.objects.order_by("place").values_list("dead", "attempts")
     assert list(rows) == [(False, 1), (True, 1), (True, 1)]
 
     Errand.objects.all().delete()
     the.errands(3)
     run = retrying(handle, retry=retry)
-    assert_run(run(), failed=3, retried=1)
+    assert_run(run(), failed=3, to_retry=1)
     make_due()
     assert [failure.error for failure in run().failures] == [errors[0]]
 
@@ -191,7 +191,7 @@ def test_a_flip_of_the_handlers_own_clears_them_too(make: Any) -> None:
         Errand.objects.filter(pk=row.pk).update(done=True)
 
     run = make(handle, done=None, retry=the.retry())
-    assert_run(run(), failed=2, retried=2)
+    assert_run(run(), failed=2, to_retry=2)
     assert [retry_columns(row)["attempts"] for row in rows] == [1, 1]
     failing = False
     assert_run(run(), processed=2)
@@ -252,7 +252,7 @@ def test_what_no_column_takes_is_taken_out_of_the_error(error: Exception, said: 
     def handle(row: Errand) -> None:
         raise error
 
-    assert_run(retrying(handle)(), failed=1, retried=1)
+    assert_run(retrying(handle)(), failed=1, to_retry=1)
     row = Errand.objects.get()
     assert (row.attempts, row.last_error) == (1, said)
 
@@ -263,10 +263,10 @@ def test_a_long_error_is_cut_to_what_the_column_holds() -> None:
     def handle(row: Errand) -> None:
         raise ValueError("x" * 100_000)
 
-    assert_run(retrying(handle)(), failed=1, retried=1)
+    assert_run(retrying(handle)(), failed=1, to_retry=1)
     assert len(Errand.objects.get().last_error) == 2_000
     Errand.objects.update(next_attempt_at=None)
-    assert_run(retrying(handle, retry=Retry(last_error="result"))(), failed=1, retried=1)
+    assert_run(retrying(handle, retry=Retry(last_error="result"))(), failed=1, to_retry=1)
     assert Errand.objects.get().result == "ValueError: " + "x" * 38
 
 
@@ -284,7 +284,7 @@ def test_attempts_that_the_queryset_defers_are_read_once_for_all() -> None:
         batch_size=10,
     )(handle)
     with statements() as seen:
-        assert_run(run(), failed=10, retried=10)
+        assert_run(run(), failed=10, to_retry=10)
     assert len([sql for sql in seen if sql.startswith("SELECT")]) <= 5
     assert set(Errand.objects.values_list("attempts", flat=True)) == {4}
 

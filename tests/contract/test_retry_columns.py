@@ -35,7 +35,7 @@ def test_null_counts_as_no_attempt_and_the_last_one_writes_the_dead_letter(
         the.always_fails, retry=the.retry(3), failed={"status": "failed"}, batch_size=batch_size
     )
     for attempt in (1, 2):
-        assert_run(run(), failed=3, retried=3)
+        assert_run(run(), failed=3, to_retry=3)
         assert the.column("tries") == [attempt] * 3
         assert the.column("status") == ["queued"] * 3
     assert_run(run(), failed=3)
@@ -51,7 +51,7 @@ def test_rows_with_null_and_with_a_number_are_due_until_the_number_is_reached(
     for row, tries in zip(rows, [None, 0, 1, 2], strict=True):
         Dispatch.objects.filter(pk=row.pk).update(tries=tries)
     run = make(the.always_fails, retry=the.retry(2))
-    assert_run(run(), failed=3, retried=2)
+    assert_run(run(), failed=3, to_retry=2)
     assert the.column("tries") == [1, 1, 2, 2]
     assert_run(run(), failed=2)
     assert_run(run())
@@ -69,7 +69,7 @@ def test_without_a_time_a_failed_row_is_tried_once_in_each_run(
     run = make(calls.handler(), retry=the.retry(9), **options)
     for runs in (1, 2, 3):
         report = run()
-        assert_run(report, failed=3, retried=3)
+        assert_run(report, failed=3, to_retry=3)
         assert sorted(calls.places) == sorted([0, 1, 2] * runs)
         assert the.column("tries") == [runs] * 3
     first = report.failures[0]
@@ -86,7 +86,7 @@ def test_without_a_counter_no_attempt_is_the_last_and_each_delay_is_the_first(
     run = make(the.always_fails, retry=the.retry(None, **options))
     for _ in range(4):
         report = run()
-        assert_run(report, failed=1, retried=1)
+        assert_run(report, failed=1, to_retry=1)
         assert report.failures[0].attempts == " (again in 3600 s)"
         assert (report.failures[0].attempt, report.failures[0].max_attempts) == (None, None)
         row = Dispatch.objects.annotate(now=DatabaseNow()).get()
@@ -104,7 +104,7 @@ def test_a_row_that_nothing_shows_as_given_up_is_reported_as_tried_again(make: t
     retry = the.retry(None, give_up_on=OSError)
     run = make(the.always_fails, retry=retry, failed=lambda row, error: None)
     for _ in range(2):
-        assert_run(run(), failed=1, retried=1)
+        assert_run(run(), failed=1, to_retry=1)
     assert (the.column("tries"), the.column("status")) == ([2], ["queued"])
 
 
@@ -115,7 +115,7 @@ def test_a_small_counter_stops_at_its_highest_number(make: the.Make) -> None:
     Dispatch.objects.filter(pk=rows[1].pk).update(tries=FULL)
     run = make(the.always_fails, retry=the.retry(None), batch_size=3)
     for attempt in (1, 2):
-        assert_run(run(), failed=3, retried=3)
+        assert_run(run(), failed=3, to_retry=3)
         assert the.column("tries") == [attempt, FULL, attempt]
 
 
@@ -148,7 +148,7 @@ def test_a_limit_that_the_counter_cannot_reach_is_refused(make: the.Make) -> Non
 def test_a_large_counter_counts_beyond_four_bytes(make: the.Make) -> None:
     the.dispatches(1, many_tries=2**40)
     retry = the.retry(None, attempts="many_tries")
-    assert_run(make(the.always_fails, retry=retry)(), failed=1, retried=1)
+    assert_run(make(the.always_fails, retry=retry)(), failed=1, to_retry=1)
     assert the.column("many_tries") == [2**40 + 1]
 
 
@@ -208,16 +208,16 @@ def test_each_row_has_the_attempts_that_it_is_given(
     options = {"failed": {"status": "failed"}, "batch_size": batch_size}
     run = make(calls.handler(), retry=the.retry(limit), **options)
     report = run()
-    assert_run(report, failed=3, retried=2)
+    assert_run(report, failed=3, to_retry=2)
     described = {failure.max_attempts: failure.attempts for failure in report.failures}
     assert described == {
         1: " (attempt 1 of 1, given up)",
         3: " (attempt 1 of 3, again in 0 s)",
         None: " (attempt 1, again in 0 s)",
     }
-    assert_run(run(), failed=2, retried=2)
-    assert_run(run(), failed=2, retried=1)
-    assert_run(run(), failed=1, retried=1)
+    assert_run(run(), failed=2, to_retry=2)
+    assert_run(run(), failed=2, to_retry=1)
+    assert_run(run(), failed=1, to_retry=1)
     assert Counter(calls.places) == {0: 1, 1: 3, 2: 4}
     assert the.column("status") == ["failed", "failed", "queued"]
     assert the.column("tries") == [1, 3, 4]
@@ -236,7 +236,7 @@ def test_without_a_dead_letter_a_row_without_attempts_left_is_left_alone_and_not
     run = make(calls.handler(), retry=the.retry(limit), batch_size=batch_size, **failed)
     retried = [2, 2, 1, 1, 1]
     for number, again in zip([3, 2, 2, 1, 1], retried, strict=True):
-        assert_run(run(), failed=number, retried=again)
+        assert_run(run(), failed=number, to_retry=again)
     assert Counter(calls.places) == {0: 1, 1: 3, 2: 5}
     assert (the.column("tries"), the.column("status")) == ([1, 3, 5], ["queued"] * 3)
     assert the.column("leased_until") == the.column("claimed_at") == [None] * 3
@@ -301,7 +301,7 @@ def test_a_function_tells_how_many_attempts_are_left_if_no_column_counts_them(
 
     retry = the.retry(left, attempts=None, on_failure={"priority": 1})
     run = make(calls.handler(), retry=retry, failed=lambda row, error: {"priority": 2})
-    assert_run(run(), failed=1, retried=1)
+    assert_run(run(), failed=1, to_retry=1)
     # AT_MOST_ONCE leaves a row claimed whose last attempt has failed: it is in doubt.
     assert_run(run(), failed=1)
     Dispatch.objects.update(status="queued")
@@ -331,7 +331,7 @@ def test_a_lapsed_lease_that_was_the_last_attempt_of_its_row_is_given_up(limit: 
     rows_with_limits(tries=2, leased_until=DatabaseNow() - timedelta(seconds=1))
     calls = the.Calls()
     run = the.at_least_once(calls.handler(), retry=the.retry(limit), failed={"status": "failed"})
-    assert_run(run(), failed=3, retried=1)
+    assert_run(run(), failed=3, to_retry=1)
     assert calls.places == [1, 2]
     assert the.column("status") == ["failed", "failed", "queued"]
     # Not the attempt that the claim counted and that did not take place.
@@ -382,7 +382,7 @@ def test_it_is_written_at_every_failure_and_the_dead_letter_wins_at_the_last(
     retry = the.retry(3, on_failure=DEFERRED)
     run = make(the.always_fails, retry=retry, failed=FAILED, batch_size=batch_size)
     for attempt in (1, 2):
-        assert_run(run(), failed=3, retried=3)
+        assert_run(run(), failed=3, to_retry=3)
         assert (the.column("status"), the.column("tries")) == (["deferred"] * 3, [attempt] * 3)
         assert the.column("priority") == [10 * attempt + place for place in range(3)]
     assert_run(run(), failed=3)
@@ -432,7 +432,7 @@ def test_a_row_in_doubt_after_its_last_attempt_stays_as_its_claim_left_it() -> N
 def test_a_row_of_at_most_once_is_put_back_with_these_values_in_place_of_reset() -> None:
     the.dispatches(1)
     run = the.at_most_once(the.always_fails, retry=the.retry(2, on_failure={"status": "deferred"}))
-    assert_run(run(), failed=1, retried=1)
+    assert_run(run(), failed=1, to_retry=1)
     row = Dispatch.objects.get()
     assert (row.status, row.claimed_at) == ("deferred", None)
     assert list(run.in_doubt(older_than=0)) == []

@@ -23,7 +23,7 @@ OUTCOMES = pytest.mark.parametrize(
     [
         (Snooze("not yet"), {"snoozed": 1}),
         (Discard("never"), {"discarded": 1}),
-        (ValueError, {"failed": 1, "retried": 1}),
+        (ValueError, {"failed": 1, "to_retry": 1}),
     ],
     ids=["snooze", "discard", "error"],
 )

@@ -228,7 +228,7 @@ def test_i7_a_row_with_retry_that_wrote_past_django_keeps_its_note_alone(
             raise ValueError("the handler's own")
 
     report = the.transactional(handle, retry=Retry(backoff=60), batch_size=batch_size)()
-    assert_run(report, processed=2, failed=1, retried=1)
+    assert_run(report, processed=2, failed=1, to_retry=1)
     assert worked() == [0, 2]
     rows = Errand.objects.order_by("place").values_list("done", "attempts", "last_error")
     noted = (False, 1, "ValueError: the handler's own")

@@ -61,7 +61,7 @@ if HAS_SERVER:
                 until_ended(connection)
 
         report = the.transactional(handle, retry=Retry(backoff=600), batch_size=batch_size)()
-        assert_run(report, processed=2, failed=1, retried=1)
+        assert_run(report, processed=2, failed=1, to_retry=1)
         [failure] = report.failures
         assert type(failure.error) is SessionLost
         assert "that the server or the network ended" in str(failure.error)

@@ -1,4 +1,4 @@
-"""A claim among other copies: it takes the first rows that can be had of those that come next.
+"""A claim among other workers: it takes the first rows that can be had of those that come next.
 
 It is one statement more that locks and asks, so whatever holds of the other ones has to hold of it.
 Elsewhere than on PostgreSQL a claim names the rows that it is to take, and there is no choice.
@@ -83,7 +83,7 @@ def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
 @the.all_deliveries
 @pytest.mark.parametrize("size", [1, 2])
 def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> None:
-    """The others are free for other copies, and as they were."""
+    """The others are free for other workers, and as they were."""
     rows = the.errands(6)
     free: list[int] = []
 

@@ -202,7 +202,7 @@ def test_an_exception_that_is_returned_is_the_outcome(
         options = {"batch_size": 10, **options}
     run = retrying(handler, **{"reset": {"done": False}, "failed": {"dead": True}, **options})
     report = run(concurrency=concurrency)
-    assert_run(report, processed=1, snoozed=2, discarded=1, failed=1, retried=1)
+    assert_run(report, processed=1, snoozed=2, discarded=1, failed=1, to_retry=1)
     assert Errand.objects.get(done=True).place == 4
     assert Errand.objects.get(dead=True).place == 1
     if handler is return_it and "delivery" not in options:
@@ -269,7 +269,7 @@ WRONG: dict[str, Callable[..., Any]] = {
 
 
 @the.all_deliveries
-@pytest.mark.parametrize("retried", [False, True], ids=["", "retry"])
+@pytest.mark.parametrize("to_retry", [False, True], ids=["", "retry"])
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_function_that_gives_no_values_is_one_sentence_and_costs_no_other_row(
     make: Any, wrong: Any, retried: bool, caplog: pytest.LogCaptureFixture

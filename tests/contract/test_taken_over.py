@@ -61,7 +61,7 @@ def test_a_row_that_was_put_back_is_not_taken_over() -> None:
         raise ValueError
 
     options = {"retry": the.retry(), "taken_over": calls.append}
-    assert_run(the.at_least_once(fail, **options)(), failed=1, retried=1)
+    assert_run(the.at_least_once(fail, **options)(), failed=1, to_retry=1)
     assert_run(the.at_least_once(the.ignore, **options)(), processed=1)
     assert calls == []
 
@@ -97,7 +97,7 @@ NOT_NOW = [
     (Snooze(), {"retry": the.retry()}, {"snoozed": 1}, 1),
     (Snooze(), {}, {"snoozed": 1}, 1),
     (Snooze(delay=60), {}, {"failed": 1}, 1),
-    (ValueError(), {"retry": the.retry()}, {"failed": 1, "retried": 1}, 2),
+    (ValueError(), {"retry": the.retry()}, {"failed": 1, "to_retry": 1}, 2),
     (ValueError(), {}, {"failed": 1}, 1),
     (ValueError(), {"get_failed": lambda row, error: {}}, {"failed": 1}, 1),
     (Discard("no"), {}, {"failed": 1}, 1),
@@ -259,7 +259,7 @@ def test_it_is_called_with_each_lapsed_row_before_the_call(is_async: bool) -> No
     [
         (Discard("it was uploaded"), {"discarded": 1}, {"dead": True, "leased_until": False}),
         (Snooze(), {"snoozed": 1}, {"dead": False, "leased_until": True}),
-        (ValueError("no"), {"failed": 1, "retried": 1}, {"dead": False, "leased_until": True}),
+        (ValueError("no"), {"failed": 1, "to_retry": 1}, {"dead": False, "leased_until": True}),
     ],
     ids=["discard", "snooze", "failure"],
 )

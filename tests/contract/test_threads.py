@@ -86,7 +86,7 @@ def test_each_row_is_tried_once_whatever_becomes_of_it() -> None:
         raise ValueError("never")
 
     report = at_least_once(fail, retry=retry(max_attempts=9)).run(concurrency=4)
-    assert_run(report, failed=30, retried=30)
+    assert_run(report, failed=30, to_retry=30)
     assert (len(calls), len(set(calls))) == (30, 30)
 
 

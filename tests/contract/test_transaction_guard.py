@@ -184,7 +184,7 @@ def test_a_replaced_transaction_counts_one_attempt(replace: Callable[[], Any]) -
             replace()
 
     report = the.transactional(handle, retry=Retry(backoff=60))()
-    assert_run(report, processed=2, failed=1, retried=1)
+    assert_run(report, processed=2, failed=1, to_retry=1)
     assert isinstance(report.failures[0].error, TransactionLost)
     rows = Errand.objects.order_by("place").values_list("done", "attempts")
     assert list(rows) == [(True, 0), (False, 1), (True, 0)]

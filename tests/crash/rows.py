@@ -1,4 +1,4 @@
-"""The rows that the copies of these tests work on, and what has become of them."""
+"""The rows that the workers of these tests work on, and what has become of them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def run_and_lose_the_first_commit(processor: BatchProcessor[Errand], forwarded: 
     if forwarded and KNOWS:
         assert_run(report, processed=2)
         return
-    assert_run(report, processed=1, failed=1, retried=retried)
+    assert_run(report, processed=1, failed=1, to_retry=retried)
     assert report.failures[0].pk == FIRST
 
 

@@ -132,7 +132,7 @@ def test_at_most_once_a_handler_that_fails_with_its_session_is_noted_and_not_rep
 
 def test_at_least_once_a_handler_that_fails_with_its_session_is_tried_again() -> None:
     errand = ending(processors.leased, asks)
-    assert_run(errand(using="other"), processed=2, failed=1, retried=1)
+    assert_run(errand(using="other"), processed=2, failed=1, to_retry=1)
     assert (rows()[FIRST].attempts, rows()[FIRST].leased_until) == (1, None)
     assert_run(errand(using="other"), processed=1)
     assert rows()[FIRST].attempts == 0  # a success clears them

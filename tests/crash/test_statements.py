@@ -45,7 +45,7 @@ def boundaries_of(name: str, audit: str, fails: int | None = None) -> list[Bound
     assert report is not None
     # Every processor whose handler fails has a retry.
     failed = 0 if fails is None else 1
-    assert_run(report, processed=len(rows_of(name)) - failed, failed=failed, retried=failed)
+    assert_run(report, processed=len(rows_of(name)) - failed, failed=failed, to_retry=failed)
     assert effects() == Counter(rows_of(name))
     return boundaries
 
@@ -194,7 +194,7 @@ def test_i9_transactional_a_kill_is_no_attempt_and_a_failure_is_one(
         assert those(lambda row: row.attempts) == left.settled & {FIRST}
         assert work() == Counter(left.settled & good)
         rest = good - left.settled
-        assert_run(processor(), processed=len(rest), failed=1, retried=1)
+        assert_run(processor(), processed=len(rest), failed=1, to_retry=1)
         assert those(lambda row: row.done) == good
         assert work() == Counter(good)
         assert effects() == left.effects + Counter({*rest, FIRST})
@@ -303,7 +303,7 @@ def test_i9_at_most_once_only_a_failure_that_is_known_is_tried_again(
         assert those(lambda row: row.attempts) == known
         rest = left.rows - {FIRST} - left.claimed
         tried = {FIRST} - doubtful
-        assert_run(processor(), processed=len(rest), failed=len(tried), retried=len(tried))
+        assert_run(processor(), processed=len(rest), failed=len(tried), to_retry=len(tried))
         assert those(lambda row: row.done) == left.rows - {FIRST} - doubtful
         assert check_doubt(processor, left) == doubtful
         assert effects() == left.effects + Counter(rest | tried)
@@ -430,7 +430,7 @@ def test_i9_at_least_once_a_kill_is_an_attempt_and_so_is_a_failure(
         assert those(lambda row: row.leased_until) == held
         time_passes()
         rest = left.rows - {FIRST} - left.settled
-        assert_run(processor(), processed=len(rest), failed=1, retried=1)
+        assert_run(processor(), processed=len(rest), failed=1, to_retry=1)
         assert those(lambda row: row.done) == left.rows - {FIRST}
         assert those(lambda row: row.attempts == 2) == left.claimed & {FIRST}
         assert those(lambda row: row.attempts) == {FIRST}

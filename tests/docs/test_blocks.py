@@ -97,8 +97,8 @@ def test_a_command_that_is_no_manage_py_is_not_taken_for_one(tmp_path: Path) -> 
     [
         ("3 processed in 0.02 s\n", "3 processed in 17.40 s\n", True),
         ("3 processed in 0.02 s\n", "4 processed in 0.02 s\n", False),
-        ("(2 copies: 26, 24)\n", "(2 copies: 8, 42)\n", True),
-        ("(2 copies: 26, 24)\n", "(2 copies: 50, 0)\n", False),
+        ("(2 workers: 26, 24)\n", "(2 workers: 8, 42)\n", True),
+        ("(2 workers: 26, 24)\n", "(2 workers: 50, 0)\n", False),
         ("5 processed, 44 stale\n", "5 processed, 7 stale\n", True),
         ("5 processed, 44 stale\n", "5 processed\n", False),
         ("a long\nline\n", "a long line\n", True),

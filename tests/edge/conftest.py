@@ -1,4 +1,4 @@
-"""What the tests of the registry, the checks, the command and the copies share."""
+"""What the tests of the registry, the checks, the command and the workers share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install the warehouse, for commands that run in this process, and for their copies."""
+    """Install the warehouse, for commands that run in this process, and for their workers."""
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.warehouse.settings")
     # Without the ledger, as most projects are.
     others = {"dcl_processor.ledger", "tests.warehouse"}

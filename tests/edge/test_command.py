@@ -48,15 +48,15 @@ def test_without_a_terminal_and_with_nothing_to_do_it_is_silent() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("copies", [1, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_without_a_terminal_an_empty_run_costs_one_select_per_copy_that_could_start(
-    installed: None, django_assert_num_queries: DjangoAssertNumQueries, copies: int
+    installed: None, django_assert_num_queries: DjangoAssertNumQueries, workers: int
 ) -> None:
-    """With copies, the first look says that none is needed."""
+    """With workers, the first look says that none is needed."""
     out, err = StringIO(), StringIO()
-    with django_assert_num_queries(1 if copies == 1 else 2) as queries:
+    with django_assert_num_queries(1 if workers == 1 else 2) as queries:
         call_command(
-            *("processors", "run", "warehouse.deliver"), copies=copies, stdout=out, stderr=err
+            *("processors", "run", "warehouse.deliver"), workers=workers, stdout=out, stderr=err
         )
     assert all(query["sql"].startswith("SELECT") for query in queries.captured_queries)
     assert (out.getvalue(), err.getvalue()) == ("", "")
@@ -123,14 +123,14 @@ def test_tracebacks_are_shown_when_asked_for(manage: Manage, arguments: list[str
     assert done.err.endswith("CommandError: 1 row failed.\n")
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_resource_that_cannot_be_opened_is_told_and_no_success(
-    tmp_path: Path, copies: str
+    tmp_path: Path, workers: str
 ) -> None:
     """No row is to blame, and the log that has the traceback may go nowhere."""
     parcels("", "")
     closed = {**FAULTY, "MAILBOX": str(tmp_path / "mailbox")}
-    done = processors("run", "faulty.post", "--copies", copies, "--json", **closed)
+    done = processors("run", "faulty.post", "--workers", workers, "--json", **closed)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "faulty.post: expected the resource to open, got ConnectionRefusedError: closed today.",
@@ -196,7 +196,7 @@ def test_a_database_that_is_down_is_one_sentence() -> None:
         (["run", "warehouse.deliver", "--all"], "got both"),
         (["run", "--all", "--limit", "-1"], "expected a number of rows from 0, got '-1'"),
         (["run", "--all", "--timeout", "nan"], "expected a number of seconds from 0, got 'nan'"),
-        (["run", "--all", "--copies", "0"], "a number of processes from 1 to 256, got '0'"),
+        (["run", "--all", "--workers", "0"], "a number of processes from 1 to 256, got '0'"),
         (["run", "--all", "--concurrency", "0"], "expected a number of handlers from 1, got '0'"),
         (["run", "--all", "--using", "nowhere"], "nowhere"),
     ],
@@ -215,7 +215,7 @@ def test_a_usage_error_ends_with_exit_code_2(
 def test_call_command_raises_what_the_command_line_would_print(installed: None) -> None:
     for wrong, words in (
         ({"limit": -1}, "expected limit to be a whole number of rows from 0, got -1"),
-        ({"copies": 0}, "expected copies to be a number of processes from 1 to 256, got 0"),
+        ({"workers": 0}, "expected workers to be processes from 1 to 256, got 0"),
         ({"using": "nowhere"}, "expected using to be one of the databases"),
     ):
         err = StringIO()
@@ -224,13 +224,13 @@ def test_call_command_raises_what_the_command_line_would_print(installed: None) 
         assert words in err.getvalue()
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
-def test_concurrency_reaches_each_copy(gate: Path, copies: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_concurrency_reaches_each_copy(gate: Path, workers: str) -> None:
     """Four in one process meet, and stay until four have met in each."""
     Errand.objects.bulk_create(Errand() for _ in range(16))
-    arguments = ("run", "warehouse.gather", "--concurrency", "4", "--copies", copies)
+    arguments = ("run", "warehouse.gather", "--concurrency", "4", "--workers", workers)
     with started(*arguments, GATE=str(gate)) as process:
-        at_gate(gate, "met", handlers=int(copies))
+        at_gate(gate, "met", handlers=int(workers))
         (gate / "open").touch()
         _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")

@@ -18,7 +18,7 @@ class Written(list[str]):
 
 
 def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All copies share one stderr, and another's line may come between two writes."""
+    """All workers share one stderr, and another's line may come between two writes."""
     written = Written()
     monkeypatch.setattr("sys.stderr", written)
     monkeypatch.setattr("logging.root.handlers", [])

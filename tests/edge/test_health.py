@@ -50,13 +50,13 @@ def wait_until_written_again(file: Path) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("copies", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
-    gate: Path, file: Path, copies: str
+    gate: Path, file: Path, workers: str
 ) -> None:
-    number = int(copies)
+    number = int(workers)
     rows = parcels(*["gate"] * number)
-    arguments = (DELIVER, "--watch", "600", "--copies", copies, "--health-file", str(file))
+    arguments = (DELIVER, "--watch", "600", "--workers", workers, "--health-file", str(file))
     with watching(*arguments, GATE=str(gate)) as watcher:
         pids = at_gate(gate, handlers=number)
 
@@ -74,11 +74,11 @@ def test_it_names_the_rows_at_hand_and_is_removed_at_the_end(
         code, _, err = watcher.end()
     assert (code, err, file.exists()) == (0, "", False)
     assert (document["pid"], document["processors"]) == (watcher.process.pid, [DELIVER])
-    workers = document["workers"]
-    assert sorted(each["pid"] for each in workers) == pids
-    assert sorted(int(row) for each in workers for row in each["rows"]) == rows
-    assert {each["processor"] for each in workers} == {DELIVER}
-    assert all(re.fullmatch(r"\d\d:\d\d:\d\d UTC", each["since"]) for each in workers)
+    shown = document["workers"]
+    assert sorted(each["pid"] for each in shown) == pids
+    assert sorted(int(row) for each in shown for row in each["rows"]) == rows
+    assert {each["processor"] for each in shown} == {DELIVER}
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d UTC", each["since"]) for each in shown)
     assert [path.name for path in file.parent.iterdir()] == ["gate"]
 
 
@@ -161,8 +161,8 @@ def test_the_probe_says_in_a_line_what_the_workers_are_at(
     assert alive.main([str(file)]) == 0
     fresh = capsys.readouterr().out
     assert re.fullmatch(
-        rf"alive: written \d\.\d s ago by process {os.getpid()}; copy 1 \(process 41\) waits; "
-        r"copy 2 \(process 42\) works at shop.send, rows 17, 18 and 5 more since [\d:]+ UTC\n",
+        rf"alive: written \d\.\d s ago by process {os.getpid()}; worker 1 \(process 41\) waits; "
+        r"worker 2 \(process 42\) works at shop.send, rows 17, 18 and 5 more since [\d:]+ UTC\n",
         fresh,
     )
     old = time.time() - 100

@@ -78,18 +78,18 @@ def test_a_row_that_kills_its_process_costs_the_others_nothing(
 
 
 def test_with_four_copies_one_run_does_all_the_others(folder: Path) -> None:
-    """Each copy comes to the row that kills when nothing else is left, or has died of it before."""
+    """A worker comes to the row that kills when nothing else is left, or has died of it before."""
     deadly = two_hundred("exit at once")[2].pk
     runs = 0
     said: list[str] = []
     while len(unsent()) > 1:
-        done = processors("run", DELIVER, "--copies", "4")
+        done = processors("run", DELIVER, "--workers", "4")
         assert done.returncode == 1
         said += done.stderr.splitlines()
         runs += 1
     assert unsent() == [deadly]
     assert runs <= 2
-    again = processors("run", DELIVER, "--copies", "4")
+    again = processors("run", DELIVER, "--workers", "4")
     said += again.stderr.splitlines()
     assert any(re.fullmatch(DIED.format(deadly, ".*"), line) for line in said), said
     assert unsent() == [deadly]
@@ -417,10 +417,10 @@ async def becomes(is_so: Callable[[], bool]) -> None:
 
 
 def copied(path: Path) -> list[in_flight.Death]:
-    """Read a note as if its process had died: a copy is locked by none."""
-    copy = path.parent.parent / path.name
-    copy.write_bytes(path.read_bytes())
-    death = in_flight._died(copy)
+    """Read a note as if its process had died: a worker is locked by none."""
+    worker = path.parent.parent / path.name
+    worker.write_bytes(path.read_bytes())
+    death = in_flight._died(worker)
     return [] if death is None else [death]
 
 

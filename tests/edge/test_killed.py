@@ -82,12 +82,12 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
     assert (again.returncode, handled(audit)) == (0, [first, stuck]), (done.stderr, again.stderr)
 
 
-@pytest.mark.parametrize(("copies", "who"), [("1", ""), ("2", ", copy [12]")])
+@pytest.mark.parametrize(("workers", "who"), [("1", ""), ("2", ", worker [12]")])
 def test_in_a_watch_it_is_killed_and_another_takes_its_place(
-    audit: Path, copies: str, who: str
+    audit: Path, workers: str, who: str
 ) -> None:
     (stuck,) = parcels("catches everything")
-    arguments = (DELIVER, "--watch", "0.2", "--copies", copies)
+    arguments = (DELIVER, "--watch", "0.2", "--workers", workers)
     with watching(*arguments, **SETTINGS, AUDIT=str(audit)) as watcher:
         died = watcher.says(f"{DELIVER}", err=True)
         Parcel.objects.filter(pk=stuck).update(note="")
@@ -107,7 +107,7 @@ def test_a_worker_that_has_died_is_found_although_what_it_forked_keeps_its_pipe_
     left = tmp_path / "left"
     (deadly,) = parcels("dies and leaves a child")
     parcels("", "")
-    command = ("run", "hanging.deliver_slowly", "--copies", "2")
+    command = ("run", "hanging.deliver_slowly", "--workers", "2")
     variables = {**SETTINGS, "AUDIT": str(audit), "LEFT": str(left), "PYTHONWARNINGS": "default"}
     with started(*command, **variables) as process:
         code = process.wait(PATIENCE)
@@ -151,27 +151,27 @@ def test_a_stop_names_the_row_at_hand_and_a_worker_that_does_not_end_is_killed(
     assert handled(audit) == [stuck]
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_watch_says_when_it_starts_and_stops_and_what_it_finishes(
-    gate: Path, copies: str
+    gate: Path, workers: str
 ) -> None:
-    rows = parcels(*["gate"] * int(copies))
-    arguments = ("warehouse.deliver", "--watch", "600", "--copies", copies)
+    rows = parcels(*["gate"] * int(workers))
+    arguments = ("warehouse.deliver", "--watch", "600", "--workers", workers)
     with watching(*arguments, GATE=str(gate)) as watcher:
-        at_gate(gate, handlers=int(copies))
+        at_gate(gate, handlers=int(workers))
         watcher.process.send_signal(signal.SIGTERM)
         # Each is named when its process has done so.
-        until(lambda: len(watcher.about_itself) == 1 + int(copies), "the rows at hand")
+        until(lambda: len(watcher.about_itself) == 1 + int(workers), "the rows at hand")
         (gate / "open").touch()
         code, _, err = watcher.end(None)
     assert (code, err) == (0, "")
     first, *finishing, last = watcher.about_itself
-    several = " with 2 workers" if copies == "2" else ""
+    several = " with 2 workers" if workers == "2" else ""
     assert first == f"watching warehouse.deliver{several} (process {watcher.process.pid})"
-    words = r"SIGTERM: finishing row (\d+) since [\d:]+ UTC of warehouse.deliver( \(copy [12]\))?"
+    words = r"SIGTERM: finishing row (\d+) since [\d:]+ UTC of warehouse.deliver( \(worker [12]\))?"
     named = [re.fullmatch(words, line) for line in finishing]
     assert sorted(int(each[1]) for each in named if each) == rows
-    assert all(each and bool(each[2]) == (copies == "2") for each in named)
+    assert all(each and bool(each[2]) == (workers == "2") for each in named)
     assert re.fullmatch(r"stopped by SIGTERM after [\d.]+ s", last)
 
 

@@ -37,7 +37,7 @@ from dcl_processor.metrics.sending import sent
 from dcl_processor.metrics.tally import Distribution, Tally
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.signals import copies_counted
+from dcl_processor.signals import workers_counted
 from tests.edge.manage import CHECKOUT, Install, Manage, environment, processors, started
 from tests.edge.watchers import parcels
 from tests.models import Parcel
@@ -205,7 +205,7 @@ def test_the_workers_of_a_command_are_counted_by_their_parent(
 ) -> None:
     parcels(*[""] * 5, "broken")
     path = tmp_path / "dcl.prom"
-    done = manage("run", "warehouse.deliver", "--copies", "2", "--metrics-file", str(path))
+    done = manage("run", "warehouse.deliver", "--workers", "2", "--metrics-file", str(path))
     assert done.code == 1, done.err
     found = rows(path.read_text())
     assert found["processed"] == 5
@@ -244,7 +244,7 @@ def is_served(port: int) -> bool:
 def test_a_watch_serves_the_counts_of_its_copies(installed: None) -> None:
     parcels(*[""] * 4)
     port = free_port()
-    watch = ("run", "warehouse.deliver", "--watch", "0.1", "--copies", "2")
+    watch = ("run", "warehouse.deliver", "--watch", "0.1", "--workers", "2")
     with started(*watch, "--metrics-port", str(port), "--max-rows", "6") as process:
         until(lambda: is_served(port), "the port")
         until(lambda: rows(scrape(port)) == {"processed": 4}, "the counts")
@@ -289,11 +289,11 @@ def test_the_parent_gets_the_counts_of_its_workers(installed: None) -> None:
     def receive(**sent: Any) -> None:
         received.append(sent)
 
-    copies_counted.connect(receive)
+    workers_counted.connect(receive)
     try:
-        report, _ = pool.run(deliver, copies=2, stop=Stop())
+        report, _ = pool.run(deliver, workers=2, stop=Stop())
     finally:
-        copies_counted.disconnect(receive)
+        workers_counted.disconnect(receive)
     assert report.processed == 6
     assert sum(each["counts"]["processed"] for each in received) == 6
     assert {each["processor"].name for each in received} == {"warehouse.deliver"}

@@ -58,15 +58,15 @@ def test_a_run_that_an_error_ends_says_what_it_did_until_then() -> None:
     assert unsent() == 2
 
 
-@pytest.mark.parametrize("copies", [[], ["--copies", "2"]], ids=" ".join)
-def test_in_json_it_is_one_object_with_both(copies: list[str]) -> None:
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=" ".join)
+def test_in_json_it_is_one_object_with_both(workers: list[str]) -> None:
     parcels("", *["read only"] * 3, "", "")
-    done = processors("run", DELIVER, "--json", *copies)
+    done = processors("run", DELIVER, "--json", *workers)
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert (document["name"], document["ok"]) == (DELIVER, False)
     assert document["processed"] == 6 - unsent() > 0
-    errors = [each["error"] for each in document.get("copies", [document])]
+    errors = [each["error"] for each in document.get("workers", [document])]
     assert all(error.startswith(READ_ONLY) for error in errors)
 
 
@@ -127,7 +127,7 @@ def run_with(stdout: Any, *arguments: str, **variables: str) -> subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("way", [[], ["--json"], ["--copies", "2"]], ids=" ".join)
+@pytest.mark.parametrize("way", [[], ["--json"], ["--workers", "2"]], ids=" ".join)
 def test_a_full_disk_ends_no_run(way: list[str]) -> None:
     parcels("", "", "")
     with Path("/dev/full").open("w") as full:
@@ -180,22 +180,22 @@ def test_one_broken_module_takes_out_its_own_app_alone(manage: Manage, install: 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGQUIT], ids=lambda each: each.name)
-@pytest.mark.parametrize("copies", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_closed_terminal_ends_a_run_as_sigterm_does(
-    gate: Path, signum: signal.Signals, copies: str
+    gate: Path, signum: signal.Signals, workers: str
 ) -> None:
     """The whole process group gets it."""
     parcels("gate", "gate", "")
-    with started("run", DELIVER, "--copies", copies, GATE=str(gate)) as process:
-        at_gate(gate, handlers=int(copies))
+    with started("run", DELIVER, "--workers", workers, GATE=str(gate)) as process:
+        at_gate(gate, handlers=int(workers))
         os.killpg(process.pid, signum)
-        at_gate(gate, "stopping", int(copies))
+        at_gate(gate, "stopping", int(workers))
         (gate / "open").touch()
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, besides_lifecycle(err)) == (0, "")
     assert "stopped by signal" in out
-    # Of the last row a copy may have made something before it came to the gate.
-    assert int(out.split()[1]) in {int(copies), int(copies) + 1}
+    # Of the last row a worker may have made something before it came to the gate.
+    assert int(out.split()[1]) in {int(workers), int(workers) + 1}
     assert unsent() == 3 - int(out.split()[1])
 
 
@@ -216,7 +216,7 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(
     """It waits for none that is loading."""
     parcels(*[""] * 50)
     (tmp_path / "loading.py").write_text(LOADING)
-    arguments = ("run", DELIVER, "--copies", "4", *watch)
+    arguments = ("run", DELIVER, "--workers", "4", *watch)
     variables = {
         "DJANGO_SETTINGS_MODULE": "loading",
         "PYTHONPATH": f"{CHECKOUT}:{tmp_path}",
@@ -224,7 +224,7 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(
         "EXIT_WITHIN": SELDOM,
     }
     with started(*arguments, **variables) as process:
-        copies = at_gate(gate, handlers=4)
+        workers = at_gate(gate, handlers=4)
         # Two that come before it looks are one to it, if they are equal.
         process.send_signal(signal.SIGHUP)
         process.terminate()
@@ -233,7 +233,7 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(
     assert besides_lifecycle(err).splitlines() == [
         "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back."
     ]
-    assert not any(map(psutil.pid_exists, copies))
+    assert not any(map(psutil.pid_exists, workers))
     assert unsent() == 50
 
 
@@ -248,19 +248,19 @@ LOGGING = {
 }
 
 
-@pytest.mark.parametrize("copies", [[], ["--copies", "2"]], ids=" ".join)
-def test_what_is_logged_to_stderr_is_not_repeated_there(tmp_path: Path, copies: list[str]) -> None:
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=" ".join)
+def test_what_is_logged_to_stderr_is_not_repeated_there(tmp_path: Path, workers: list[str]) -> None:
     (tmp_path / "logging_settings.py").write_text(
         f"from tests.warehouse.settings import *\nLOGGING = {LOGGING!r}\n"
     )
     broken, *_ = parcels("broken", "", "", "")
     done = processors(
-        *("run", DELIVER, *copies),
+        *("run", DELIVER, *workers),
         DJANGO_SETTINGS_MODULE="logging_settings",
         PYTHONPATH=f"{CHECKOUT}:{tmp_path}",
     )
     assert done.returncode == 1
-    # Of each copy that has tried it.
+    # Of each worker that has tried it.
     assert 1 <= done.stderr.count(f"row {broken} failed: ") == done.stderr.count("Traceback") <= 2
     assert done.stderr.endswith("CommandError: 1 row failed.\n")
 

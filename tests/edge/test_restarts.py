@@ -117,17 +117,17 @@ def connections_of(pid: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("how", "copies"), [(FAST, "1"), (IMMEDIATE, "2")])
-def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies: str) -> None:
-    arguments = ("warehouse.deliver", "--watch", "0.2", "--listen", "--copies", copies)
+@pytest.mark.parametrize(("how", "workers"), [(FAST, "1"), (IMMEDIATE, "2")])
+def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, workers: str) -> None:
+    arguments = ("warehouse.deliver", "--watch", "0.2", "--listen", "--workers", workers)
     server.parcel()
     with watching(*arguments, DATABASE_URL=server.url) as watcher:
         watcher.says("warehouse.deliver: 1 processed in ")
         assert connections_of(watcher.process.pid)
         server.stop(how)
         said = [watcher.says(GONE, err=True)]
-        # A copy that noticed it only when the server is back would tell of it a second time.
-        until(lambda: not connections_of(watcher.process.pid), "every copy to notice it")
+        # A worker that noticed it only when the server is back would tell of it a second time.
+        until(lambda: not connections_of(watcher.process.pid), "every worker to notice it")
         time.sleep(1.5)  # it tries several times, and tells of each cause once
         server.start()
         server.parcel()
@@ -138,7 +138,7 @@ def test_it_says_so_once_and_goes_on(server: Server, how: signal.Signals, copies
         server.wait_until_sent()
         code, _, err = watcher.end()
     assert code == 0
-    # The other copy may have met it only as it was coming back.
+    # The other worker may have met it only as it was coming back.
     assert re.fullmatch(rf"(({AGAIN}|{re.escape(BACK)}.*)\n)*", err), err
 
 
@@ -167,7 +167,7 @@ def test_the_row_at_hand_is_handled_anew(server: Server, gate: Path) -> None:
 def test_a_lost_server_makes_no_worker_a_dead_one(server: Server, tmp_path: Path) -> None:
     """A restart would not help: the health file is written again and again."""
     file = tmp_path / "health.json"
-    arguments = ("warehouse.deliver", "--watch", "0.2", "--copies", "2")
+    arguments = ("warehouse.deliver", "--watch", "0.2", "--workers", "2")
     server.parcel()
     with watching(*arguments, "--health-file", str(file), DATABASE_URL=server.url) as watcher:
         watcher.says("warehouse.deliver: 1 processed in ")

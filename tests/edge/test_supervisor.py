@@ -22,7 +22,7 @@ from tests.models import Parcel
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
-DIED = "{}, copy [12]: killed by {}; its committed work stays, but is not counted; "
+DIED = "{}, worker [12]: killed by {}; its committed work stays, but is not counted; "
 AGAIN = r"it is started again( in \d+\.\d s)?"
 
 
@@ -44,8 +44,8 @@ def test_a_copy_that_dies_is_named_and_another_takes_its_place(
 ) -> None:
     """The row that kills each worker that takes it does so again, later each time."""
     (deadly,) = parcels(note)
-    with watching(DELIVER, "--watch", "0.2", "--copies", "2", AUDIT=str(audit)) as watcher:
-        deaths = [watcher.says(f"{DELIVER}, copy ", err=True) for _ in range(3)]
+    with watching(DELIVER, "--watch", "0.2", "--workers", "2", AUDIT=str(audit)) as watcher:
+        deaths = [watcher.says(f"{DELIVER}, worker ", err=True) for _ in range(3)]
         Parcel.objects.filter(pk=deadly).update(note="")
         wait_until_sent()
         parcels(*[""] * 4)
@@ -59,23 +59,23 @@ def test_a_copy_that_dies_is_named_and_another_takes_its_place(
 
 def test_it_ends_though_a_copy_waits_to_be_started_again() -> None:
     parcels("kill")
-    with watching(DELIVER, "--watch", "0.1", "--copies", "2") as watcher:
+    with watching(DELIVER, "--watch", "0.1", "--workers", "2") as watcher:
         for _ in range(5):
-            watcher.says(f"{DELIVER}, copy ", err=True)
+            watcher.says(f"{DELIVER}, worker ", err=True)
         code, _, _ = watcher.end()
     assert code == 0
 
 
 def test_rows_that_a_dead_copy_tried_count(audit: Path) -> None:
-    """Three each: the successor of a copy that tried some rows tries the rest."""
+    """Three each: the successor of a worker that tried some rows tries the rest."""
     parcels("", "")
-    arguments = (DELIVER, "--watch", "0.2", "--copies", "2", "--max-rows", "6")
+    arguments = (DELIVER, "--watch", "0.2", "--workers", "2", "--max-rows", "6")
     with watching(*arguments, AUDIT=str(audit)) as watcher:
         said = 0
         while said < 2:  # only then the parent knows
             said += int(watcher.says(f"{DELIVER}: ").split()[1])
         os.kill(min(handlers(audit)), signal.SIGKILL)
-        watcher.says(f"{DELIVER}, copy ", err=True)
+        watcher.says(f"{DELIVER}, worker ", err=True)
         parcels(*[""] * 6)
         code, _, err = watcher.end(None)
     assert (code, err) == (0, "")
@@ -92,7 +92,7 @@ def test_a_copy_that_lived_long_is_started_again_soon(monkeypatch: pytest.Monkey
         waits.append(news.wait)
 
     def work(number: int) -> Any:
-        pytest.fail("no copy is to be started")
+        pytest.fail("no worker is to be started")
 
     supervised = Supervisor(1, work, stop=Stop(), tell=tell, restart=BACKOFF)
     (place,) = supervised._places

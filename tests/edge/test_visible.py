@@ -43,22 +43,22 @@ def own_name(alias: str = "default") -> str:
         return str(name)
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_the_sessions_of_a_worker_have_its_name_while_it_works(gate: Path, copies: int) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_sessions_of_a_worker_have_its_name_while_it_works(gate: Path, workers: int) -> None:
     parcels("gate", "gate", "")
     more = {"GATE": str(gate), "PGAPPNAME": "shop"}
-    with started("run", DELIVER, "--copies", str(copies), **more) as process:
-        at_gate(gate, handlers=copies)
+    with started("run", DELIVER, "--workers", str(workers), **more) as process:
+        at_gate(gate, handlers=workers)
         found = names()
         (gate / "open").touch()
         process.communicate(timeout=PATIENCE)
-    numbers = [f" {number}/{copies}" if copies > 1 else "" for number in range(1, copies + 1)]
+    numbers = [f" {number}/{workers}" if workers > 1 else "" for number in range(1, workers + 1)]
     assert found == {f"shop dcl {DELIVER}{number} {HOST}" for number in numbers}
 
 
 def test_the_processes_of_copies_have_titles(gate: Path) -> None:
     parcels("gate", "gate", "")
-    with started("run", DELIVER, "--copies", "2", GATE=str(gate)) as process:
+    with started("run", DELIVER, "--workers", "2", GATE=str(gate)) as process:
         titles = {
             Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0").decode()
             for pid in at_gate(gate, handlers=2)

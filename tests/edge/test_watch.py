@@ -65,38 +65,38 @@ def test_several_take_turns() -> None:
 # --- its end
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_i10_a_signal_ends_the_wait(interrupts: None, signum: signal.Signals, copies: str) -> None:
+def test_i10_a_signal_ends_the_wait(interrupts: None, signum: signal.Signals, workers: str) -> None:
     parcels("")
-    with watching(DELIVER, "--watch", SELDOM, "--copies", copies) as watcher:
+    with watching(DELIVER, "--watch", SELDOM, "--workers", workers) as watcher:
         watcher.says(f"{DELIVER}: 1 processed in ")
         # It has PATIENCE, and would look again in ten minutes.
         assert watcher.end(signum) == (0, "", "")
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
-def test_i10_the_row_at_hand_is_finished(gate: Path, copies: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_i10_the_row_at_hand_is_finished(gate: Path, workers: str) -> None:
     parcels("gate", "gate")
-    with watching(DELIVER, "--watch", "--copies", copies, GATE=str(gate)) as watcher:
-        at_gate(gate, handlers=int(copies))
+    with watching(DELIVER, "--watch", "--workers", workers, GATE=str(gate)) as watcher:
+        at_gate(gate, handlers=int(workers))
         os.killpg(watcher.process.pid, signal.SIGTERM)
-        at_gate(gate, "stopping", handlers=int(copies))
+        at_gate(gate, "stopping", handlers=int(workers))
         (gate / "open").touch()
         code, out, err = watcher.end(None)
     assert (code, err) == (0, "")
-    assert out.count("1 processed") == int(copies)
-    assert len(unsent()) == 2 - int(copies)
+    assert out.count("1 processed") == int(workers)
+    assert len(unsent()) == 2 - int(workers)
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
-def test_i10_a_second_signal_stops_at_once(gate: Path, copies: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_i10_a_second_signal_stops_at_once(gate: Path, workers: str) -> None:
     parcels("gate", "gate")
-    with watching(DELIVER, "--watch", "--copies", copies, GATE=str(gate)) as watcher:
-        at_gate(gate, handlers=int(copies))
+    with watching(DELIVER, "--watch", "--workers", workers, GATE=str(gate)) as watcher:
+        at_gate(gate, handlers=int(workers))
         # To the one that counts: two that come before it looks are one to it.
         os.kill(watcher.process.pid, signal.SIGTERM)
-        at_gate(gate, "stopping", handlers=int(copies))
+        at_gate(gate, "stopping", handlers=int(workers))
         os.killpg(watcher.process.pid, signal.SIGTERM)
         code, out, err = watcher.end(None)
     assert (code, out) == (128 + signal.SIGTERM, "")
@@ -104,10 +104,10 @@ def test_i10_a_second_signal_stops_at_once(gate: Path, copies: str) -> None:
     assert len(unsent()) == 2
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
-def test_it_ends_after_so_many_rows_that_were_tried(copies: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_ends_after_so_many_rows_that_were_tried(workers: str) -> None:
     parcels(*["", "broken"] * 4)
-    arguments = (DELIVER, "--watch", SELDOM, "--max-rows", "5", "--copies", copies)
+    arguments = (DELIVER, "--watch", SELDOM, "--max-rows", "5", "--workers", workers)
     with watching(*arguments) as watcher:
         code, out, err = watcher.end(None)
     assert code == 0
@@ -115,10 +115,10 @@ def test_it_ends_after_so_many_rows_that_were_tried(copies: str) -> None:
     assert tried == 5, (out, err)
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
-def test_it_ends_after_its_time(copies: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_it_ends_after_its_time(workers: str) -> None:
     began = time.monotonic()
-    arguments = (DELIVER, "--watch", SELDOM, "--max-runtime", "1", "--copies", copies)
+    arguments = (DELIVER, "--watch", SELDOM, "--max-runtime", "1", "--workers", workers)
     with watching(*arguments) as watcher:
         assert watcher.end(None) == (0, "", "")
     assert time.monotonic() - began >= 1  # and no more than the PATIENCE of end()
@@ -146,11 +146,11 @@ def test_a_wrong_option_is_one_sentence(manage: Manage, arguments: list[str], wo
     assert "Traceback" not in ran.err
 
 
-@pytest.mark.parametrize("copies", ["1", "2"])
-def test_what_can_never_run_is_not_waited_for(copies: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_can_never_run_is_not_waited_for(workers: str) -> None:
     """No row and no restart of a server fixes an option."""
     name = "faulty.slice_off"
-    done = processors("run", name, "--watch", "--copies", copies, DJANGO_SETTINGS_MODULE=FAULTY)
+    done = processors("run", name, "--watch", "--workers", workers, DJANGO_SETTINGS_MODULE=FAULTY)
     assert (done.returncode, done.stdout) == (1, "")
     sentence, end = besides_lifecycle(done.stderr).splitlines()
     assert sentence.startswith(f"{name}: expected pending to be a queryset")
@@ -162,7 +162,7 @@ def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(
 ) -> None:
     parcels("")
     mailbox = tmp_path / "mailbox"
-    options = ["--watch", "0.1", "--copies", "2"]
+    options = ["--watch", "0.1", "--workers", "2"]
     faulty = {"DJANGO_SETTINGS_MODULE": FAULTY, "MAILBOX": str(mailbox)}
     with watching("faulty.post", *options, **faulty) as watcher:
         watcher.says("faulty.post: expected the resource to open, got Connection", err=True)

@@ -22,9 +22,9 @@ from dcl_processor.processes.news import Died
 @pytest.mark.parametrize(
     ("names", "name", "expected"),
     [
-        (["shop.a"], "shop.a", {"processor": "shop.a", "copy": 2}),
-        (["shop.a"], None, {"processor": "shop.a", "copy": 2}),
-        (["shop.a", "shop.b"], None, {"copy": 2}),
+        (["shop.a"], "shop.a", {"processor": "shop.a", "worker": 2}),
+        (["shop.a"], None, {"processor": "shop.a", "worker": 2}),
+        (["shop.a", "shop.b"], None, {"worker": 2}),
     ],
 )
 def test_a_worker_that_died_is_named_in_its_record(
@@ -39,7 +39,7 @@ def test_a_worker_that_died_is_named_in_its_record(
         log = _Log(output, names, Health(names, Stop()))
         log.tell(2, name, Died(Trouble("killed by SIGKILL"), None))
     [record] = caplog.records
-    known = {each: vars(record)[each] for each in ("processor", "copy") if each in vars(record)}
+    known = {each: vars(record)[each] for each in ("processor", "worker") if each in vars(record)}
     assert known == expected
     assert "killed by SIGKILL" in record.getMessage()
 
@@ -57,6 +57,6 @@ def test_the_line_about_a_dead_worker_has_its_row_and_what_it_leaves() -> None:
     call = AtWork.of(Call("shop.charge", (17,), None))
     log = _Log(output, ["shop.charge"], Health(["shop.charge"], Stop()), "; rows are in doubt")
     log.tell(2, None, Died(Trouble("killed by SIGKILL"), None, call))
-    said = "shop.charge, copy 2: killed by SIGKILL, last seen at row 17 since "
+    said = "shop.charge, worker 2: killed by SIGKILL, last seen at row 17 since "
     assert stream.getvalue().startswith(said)
     assert stream.getvalue().endswith(" of shop.charge; rows are in doubt\n")

@@ -1,4 +1,4 @@
-"""Several copies on one machine: processes that share the rows, whatever becomes of one."""
+"""Several workers on one machine: processes that share the rows, whatever becomes of one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcl_processor import Report
-from dcl_processor.diagnosis import ErrorInCopy, Trouble
+from dcl_processor.diagnosis import ErrorInWorker, Trouble
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.management.output import Output
 from dcl_processor.processes import pool
@@ -73,13 +73,13 @@ def free() -> int:
 def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
     """Started from this process, on this suite's own test database.
 
-    The row that fails is tried by each copy, and is one failed row; its error comes across.
+    The row that fails is tried by each worker, and is one failed row; its error comes across.
     """
     from tests.warehouse.processors import deliver
 
     rows = Parcel.objects.bulk_create(Parcel(note="broken" if n == 3 else "") for n in range(200))
     told: list[str] = []
-    report, copies = pool.run(deliver, copies=2, stop=Stop(), on_row=told.append)
+    report, workers = pool.run(deliver, workers=2, stop=Stop(), on_row=told.append)
     good = {row.pk for row in rows if not row.note}
     assert Counter(pk for pk, _ in handled(audit)) == Counter(good)
     assert unsent() == 1
@@ -88,19 +88,21 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
     assert repr(report.failures[0].error) == "ValueError('no\\naddress')"
     assert "tests/warehouse/processors.py" in report.failures[0].traceback
     shares = Counter(pid for _, pid in handled(audit))
-    reports = [copy for copy in copies if isinstance(copy, Report)]
-    assert sorted(shares.values()) == sorted(copy.processed for copy in reports if copy.processed)
+    reports = [worker for worker in workers if isinstance(worker, Report)]
+    assert sorted(shares.values()) == sorted(
+        worker.processed for worker in reports if worker.processed
+    )
     assert os.getpid() not in shares
     # The parent received each when it was finished.
-    assert Counter(told) == {"processed": 199, "failed": sum(copy.failed for copy in reports)}
+    assert Counter(told) == {"processed": 199, "failed": sum(worker.failed for worker in reports)}
 
 
 def test_no_more_copies_start_than_there_are_rows_of_the_filter(installed: None) -> None:
     from tests.warehouse.processors import deliver
 
     rows = Parcel.objects.bulk_create(Parcel() for _ in range(5))
-    report, copies = pool.run(deliver, copies=4, stop=Stop(), filter=Q(pk=rows[1].pk))
-    assert (report.processed, len(copies)) == (1, 1)
+    report, workers = pool.run(deliver, workers=4, stop=Stop(), filter=Q(pk=rows[1].pk))
+    assert (report.processed, len(workers)) == (1, 1)
     assert Parcel.objects.filter(sent=False).count() == 4
 
 
@@ -108,16 +110,16 @@ def test_a_run_whose_time_is_over_before_its_workers_start_has_ended_by_it(insta
     from tests.warehouse.processors import deliver
 
     Parcel.objects.bulk_create(Parcel() for _ in range(2))
-    report, copies = pool.run(deliver, copies=2, stop=Stop(), timeout=0.0)
-    assert (report.processed, report.stopped, copies) == (0, "timeout", [])
+    report, workers = pool.run(deliver, workers=2, stop=Stop(), timeout=0.0)
+    assert (report.processed, report.stopped, workers) == (0, "timeout", [])
 
 
 def test_no_more_copies_start_than_max_workers(installed: None, audit: Path) -> None:
     from tests.warehouse.processors import deliver_alone
 
     Parcel.objects.bulk_create(Parcel(note="alone") for _ in range(20))
-    report, copies = pool.run(deliver_alone, copies=4, stop=Stop())
-    assert (report.processed, report.stopped, len(copies)) == (20, "drained", 1)
+    report, workers = pool.run(deliver_alone, workers=4, stop=Stop())
+    assert (report.processed, report.stopped, len(workers)) == (20, "drained", 1)
 
 
 def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path) -> None:
@@ -142,15 +144,15 @@ def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path)
 def test_every_copy_gets_a_row_and_a_share_of_the_limit(gate: Path, audit: Path) -> None:
     """Each waits with the row that it has, so that the others have to take other ones."""
     Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(9))
-    arguments = ("run", "warehouse.deliver", "--copies", "3", "--limit", "3")
+    arguments = ("run", "warehouse.deliver", "--workers", "3", "--limit", "3")
     with started(*arguments, GATE=str(gate)) as process:
-        copies = at_gate(gate, handlers=3)
+        workers = at_gate(gate, handlers=3)
         (gate / "open").touch()
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
     assert out.startswith("warehouse.deliver: 3 processed")
-    assert out.endswith("; stopped by limit (3 copies: 1, 1, 1)\n")
-    assert sorted(pid for _, pid in handled(audit)) == copies
+    assert out.endswith("; stopped by limit (3 workers: 1, 1, 1)\n")
+    assert sorted(pid for _, pid in handled(audit)) == workers
     assert unsent() == 6
 
 
@@ -158,9 +160,9 @@ def test_no_more_copies_start_than_there_are_rows(installed: None, audit: Path) 
     """A single one is this process."""
     Parcel.objects.create()
     out = StringIO()
-    call_command("processors", "run", "warehouse.deliver", "--json", copies=4, stdout=out)
+    call_command("processors", "run", "warehouse.deliver", "--json", workers=4, stdout=out)
     report = json.loads(out.getvalue())
-    assert (report["processed"], len(report["copies"])) == (1, 1)
+    assert (report["processed"], len(report["workers"])) == (1, 1)
     assert [pid for _, pid in handled(audit)] == [os.getpid()]
 
 
@@ -176,7 +178,7 @@ def test_what_is_wrong_with_every_copy_is_said_once() -> None:
 
 def test_a_copy_that_is_killed_costs_the_others_nothing(gate: Path, audit: Path) -> None:
     Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(2))
-    with started("run", "warehouse.deliver", "--copies", "2", "--json", GATE=str(gate)) as process:
+    with started("run", "warehouse.deliver", "--workers", "2", "--json", GATE=str(gate)) as process:
         killed, _ = at_gate(gate, handlers=2)
         os.kill(killed, signal.SIGKILL)
         # The database may hear of it later than the other one needs to come to the end.
@@ -188,13 +190,13 @@ def test_a_copy_that_is_killed_costs_the_others_nothing(gate: Path, audit: Path)
     *deaths, lost, summary = err.splitlines()
     assert all(f"process {killed} died while it handled row" in line for line in deaths)
     sentence = "killed by SIGKILL; its committed work stays, but is not counted"
-    assert re.fullmatch(f"warehouse.deliver, copy [12]: {sentence}", lost)
+    assert re.fullmatch(f"warehouse.deliver, worker [12]: {sentence}", lost)
     assert summary == "CommandError: warehouse.deliver did not run to the end."
     # The other one took over its row too, which the database had let go.
     document = json.loads(out)
     assert (document["processed"], document["ok"]) == (2, False)
     assert document["stopped"] == "failures"
-    assert {"ok": False, "error": sentence} in document["copies"]
+    assert {"ok": False, "error": sentence} in document["workers"]
     assert unsent() == 0
     assert killed not in {pid for _, pid in handled(audit)}
 
@@ -221,11 +223,11 @@ def test_a_copy_that_cannot_be_started_costs_the_others_nothing(
 
     Parcel.objects.bulk_create(Parcel() for _ in range(20))
     with room_for_files(16):
-        _, copies = pool.run(deliver, copies=8, stop=Stop())
-    assert len(copies) == 8
-    reports = [copy for copy in copies if isinstance(copy, Report)]
+        _, workers = pool.run(deliver, workers=8, stop=Stop())
+    assert len(workers) == 8
+    reports = [worker for worker in workers if isinstance(worker, Report)]
     assert sum(report.processed for report in reports) == len(handled(audit)) == 20
-    troubles = [copy for copy in copies if isinstance(copy, Trouble)]
+    troubles = [worker for worker in workers if isinstance(worker, Trouble)]
     assert troubles
     assert {re.sub(r"\[.*", "", each.sentence) for each in troubles} == {
         "could not be started: OSError: "
@@ -248,17 +250,17 @@ def output() -> tuple[Output, StringIO, StringIO]:
 
 def test_a_share_that_is_not_known_is_a_question_mark() -> None:
     written, out, _ = output()
-    copies: list[Report | Trouble] = [report(processed=5), Trouble("killed by SIGKILL")]
-    written.report(pool.merge("p", copies, None), copies)
-    assert out.getvalue() == "p: 5 processed in 0.00 s; stopped by failures (2 copies: 5, ?)\n"
+    workers: list[Report | Trouble] = [report(processed=5), Trouble("killed by SIGKILL")]
+    written.report(pool.merge("p", workers, None), workers)
+    assert out.getvalue() == "p: 5 processed in 0.00 s; stopped by failures (2 workers: 5, ?)\n"
 
 
 def test_one_signal_lets_every_copy_finish_its_row(
     gate: Path, audit: Path, interrupts: None
 ) -> None:
-    """It goes to the whole process group, as Ctrl-C does: the copies must not take it for two."""
+    """It goes to the whole process group, as Ctrl-C does: the workers must not take it for two."""
     Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(4))
-    with started("run", "warehouse.deliver", "--copies", "2", "--json", GATE=str(gate)) as process:
+    with started("run", "warehouse.deliver", "--workers", "2", "--json", GATE=str(gate)) as process:
         at_gate(gate, handlers=2)
         os.killpg(process.pid, signal.SIGINT)
         at_gate(gate, "stopping", handlers=2)
@@ -275,12 +277,12 @@ def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
     gate: Path, audit: Path
 ) -> None:
     Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(4))
-    with started("run", "warehouse.deliver", "--copies", "2", GATE=str(gate)) as process:
-        copies = at_gate(gate, handlers=2)
+    with started("run", "warehouse.deliver", "--workers", "2", GATE=str(gate)) as process:
+        workers = at_gate(gate, handlers=2)
         process.kill()
         at_gate(gate, "stopping", handlers=2)
         (gate / "open").touch()
-        until(lambda: not any(is_running(pid) for pid in copies), "the copies to end")
+        until(lambda: not any(is_running(pid) for pid in workers), "the workers to end")
         _, err = process.communicate(timeout=PATIENCE)
     assert err == ""
     assert len(handled(audit)) == 2
@@ -305,11 +307,11 @@ def refused(words: str, **options: Any) -> None:
     from tests.warehouse.processors import deliver
 
     with pytest.raises(Unsupported, match=words):
-        pool.run(deliver, copies=2, stop=Stop(), **options)
+        pool.run(deliver, workers=2, stop=Stop(), **options)
 
 
 def test_an_open_transaction_is_refused(installed: None) -> None:
-    """The copies would not see its rows; TestCase is such a transaction too."""
+    """The workers would not see its rows; TestCase is such a transaction too."""
     Parcel.objects.bulk_create(Parcel() for _ in range(3))
     with transaction.atomic():
         refused("no open transaction on 'default', got one: workers are other processes")
@@ -338,16 +340,16 @@ def report(**values: Any) -> Report:
 
 
 def failure(pk: Any) -> Failure:
-    return Failure(pk, ErrorInCopy("ValueError: x", "ValueError('x')"), "Traceback …")
+    return Failure(pk, ErrorInWorker("ValueError: x", "ValueError('x')"), "Traceback …")
 
 
 def test_reports_are_added_up() -> None:
-    copies: list[Report | Trouble] = [
+    workers: list[Report | Trouble] = [
         report(processed=3, skipped=1, stale=5, passes=2, duration=1.5),
         report(processed=4, stale=1, passes=1, duration=2.5),
         Trouble("killed by SIGKILL"),
     ]
-    assert pool.merge("p", copies, None) == report(
+    assert pool.merge("p", workers, None) == report(
         processed=7, stale=6, passes=2, duration=2.5, stopped="failures"
     )
     assert pool.merge("p", [Trouble("killed")], None) == report(stopped="failures")
@@ -355,20 +357,20 @@ def test_reports_are_added_up() -> None:
 
 def test_a_row_that_was_locked_until_the_end_is_counted_once() -> None:
     """Each worker has met it, and one that another worker had, until that one settled it."""
-    copies = [
+    workers = [
         report(skipped=2, duration=10.1),
         report(skipped=2, duration=10.2),
         report(processed=1, skipped=1, duration=30.0),
     ]
-    assert pool.merge("p", copies, None).skipped == 1
+    assert pool.merge("p", workers, None).skipped == 1
 
 
 def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
-    copies = [
+    workers = [
         report(failed=2, failures=(failure(1), failure(2))),
         report(failed=2, failures=(failure(2), failure(3))),
     ]
-    merged = pool.merge("p", copies, None)
+    merged = pool.merge("p", workers, None)
     assert (merged.failed, [failure.pk for failure in merged.failures]) == (3, [1, 2, 3])
     many = [report(failed=150, failures=tuple(map(failure, range(100)))) for _ in "12"]
     merged = pool.merge("p", many, None)
@@ -392,8 +394,8 @@ def test_failed_rows_are_counted_once_as_long_as_all_are_known() -> None:
 def test_the_strongest_reason_ends_the_run(
     reasons: list[Any], limit: int | None, stopped: str
 ) -> None:
-    copies = [report(processed=1, stopped=reason) for reason in reasons]
-    assert pool.merge("p", copies, limit).stopped == stopped
+    workers = [report(processed=1, stopped=reason) for reason in reasons]
+    assert pool.merge("p", workers, limit).stopped == stopped
 
 
 @pytest.mark.parametrize(
@@ -411,8 +413,8 @@ def test_a_run_that_has_lost_a_worker_has_not_drained_the_rows(
     others: list[Any], limit: int | None, stopped: str
 ) -> None:
     """What it would have found is not known."""
-    copies = [report(processed=1, stopped=reason) for reason in others]
-    assert pool.merge("p", [Trouble("killed"), *copies], limit).stopped == stopped
+    workers = [report(processed=1, stopped=reason) for reason in others]
+    assert pool.merge("p", [Trouble("killed"), *workers], limit).stopped == stopped
 
 
 def test_a_worker_whose_successor_has_ended_regularly_is_not_lost() -> None:
@@ -424,28 +426,28 @@ def test_a_worker_whose_successor_has_ended_regularly_is_not_lost() -> None:
 
 
 def test_a_limit_is_reached_by_every_row_that_was_tried() -> None:
-    copies = [report(snoozed=1, discarded=1, stopped="limit"), report(failed=1, stopped="limit")]
-    assert pool.merge("p", copies, 3).stopped == "limit"
-    assert pool.merge("p", copies, 4).stopped == "drained"
+    workers = [report(snoozed=1, discarded=1, stopped="limit"), report(failed=1, stopped="limit")]
+    assert pool.merge("p", workers, 3).stopped == "limit"
+    assert pool.merge("p", workers, 4).stopped == "drained"
 
 
-@given(limit=st.none() | st.integers(0, 1000), copies=st.integers(1, 50))
-def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, copies: int) -> None:
-    shares = pool.shares(limit, copies)
+@given(limit=st.none() | st.integers(0, 1000), workers=st.integers(1, 50))
+def test_a_limit_is_shared_out_evenly_and_in_full(limit: int | None, workers: int) -> None:
+    shares = pool.shares(limit, workers)
     if limit is None:
-        assert shares == [None] * copies
+        assert shares == [None] * workers
         return
     numbers = [share for share in shares if share is not None]
     assert sum(numbers) == limit
-    assert 1 <= len(numbers) <= copies
+    assert 1 <= len(numbers) <= workers
     assert max(numbers) - min(numbers) <= 1
     assert min(numbers) > 0 or limit == 0
 
 
 def test_an_error_travels_without_its_class() -> None:
-    error = ErrorInCopy("ValueError: x", "ValueError('x')")
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
-    assert (str(copy), repr(copy)) == ("ValueError: x", "ValueError('x')")
+    error = ErrorInWorker("ValueError: x", "ValueError('x')")
+    worker = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+    assert (str(worker), repr(worker)) == ("ValueError: x", "ValueError('x')")
 
 
 def test_an_error_that_cannot_say_what_it_is_travels_too() -> None:

@@ -25,7 +25,7 @@ class Watcher:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        #: What is in no report, and comes from any copy at any time.
+        #: What is in no report, and comes from any worker at any time.
         self.operations: list[str] = []
         #: What a watch says of itself: that it begins, finishes rows, and ends.
         self.about_itself: list[str] = []

@@ -1,1 +1,1 @@
-"""Every order of things in which copies can meet, tried on the real database."""
+"""Every order of things in which workers can meet, tried on the real database."""

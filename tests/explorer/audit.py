@@ -106,7 +106,7 @@ class Audit:
         self._done = done
 
     def at_the_end(self, reports: Sequence[Report]) -> set[int]:
-        """Judge what the copies did; return the rows that they skipped."""
+        """Judge what the workers did; return the rows that they skipped."""
         left = self._rows - self._done
         processed = sum(report.processed for report in reports)
         lost = sum(report.lease_lost for report in reports)

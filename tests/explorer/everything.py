@@ -49,7 +49,7 @@ def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 LEASES = [each for each in SUBJECTS if each.startswith("lease")]
 LAPSE, HEART = {"lapse": True}, {"hearts": 1}
-ONE: dict[str, Any] = {"copies": 1}
+ONE: dict[str, Any] = {"workers": 1}
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *((name, how) for how in (LAPSE, {**ONE, **HEART}) for name in LEASES),
     *((name, how) for how in (HEART, {**LAPSE, **HEART}) for name in LEASES),
@@ -75,7 +75,7 @@ def whole(stage: Stage) -> Count:
 )
 def test_every_schedule_of_two_copies(name: str, rows: int, show: Callable[[str], None]) -> None:
     with staged(EVERY[name], rows=rows) as stage:
-        show(f"2 copies, {rows} rows: {whole(stage)}")
+        show(f"2 workers, {rows} rows: {whole(stage)}")
 
 
 @pytest.mark.parametrize(("name", "setting"), [] if WRITTEN else SETTINGS, ids=str)
@@ -86,27 +86,27 @@ def test_every_schedule_of_leases_and_edits(
         show(f"{setting}: {whole(stage)}")
 
 
-@pytest.mark.parametrize(("copies", "rows"), [(3, 1), (2, 3), (3, 3)])
+@pytest.mark.parametrize(("workers", "rows"), [(3, 1), (2, 3), (3, 3)])
 @pytest.mark.parametrize("name", ALL)
-def test_random_schedules(name: str, copies: int, rows: int, show: Callable[[str], None]) -> None:
-    with staged(EVERY[name], copies=copies, rows=rows, every_statement=True) as stage:
-        show(f"{copies} copies, {rows} rows, random: {stage.sample(10**9, seconds=SECONDS / 10)}")
+def test_random_schedules(name: str, workers: int, rows: int, show: Callable[[str], None]) -> None:
+    with staged(EVERY[name], workers=workers, rows=rows, every_statement=True) as stage:
+        show(f"{workers} workers, {rows} rows, random: {stage.sample(10**9, seconds=SECONDS / 10)}")
 
 
 @pytest.mark.parametrize("name", [] if WRITTEN else KEYED)
 def test_random_schedules_of_keys(name: str, show: Callable[[str], None]) -> None:
-    with staged(EVERY[name], copies=3, rows=5, every_statement=True) as stage:
+    with staged(EVERY[name], workers=3, rows=5, every_statement=True) as stage:
         count = stage.sample(10**9, seconds=SECONDS / 10, by=Priorities)
-        show(f"3 copies, 5 rows, random: {count}")
+        show(f"3 workers, 5 rows, random: {count}")
 
 
 @pytest.mark.skipif(not WRITTEN, reason="EXPLORE names no schedule")
 def test_the_schedule_that_was_written_down(show: Callable[[str], None]) -> None:
     name, size, *every, digits = WRITTEN.split(":")
     size, _, others = size.partition("+")
-    copies, rows = map(int, size.split("x"))
+    workers, rows = map(int, size.split("x"))
     setting: dict[str, Any] = {"lapse": "t" in others, "edited": "e" in others}
     setting |= {"hearts": others.lower().count("h"), "beats": 1 + ("H" in others)}
     setting |= {"every_statement": bool(every)}
-    with staged(EVERY[name], copies=copies, rows=rows, **setting) as stage:
+    with staged(EVERY[name], workers=workers, rows=rows, **setting) as stage:
         show(f"{name}\n\n{stage.replay(digits)}\n")

@@ -61,7 +61,7 @@ class Clock:
 def in_the_hands_of(
     hearts: Sequence[Actor], clock: Clock, join_in: Callable[[Actor], None]
 ) -> Iterator[None]:
-    """Let the keepers of the copies beat by these actors, or not at all, and go by the clock.
+    """Let the keepers of the workers beat by these actors, or not at all, and go by the clock.
 
     ``join_in`` is called with an actor that begins in the middle of a schedule.
     """

@@ -57,16 +57,16 @@ class Count:
 
 
 class Stage:
-    """One subject, so many copies, and so many rows."""
+    """One subject, so many workers, and so many rows."""
 
     def __init__(
-        self, subject: Subject, copies: int, actors: list[Actor], came: Any, control: Control
+        self, subject: Subject, workers: int, actors: list[Actor], came: Any, control: Control
     ) -> None:
         self.subject = subject
         self.rows: list[int] = []
         self.count = Count(subject.name)
         self.clock = Clock()
-        self._actors, self._copies = actors, actors[:copies]
+        self._actors, self._workers = actors, actors[:workers]
         self._came, self._control = came, control
         self._schedule: Schedule | None = None
 
@@ -76,7 +76,7 @@ class Stage:
         self.subject.make(self.rows)
         for actor in self._actors:
             actor.rows, actor.every_statement = frozenset(self.rows), every_statement
-        for copy in self._copies:
+        for copy in self._workers:
             self._alone(copy)
             self._set_back()
 
@@ -150,12 +150,12 @@ class Stage:
         for actor in self._actors:
             if actor.error is not None:
                 raise Violation(f"{actor.name} ended with {actor.error!r}") from actor.error
-        return [copy.result for copy in self._copies]
+        return [copy.result for copy in self._workers]
 
     def _judge(self, audit: Audit, reports: list[Report]) -> None:
         left = audit.at_the_end(reports)
         if left:
-            audit.after_a_last_run(left, self._alone(self._copies[0]))
+            audit.after_a_last_run(left, self._alone(self._workers[0]))
 
     def _alone(self, copy: Actor) -> Any:
         copy.begin(self.subject.run, watched=False)
@@ -183,9 +183,9 @@ class Stage:
         self.count.outcomes.add((*figures, *sorted(audit.handled.items())))
 
     def _how_to_replay(self, told: Told) -> str:
-        every = ":every" if self._copies[0].every_statement else ""
-        size = f"{len(self._copies)}x{len(self.rows)}{every}"
-        others = self._actors[len(self._copies) :]
+        every = ":every" if self._workers[0].every_statement else ""
+        size = f"{len(self._workers)}x{len(self.rows)}{every}"
+        others = self._actors[len(self._workers) :]
         more = "".join(each.name[0] if each.beats < 2 else "H" for each in others)
         return (
             f"Again: EXPLORE={self.subject}:{size}{more and f'+{more}'}:{told.digits} make explore"
@@ -196,7 +196,7 @@ class Stage:
 def staged(
     subject: Subject,
     *,
-    copies: int = 2,
+    workers: int = 2,
     rows: int = 1,
     lapse: bool = False,
     edited: bool = False,
@@ -207,17 +207,17 @@ def staged(
     """Have a stage.
 
     ``lapse``: there is an actor who lets every lease lapse, once; ``edited``: one who makes the
-    first row pending again, once; ``hearts``: so many copies have one, which beats so often;
+    first row pending again, once; ``hearts``: so many workers have one, which beats so often;
     ``every_statement``: also statements that no other copy can see are steps.
     """
-    names = [f"copy {letter}" for letter in "ABCD"[:copies]]
+    names = [f"copy {letter}" for letter in "ABCD"[:workers]]
     names += [*([TIME] if lapse else []), *([EDITOR] if edited else [])]
     with (
         Control() as control,
         cast_of(names, control, range(hearts)) as (actors, came),
         _deterministic(chooses=subject.chooses),
     ):
-        stage = Stage(subject, copies, actors, came, control)
+        stage = Stage(subject, workers, actors, came, control)
         for heart in actors[len(names) :]:
             heart.beats = beats
         with in_the_hands_of(actors[len(names) :], stage.clock, stage.join_in):

@@ -64,7 +64,7 @@ class Subject:
     #: ends.
     ask_in_flight: str = ""
 
-    #: What comes after it, in all copies but the first, which is at work on the first stage alone.
+    #: What comes after it, in all workers but the first, which is at work on the first stage alone.
     second: BatchProcessor[Any] | None = None
 
     #: What the time until a run that is not watched changes.

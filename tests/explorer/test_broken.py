@@ -29,7 +29,7 @@ EITHER = rf"{TWO_OF_A_KEY}|{OVERTAKEN}"
 
 ALL = {**SUBJECTS, **MORE, **ALL_KEYED}
 NO_SETTING: dict[str, Any] = {}
-EDITED: dict[str, Any] = {"copies": 1, "edited": True}
+EDITED: dict[str, Any] = {"workers": 1, "edited": True}
 
 #: Two rows of a key, and how the schedules begin that are searched: copy A is 0, copy B is 1, the
 #: editor or the time is 2, and the heart of copy A comes last.
@@ -69,7 +69,7 @@ CAUGHT = [
     (broken.any_transaction, "transactional_ending", NO_SETTING, BOTH_PROCESSED),
     (broken.lock_without_skip, "transactional", NO_SETTING, WAITS),
     (broken.settle_without_comparing, "lease", {"lapse": True}, SETTLED_TWICE),
-    (broken.heartbeat_during_settle, "lease", {"copies": 1, "hearts": 1}, LOST),
+    (broken.heartbeat_during_settle, "lease", {"workers": 1, "hearts": 1}, LOST),
     (broken.no_key_lock, "claim_by_key_one_key", BOTH_CLAIM, TWO_OF_A_KEY),
     (broken.no_key_lock, "transactional_in_order_one_key", PUT_BACK_MEANWHILE, EITHER),
     (broken.lapsed_leases_are_left, "lease_by_key_one_key", LATE, TWO_OF_A_KEY),

@@ -1,4 +1,4 @@
-"""I2 in every schedule of two copies and one row, and in some of more."""
+"""I2 in every schedule of two workers and one row, and in some of more."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_i2_an_earlier_row_may_be_put_back_while_another_of_its_key_is_in_flight
 
 
 def test_i2_three_copies_have_as_many_rows_of_a_key_in_flight_as_may_be() -> None:
-    with staged(KEYED["transactional_two_at_once"], copies=3, rows=5) as stage:
+    with staged(KEYED["transactional_two_at_once"], workers=3, rows=5) as stage:
         assert stage.sample(20, by=Priorities).schedules == 20
 
 
@@ -128,7 +128,7 @@ def test_i2_a_lease_may_lapse_while_its_settlement_waits() -> None:
 
 def test_i2_a_heartbeat_while_a_settlement_waits_costs_nothing() -> None:
     subject = WAITING["lease_rehearsed_waiting"]
-    with staged(subject, rows=2, copies=1, hearts=1, beats=2) as stage:
+    with staged(subject, rows=2, workers=1, hearts=1, beats=2) as stage:
         assert len(stage.explore(most=MOST).outcomes) == 1
 
 
@@ -144,7 +144,7 @@ def test_i2_a_lease_that_lapses_at_any_step_ends_in_one_settlement(name: str) ->
 
 @pytest.mark.parametrize("name", ["lease_rehearsed", "lease", "lease_spanning"])
 def test_i2_a_heartbeat_at_any_step_costs_nothing(name: str) -> None:
-    with staged(SUBJECTS[name], copies=1, hearts=1) as stage:
+    with staged(SUBJECTS[name], workers=1, hearts=1) as stage:
         count = stage.explore()
     assert count.whole
     assert len(count.outcomes) == 1
@@ -169,13 +169,13 @@ def test_i2_such_a_row_may_be_taken_over_and_is_settled_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", BEATING)
 def test_i2_two_heartbeats_at_any_step_cost_such_a_row_nothing(name: str) -> None:
-    with staged(MORE[name], copies=1, hearts=1, beats=2) as stage:
+    with staged(MORE[name], workers=1, hearts=1, beats=2) as stage:
         assert len(stage.explore(most=MOST).outcomes) == 1
 
 
 @pytest.mark.parametrize("name", ["transactional_edited", "claim_edited", "lease_edited"])
 def test_i2_an_edit_at_any_step_of_a_copy_is_handled(name: str) -> None:
-    with staged(MORE[name], copies=1, edited=True) as stage:
+    with staged(MORE[name], workers=1, edited=True) as stage:
         count = stage.explore()
     assert count.whole
     assert count.schedules >= 5

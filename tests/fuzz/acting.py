@@ -39,7 +39,7 @@ class Call:
 
 @dataclass
 class Log:
-    """The calls of all copies, in the order in which they began."""
+    """The calls of all workers, in the order in which they began."""
 
     #: The rows in the order in which they were made.
     places: dict[Any, int]

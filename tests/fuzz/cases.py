@@ -1,4 +1,4 @@
-"""One example: a world with rows, a question, flips, and how two copies are to meet."""
+"""One example: a world with rows, a question, flips, and how two workers are to meet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.troubles import BEFORE, Touch, Trouble, troubles
 from tests.fuzz.words import VALUES, meaning, mostly
 from tests.fuzz.worlds import WORKERS, WORLDS, World
 
-#: How two copies meet: side by side from a barrier on, or one wholly between the other's read and
+#: How two workers meet: side by side from a barrier on, or one wholly between the other's read and
 #: its claim, or a stranger there who changes what is beside the rows.
 RACE, BETWEEN, STRANGER = "race", "between", "stranger"
 
@@ -280,7 +280,7 @@ def _touched(trouble: Trouble, meeting: str) -> Trouble:
 
 
 def _met(case: Case, trouble: Trouble) -> str:
-    """Return how the copies meet: the gate is in one session, and no stranger comes."""
+    """Return how the workers meet: the gate is in one session, and no stranger comes."""
     return RACE if trouble.is_async or case.meeting == STRANGER else case.meeting
 
 

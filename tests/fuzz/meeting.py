@@ -1,4 +1,4 @@
-"""Two copies of one processor, as an example says they meet."""
+"""Two workers of one processor, as an example says they meet."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Met:
     came: bool = False
     #: The calls of handlers that do more than succeed.
     log: Log = field(default_factory=lambda: Log({}))
-    #: The reports of copies that came when a lease had lapsed.
+    #: The reports of workers that came when a lease had lapsed.
     takeovers: list[Report] = field(default_factory=list)
     early: set[Any] = field(default_factory=set)
     #: The rows in the order in which those of a key are to be handled, if there is one.
@@ -53,7 +53,7 @@ class Met:
 
 
 def meet(case: Case, before: Mapping[Any, Columns]) -> Met:
-    """Let two copies handle the rows of an example; ``before``: what these say, by key."""
+    """Let two workers handle the rows of an example; ``before``: what these say, by key."""
     met = Met(before=before, log=Log({pk: n for n, pk in enumerate(before)}))
     met.order = keyed.order_of(case)
     if case.meeting == RACE:

@@ -1,4 +1,4 @@
-"""Generated questions and flips: each is refused by name, or two copies get it right."""
+"""Generated questions and flips: each is refused by name, or two workers get it right."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 FUZZ = int(os.environ.get("FUZZ", "0"))
 EXAMPLES = FUZZ or 25
 
-#: Of what was accepted, that which two copies met at.
+#: Of what was accepted, that which two workers met at.
 RACED = "raced"
 
 

@@ -30,7 +30,7 @@ def fits(case: Case, flips: Mapping[Any, Flipped]) -> bool:
 
 
 def play(case: Case, before: Mapping[Any, Columns], flips: Mapping[Any, Flipped]) -> Met:
-    """Let two copies meet, and others run until nothing is left; judge, and do it again."""
+    """Let two workers meet, and others run until nothing is left; judge, and do it again."""
     assert case.trouble is not None
     met = meet(case, before)
     if met.wrong or met.refusals:

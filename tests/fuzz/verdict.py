@@ -1,4 +1,4 @@
-"""Whether what two copies made of an example is right; the only place that says what that is."""
+"""Whether what two workers made of an example is right; the only place that says what that is."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ def _check_once(case: Case, met: Met, worlds: Worlds) -> None:
     """I2: a row that leaves is handled once; what stays never commits, and once per copy."""
     counts = Counter(met.handled)
     rows = {pk: worlds.of_row(met, pk) for pk in counts}
-    copies = 1 if case.meeting == STRANGER else 2
+    workers = 1 if case.meeting == STRANGER else 2
     for pk, each in rows.items():
         assert each is not None, f"row {pk} was handed out and is not pending"
         assert each.may_start, f"row {pk} was handed out, and another copy could claim it again"
         once = each.leaves or case.delivery == Delivery.AT_MOST_ONCE
-        assert counts[pk] <= (1 if once else copies), counts
+        assert counts[pk] <= (1 if once else workers), counts
     ended_early = met.refusals or any(each.stopped == "failures" for each in met.reports)
     missed = worlds.have_to_leave() - {*counts}
     assert ended_early or not missed, (counts, missed)

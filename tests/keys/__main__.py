@@ -34,7 +34,7 @@ def main() -> int:
         from . import table
 
         table.make()
-        with crew_of(options.copies) as crew:
+        with crew_of(options.workers) as crew:
             results = [_told(crew, each, options) for each in rounds]
         from django.db import connections
 
@@ -78,7 +78,7 @@ def _table(rounds: Sequence[Round], results: Sequence[Result]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.keys", description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000, help="Rows of each round.")
-    parser.add_argument("--copies", type=int, default=8, help="Workers.")
+    parser.add_argument("--workers", type=int, default=8, help="Workers.")
     parser.add_argument("--work", type=float, default=0.001, help="Seconds that a handler takes.")
     parser.add_argument("--only", nargs="+", choices=DELIVERIES, default=list(DELIVERIES))
     parser.add_argument("--skews", nargs="+", choices=SKEWS, default=list(SKEWS))

@@ -27,10 +27,10 @@ class Round:
 class Crew:
     """Workers, each in a process of its own."""
 
-    def __init__(self, copies: int) -> None:
+    def __init__(self, workers: int) -> None:
         self._pipes: list[Connection] = []
         self._processes = []
-        for number in range(copies):
+        for number in range(workers):
             ours, theirs = _spawn.Pipe()
             process = _spawn.Process(target=_work, args=(theirs, number), daemon=True)
             process.start()
@@ -101,8 +101,8 @@ def _work(pipe: Connection, number: int) -> None:
 
 
 @contextmanager
-def crew_of(copies: int) -> Iterator[Crew]:
-    crew = Crew(copies)
+def crew_of(workers: int) -> Iterator[Crew]:
+    crew = Crew(workers)
     try:
         yield crew
     finally:

@@ -28,7 +28,7 @@ def run(tmp_path: Path, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "tests.keys", "--json", str(path)),
-            *("--copies", "3", "--skews", "skewed", *options),
+            *("--workers", "3", "--skews", "skewed", *options),
         ],
         cwd=CHECKOUT,
         capture_output=True,

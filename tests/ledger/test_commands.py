@@ -210,7 +210,7 @@ def test_a_pause_lets_the_row_at_hand_end_in_each_worker(
     gate: Path,  # noqa: F811
 ) -> None:
     parcels("gate", "gate", "gate", "gate")
-    arguments = ("run", DELIVER, "--copies", "2", "--json")
+    arguments = ("run", DELIVER, "--workers", "2", "--json")
     with started(*arguments, **ON, GATE=str(gate)) as process:
         at_gate(gate, handlers=2)
         api.pause(DELIVER, by="anna")
@@ -230,7 +230,7 @@ def test_a_command_whose_workers_were_killed_has_not_drained_the_rows(
     gate: Path,  # noqa: F811
 ) -> None:
     parcels("gate", "gate")
-    with started("run", DELIVER, "--copies", "2", **ON, GATE=str(gate)) as process:
+    with started("run", DELIVER, "--workers", "2", **ON, GATE=str(gate)) as process:
         for pid in at_gate(gate, handlers=2):
             os.kill(pid, signal.SIGKILL)
         assert process.wait(PATIENCE) == 1
@@ -243,7 +243,7 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_follows_an_older_order_to_s
     gate: Path,  # noqa: F811
 ) -> None:
     parcels("gate", "gate")
-    with watching("0.5", "--copies", "2", GATE=str(gate)) as watcher:
+    with watching("0.5", "--workers", "2", GATE=str(gate)) as watcher:
         killed, _ = at_gate(gate, handlers=2)
         api.stop(DELIVER)
         os.kill(killed, signal.SIGKILL)

@@ -125,11 +125,11 @@ def test_a_worker_that_starts_after_an_order_to_stop_its_command_follows_it(
         assert record is not None
         if is_stopped:
             ledger.stop(NAME)
-        stops = record.begin_copy(1)
+        stops = record.begin_worker(1)
         # The process of a worker, which reads the orders for the first time.
         with monkeypatch.context() as worker:
             worker.setattr(process, "_ledger", other_machine())
-            with oversight.copy([NAME], lambda *_: None, stops):
+            with oversight.worker([NAME], lambda *_: None, stops):
                 report = processor(make=MAKE)()
     if is_stopped:
         assert_run(report, stopped="operator")

@@ -290,17 +290,17 @@ def test_the_workers_of_a_command_are_one_row_and_one_that_died_is_not_forgotten
     row = RecordedRun.objects.get()
     assert (row.handler_seconds, row.slowest) == (6, 3)
     assert (row.processed, row.failed, row.seen, row.error) == (6, 1, 4, "no")
-    assert row.copies == [
-        {"copy": 1, "pid": 13, "processed": 3},
-        {"copy": 2, "pid": 12, "processed": 3, "failed": 1},
+    assert row.workers == [
+        {"worker": 1, "pid": 13, "processed": 3},
+        {"worker": 2, "pid": 12, "processed": 3, "failed": 1},
     ]
 
 
 def test_a_worker_that_has_ended_is_not_waited_for_to_see_a_pause() -> None:
     work = Work(NAME, "watch")
-    for copy in (1, 2):
-        work.begin_copy(copy, 0)
-        work.progress(copy, Progress(10 + copy, {"processed": 1}, since=1.0, seen=0))
+    for worker in (1, 2):
+        work.begin_worker(worker, 0)
+        work.progress(worker, Progress(10 + worker, {"processed": 1}, since=1.0, seen=0))
     work.progress(1, Progress(11, {"processed": 2}, seen=0, is_last=True))
     work.flush()
     api.pause(NAME)
@@ -312,17 +312,17 @@ def test_a_worker_that_has_ended_is_not_waited_for_to_see_a_pause() -> None:
 
 def test_a_worker_that_has_died_has_no_row_at_work_and_its_successor_counts() -> None:
     work = Work(NAME, "watch")
-    work.begin_copy(1, 0)
+    work.begin_worker(1, 0)
     work.progress(1, Progress(11, {"processed": 1}, since=1.0, seen=0))
     work.flush()
     api.pause(NAME)
-    work.copy_died(1, "killed by SIGKILL")
+    work.worker_died(1, "killed by SIGKILL")
     work.note_seen(1)
     work.flush()
     assert (api.state(NAME).phase, api.state(NAME).seen) == ("paused", 1)
     assert RecordedRun.objects.get().error == "killed by SIGKILL"
     # A successor may start a row, as long as it has said nothing of the pause.
-    work.begin_copy(1, 0)
+    work.begin_worker(1, 0)
     work.note_seen(1)
     work.flush()
     assert (api.state(NAME).phase, api.state(NAME).seen) == ("pausing", 0)
@@ -346,9 +346,9 @@ def test_a_command_whose_worker_died_for_good_has_not_drained_the_rows(
 ) -> None:
     work = Work(NAME, "run")
     is_last = happens == "dies after its report"
-    work.begin_copy(1, 0)
+    work.begin_worker(1, 0)
     work.progress(1, Progress(11, {"processed": 1}, since=1.0, is_last=is_last))
-    work.copy_died(1, "killed by SIGKILL")
+    work.worker_died(1, "killed by SIGKILL")
     if happens == "has a successor":
         work.progress(1, Progress(12, {"processed": 1}, is_last=True))
     work.stopped = "signal" if happens == "dies in a run that was stopped" else "drained"

@@ -38,7 +38,7 @@ Place = tuple[Path, dict[str, str]]
 
 
 @contextmanager
-def copies(number: int, kinds: set[str]) -> Iterator[SimpleQueue[Place]]:
+def workers(number: int, kinds: set[str]) -> Iterator[SimpleQueue[Place]]:
     """Make copies of the tree, and start one server of each kind for all of them."""
     with ExitStack() as stack:
         urls = {"sqlite": "sqlite:////nonexistent/dcl.sqlite3"}
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{options.sample} of {len(tried)} mutants, --seed {options.seed}", flush=True)
         dice = random.Random(options.seed)  # noqa: S311  # no secret
         tried = dice.sample(tried, min(options.sample, len(tried)))
-    with copies(options.jobs, {each.on for each in tried}) as places:
+    with workers(options.jobs, {each.on for each in tried}) as places:
         judge = partial(judged, places=places, sound=set(), patience=options.patience)
         with ThreadPoolExecutor(options.jobs) as pool:
             complaints = list(pool.map(judge, tried))

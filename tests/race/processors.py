@@ -1,4 +1,4 @@
-"""What the copies race with: functions of a handler that give a processor."""
+"""What the workers race with: functions of a handler that give a processor."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.models import Entry, Errand
-from tests.race.copies import Copies, copies
+from tests.race.workers import Copies, workers
 
-COPIES, ROWS, CHATS = 3, 600, 40
+WORKERS, ROWS, CHATS = 3, 600, 40
 
 
 @pytest.fixture(scope="module")
 def team(django_db_setup: None) -> Iterator[Copies]:
-    with copies(COPIES) as team:
+    with workers(WORKERS) as team:
         yield team
 
 

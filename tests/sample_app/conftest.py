@@ -27,8 +27,8 @@ from sample_app.embedded import database_url
 from sample_app.mail_settings import smtp_settings
 from sample_app.shop import payment_gateway, warehouse
 from sample_app.shop.demo import payment_stub, warehouse_stub
-from sample_app.shop.demo.copies import MANAGE_PY
 from sample_app.shop.demo.mailbox import HOST, Mailbox
+from sample_app.shop.demo.workers import MANAGE_PY
 from sample_app.shop.orders_csv import COLUMNS
 from sample_app.shop.packing import pack_orders
 from sample_app.shop.processors import capture_payments, push_to_warehouse

@@ -1,4 +1,4 @@
-"""The demo: four copies of each processor race, and what each promises is kept."""
+"""The demo: four workers of each processor race, and what each promises is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(9 * PATIENCE)
 
-SHARES = re.compile(r"^  copies +([0-9,+ ]+) rows in [0-9.]+ s$", re.MULTILINE)
+SHARES = re.compile(r"^  workers +([0-9,+ ]+) rows in [0-9.]+ s$", re.MULTILINE)
 ALL_WELL = "All is well"
 STAGES = 6
 
@@ -112,7 +112,7 @@ def test_each_delivery_keeps_its_promise_though_a_copy_is_killed(
     assert pages == (due,)
     invented(1, look_at_orders)
 
-    code, output, errors = ended(start("demo", "--copies", "2"))
+    code, output, errors = ended(start("demo", "--workers", "2"))
 
     assert (code, errors) == (0, "")
     assert "0 duplicates, 0 missing" in output
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_the_copies_too(start: Start, empty_database: str) -> 
     code, _, errors = ended(demo)
 
     assert (code, errors) == (130, "Interrupted.\n")
-    until(lambda: connections_left(empty_database) == 0, "the copies to leave the database")
+    until(lambda: connections_left(empty_database) == 0, "the workers to leave the database")
 
 
 def connections_left(url: str) -> int:

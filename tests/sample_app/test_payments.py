@@ -17,9 +17,9 @@ from httpx2 import Timeout
 
 from dcl_processor import Delivery
 from sample_app.shop import payment_gateway
-from sample_app.shop.demo.copies import MANAGE_PY
 from sample_app.shop.demo.payment_audit import audit
 from sample_app.shop.demo.payment_stub import Charge, Mood, PaymentStub
+from sample_app.shop.demo.workers import MANAGE_PY
 from sample_app.shop.doubts import Answer, resolve_doubts
 from sample_app.shop.models import Payment
 from sample_app.shop.payment_gateway import open_gateway

@@ -125,7 +125,7 @@ class Command(BaseCommand):
             help="Seconds after which no row starts, for all processors; with --watch, per run.",
         )
         run.add_argument(
-            "--copies",
+            "--workers",
             type=_processes,
             default=1,
             metavar="N",
@@ -272,17 +272,17 @@ class Command(BaseCommand):
             if health.stop.is_set():
                 break
             left = None if end is None else max(0.0, end - time.monotonic())
-            outcome, copies = self.run_one(processor, output, health, {**options, "timeout": left})
+            outcome, workers = self.run_one(processor, output, health, {**options, "timeout": left})
             if isinstance(outcome, Trouble):
                 output.broke(processor.name, outcome)
                 broken.append(processor.name)
                 failed += 0 if outcome.report is None else _failed(outcome.report)
                 continue
-            output.report(outcome, copies)
+            output.report(outcome, workers)
             controlling.say_why(output, outcome)
             in_doubt += status.tell_of_doubts(processor, output, options["using"])
             failed += _failed(outcome)
-            if outcome.error is not None or not all(isinstance(copy, Report) for copy in copies):
+            if outcome.error is not None or not all(isinstance(each, Report) for each in workers):
                 broken.append(processor.name)
         in_doubt = in_doubt if options["fail_in_doubt"] else 0
         if failed or broken or in_doubt or output.lost:
@@ -302,7 +302,7 @@ class Command(BaseCommand):
             options["limit"],
             options["filter"],
         )
-        several = options["copies"] > 1
+        several = options["workers"] > 1
 
         def finishing(number: int, event: Finishing) -> None:
             output.finishing(stop, event.call, number if several else None)
@@ -311,9 +311,9 @@ class Command(BaseCommand):
             with output.watching(
                 processor, stop, filter=filter, using=using, limit=limit
             ) as on_row:
-                report, copies = pool.run(
+                report, workers = pool.run(
                     processor,
-                    copies=options["copies"],
+                    workers=options["workers"],
                     filter=filter,
                     using=using,
                     limit=limit,
@@ -330,9 +330,9 @@ class Command(BaseCommand):
             trouble = Trouble.of(error, processor, using)
             close_old_connections()
             return trouble, []
-        if copies and not several:  # its only worker was lost
-            return copies[0], []
-        return report, copies
+        if workers and not several:  # its only worker was lost
+            return workers[0], []
+        return report, workers
 
     def dry_run_each(
         self,
@@ -374,7 +374,7 @@ def _rows_of(chosen: Sequence[BatchProcessor[Any]], options: dict[str, Any]) -> 
 
 def _failed(report: Report) -> int:
     """Return how many rows failed for good; rows to be retried do not count yet."""
-    return report.failed - report.retried
+    return report.failed - report.to_retry
 
 
 def _summary(failed: int, broken: Sequence[str], in_doubt: int = 0, *, lost: bool = False) -> str:
@@ -418,7 +418,7 @@ def _rows(text: str) -> int:
 
 
 def _processes(text: str) -> int:
-    most = pool.MOST_COPIES
+    most = pool.MOST_WORKERS
     return _whole(text, 1, f"a number of processes from 1 to {most}", most)
 
 

@@ -9,23 +9,23 @@ from random import Random
 from django.db.models import Count, F, Q, QuerySet, Sum
 from django.utils import timezone
 
-from sample_app.shop.demo.copies import run_copies
 from sample_app.shop.demo.screen import Screen
 from sample_app.shop.demo.verdict import Verdict, complaints
+from sample_app.shop.demo.workers import run_workers
 from sample_app.shop.models import Cart, Customer
 from sample_app.shop.processors import CART_KEPT, expire_carts
 
 FORGOTTEN, FRESH = 2_000, 100
 
 
-def run(screen: Screen, copies: int) -> bool:
+def run(screen: Screen, workers: int) -> bool:
     """Fill some carts, race the workers; True if each forgotten cart expired exactly once."""
     invent_carts()
     due = set(expire_carts.pending().order_by().values_list("pk", flat=True))
     fresh = set(Cart.objects.filter(expired=False).values_list("pk", flat=True)) - due
     screen.step("due", f"{len(due):,} carts are forgotten, {len(fresh):,} are not")
     # Twenty batches are done before four processes have started.
-    shares = run_copies(expire_carts.name, (copies + 1) // 2)
+    shares = run_workers(expire_carts.name, (workers + 1) // 2)
     screen.shares(shares)
     verdict = audit(due, fresh)
     screen.verdict(verdict)

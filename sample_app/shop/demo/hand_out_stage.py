@@ -19,9 +19,9 @@ from typing import IO, Self
 from django.core.management.base import CommandError
 
 from sample_app.shop.demo import packing_robot
-from sample_app.shop.demo.copies import MANAGE_PY, POLL_SECONDS
 from sample_app.shop.demo.screen import Screen
 from sample_app.shop.demo.verdict import Verdict, complaints
+from sample_app.shop.demo.workers import MANAGE_PY, POLL_SECONDS
 from sample_app.shop.models import Order, Packing
 from sample_app.shop.packing import held_by, pack_orders
 
@@ -34,15 +34,15 @@ MOST_ROUNDS = 8
 Robot = subprocess.Popen[bytes]
 
 
-def run(screen: Screen, copies: int) -> bool:
+def run(screen: Screen, workers: int) -> bool:
     """Let robots pack, kill some and suspend one; True if the audit is clean."""
     due = invent_packings()
     screen.step("due", f"{len(due):,} orders are to be packed by robots")
     if not due:
         screen.verdict(audit(due, Counter()))
         return True
-    slow = min(max(1, copies // 2) + 1, len(due))
-    keys = {f"robot-{1 + number}": secrets.token_hex(8) for number in range(slow + copies)}
+    slow = min(max(1, workers // 2) + 1, len(due))
+    keys = {f"robot-{1 + number}": secrets.token_hex(8) for number in range(slow + workers)}
     names = list(keys)
     with _server(keys) as server, _Hall(server.url, keys) as hall:
         screen.step("server", f"the shop's own pages at {server.url}, with a lease of {LEASE:g} s")

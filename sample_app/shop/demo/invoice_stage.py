@@ -6,18 +6,18 @@ from collections.abc import Collection
 
 from django.db.models import Count
 
-from sample_app.shop.demo.copies import run_copies
 from sample_app.shop.demo.screen import Screen
 from sample_app.shop.demo.verdict import Verdict, complaints
+from sample_app.shop.demo.workers import run_workers
 from sample_app.shop.models import Invoice
 from sample_app.shop.processors import print_invoices
 
 
-def run(screen: Screen, copies: int) -> bool:
+def run(screen: Screen, workers: int) -> bool:
     """Race the workers; True if each invoice was printed exactly once."""
     due = set(print_invoices.pending().order_by().values_list("number", flat=True))
     screen.step("due", f"{len(due):,} shipped orders have an invoice that is not printed")
-    shares = run_copies(print_invoices.name, copies)
+    shares = run_workers(print_invoices.name, workers)
     screen.shares(shares)
     verdict = audit(due)
     screen.verdict(verdict)

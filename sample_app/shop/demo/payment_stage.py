@@ -6,12 +6,12 @@ import os
 import signal
 from collections.abc import Sequence
 
-from sample_app.shop.demo.copies import Share, Watch, run_copies
 from sample_app.shop.demo.moods import scatter
 from sample_app.shop.demo.payment_audit import audit
 from sample_app.shop.demo.payment_stub import Mood, PaymentStub
 from sample_app.shop.demo.rounds import come_back
 from sample_app.shop.demo.screen import Screen
+from sample_app.shop.demo.workers import Share, Watch, run_workers
 from sample_app.shop.doubts import resolve_doubts
 from sample_app.shop.payment_gateway import open_gateway
 from sample_app.shop.processors import capture_payments
@@ -26,7 +26,7 @@ ONE_IN = {
 LEAST_FOR_A_KILL = 30  # so that every worker is at work by then
 
 
-def run(screen: Screen, copies: int) -> bool:
+def run(screen: Screen, workers: int) -> bool:
     """Race the workers, kill one, resolve its doubts; True if the audit is clean."""
     with PaymentStub({}) as empty:
         # Doubts of an interrupted demo, whose gateway no longer exists.
@@ -38,9 +38,9 @@ def run(screen: Screen, copies: int) -> bool:
         environment = {"PAYMENTS_URL": gateway.url}
         screen.step("gateway", f"local server at {gateway.url}: now slow, now busy, now silent")
         with screen.counting("charges", len(due), lambda: len(gateway.log)) as watch:
-            shares = run_copies(
+            shares = run_workers(
                 capture_payments.name,
-                copies,
+                workers,
                 watch=_killing(screen, gateway, watch),
                 environment=environment,
             )

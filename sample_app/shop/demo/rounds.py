@@ -10,8 +10,8 @@ from django.db.models import Min
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor
-from sample_app.shop.demo.copies import Share, run_copies
 from sample_app.shop.demo.screen import Screen
+from sample_app.shop.demo.workers import Share, run_workers
 
 MOST_ROUNDS = 8
 LONGEST_WAIT = 5.0  # seconds
@@ -30,7 +30,7 @@ def come_back(
         wait = _seconds_until_due(processor)
         screen.step("retry", f"{left:,} to be tried again, the first in {wait:.1f} s")
         time.sleep(wait)
-        share = run_copies(processor.name, 1, options=options, environment=environment)
+        share = run_workers(processor.name, 1, options=options, environment=environment)
         screen.shares(share)
         shares += share
     return shares

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from sample_app.shop.demo.copies import Share, Watch
 from sample_app.shop.demo.verdict import Verdict
+from sample_app.shop.demo.workers import Share, Watch
 
 COMPLAINT_LINES_SHOWN = 3  # the last ones, because a traceback ends with the error
 
@@ -54,12 +54,12 @@ class Screen:
         rows = " + ".join("killed" if share.killed else f"{share.processed:,}" for share in shares)
         seconds = max(share.seconds for share in shares)
         failed = sum(share.failed for share in shares)
-        noun = "copies" if len(shares) > 1 else "copy"
+        noun = "workers" if len(shares) > 1 else "worker"
         text = f"{rows} rows in {seconds:.2f} s{f', {failed:,} failed' if failed else ''}"
         self.step(noun, text)
         for share in shares:
             if not share.came_to_the_end and not share.killed:
-                self.warn(f"copy {share.copy} ended with exit code {share.exit_code}")
+                self.warn(f"worker {share.worker} ended with exit code {share.exit_code}")
                 for line in share.complaint.splitlines()[-COMPLAINT_LINES_SHOWN:]:
                     self.warn(f"  {line}")
 

@@ -30,7 +30,7 @@ class Contender:
     numbers from 1; ``drain(...)``, which handles what one copy can get and returns ``Drained``;
     and ``left()``, which counts what is not handled. ``options`` are passed to ``drain``.
 
-    ``clock``: *drain* times the whole call of ``drain`` in all copies. *handler* starts with the
+    ``clock``: *drain* times the whole call of ``drain`` in all workers. *handler* starts with the
     first handler call and ends with the last one, so that a worker's start and its last look at
     an empty queue cost it nothing.
     """
@@ -40,7 +40,7 @@ class Contender:
     needs: str = ""
     clock: Literal["drain", "handler"] = "drain"
     has_log: bool = True
-    #: One process of its own makes all the copies; ``drain`` gets their number.
+    #: One process of its own makes all the workers; ``drain`` gets their number.
     makes_copies: bool = False
 
     def prepare(self, rows: int) -> None:

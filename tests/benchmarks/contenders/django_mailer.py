@@ -32,7 +32,7 @@ def prepare(jobs: int) -> None:
     settle_down(Message._meta.db_table, MessageLog._meta.db_table)
 
 
-def drain(copies: int) -> Drained:
+def drain(workers: int) -> Drained:
     send_all()
     return Drained()
 

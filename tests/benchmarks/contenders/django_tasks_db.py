@@ -23,7 +23,7 @@ def prepare(jobs: int) -> None:
     settle_down(DBTaskResult._meta.db_table)
 
 
-def drain(copies: int) -> Drained:
+def drain(workers: int) -> Drained:
     call_command("db_worker", batch=True, startup_delay=False, verbosity=0)
     return Drained()
 

@@ -15,13 +15,13 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(copies: int) -> Drained:
+def drain(workers: int) -> Drained:
     logger = logging.getLogger("dcl_processor")
     with Path(os.devnull).open("w") as nowhere:
         handler = logging.StreamHandler(nowhere)
         logger.addHandler(handler)
         try:
-            return ours.drain(copies, delivery="transactional", batch_size=100, failing=FAILING)
+            return ours.drain(workers, delivery="transactional", batch_size=100, failing=FAILING)
         finally:
             logger.removeHandler(handler)
 

@@ -11,7 +11,7 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(copies: int) -> Drained:
+def drain(workers: int) -> Drained:
     for pk in list(Errand.objects.filter(done=False).values_list("pk", flat=True))[1:]:
         handling.handle(pk)
     return Drained(Errand.objects.filter(done=False).update(done=True))

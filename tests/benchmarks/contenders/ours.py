@@ -14,7 +14,7 @@ from tests.models import Errand
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(copies: int, *, delivery: str, batch_size: int, failing: int = 0, **run: Any) -> Drained:
+def drain(workers: int, *, delivery: str, batch_size: int, failing: int = 0, **run: Any) -> Drained:
     """Run once; ``failing``: of a hundred rows; ``run``: the parameters of ``run()``."""
     handle = handling.handle
     options: dict[str, Any] = {"lease": Lease(60)} if delivery == Delivery.AT_LEAST_ONCE else {}

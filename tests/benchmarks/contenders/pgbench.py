@@ -24,24 +24,24 @@ __all__ = ["drain", "left", "prepare"]
 
 NEXT_KEY = r"""
 \if :key = 0
-\set key :client_id + 1 - :copies
+\set key :client_id + 1 - :workers
 \endif
-\set key :key + :copies
+\set key :key + :workers
 """
 DURATION = re.compile(r"tps = ([0-9.]+) \(without initial connection time\)")
 
 
-def drain(copies: int) -> Drained:
+def drain(workers: int) -> Drained:
     """Claim all rows, each client every so-manieth key."""
     rows = left()
-    if rows % copies:
-        raise ValueError(f"expected rows that {copies} copies can share evenly, got {rows}.")
+    if rows % workers:
+        raise ValueError(f"expected rows that {workers} workers can share evenly, got {rows}.")
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
         script.write(NEXT_KEY)
         script.write(" ".join(CLAIM.format(these="= :key").split()) + ";\n")
         script.flush()
-        told = ("--file", script.name, "-D", "key=0", "-D", f"copies={copies}")
-        said = _pgbench(*told, "-c", str(copies), "-j", "1", "-t", str(rows // copies))
+        told = ("--file", script.name, "-D", "key=0", "-D", f"workers={workers}")
+        said = _pgbench(*told, "-c", str(workers), "-j", "1", "-t", str(rows // workers))
     if f"actually processed: {rows}/{rows}" not in said:
         raise RuntimeError(said)
     (per_second,) = DURATION.findall(said)

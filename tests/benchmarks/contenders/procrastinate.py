@@ -40,7 +40,7 @@ def prepare(jobs: int) -> None:
     settle_down("procrastinate_jobs", "procrastinate_events")
 
 
-def drain(copies: int, *, concurrency: int) -> Drained:
+def drain(workers: int, *, concurrency: int) -> Drained:
     app = make_app(PsycopgConnector(kwargs=connector_params()))
     app.run_worker(wait=False, concurrency=concurrency, install_signal_handlers=False)
     return Drained()

@@ -28,7 +28,7 @@ FOR NO KEY UPDATE SKIP LOCKED"
 FLIP = f"UPDATE {TABLE} SET done = true WHERE (id {{these}} AND pg_current_xact_id() = %s)"
 
 
-def drain(copies: int, *, batch_size: int, prepared: bool = False) -> Drained:
+def drain(workers: int, *, batch_size: int, prepared: bool = False) -> Drained:
     handle, handled = handling.handle, 0
     with connect(prepared=prepared) as driver, driver.cursor() as cursor:
         for keys in windows(cursor):

@@ -17,7 +17,7 @@ RETURNING {", ".join(f"{TABLE}.{column}" for column in COLUMNS)},
 {TABLE}.id, taken.before_0, {TABLE}.done"""
 
 
-def drain(copies: int, *, batch_size: int, prepared: bool = False) -> Drained:
+def drain(workers: int, *, batch_size: int, prepared: bool = False) -> Drained:
     handle, handled = handling.handle, 0
     with connect(prepared=prepared) as driver, driver.cursor() as cursor:
         for keys in windows(cursor):

@@ -19,7 +19,7 @@ CLAIM = f"""WITH taken AS MATERIALIZED (
 RETURNING {", ".join(f"{TABLE}.{column}" for column in COLUMNS)}"""
 
 
-def drain(copies: int, *, batch_size: int, limit: int | None = None) -> Drained:
+def drain(workers: int, *, batch_size: int, limit: int | None = None) -> Drained:
     """Drain, or handle ``limit`` rows."""
     handle, handled = handling.handle, 0
     with connect(prepared=True) as driver, driver.cursor() as cursor:

@@ -23,7 +23,7 @@ END = with_keys(FLIP, [0]) + b"; COMMIT"
 BEGIN = b"BEGIN; " + with_keys(LOCK, [0])
 
 
-def drain(copies: int) -> Drained:
+def drain(workers: int) -> Drained:
     """Handle each row between the message that locks it and the one that flips it."""
     handle, handled = handling.handle, 0
     with connect(prepared=False) as driver, driver.cursor() as cursor:

@@ -12,7 +12,7 @@ from tests.models import Parcel
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(copies: int) -> Drained:
+def drain(workers: int) -> Drained:
     handle = handling.handle
 
     @batch_processor(

@@ -14,9 +14,9 @@ from tests.benchmarks.contenders.ours import left, prepare
 __all__ = ["drain", "left", "prepare"]
 
 
-def drain(copies: int, *, by: str) -> Drained:
+def drain(workers: int, *, by: str) -> Drained:
     with WATCHERS[by]():
-        return ours.drain(copies, delivery="transactional", batch_size=1)
+        return ours.drain(workers, delivery="transactional", batch_size=1)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ class Counts(TypedDict, total=False):
     skipped: int
     stale: int
     lease_lost: int
-    retried: int
+    to_retry: int
     held: int
     redone: int
     passes: int
@@ -26,7 +26,7 @@ class Counts(TypedDict, total=False):
 
 def assert_run(report: Report, *, stopped: Stopped = "drained", **named: Unpack[Counts]) -> None:
     """Compare all counts of a run and what ended it; a count that is not named has to be 0."""
-    expected: dict[str, Any] = dict.fromkeys((*COUNTS, "retried"), 0)
+    expected: dict[str, Any] = dict.fromkeys((*COUNTS, "to_retry"), 0)
     expected |= {**named, "stopped": stopped}
     wrong = {name: value for name, value in expected.items() if getattr(report, name) != value}
     assert not wrong, (

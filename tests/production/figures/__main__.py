@@ -11,7 +11,7 @@ import django
 import psycopg
 
 from sample_app.embedded import database_url
-from tests.production.figures import broker, copies, pools, tables
+from tests.production.figures import broker, pools, tables, workers
 
 # Two at once share the server, never a database.
 NAME = f"dcl_figures_{secrets.token_hex(4)}"
@@ -23,7 +23,7 @@ FIGURES: dict[str, Callable[[], None]] = {
     "pgbouncer": pools.measure_pgbouncer,
     "connections": pools.measure_connections,
     "pool": pools.measure_pool_of_two,
-    "copies": copies.measure_copies,
+    "workers": workers.measure_copies,
     "broker": broker.measure_broker,
 }
 

@@ -97,7 +97,7 @@ def measure_connections() -> None:
 
 
 def measure_pool_of_two() -> None:
-    """Run eight copies with a handler of 20 ms over a pool of two connections."""
+    """Run eight workers with a handler of 20 ms over a pool of two connections."""
     from dcl_processor import Delivery, Lease, batch_processor
     from tests.models import Errand
 
@@ -128,12 +128,12 @@ def measure_pool_of_two() -> None:
         say(f"{name}: rows/s over a pool of 2, against a connection each", rate)
 
 
-def _race(kind: Any, copies: int) -> None:
+def _race(kind: Any, workers: int) -> None:
     def copy() -> None:
         kind.run(using="other")
         connections.close_all()
 
-    threads = [threading.Thread(target=copy) for _ in range(copies)]
+    threads = [threading.Thread(target=copy) for _ in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -46,7 +46,7 @@ STAGES = (
 
 
 class Command(BaseCommand):
-    """Race workers (copies) of the shop's processors, and audit what each processor promises."""
+    """Race workers of the shop's processors, and audit what each processor promises."""
 
     help = (
         "Load orders, run several workers of each of the shop's processors at once against local "
@@ -55,23 +55,25 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Take the order file and the number of copies."""
+        """Take the order file and the number of workers."""
         parser.add_argument(
             "--orders", metavar="FILE.csv", default="", help="default: invented orders"
         )
-        parser.add_argument("--copies", type=int, default=4, choices=range(1, 65), metavar="N")
+        parser.add_argument("--workers", type=int, default=4, choices=range(1, 65), metavar="N")
 
-    def handle(self, *_args: Any, orders: str, copies: int, **_options: Any) -> None:
+    def handle(self, *_args: Any, orders: str, workers: int, **_options: Any) -> None:
         """Go through the stages; the exit code shows whether the audit was clean."""
         screen = Screen()
         with told_plainly():
             call_command("migrate", verbosity=0)
             _load(screen, orders)
-            screen.step("copies", f"{copies} process{pluralize(copies, 'es')}, all started at once")
+            screen.step(
+                "workers", f"{workers} process{pluralize(workers, 'es')}, all started at once"
+            )
             clean = []
             for processor, promise, run in STAGES:
                 screen.title(f"{processor.name}: {promise}")
-                clean.append(run(screen, copies))
+                clean.append(run(screen, workers))
         if not all(clean):
             raise SystemExit(1)
 

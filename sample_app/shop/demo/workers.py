@@ -1,4 +1,4 @@
-"""Workers (copies) of a processor: real processes on this machine, all started at once."""
+"""Workers of a processor: real processes on this machine, all started at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Watch = Callable[[Sequence[int]], None]
 class Share:
     """One worker's share of the work, by its own report."""
 
-    copy: int
+    worker: int
     processed: int
     failed: int
     lease_lost: int
@@ -48,15 +48,15 @@ class Share:
         return self.exit_code in ({0, 1} if self.failed else {0})
 
 
-def run_copies(
+def run_workers(
     processor: str,
-    copies: int,
+    workers: int,
     *,
     options: Sequence[str] = (),
     watch: Watch = lambda pids: None,  # noqa: ARG005 - by default there is no watcher
     environment: Mapping[str, str] | None = None,
 ) -> list[Share]:
-    """Run the processor in ``copies`` processes until all have ended.
+    """Run the processor in ``workers`` processes until all have ended.
 
     Calls ``watch`` with their process ids meanwhile. ``environment`` adds to this process's own.
     """
@@ -64,19 +64,19 @@ def run_copies(
     variables = {**os.environ, "DEBUG": "no", **(environment or {})}
     with ExitStack() as stack:
         running = [
-            stack.enter_context(_copy(number, command, variables))
-            for number in range(1, copies + 1)
+            stack.enter_context(_worker(number, command, variables))
+            for number in range(1, workers + 1)
         ]
-        pids = [copy.process.pid for copy in running]
-        while any(copy.process.poll() is None for copy in running):
+        pids = [worker.process.pid for worker in running]
+        while any(worker.process.poll() is None for worker in running):
             watch(pids)
             time.sleep(POLL_SECONDS)
         watch(pids)
-        return [copy.share() for copy in running]
+        return [worker.share() for worker in running]
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _Worker:
     number: int
     process: subprocess.Popen[bytes]
     output: IO[bytes]
@@ -85,7 +85,7 @@ class _Copy:
     def share(self) -> Share:
         report = _report(_text(self.output))
         return Share(
-            copy=self.number,
+            worker=self.number,
             processed=report.get("processed", 0),
             failed=report.get("failed", 0),
             lease_lost=report.get("lease_lost", 0),
@@ -96,12 +96,12 @@ class _Copy:
 
 
 @contextmanager
-def _copy(number: int, command: Sequence[str], environment: dict[str, str]) -> Iterator[_Copy]:
+def _worker(number: int, command: Sequence[str], environment: dict[str, str]) -> Iterator[_Worker]:
     # Files, not pipes: they are read at the end only, and a full pipe would block the worker.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
         try:
-            yield _Copy(number, process, output, errors)
+            yield _Worker(number, process, output, errors)
         finally:
             _stop(process)
 

@@ -26,7 +26,7 @@ class Copies:
     pipes: list[Connection] = field(default_factory=list)
 
     def race(self, name: str) -> list[list[Any]]:
-        """Run the named function of ``tests.race.processors`` in all copies at once.
+        """Run the named function of ``tests.race.processors`` in all workers at once.
 
         Returns, for each copy, the primary keys that its handler was called with.
         """
@@ -44,7 +44,7 @@ class Copies:
 
 
 @contextmanager
-def copies(number: int) -> Iterator[Copies]:
+def workers(number: int) -> Iterator[Copies]:
     """Start the processes, connected to this process's test database; end them when left."""
     names = {alias: connections[alias].settings_dict["NAME"] for alias in connections}
     barrier = _spawn.Barrier(number)

@@ -1,10 +1,10 @@
-"""Copies that go wrong differ from copies that had nothing to do."""
+"""Copies that go wrong differ from workers that had nothing to do."""
 
 from __future__ import annotations
 
 import pytest
 
-from sample_app.shop.demo.copies import Share, run_copies
+from sample_app.shop.demo.workers import Share, run_workers
 
 
 def test_a_copy_that_cannot_start_says_why(
@@ -14,9 +14,9 @@ def test_a_copy_that_cannot_start_says_why(
     monkeypatch.setenv("DATABASE_URL", empty_database)
     watched: list[int] = []
 
-    shares = run_copies("shop.no_such_thing", 2, watch=watched.extend)
+    shares = run_workers("shop.no_such_thing", 2, watch=watched.extend)
 
-    assert [(share.copy, share.processed, share.exit_code) for share in shares] == [
+    assert [(share.worker, share.processed, share.exit_code) for share in shares] == [
         (1, 0, 2),
         (2, 0, 2),
     ]

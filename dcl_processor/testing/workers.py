@@ -1,4 +1,4 @@
-"""One of the workers (copies) that race."""
+"""One of the workers that race."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Course(Protocol):
         """Let no further row start, and let the workers end."""
 
 
-class Copy:
+class Worker:
     """One worker that runs the processor, in its own thread."""
 
     def __init__(self, number: int, course: Course) -> None:
@@ -47,7 +47,7 @@ class Copy:
         self.error: BaseException | None = None
 
     def thread(self, parameters: Mapping[str, Any]) -> threading.Thread:
-        name = f"{self.course.processor.name}: copy {self.number}"
+        name = f"{self.course.processor.name}: worker {self.number}"
         return threading.Thread(target=self._run, args=(parameters,), name=name, daemon=True)
 
     def settled(self, pk: Any, outcome: str) -> None:
@@ -88,7 +88,7 @@ class Copy:
             if had := referee.starts(pk, self.number):
                 self.course.trace.note(self.number, f"row {pk} again!", last=True)
                 self.course.call_double(
-                    f"row {pk} handled by {had}, and again by copy {self.number}"
+                    f"row {pk} handled by {had}, and again by worker {self.number}"
                 )
                 # Before the handler: the test does not need the effect of a second call.
                 raise _Double

@@ -1,4 +1,4 @@
-"""How much several copies do."""
+"""How much several workers do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _barriers: dict[int, Any] = {}
 
 
 def measure_copies() -> None:
-    """Run several copies, by how long the handler waits for something else."""
+    """Run several workers, by how long the handler waits for something else."""
     spawn = multiprocessing.get_context("spawn")
     numbers = (1, 2, 4, 8, 16)
     barriers = {number: spawn.Barrier(number) for number in numbers}
@@ -43,6 +43,6 @@ def measure_copies() -> None:
                     rates.setdefault(number, []).append(rows / max(took))
             for number in numbers[1:]:
                 say(
-                    f"{number} copies, handler waits {1000 * wait:g} ms, against one",
+                    f"{number} workers, handler waits {1000 * wait:g} ms, against one",
                     median(rates[number]) / median(rates[1]),
                 )
