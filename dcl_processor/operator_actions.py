@@ -18,6 +18,7 @@ from .operator_states import (
     claimed,
     default_age,
     is_distinct,
+    is_given_up,
     not_claimed_lately,
     unsettled,
 )
@@ -91,8 +92,8 @@ def mark_done(
     *,
     force: bool = False,
 ) -> int:
-    """Write the flip, or ``values``, to those of the rows that are claimed; ``force``: to all."""
-    state = "or not claimed; force=True marks what is not leased"
+    """Write the flip, or ``values``, to the claimed and given up rows; ``force``: to all."""
+    state = "or neither claimed nor given up; force=True marks what is not leased"
     return _to_all(to_mark_done(processor, rows, values, force=force), "mark_done", state)
 
 
@@ -104,16 +105,13 @@ def to_mark_done(
     force: bool = False,
 ) -> Write:
     """Return what ``mark_done()`` writes, and to which rows."""
-    if processor.claim is None:
-        raise InvalidOption(
-            f"{processor.name}: expected claim=… for mark_done(), which writes only to claimed "
-            "rows, got a processor without claim; update the rows with Django instead."
-        )
     question = _check_rows(processor, rows, "mark_done")
     done = with_cleared_retry(processor, _flip_of(processor, values, question.model))
     _refuse_indistinct(processor, "mark_done")
     proof = None if values is None else Proof.of(processor, "mark_done")
-    condition = Q() if force else claimed(processor)
+    condition = Q() if force else is_given_up(processor, question)
+    if processor.claim is not None and not force:
+        condition |= claimed(processor)
     return Write.of(processor, question, rows, condition, done, proof=proof)
 
 

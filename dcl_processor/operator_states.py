@@ -73,15 +73,18 @@ def is_distinct(processor: Definition[Any]) -> bool:
 
 def unsettled(processor: Definition[Any], question: Question[Any]) -> Q:
     """Recognise a row that is not done: it is pending, claimed, or given up on."""
-    found = is_pending(question)
-    if is_distinct(processor):
-        found |= claimed(processor)
+    found = is_pending(question) | is_given_up(processor, question)
+    return found | claimed(processor) if is_distinct(processor) else found
+
+
+def is_given_up(processor: Definition[Any], question: Question[Any]) -> Q:
+    """Recognise a row that was given up on; no row, if no column shows it."""
     try:
         dead = given_up(processor, question)
     except NotRecordedError:
-        return found
+        dead = None
     # By the row's key, as is_pending() does.
-    return found if dead is None else found | Q(Exists(dead.order_by().filter(pk=OuterRef("pk"))))
+    return Q(pk__in=[]) if dead is None else Q(Exists(dead.order_by().filter(pk=OuterRef("pk"))))
 
 
 def given_up(processor: Definition[Any], question: Question[Any]) -> Rows:

@@ -133,16 +133,16 @@ class BatchProcessor(Definition[M]):
         values: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> int:
-        """Write ``done`` to claimed rows whose work turned out to be done; return how many.
+        """Write ``done`` to rows whose work turned out to be done; return how many.
 
         ``values``: written instead of ``done``, which may depend on the handler's result. Each row
-        is locked, and checked again: it has to be among ``rows`` and claimed, and without a lease
-        that has not lapsed. Others stay as they are, and a warning is logged with their number and
-        the first keys. ``force``: also rows that are not claimed. Raises
-        ``InvalidOption`` without ``claim``, without ``values`` if ``done`` is a function, and if
-        ``rows`` is no queryset of the processor's model, or a slice of one; ``InvalidDone`` for
-        values that name no column; ``StillPending`` for values that do not settle a row;
-        ``InsideTransaction`` as ``requeue()``.
+        is locked, and checked again: it has to be among ``rows``, claimed or given up, and without
+        a lease that has not lapsed. Others stay as they are, and a warning is logged with their
+        number and the first keys. ``force``: also rows in another state. Raises ``InvalidOption``
+        without ``values`` if ``done`` is a function, and if ``rows`` is no queryset of the
+        processor's model, or a slice of one; ``InvalidDone`` for values that name no column;
+        ``StillPending`` for values that do not settle a row; ``InsideTransaction`` as
+        ``requeue()``.
         """
         return operator_actions.mark_done(self, rows, values, force=force)
 

@@ -238,12 +238,9 @@ class ProcessorAdminMixin(Base):
 
 def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
     """Yield the actions that the processor's options allow, as Django calls them."""
-    labels = {"process": "Process now"}
+    labels = {"process": "Process now", "mark_done": "Mark as done", "discard": "Discard"}
     if processor.reset is not None:
         labels["requeue"] = "Put back"
-    if processor.claim is not None:
-        labels["mark_done"] = "Mark as done"
-    labels["discard"] = "Discard"
     for name, label in labels.items():
         # Django formats a label.
         described = f"{label}: {processor.name}".replace("%", "%%")

@@ -60,7 +60,6 @@ class Action:
     did: str
     prepare: Prepare
     needs: str
-    takes_given_up: bool = True
     takes_values: bool = False
     takes_reason: bool = False
 
@@ -77,24 +76,21 @@ class Action:
             metavar="OLDER",
             help="Rows whose claim is older than this, such as 15m, and was never settled.",
         )
-        if self.takes_given_up:
-            chosen.add_argument(
-                "--given-up",
-                action="store_true",
-                help="Rows that failed for good, or were discarded.",
-            )
-            parser.add_argument(
-                "--error",
-                metavar="CLASS",
-                help="With --given-up: only the rows whose last error is of this class; an empty "
-                "text: those without an error.",
-            )
+        chosen.add_argument(
+            "--given-up", action="store_true", help="Rows that failed for good, or were discarded."
+        )
+        parser.add_argument(
+            "--error",
+            metavar="CLASS",
+            help="With --given-up: only the rows whose last error is of this class; an empty "
+            "text: those without an error.",
+        )
         self._add_values(parser)
         parser.add_argument(
             "--force",
             action="store_true",
-            help="With --pk: also rows whose claim is young, and, to put them back, rows that are "
-            "done.",
+            help="With --pk: also rows whose claim is young, and, unless they are discarded, rows "
+            "in another state.",
         )
         add_time_limit(parser, besides=", and for which locked rows are tried again")
         parser.add_argument(
@@ -420,7 +416,8 @@ def _requeue(processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[
 def _mark_done(
     processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]
 ) -> Write:
-    return operator_actions.to_mark_done(processor, rows, options["values"])
+    force = options["force"]
+    return operator_actions.to_mark_done(processor, rows, options["values"], force=force)
 
 
 def _discard(processor: BatchProcessor[Any], rows: QuerySet[Any], options: dict[str, Any]) -> Write:
@@ -436,12 +433,11 @@ REQUEUE = Action(
     "back all the same",
 )
 MARK_DONE = Action(
-    HELP="Write done to claimed rows whose work turned out to be done.",
+    HELP="Write done to claimed or given up rows whose work turned out to be done.",
     name="mark-done",
     did="marked as done",
     prepare=_mark_done,
-    needs="not claimed",
-    takes_given_up=False,
+    needs="neither claimed nor given up",
     takes_values=True,
 )
 DISCARD = Action(

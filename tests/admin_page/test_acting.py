@@ -290,14 +290,14 @@ def test_an_action_that_the_processor_does_not_have_is_not_offered(
         "mark_done": False,
         "discard": False,
     }
-    assert choosing.offered(expire_carts) == {"discard": True}
+    assert choosing.offered(expire_carts) == {"mark_done": False, "discard": True}
 
     @batch_processor(pending=lambda: Seat.objects.filter(sent=False), done={"sent": True})
     def seat(row: Seat) -> None: ...
 
     fields = sorted(Seat._meta.concrete_fields, key=lambda each: each.name == "leased_until")
     monkeypatch.setattr(Seat._meta, "concrete_fields", fields)
-    assert choosing.offered(seat) == {"discard": True}
+    assert choosing.offered(seat) == {"mark_done": False, "discard": True}
     address = "/admin/dcl_admin/processor/shop.expire_5Fcarts/act/"
     response = post(operator, address, action="requeue", state="given_up")
     assert response.status_code == 302

@@ -60,16 +60,31 @@ def test_in_doubt_is_what_was_claimed_for_longer_than_that() -> None:
     assert list(run.in_doubt(older_than=0)) == [old, young]
 
 
-def test_mark_done_settles_what_is_in_doubt_and_nothing_else() -> None:
+def test_mark_done_settles_what_is_in_doubt_or_given_up_and_nothing_else() -> None:
     doubtful = as_a_killed_process_leaves_it(minutes=10)
     pending, dead = Errand.objects.create(), Errand.objects.create(claimed=True, dead=True)
     run = processor()
-    assert run.mark_done(Errand.objects.all()) == 1
-    said = the.state(doubtful)
-    assert (said["done"], said["claimed_at"]) == (True, False)
+    assert run.mark_done(Errand.objects.all()) == 2
+    for row in (doubtful, dead):
+        said = the.state(row)
+        assert (said["done"], said["claimed_at"]) == (True, False)
     assert the.untouched(pending)
-    assert not the.state(dead)["done"]
     assert run.mark_done(Errand.objects.all()) == 0
+
+
+@the.all_deliveries
+def test_a_row_that_was_given_up_and_then_handled_by_hand_is_marked_done(make: Any) -> None:
+    def refuse(row: Errand) -> None:
+        raise ValueError(row.pk)
+
+    row, waits = the.errands(2)
+    run = make(refuse, reset={"claimed": False}, retry=the.retry(max_attempts=1))
+    assert_run(run(filter=the.only(row)), failed=1)
+    assert run.mark_done(Errand.objects.all()) == 1
+    row.refresh_from_db()
+    assert (row.done, row.attempts, row.last_error) == (True, 0, "")
+    assert the.untouched(waits)
+    assert run.mark_done(Errand.objects.filter(pk=waits.pk), force=True) == 1
 
 
 def test_requeue_leaves_a_row_that_is_done_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -229,11 +244,11 @@ def test_a_lapsed_lease_that_its_worker_renews_after_the_choice_holds_its_row(ac
 def test_without_a_time_a_row_with_the_flip_or_the_dead_letter_is_not_claimed() -> None:
     """A settled row keeps the constants of its claim."""
     claimed = Errand.objects.create(claimed=True)
-    kept = [Errand.objects.create(claimed=True, **{flag: True}) for flag in ("done", "dead")]
-    before = [the.state(row) for row in kept]
-    run = processor(claimed_at=None)
-    for act in (run.mark_done, run.discard):
-        Errand.objects.filter(pk=claimed.pk).update(done=False, dead=False)
+    run, kept = processor(claimed_at=None), []
+    for act, flag in ((run.mark_done, "done"), (run.discard, "dead")):
+        kept.append(Errand.objects.create(claimed=True, **{flag: True}))
+        before = [the.state(row) for row in kept]
+        Errand.objects.filter(pk=claimed.pk).update(done=False)
         assert act(Errand.objects.all()) == 1
         assert [the.state(row) for row in kept] == before
     assert the.state(claimed)["dead"]

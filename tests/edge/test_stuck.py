@@ -337,8 +337,6 @@ def test_on_a_terminal_the_number_is_confirmed(answer: bytes, code: int) -> None
             ["discard", "warehouse.deliver", "--in-doubt", "1h", "--set", "sent=1"],
             "expected claim=… and claimed_at=…",
         ),
-        (["mark-done", "warehouse.try_twice", "--pk", "1"], "expected claim=… for mark_done()"),
-        (["mark-done", "warehouse.fetch", "--given-up"], "--given-up is an option of requeue"),
         (["discard", "warehouse.fetch", "--pk", "1"], "expected discard(rows, values={…})"),
         (["discard", "warehouse.fetch", "--pk", "1", "--set", "dead"], "got 'dead' without '='"),
         (["discard", "warehouse.fetch", "--pk", "1", "--set", "daed=1"], "got 'daed=1': "),
@@ -359,7 +357,9 @@ def test_what_cannot_be_done_is_a_wrong_command_line(
         assert words in done.err
 
 
-def test_what_was_given_up_is_discarded_or_put_back(manage: Manage, install: Install) -> None:
+def test_what_was_given_up_is_discarded_put_back_or_marked_as_done(
+    manage: Manage, install: Install
+) -> None:
     install(
         "errands",
         """
@@ -376,6 +376,9 @@ def test_what_was_given_up_is_discarded_or_put_back(manage: Manage, install: Ins
         def run(errand): ...
         """,
     )
+    by_hand = given_up()
+    done = manage("mark-done", "errands.run", "--given-up", "--yes")
+    assert done.out == f"errands.run: 1 row ({by_hand.pk}) marked as done\n"
     dead, waits = given_up(), Errand.objects.create()
     done = manage("requeue", "errands.run", "--given-up", "--yes", "--json")
     document = {"name": "errands.run", "rows": 1, "changed": 1, "dry_run": False, "left": []}
