@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,8 +31,3 @@ def ask(payload: str) -> str:
 def connect() -> Iterator[str]:
     """Open a connection to another system."""
     yield "connection"
-
-
-def worker() -> str:
-    """Return the name of this worker."""
-    return f"{socket.gethostname()}:{os.getpid()}"
