@@ -62,8 +62,8 @@ class TransactionLost(ProcessorError):
     def _sentence(self) -> str:
         return (
             "expected the transaction that locked the row to be open until its flip, got one that "
-            "ended earlier; remove COMMIT, ROLLBACK and DDL from the handler, and do not catch a "
-            "deadlock in it."
+            "ended earlier; remove COMMIT, ROLLBACK, DDL, connection.close() and "
+            "close_old_connections() from the handler, and do not catch a deadlock in it."
         )
 
 

@@ -118,8 +118,8 @@ def to_mark_done(
 def requeue(processor: Definition[Any], rows: QuerySet[Any, Any], *, force: bool = False) -> int:
     """Put those of the rows back that are not done, as if they had never been tried."""
     state = (
-        f"claimed less than {default_age(processor):g} s ago, or neither pending nor claimed nor "
-        "given up: done, or not waiting yet; force=True puts back what is not leased"
+        f"claimed less than {default_age(processor):g} s ago, done, or not waiting yet; force=True "
+        "puts back what is not leased, and repeats its effect"
     )
     return _to_all(to_requeue(processor, rows, force=force), "requeue", state)
 

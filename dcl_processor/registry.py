@@ -193,5 +193,7 @@ def _unknown(name: str, known: list[str]) -> str:
     # Users often leave the app label out.
     short = {each.rpartition(".")[2]: each for each in known}
     close = difflib.get_close_matches(name, [*known, *short], n=1)
-    guess = f"; did you mean {short.get(close[0], close[0])}?" if close else "."
+    guess = f"; processors are those in the {MODULE}.py of an app in INSTALLED_APPS."
+    if close:
+        guess = f"; did you mean {short.get(close[0], close[0])}?"
     return f"expected the name of a processor, one of {', '.join(known)}, got {name!r}{guess}"

@@ -168,7 +168,9 @@ class Report:
     def __str__(self) -> str:
         """Return the report in one line, without counts that are 0, and without ``stale``."""
         counts = [
-            f"{n} {name}" for name in COUNTS if name != "stale" and (n := getattr(self, name))
+            f"{n} {name}"
+            for name in (*COUNTS, "redone")
+            if name != "stale" and (n := getattr(self, name))
         ]
         nothing = "all rows done by other workers" if self.stale else "nothing pending"
         did = f"{', '.join(counts)}{self._keys}" or (

@@ -27,6 +27,7 @@ from django.db.models.sql.where import AND, WhereNode
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.exceptions import InvalidPending
+from dcl_processor.masking import shown
 
 M = TypeVar("M", bound=Model)
 
@@ -224,9 +225,8 @@ def refuse(queryset: Any, label: str) -> None:
 
 def _refused_shape(queryset: Any) -> str | None:
     if not isinstance(queryset, QuerySet):
-        return (
-            f"{queryset!r:.100}, of type {type(queryset).__name__}; return Model.objects.filter(…)"
-        )
+        got = shown(repr(queryset), 100)
+        return f"{got}, of type {type(queryset).__name__}; return Model.objects.filter(…)"
     query = queryset.query
     if query.combinator:
         article = "an" if query.combinator == "intersection" else "a"

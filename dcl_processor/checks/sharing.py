@@ -37,6 +37,16 @@ def check(users: Sequence[User]) -> Iterator[CheckMessage]:
         if not _are_disjoint(one, other):
             theirs = _kept(*one)
             shared += [name for column, name in _kept(*other).items() if column in theirs]
+            for flag in _flags(*one) & _flags(*other):
+                yield checks.Warning(
+                    f"expected {other[0].name} and {one[0].name} to handle different rows, got two "
+                    f"processors that take rows out of pending by {flag[-1]} of "
+                    f"{other[1].model._meta.label}: a row is handled by one of them alone.",
+                    hint="Let each test and write a column of its own, or add a condition to "
+                    "pending that tells their rows apart.",
+                    obj=other[0].name,
+                    id="dcl_processor.W011",
+                )
         if shared:
             names = " and ".join(shared)
             yield checks.Error(
@@ -49,6 +59,17 @@ def check(users: Sequence[User]) -> Iterator[CheckMessage]:
                 obj=other[0].name,
                 id="dcl_processor.E010",
             )
+
+
+def _flags(processor: BatchProcessor[Any], question: Question[Any]) -> set[Column]:
+    """Return the columns of which pending demands a constant, and done writes another one."""
+    asked = _constants(question)
+    written = {
+        column: str(value).casefold()
+        for name, value in constants_of(processor.done or {}).items()
+        if (column := _column(question, name)) is not None
+    }
+    return {column for column in asked.keys() & written if written[column] not in asked[column]}
 
 
 def _kept(processor: BatchProcessor[Any], question: Question[Any]) -> Mapping[Column, str]:

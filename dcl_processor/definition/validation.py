@@ -67,7 +67,7 @@ _REQUIRED: dict[str, _Check] = {
 
 #: The same for the options that may be ``None``.
 _OPTIONAL: dict[str, _Check] = {
-    "retry": _a(Retry, "a Retry"),
+    "retry": _a(Retry, "a Retry, such as Retry(max_attempts=3)"),
     "max_consecutive_failures": _number_of(
         "rows", least=0, fix="; with 0, failures do not end a run"
     ),
@@ -75,9 +75,9 @@ _OPTIONAL: dict[str, _Check] = {
     "handler_timeout": partial(expect_seconds, least=SHORTEST_LIMIT, most=DAY),
     "max_workers": _number_of("workers", least=1),
     "rate": _rate,
-    "breaker": _a(Breaker, "a Breaker"),
+    "breaker": _a(Breaker, "a Breaker, such as Breaker(failures=5)"),
     "claimed_at": _a(str, "the name of a column"),
-    "lease": _a(Lease, "a Lease"),
+    "lease": _a(Lease, "a Lease, such as Lease(60)"),
     "group_by": _a(str, "the name of a column or of a forward relation"),
     "max_per_group": _number_of("rows in flight", least=1),
     "pending_since": _a((str, Combinable), "the name of a column, or an expression"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,12 @@ from dcl_processor.execution.handler import (
 )
 from dcl_processor.masking import shown
 
-from .recovery import level_of_redone
+from .recovery import log_redone
 from .settlement import Batch, Held
 from .settling import settle_ended, settle_row
 
 if TYPE_CHECKING:
     from .lane import Lane
-
-logger = logging.getLogger("dcl_processor")
 
 
 def handle_marked(lane: Lane, batch: Batch) -> None:
@@ -218,9 +215,8 @@ def tell_of_redone(lane: Lane, rows: Sequence[Held], ended: Any) -> None:
     if not isinstance(ended, Failed):
         return
     name = lane.processor.name
-    log_fields.log(
-        logger,
-        level_of_redone(ended.error),
+    log_redone(
+        ended.error,
         "%s: a call of process_batch() for %d rows raised, and each row is to be handled alone: %s",
         name,
         len(rows),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .lane import Lane
 
 logger = logging.getLogger("dcl_processor")
+operations = logging.getLogger("dcl_processor.operations")
 
 #: Seconds before each try to lock a row whose session this worker has closed: the server releases
 #: the lock when it has rolled the transaction back.
@@ -182,13 +183,16 @@ def _tell_of_redone(lane: Lane, batch: Batch, failed: Held | None, error: Except
         whose = "a handler" if failed is None else f"the handler of row {failed.pk}"
         arguments = name, whose, these
     extra = log_fields.fields(name, pk=failed and failed.pk, row_count=len(again))
-    log_fields.log(logger, level_of_redone(error), message, *arguments, extra=extra)
+    log_redone(error, message, *arguments, extra=extra)
 
 
-def level_of_redone(error: Exception) -> int:
-    """Return the level at which rows that are handled again are logged."""
-    # What process_batch() returned says so in each run, and only new code changes that.
-    return logging.ERROR if isinstance(error, Unsupported) else logging.WARNING
+def log_redone(error: Exception, message: str, *arguments: object, extra: dict[str, Any]) -> None:
+    """Log that rows are handled again, because of this error."""
+    if isinstance(error, Unsupported):
+        # What process_batch() returns is wrong in each run, and only new code changes that.
+        log_fields.log(operations, logging.ERROR, message, *arguments, extra=extra)
+    else:
+        log_fields.log(logger, logging.WARNING, message, *arguments, extra=extra)
 
 
 def _explained(batch: Batch, error: Exception) -> Exception:

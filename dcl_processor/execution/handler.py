@@ -300,7 +300,7 @@ def outcomes_of(
     if len(results) != len(keys):
         raise Unsupported(
             f"{processor.name}: expected process_batch() to return None or one result for each of "
-            f"{len(keys)} rows, got {len(results)}."
+            f"{len(keys)} rows, got {len(results)}; return the results in the order of the rows."
         )
     return {
         pk: returned(result, duration, kept=True) for pk, result in zip(keys, results, strict=True)

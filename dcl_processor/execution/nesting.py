@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.exceptions import Unsupported
+from dcl_processor.exceptions import InvalidOption, Unsupported
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -21,6 +21,11 @@ running: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", de
 def entered(processor: Definition[Any]) -> Iterator[None]:
     """Record that the processor runs; raise ``Unsupported`` if it already does."""
     outer = running.get()
+    if not hasattr(processor, "_identity"):
+        raise InvalidOption(
+            f"expected {type(processor).__name__}.__init__() to call super().__init__(), which "
+            "checks the options, got a processor without them."
+        )
     if _runs(processor):
         raise Unsupported(
             f"{processor.name}: expected the handler not to run its own processor, got a run "

@@ -52,7 +52,7 @@ def sharing_columns(asked: Sequence[Asked], among: Sequence[Asked]) -> Iterator[
     for pair in combinations(users, 2):
         names = [processor.name for processor, _ in pair]
         for message in sharing.check(pair) if ours & {*names} else ():
-            if message.is_silenced():
+            if message.is_silenced() or not message.is_serious():
                 continue
             found |= {*names}
             yield Finding(

@@ -145,13 +145,18 @@ def pending_share(using: str, asked: Asked) -> Iterator[Finding]:
         return
     table = catalog.table(using, asked.question.model)
     number = estimated_rows(statement)
-    if number is None or table.rows is None or table.analyzed is None:
+    if (
+        number is None
+        or table.rows is None
+        or table.analyzed is None
+        or number > max(2 * table.rows, SMALL)  # it has grown since
+    ):
         yield Finding(
             Level.UNKNOWN,
             "pending",
             name,
             "which part of the table is pending",
-            "The planner has no statistics of the table",
+            "The planner has no statistics of the table, or old ones",
             f"ANALYZE {asked.question.model._meta.db_table}",
         )
         return

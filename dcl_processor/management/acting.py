@@ -68,7 +68,11 @@ class Action:
         parser.add_argument("name", metavar="NAME", help="A processor.")
         chosen = parser.add_mutually_exclusive_group(required=True)
         chosen.add_argument(
-            "--pk", nargs="+", metavar="PK", help="Rows by their primary keys, but not leased ones."
+            "--pk",
+            nargs="+",
+            action="extend",
+            metavar="PK",
+            help="Rows by their primary keys, but not leased ones.",
         )
         chosen.add_argument(
             "--in-doubt",
@@ -89,8 +93,8 @@ class Action:
         parser.add_argument(
             "--force",
             action="store_true",
-            help="With --pk: also rows whose claim is young, and, unless they are discarded, rows "
-            "in another state.",
+            help="Also rows whose claim is young, and, unless they are discarded, rows in another "
+            "state.",
         )
         add_time_limit(parser, besides=", and for which locked rows are tried again")
         parser.add_argument(
@@ -115,7 +119,7 @@ class Action:
     def handle(self, output: Output, options: dict[str, Any]) -> None:
         """Choose rows, show them, ask, and act."""
         (processor,) = choose([options["name"]], run_all=False, left_out=NOT_FOUND_OUT)
-        if options.get("error") is not None and not options["given_up"]:
+        if options["error"] is not None and not options["given_up"]:
             raise CommandError(
                 "expected --error beside --given-up, got it beside other rows; name the rows by "
                 "--given-up, or leave --error out.",
@@ -273,7 +277,7 @@ class Chooser:
         if options["in_doubt"] is not None:
             doubtful = processor.in_doubt(older_than=options["in_doubt"])
             return doubtful.using(question.using), []
-        if options.get("given_up"):
+        if options["given_up"]:
             return self._given_up(), []
         wanted = list(
             dict.fromkeys(
@@ -307,7 +311,7 @@ class Chooser:
         try:
             return rows.given_up(self.processor, question)
         except rows.NotRecordedError as error:
-            if not self.options.get("given_up"):
+            if not self.options["given_up"]:
                 return None
             raise CommandError(
                 f"expected a processor that records which rows it gave up on, got "
@@ -318,7 +322,7 @@ class Chooser:
     def _needs(self) -> Iterator[Need]:
         """Yield what a row has to meet besides the action's own condition."""
         processor = self.processor
-        if self.options["pk"] is None or self.options["force"]:
+        if self.options["given_up"] or self.options["force"]:
             return
         if processor.claim is not None and processor.lease is None:
             yield from self._old_claim()
@@ -429,8 +433,7 @@ REQUEUE = Action(
     name="requeue",
     did="put back into pending",
     prepare=_requeue,
-    needs="neither pending nor claimed nor given up: done, or not waiting yet; --force puts it "
-    "back all the same",
+    needs="done, or not waiting yet; --force puts them back, and repeats their effect",
 )
 MARK_DONE = Action(
     HELP="Write done to claimed or given up rows whose work turned out to be done.",

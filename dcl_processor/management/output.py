@@ -128,15 +128,17 @@ class Output:
         if self._verbosity > 0:
             self._write(self._stderr, line, style_func=str)
 
-    def report(self, report: Report, workers: Sequence[Outcome] = ()) -> None:
-        """Write what a run did, which rows failed, and which workers were lost."""
+    def report(
+        self, report: Report, workers: Sequence[Outcome] = (), *, always: bool = False
+    ) -> None:
+        """Write what a run did (``always``: also if nothing), failed rows, and lost workers."""
         self._lost(report.name, workers)
         self._failures(report)
         if report.error is not None:
             self.trouble(report.name, Trouble.of_resource(report.error))
         if self._json:
             self._document(_document(report, workers))
-        elif self._verbosity > 0 and (self._terminal or report.did_something):
+        elif self._verbosity > 0 and (always or self._terminal or report.did_something):
             others = f"; {report.stale} already done by another worker" if report.stale else ""
             others = others if self._verbosity > 1 else ""
             self._write(self._stdout, f"{report}{others}{_shares(workers)}")

@@ -109,7 +109,10 @@ def test_a_list_that_is_too_short_is_an_error_that_names_both_lengths(
         return [None] * min(len(rows), 2)
 
     run = retrying(the.ignore, process_batch=handle, batch_size=10, **options)
-    assert_run(run(), processed=3, redone=3)
+    report = run()
+    assert_run(report, processed=3, redone=3)
+    assert "3 processed, 3 redone" in str(report)
     assert calls == [3, 1, 1, 1]
     [line] = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert line.name == "dcl_processor.operations"  # which the command shows in any case
     assert "one result for each of 3 rows, got 2" in line.getMessage()

@@ -67,7 +67,8 @@ def test_sound_processors_are_passed_in_silence() -> None:
         def process(self, row: Parcel, /) -> None:
             raise AssertionError
 
-    assert ids(processor(done={"sent": True}), processor(), Sort()) == []
+    for each in (processor(done={"sent": True}), processor(), Sort()):
+        assert ids(each) == []
 
 
 # --- E001: unusable pending
@@ -432,8 +433,9 @@ def test_a_database_without_row_locks_is_one_warning_for_all_its_processors() ->
             lease=Lease(60),
         )
         assert messages(third) == []  # no transaction is open while its handlers run
-        (message,) = messages(first, second, third)
-    assert message.id == "dcl_processor.W004"
+        (message,) = [
+            each for each in messages(first, second, third) if each.id == "dcl_processor.W004"
+        ]
     assert "all workers of first, second together handle one row at a time" in message.msg
     assert str(message).startswith("database 'file'")
 
@@ -500,6 +502,7 @@ def errand(name: str, pending: Any = None, **options: Any) -> BatchProcessor[Any
 
 LEASE: dict[str, Any] = {"delivery": Delivery.AT_LEAST_ONCE, "lease": Lease(60)}
 CLAIM: dict[str, Any] = {"delivery": Delivery.AT_MOST_ONCE, "claim": {"result": "sending"}}
+THIRD = Errand.objects.filter(place=3, done=False)
 OTHER_RETRY = Retry(attempts="place", next_attempt_at="claimed_at")
 
 
@@ -537,6 +540,25 @@ def test_e010_two_processors_that_share_columns_are_both_named(
         True,
     )
     assert "silence dcl_processor.E010" in str(message.hint)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ({}, {}, ["W011"]),
+        ({}, {"pending": Errand.objects.filter(done=False, place=3)}, ["W011"]),
+        ({}, {"pending": Errand.objects.filter(done=True)}, []),
+        ({"pending": Errand.objects.filter(place=1, done=False)}, {"pending": THIRD}, []),
+        ({"pending": Errand.objects.filter(dead=False)}, {}, []),
+    ],
+)
+def test_w011_two_processors_that_take_each_others_rows_are_both_named(
+    one: dict[str, Any], other: dict[str, Any], found: list[str]
+) -> None:
+    both = errand("a", **one), errand("b", **other)
+    assert ids(*both) == found
+    for message in messages(*both):
+        assert message.msg.startswith("expected b and a to handle different rows, got two")
 
 
 NEW, PACKED = Errand.objects.filter(result="new"), Errand.objects.filter(result="packed")

@@ -18,7 +18,7 @@ from django.utils import timezone
 from dcl_processor import BatchProcessor, Delivery, batch_processor, registry
 from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
-from dcl_processor.exceptions import InvalidDone, TooManyPending
+from dcl_processor.exceptions import InvalidDone, InvalidOption, TooManyPending
 from dcl_processor.operator_actions import doubts
 from dcl_processor.registry import Found
 from tests.edge.manage import Install, Manage
@@ -93,6 +93,13 @@ def test_a_class_whose_init_forgets_super_costs_the_other_processors_nothing(
     assert "1 processed" in out
     assert error == "post.processors.weigh did not run to the end."
     assert [each.id for each in checks_of("post")] == ["dcl_processor.E020"]
+
+    class Bare(BatchProcessor[Parcel]):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(InvalidOption, match=r"expected Bare.__init__\(\) to call super\(\)"):
+        Bare().run()
 
 
 def checks_of(app: str) -> list[CheckMessage]:

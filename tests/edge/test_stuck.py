@@ -456,9 +456,12 @@ def is_lock(sql: str) -> bool:
 
 def test_a_run_for_some_rows(manage: Manage) -> None:
     one, two, three = parcels("", "", "")
-    done = manage("run", "warehouse.deliver", "--pk", str(one), str(three), "0")
+    done = manage("run", "warehouse.deliver", "--pk", str(one), "--pk", str(three), "0")
     assert done.code == 0
     assert done.out.startswith("warehouse.deliver: 2 processed")
+    # Of rows that are named, it is said that they are not pending.
+    again = manage("run", "warehouse.deliver", "--pk", str(one))
+    assert again.out.startswith("warehouse.deliver: nothing pending")
     assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [two]
 
 

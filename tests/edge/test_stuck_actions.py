@@ -72,8 +72,13 @@ def test_a_young_claim_is_left_to_its_worker(
 ) -> None:
     row = claimed(minutes=0)
     before = getattr(row, flag)
-    for how in ("--yes", "--dry-run"):
-        done = manage(*arguments, "--pk", str(row.pk), how)
+    ways = [
+        (*chosen, how)
+        for chosen in (("--pk", str(row.pk)), ("--in-doubt", "0"))
+        for how in ("--yes", "--dry-run")
+    ]
+    for way in ways:
+        done = manage(*arguments, *way)
         assert (done.code, done.out) == (
             1,
             (
@@ -91,14 +96,14 @@ def test_a_young_claim_is_left_to_its_worker(
 def test_a_row_that_is_done_is_put_back_by_force_alone(manage: Manage) -> None:
     row = Errand.objects.create(done=True, claimed=True)
     waits = Errand.objects.create()
-    done = manage("requeue", FETCH, "--pk", str(row.pk), str(waits.pk), "0", "--yes")
+    done = manage("requeue", FETCH, "--pk", str(row.pk), str(waits.pk), "--pk", "0", "--yes")
     assert (done.code, done.out.splitlines()) == (
         1,
         [
             f"{FETCH}: 1 row (0) left: no such row",
             (
-                f"{FETCH}: 1 row ({row.pk}) left: neither pending nor claimed nor given up: done, "
-                "or not waiting yet; --force puts it back all the same"
+                f"{FETCH}: 1 row ({row.pk}) left: done, or not waiting yet; --force puts them "
+                "back, and repeats their effect"
             ),
             f"{FETCH}: 1 row ({waits.pk}) put back into pending",
         ],
@@ -122,7 +127,7 @@ def test_a_row_that_was_handled_after_it_was_given_up_is_put_back_by_force_alone
     assert done.out == f"dead.run: 1 row ({given_up.pk}) put back into pending\n"
     done = manage("requeue", "dead.run", "--pk", str(row.pk), "--yes")
     assert done.code == 1
-    assert "left: neither pending nor claimed nor given up: done" in done.out
+    assert "left: done" in done.out
     row.refresh_from_db()
     assert row.done
     assert manage("requeue", "dead.run", "--pk", str(row.pk), "--force", "--yes").code == 0

@@ -108,6 +108,7 @@ class Command(BaseCommand):
         run.add_argument(
             "--pk",
             nargs="+",
+            action="extend",
             metavar="PK",
             help="Primary keys: run for these of the pending rows; needs one NAME.",
         )
@@ -278,7 +279,8 @@ class Command(BaseCommand):
                 broken.append(processor.name)
                 failed += 0 if outcome.report is None else _failed(outcome.report)
                 continue
-            output.report(outcome, workers)
+            # Of rows that are named, it is said if they are not pending.
+            output.report(outcome, workers, always=options["pk"] is not None)
             controlling.say_why(output, outcome)
             in_doubt += status.tell_of_doubts(processor, output, options["using"])
             failed += _failed(outcome)
