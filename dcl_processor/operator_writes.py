@@ -23,8 +23,7 @@ from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
 from .locking.parts import lock_free
 from .locking.waiting import lock_timeout, locked_rows, settlement_transaction, written_parts
-from .operator_choice import Chosen, Marks
-from .operator_marks import plain
+from .operator_choice import Chosen, Marks, plain
 from .values import Values, constants_of, resolve
 
 if TYPE_CHECKING:

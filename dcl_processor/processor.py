@@ -15,7 +15,7 @@ from .definition.definition import Definition
 from .engine.dry_run import dry_run
 from .engine.run import Run
 from .execution.nesting import entered, refuse_key_with_others
-from .locking import producer_lock
+from .locking import key_lock
 from .report import DryRun, Report
 from .runner import limits
 from .watch import notify
@@ -230,7 +230,7 @@ class BatchProcessor(Definition[M]):
         """
         limits.check_alias("using", using)
         refuse_key_with_others(self)
-        producer_lock.lock_key(self, key, using)
+        key_lock.lock_key(self, key, using)
 
     def wake(self) -> None:
         """Notify watchers to look for pending rows now: ``processors run --watch --listen``.

@@ -15,8 +15,7 @@ from dcl_processor import BatchProcessor, batch_processor
 from dcl_processor.insights import row as rows
 from dcl_processor.insights import rows as rows_
 from dcl_processor.insights.answer import How
-from dcl_processor.insights.locks import Holder, Locked, locked
-from dcl_processor.insights.probe import Probed
+from dcl_processor.insights.locks import Holder, Locked, Probed, locked
 from dcl_processor.insights.status import status
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import processor

@@ -16,7 +16,7 @@ from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import Values, is_constant
 
-from .clock import is_frozen
+from .questions import is_frozen
 
 Constants = Mapping[Any, Any]
 

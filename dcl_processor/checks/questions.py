@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Never
 
 from django.core import checks
@@ -14,13 +15,12 @@ from django.db.models.expressions import Col, Subquery, Value
 from django.db.models.lookups import Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.where import WhereNode
+from django.utils import timezone
 
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.diagnosis import describe
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.processor import BatchProcessor
-
-from .clock import is_frozen
 
 
 def check(
@@ -162,3 +162,26 @@ def offline() -> Iterator[None]:
 
 def _refuse(*_: Any, **__: Any) -> Never:
     raise DatabaseAskedError
+
+
+# --- recognises a time that was read from the clock once, at the import of a module
+
+
+# Modules are imported after this one, or a moment before it.
+_STARTED = datetime.now(UTC)
+_MARGIN = timedelta(seconds=10)
+
+
+def is_frozen(value: Any) -> bool:
+    """Return whether the constant looks as if it was read from a clock at this process's start.
+
+    People do not write microseconds by hand, except the last one of a day. So microseconds show
+    ``now() - timedelta(days=30)`` too.
+    """
+    if isinstance(value, datetime):
+        aware = value if timezone.is_aware(value) else timezone.make_aware(value)
+        recent = _STARTED - _MARGIN <= aware <= datetime.now(UTC) + _MARGIN
+        return recent or value.microsecond not in (0, 999_999)
+    if isinstance(value, date):
+        return value in (datetime.now(UTC).date(), datetime.now().astimezone().date())
+    return False

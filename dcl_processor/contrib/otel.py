@@ -32,8 +32,7 @@ from dcl_processor import masking, observers
 from dcl_processor import steady as time
 from dcl_processor.errors import describe, printable
 from dcl_processor.log_fields import Running
-from dcl_processor.metrics.collector import Collector
-from dcl_processor.metrics.tally import AGES, DURATIONS, OUTCOMES
+from dcl_processor.metrics.collector import AGES, DURATIONS, OUTCOMES, Collector
 from dcl_processor.observers import Handling, Observer
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import Report

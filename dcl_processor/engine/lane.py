@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from django.utils import timezone
 
 from dcl_processor import log_fields, observers
 from dcl_processor import steady as time
@@ -16,7 +19,6 @@ from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.interrupts import ends_the_run
 
 from . import one_statement, recovery, settling
-from .ages import pending_ages
 from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls
 from .claim import claim
 from .deliveries import DELIVERIES, Deliver
@@ -30,6 +32,7 @@ from .work import read_attempts
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
+    from dcl_processor.definition.definition import Definition
     from dcl_processor.values import Values
 
     from .marks import Mark
@@ -392,3 +395,28 @@ class Lane:
         assert after is not None
         assert error.__cause__ is not None
         recovery.settle_alone(self, after, error.__cause__)
+
+
+# --- how long rows were pending before their claim, as far as it can be known without a query
+
+
+def pending_ages(processor: Definition[Any], rows: Iterable[Any]) -> list[float]:
+    """Return the seconds since each row's ``pending_since``, by this process's clock.
+
+    Only where it names a column that the rows were loaded with; a row without a time has no age. A
+    clock that differs from the database's gives no age below 0.
+    """
+    since = processor.pending_since
+    if not isinstance(since, str):
+        return []
+    times = [vars(row).get(since) for row in rows]
+    return [_age(each) for each in times if isinstance(each, datetime)]
+
+
+def _age(since: datetime) -> float:
+    now = timezone.now()
+    if since.tzinfo is None and now.tzinfo is not None:
+        since = timezone.make_aware(since)
+    elif since.tzinfo is not None and now.tzinfo is None:
+        now = timezone.make_aware(now)
+    return max(0.0, (now - since).total_seconds())

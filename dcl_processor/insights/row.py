@@ -20,8 +20,7 @@ from dcl_processor.values import constants_of, span
 from . import rows
 from .answer import Answer, Asker, How, Moment, as_utc, document_of
 from .keys import key_text
-from .locks import Locked, locked, locked_places
-from .probe import Probed, probe
+from .locks import Locked, Probed, locked, locked_places, probe
 from .status import TIMEOUT
 
 #: Rows that hold a key, which are named, and characters of the key of each.

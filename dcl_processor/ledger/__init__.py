@@ -11,17 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .acted import RecordedAction, actions
     from .orders import ALL, pause, resume, run_now, stop
+    from .reading import RecordedAction, actions
     from .records import history, prune
     from .standing import State, state, states
 
 # Imported when they are used, because Django imports this module before there are models.
 _MODULES = {
     "ALL": "orders",
-    "RecordedAction": "acted",
+    "RecordedAction": "reading",
     "State": "standing",
-    "actions": "acted",
+    "actions": "reading",
     "history": "records",
     "pause": "orders",
     "prune": "records",

@@ -1,17 +1,26 @@
-"""The locks of keys: their numbers, and where they cannot be had."""
+"""The locks of keys: their numbers, and who takes them where."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ValidationError
 from django.db import connections
-from django.db.models import CharField, TextField
+from django.db.models import CharField, Model, QuerySet, TextField
 
-from dcl_processor.candidates.question import Question
+from dcl_processor.candidates.question import Question, ask
 from dcl_processor.candidates.scan import retrying
-from dcl_processor.definition.groups import Groups, Key
-from dcl_processor.exceptions import Unsupported
+from dcl_processor.definition.groups import Groups, Key, groups_of
+from dcl_processor.exceptions import InvalidOption, OutsideTransaction, Unsupported
+
+from .engines import refuse_without_transactions
+from .parts import lock_database
+from .waiting import parts_of
+
+if TYPE_CHECKING:
+    from dcl_processor.definition.definition import Definition
 
 #: Types whose equal values have one spelling, by PostgreSQL's names.
 _TEXTS = ("text", "varchar")
@@ -104,3 +113,122 @@ def refuse_collation(question: Question[Any], groups: Groups, label: str) -> Non
             f"{'' if found[1] else ' with a nondeterministic collation'}; name another column, or "
             "change its type or its collation."
         )
+
+
+# --- the lock of a key that is a foreign key: the row lock of the related row
+#
+# It is a statement of its own, about the related row alone. If one statement locked both rows, a
+# row whose related row is locked would be passed, and would stay locked by the session that passed
+# it. With multi-table inheritance a related row has a part in each table that its ``save()``
+# writes, and each part is locked: another session may write to one of them alone.
+
+
+def lock_related(question: Question[Any], key: Key, *, wait: bool) -> bool:
+    """Lock the related row until the end of the transaction; return whether that was possible.
+
+    ``wait``: wait for another session that has it, so that only a row that is gone returns false.
+    """
+    target = key.groups.field.target_field
+    related = key.groups.field.related_model._meta.concrete_model
+    refuse_without_transactions(replace(question, model=related))
+    rows = QuerySet[Any](related, using=question.using).filter(**{target.attname: key.value})
+    parts = parts_of(related)
+    if len(parts) == 1:
+        return _lock(rows, wait=wait)
+    # Race: two of one key. A session that writes to one table has only the part in it locked.
+    return any(
+        all(
+            _lock(QuerySet[Any](table, using=question.using).filter(pk=pk), wait=wait)
+            for table, pk in zip(parts, pks, strict=True)
+        )
+        for pks in list(rows.order_by().values_list(*parts.values()))
+    )
+
+
+def _lock(rows: QuerySet[Any, Any], *, wait: bool) -> bool:
+    """Lock the rows in one table; return whether there was one that could be locked."""
+    # Race: two of one key. Another session that has the row may have claimed a row of the key.
+    locking = rows.order_by().select_for_update(
+        skip_locked=not wait,
+        # Child rows refer to it, and others can insert such rows meanwhile.
+        no_key=connections[rows.db].features.has_select_for_no_key_update,
+    )
+    return bool(list(locking.values_list(rows.model._meta.pk_fields[0].attname)))
+
+
+# --- for code that inserts rows of a key, or changes them, in its own transaction
+
+
+def lock_key(processor: Definition[Any], key: Any, using: str | None) -> None:
+    """Wait for the lock of a key that workers take, and hold it until the transaction ends."""
+    if processor.group_by is None:
+        raise InvalidOption(
+            f"{processor.name}: expected group_by=… for lock_key(), got a processor without it; "
+            "name the column of the key in group_by."
+        )
+    question = ask(processor.pending, label=processor.name, using=using or processor.using)
+    refuse_database(question, processor.name, related=processor.lock_related)
+    groups = groups_of(processor, question.model)
+    if connections[question.using].get_autocommit():
+        raise OutsideTransaction(
+            f"{processor.name}: expected lock_key() inside transaction.atomic() on "
+            f"{question.using!r}, at whose end the lock is released, got no transaction; put the "
+            "call and the writes that it is for into one block."
+        )
+    value = _value(groups, key, processor.name)
+    if value is not None and not _wait(question, Key(groups, value)):
+        raise InvalidOption(
+            f"{processor.name}: expected lock_key() to take the key of a row of "
+            f"{groups.field.related_model._meta.label}, whose lock is that of the key, got "
+            f"{key!r}, which no row has; insert that row first."
+        )
+
+
+def _value(groups: Groups, key: Any, label: str) -> Any:
+    """Return the value of the key's column; ``None``: rows with it are in no group."""
+    column = f"{groups.model._meta.label}.{groups.column}"
+    value = key
+    if isinstance(key, Model):
+        field = groups.field
+        if field.remote_field is None or not isinstance(key, field.related_model):
+            raise InvalidOption(
+                f"{label}: expected lock_key() to take {_words(groups)}, got {key!r}."
+            )
+        value = getattr(key, field.target_field.attname)
+        if value is None:
+            raise InvalidOption(
+                f"{label}: expected lock_key() to take a saved row, got {key!r}, which has no key "
+                "yet; save it first."
+            )
+    try:
+        # Spelled as a worker spells it, which reads the value from the database.
+        return None if value is None else groups.target.to_python(value)
+    except ValidationError as error:
+        raise InvalidOption(
+            f"{label}: expected lock_key() to take {_words(groups)}, got {key!r}, which "
+            f"{column} cannot have."
+        ) from error
+
+
+def _words(groups: Groups) -> str:
+    related = groups.field.related_model
+    or_row = f", or a row of {related._meta.label}" if related is not None else ""
+    return f"a value of {groups.model._meta.label}.{groups.column}{or_row}"
+
+
+def _wait(question: Question[Any], key: Key) -> bool:
+    """Wait for the lock of a key; return whether there is anything that can be locked."""
+    connection = connections[question.using]
+    if not connection.features.has_select_for_update:
+        lock_database(question)  # its one lock is that of every key
+        return True
+    if key.groups.lock_related:
+        return lock_related(question, key, wait=True)
+    # Race: overtaking. A row that is inserted under the lock is committed before the next worker
+    # asks for the head of the key.
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_advisory_xact_lock(number) FROM unnest(%s::bigint[]) AS number",
+            [lock_numbers(key)],
+        )
+    return True

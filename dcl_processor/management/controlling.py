@@ -30,7 +30,7 @@ from .choosing import USAGE_ERROR, choose
 from .output import Output
 
 if TYPE_CHECKING:
-    from dcl_processor.ledger.acted import RecordedAction
+    from dcl_processor.ledger.reading import RecordedAction
     from dcl_processor.ledger.records import Recorded
 
 LEDGER = "dcl_processor.ledger"

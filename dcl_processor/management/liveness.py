@@ -10,8 +10,7 @@ from pathlib import Path
 from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import Health
-from dcl_processor.processes.health_file import HealthFile
+from dcl_processor.processes.health import Health, HealthFile
 from dcl_processor.processes.sd_notify import Notifier
 
 from .choosing import USAGE_ERROR

@@ -16,8 +16,7 @@ from dcl_processor.masking import described
 
 if TYPE_CHECKING:
     from dcl_processor.contrib.prometheus.textfile import TextFile
-    from dcl_processor.metrics.collector import Collector
-    from dcl_processor.metrics.tally import Tally
+    from dcl_processor.metrics.collector import Collector, Tally
     from dcl_processor.processes.pool import OnCounts
 
 logger = logging.getLogger("dcl_processor.operations")
@@ -112,7 +111,7 @@ def _written(collector: Collector, path: Path) -> Iterator[None]:
     In a thread: another command may have the lock of the file, and may be stopped.
     """
     from dcl_processor.contrib.prometheus.textfile import TextFile  # an extra
-    from dcl_processor.metrics.sending import repeated  # not for others
+    from dcl_processor.metrics.collector import repeated
 
     file = _Written(collector, TextFile(path))
     try:

@@ -52,10 +52,10 @@ class Trace:
         )
         if oversight.installed() is None:
             return
-        from dcl_processor.ledger import acted  # has models
+        from dcl_processor.ledger import reading
 
         try:
-            acted.add_action(
+            reading.add_action(
                 self.processor,
                 self.action,
                 by=by,

@@ -38,8 +38,7 @@ from dcl_processor.watch.watch import Event
 from .beats import Beat, lasted
 from .console_log import quiet_unless_configured
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
-from .lateness import OwnTime
-from .monitor import Monitor
+from .monitor import Monitor, OwnTime
 from .results import Inbox, Results
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"

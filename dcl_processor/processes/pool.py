@@ -39,7 +39,7 @@ from .supervisor import Supervisor
 from .visible import as_worker, label
 
 if TYPE_CHECKING:
-    from dcl_processor.metrics.tally import Tally
+    from dcl_processor.metrics.collector import Tally
 
 #: Takes a processor's name, and what one of several workers has counted since its last message.
 OnCounts = Callable[[str, "Tally"], None]
@@ -241,7 +241,7 @@ def are_counts_wanted(on_counts: OnCounts | None) -> bool:
 
 def counts_sent(send: Send, *, is_share: bool) -> AbstractContextManager[None]:
     """Send what is counted in the block to the parent; ``is_share``: of one run of several."""
-    from dcl_processor.metrics.sending import sent  # not for others
+    from dcl_processor.metrics.collector import sent
 
     return sent(lambda name, tally: send(name, Counted(tally)), is_share=is_share)
 
@@ -260,8 +260,10 @@ def tell_of_success(
     """Report the success of a run that several workers share; each sees only its own rows."""
     if on_counts is None or not all(isinstance(each, Report) for each in workers):
         return
-    from dcl_processor.metrics.collector import succeeded  # not for others
-    from dcl_processor.metrics.tally import Tally
+    from dcl_processor.metrics.collector import (
+        Tally,
+        succeeded,  # not for others
+    )
 
     if workers and succeeded(report):
         on_counts(report.name, Tally(last_success=time.time()))

@@ -35,7 +35,7 @@ from .child import (
 )
 from .databases import databases_for_children
 from .graceful_stop import StoppedAtOnce
-from .lateness import Lateness, OwnTime
+from .monitor import Lateness, OwnTime
 from .news import Died, Finishing, Tell
 from .workers import Observe, Worker
 

@@ -19,10 +19,8 @@ from dcl_processor.values import expect_whole_number
 
 from .handlers import raise_asserted
 from .questions import question_of, refuse_where_nothing_is_tested
-from .referee import Referee
-from .trace import Trace
 from .turns import Kind, Standing, Turns
-from .workers import Worker
+from .workers import Referee, Trace, Worker
 
 #: Seconds in which the workers have to end after the race was called off.
 END_WITHIN = 30.0

@@ -18,7 +18,6 @@ from dcl_processor.diagnosis import one_line
 from dcl_processor.exceptions import Unsupported
 
 from . import notify
-from .connection_age import OLDEST
 from .polling import BACKOFF
 
 if TYPE_CHECKING:
@@ -130,3 +129,44 @@ def check_can_listen(using: str) -> None:
             "expected PostgreSQL with psycopg 3 for every processor with --listen, got "
             f"{wrapper.settings_dict['ENGINE']!r} as {using!r}; leave --listen out, and poll."
         )
+
+
+# --- closes old connections between the runs of a long-lived process
+#
+# A session that never ends keeps its cache of every table, and stays on the server that it first
+# connected to: after a failover, or behind a proxy, that is the wrong server.
+
+
+#: Seconds after which a connection is closed, whatever CONN_MAX_AGE is.
+OLDEST = 600.0
+
+
+class Recycler:
+    """Records when each connection of this thread was opened."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[Any, float]] = {}
+
+    def between_runs(self) -> None:
+        """Close connections that are too old."""
+        now = time.monotonic()
+        for wrapper in connections.all(initialized_only=True):
+            if wrapper.connection is None or wrapper.in_atomic_block:
+                continue
+            known, since = self._since.get(wrapper.alias, (None, now))
+            if known is not wrapper.connection:
+                self._since[wrapper.alias] = wrapper.connection, now
+            elif now - since >= OLDEST:
+                self._close(wrapper)
+
+    def before_waiting(self) -> None:
+        """Close, as Django after a request, broken connections and those over CONN_MAX_AGE."""
+        for wrapper in connections.all(initialized_only=True):
+            if not wrapper.in_atomic_block:
+                wrapper.close_if_unusable_or_obsolete()
+                if wrapper.connection is None:
+                    self._since.pop(wrapper.alias, None)
+
+    def _close(self, wrapper: Any) -> None:
+        wrapper.close()
+        del self._since[wrapper.alias]

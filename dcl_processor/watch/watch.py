@@ -20,8 +20,7 @@ from dcl_processor.report import Report
 from dcl_processor.signals import row_callback
 
 from . import notify
-from .connection_age import Recycler
-from .listener import Listener, aliases
+from .listener import Listener, Recycler, aliases
 from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:

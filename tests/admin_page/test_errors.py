@@ -22,8 +22,7 @@ from dcl_processor.ledger import history
 from dcl_processor.ledger import ledger as ledger_module
 from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import LONGEST_STATUS, Health
-from dcl_processor.processes.health_file import HealthFile
+from dcl_processor.processes.health import LONGEST_STATUS, Health, HealthFile
 from dcl_processor.processes.sd_notify import Notifier
 from dcl_processor.processes.workers import Worker
 from sample_app.shop.payment_gateway import NotCharged

@@ -13,7 +13,7 @@ from dcl_processor.definition import retry
 from dcl_processor.engine import source
 from dcl_processor.execution import calls
 from dcl_processor.ledger import desk, records, tables
-from dcl_processor.processes import lateness, monitor, supervisor
+from dcl_processor.processes import monitor, supervisor
 from dcl_processor.runner import counters, holds
 from dcl_processor.watch import polling
 from tests.environments import ENVIRONMENTS
@@ -29,7 +29,7 @@ SENTENCES = {
     "docs/howto/run.md": [
         f"the wait grows to {WORD[polling.MOST_INTERVALS]} intervals",
         f"kills it {WORD[calls.GRACE]} seconds after the limit",
-        f"moved in the last {WORD[lateness.SILENT]} seconds",
+        f"moved in the last {WORD[monitor.SILENT]} seconds",
         f"named by a warning after {monitor.FIRST_WARNING / 60:g}, ",
         f"--max-age {alive.MAX_AGE:g}",
         f"after further deaths within {WORD[supervisor.LIVED_LONG]} with a backoff",

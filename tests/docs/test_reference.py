@@ -33,7 +33,7 @@ from dcl_processor.contrib import celery, otel, prometheus
 from dcl_processor.contrib.prometheus import exposition, gauges
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.decorator import Options
-from dcl_processor.ledger.acted import RecordedAction
+from dcl_processor.ledger.reading import RecordedAction
 from dcl_processor.ledger.records import Recorded
 from dcl_processor.ledger.standing import Pause, State
 from dcl_processor.management.commands.processors import MODULES, Command

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from dcl_processor.execution import calls
-from dcl_processor.processes import child, lateness, supervisor
+from dcl_processor.processes import child, monitor, supervisor
 from dcl_processor.processes.child import SOON, Work, end_all
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.lateness import OwnTime
+from dcl_processor.processes.monitor import OwnTime
 from dcl_processor.processes.news import Died
 from dcl_processor.processes.run_outcomes import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
@@ -184,7 +184,7 @@ def test_a_worker_that_is_killed_after_its_report_has_no_successor(
         if isinstance(event, Died):
             deaths.append(event)
         else:
-            monkeypatch.setattr(lateness, "KILLED_SILENT", 0.2)
+            monkeypatch.setattr(monitor, "KILLED_SILENT", 0.2)
             monkeypatch.setattr(calls, "GRACE", 0.1)
 
     Supervisor(

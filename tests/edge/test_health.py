@@ -20,8 +20,7 @@ from dcl_processor import alive
 from dcl_processor.execution import calls
 from dcl_processor.processes.beats import AtWork, Beat
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import Health
-from dcl_processor.processes.health_file import HealthFile
+from dcl_processor.processes.health import Health, HealthFile
 from dcl_processor.processes.sd_notify import Notifier
 from dcl_processor.processes.workers import Worker
 from tests.edge.manage import CHECKOUT, Manage, at_gate

@@ -29,12 +29,11 @@ import dcl_processor.contrib
 from dcl_processor import observers, registry
 from dcl_processor.contrib import prometheus
 from dcl_processor.contrib.prometheus import exposition, gauges, textfile
-from dcl_processor.contrib.prometheus.process import ProcessMetrics
+from dcl_processor.contrib.prometheus.exposition import ProcessMetrics
 from dcl_processor.contrib.prometheus.textfile import TextFile, parsed
 from dcl_processor.management import metering
-from dcl_processor.metrics import sending
-from dcl_processor.metrics.sending import sent
-from dcl_processor.metrics.tally import Distribution, Tally
+from dcl_processor.metrics import collector
+from dcl_processor.metrics.collector import Distribution, Tally, sent
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.signals import workers_counted
@@ -115,7 +114,7 @@ def test_counts_of_a_worker_that_waits_for_its_next_row_are_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing else happens in its process for as long as a watch waits."""
-    monkeypatch.setattr(sending, "INTERVAL", 0.01)
+    monkeypatch.setattr(collector, "INTERVAL", 0.01)
     arrived = threading.Event()
     messages: list[int] = []
 

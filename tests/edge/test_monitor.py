@@ -22,11 +22,10 @@ from dcl_processor.execution.calls import Call
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.in_flight import Death
 from dcl_processor.execution.time_limit import TimeLimit
-from dcl_processor.processes import lateness
+from dcl_processor.processes import monitor as judging
 from dcl_processor.processes.beats import MOST_ROWS, AtWork, Beat
 from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.lateness import Lateness, OwnTime
-from dcl_processor.processes.monitor import FIRST_WARNING, Monitor
+from dcl_processor.processes.monitor import FIRST_WARNING, Lateness, Monitor, OwnTime
 from dcl_processor.processes.results import Inbox, Results
 from tests.waiting import join, until, wait
 
@@ -389,8 +388,8 @@ def test_no_worker_is_killed_for_what_an_old_beat_says() -> None:
     judged = Lateness(MINUTE, 0)
     for second in range(61, 73):
         judged.hear(second, beat(second))
-    assert fault(judged, 72 + lateness.FRESH) is not None
-    assert fault(judged, 72.1 + lateness.FRESH) is None
+    assert fault(judged, 72 + judging.FRESH) is not None
+    assert fault(judged, 72.1 + judging.FRESH) is None
     # Nor for one that has come late: the supervisor was stopped while it was in the pipe.
     judged.hear(80, beat(73))
     assert fault(judged, 80) is None
@@ -427,7 +426,7 @@ def test_a_worker_that_stops_moving_in_a_late_call_is_killed_beside_processors_w
     """Not if by its notes it has left the row: a processor without a limit may take its time."""
     since = time.monotonic()
     note = Death(Path(), 1, time.time() + began, 1, ("16", str(row)))
-    monkeypatch.setattr(lateness, "rows_of", lambda _: [note] if row else [])
+    monkeypatch.setattr(judging, "rows_of", lambda _: [note] if row else [])
     judged = Lateness(None, 0)
     judged.hear(62, beat(since + 62, since=since))
     assert fault(judged, 132, since + 132) is None
@@ -443,7 +442,7 @@ def test_a_worker_that_stops_moving_before_its_limit_is_left_beside_processors_w
     """What it had begun may have ended since."""
     since = time.monotonic()
     note = Death(Path(), 1, time.time(), 1, ("17",))
-    monkeypatch.setattr(lateness, "rows_of", lambda _: [note])
+    monkeypatch.setattr(judging, "rows_of", lambda _: [note])
     judged = Lateness(None, 0)
     judged.hear(1, beat(since + 1, since=since))
     assert fault(judged, 10_000, since + 10_000) is None
@@ -452,19 +451,19 @@ def test_a_worker_that_stops_moving_before_its_limit_is_left_beside_processors_w
 def test_a_short_limit_does_not_kill_what_is_only_slow() -> None:
     judged = Lateness(0.1, 0)
     judged.hear(1, Beat(1, None))
-    assert fault(judged, 1 + lateness.KILLED_SILENT) is None
-    assert fault(judged, 1.1 + lateness.KILLED_SILENT) is not None
+    assert fault(judged, 1 + judging.KILLED_SILENT) is None
+    assert fault(judged, 1.1 + judging.KILLED_SILENT) is not None
     loading = Lateness(0.1, 0)
-    assert fault(loading, lateness.LOADED_WITHIN) is None
-    assert loading.is_alive(lateness.LOADED_WITHIN)
-    assert fault(loading, lateness.LOADED_WITHIN + 1) is not None
+    assert fault(loading, judging.LOADED_WITHIN) is None
+    assert loading.is_alive(judging.LOADED_WITHIN)
+    assert fault(loading, judging.LOADED_WITHIN + 1) is not None
 
 
 def test_time_in_which_the_parent_did_not_run_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("dcl_processor.processes.lateness.time.monotonic", lambda: now)
+    monkeypatch.setattr("dcl_processor.processes.monitor.time.monotonic", lambda: now)
     own = OwnTime()
     for step, seconds in ((0.2, 0.2), (1.0, 1.2), (3_600.0, 3.2)):
         now += step

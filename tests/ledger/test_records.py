@@ -23,9 +23,9 @@ import dcl_processor.ledger as api
 from dcl_processor import BatchProcessor, oversight
 from dcl_processor.ledger import desk, recording, records
 from dcl_processor.ledger import ledger as module
-from dcl_processor.ledger.acted import add_action
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control, Look, OperatorAction, RecordedRun
+from dcl_processor.ledger.reading import add_action
 from dcl_processor.ledger.recording import Work
 from dcl_processor.oversight import Progress
 from dcl_processor.worker import this_user

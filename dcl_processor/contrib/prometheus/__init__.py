@@ -26,9 +26,8 @@ from dcl_processor.metrics.collector import Collector
 from dcl_processor.observers import Observer
 from dcl_processor.registry import processors
 
-from .exposition import Tallies
+from .exposition import ProcessMetrics, Tallies
 from .gauges import Gauges
-from .process import ProcessMetrics
 
 __all__ = ["gauges_view", "register"]
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from dcl_processor import steady as time
-from dcl_processor.metrics.tally import Distribution, Tally
+from dcl_processor.metrics.collector import Distribution, Tally
 
 from .exposition import AGE, HANDLER, LAST_SUCCESS, LOCK, LOST_LEASES, RETRIES, ROWS, families
 
