@@ -21,7 +21,7 @@ from tests.environments import CHECKOUT, ENVIRONMENTS
 
 def build(folder: Path) -> dict[str, str]:
     """Build the sdist, and the wheel from it; return the digest of each file."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
     subprocess.run(command, cwd=CHECKOUT, check=True, capture_output=True)
     return {each.name: sha256(each.read_bytes()).hexdigest() for each in folder.iterdir()}
 

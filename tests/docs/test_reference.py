@@ -169,6 +169,20 @@ def test_the_pages_have_no_name_that_the_code_has_not() -> None:
         assert called <= known, page
 
 
+def test_the_names_that_one_writes_are_few() -> None:
+    """Options, what is called, imported, raised or connected to; not fields of a result."""
+    modules = {
+        name
+        for module in (exceptions, signals)
+        for name, each in vars(module).items()
+        if getattr(each, "__module__", "") == module.__name__ or isinstance(each, Signal)
+    }
+    called = {name.rpartition(".")[2] for name in CALLABLES} | {*dcl_processor.__all__}
+    options = {"done", "failed", *Options.__annotations__}
+    written = called | options | modules | {"Reservation", "RetryColumns", "LeaseColumn"}
+    assert 100 < len(written) <= 110
+
+
 def test_every_delivery_is_listed() -> None:
     for each in Delivery:
         assert f"`{value_of(each)}` (`{each.value!r}`)" in section(PROCESSORS, "`Delivery`")

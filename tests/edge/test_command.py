@@ -48,6 +48,16 @@ def test_without_a_terminal_and_with_nothing_to_do_it_is_silent() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_all_but_some_are_run(manage: Manage) -> None:
+    def names(*options: str) -> set[str]:
+        done = manage("run", "--all", "--timeout", "0", "--json", *options)
+        return {json.loads(line)["name"] for line in done.out.splitlines()}
+
+    left_out = {"warehouse.deliver", "warehouse.weigh", "warehouse.fetch"}
+    one, *others = left_out
+    assert names() - names("--exclude", one, "--exclude", *others) == left_out
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_without_a_terminal_an_empty_run_costs_one_select_per_copy_that_could_start(
     installed: None, django_assert_num_queries: DjangoAssertNumQueries, workers: int
@@ -194,6 +204,7 @@ def test_a_database_that_is_down_is_one_sentence() -> None:
         (["run", "warehouse.delivr"], "did you mean warehouse.deliver?"),
         (["run"], "expected names of processors or --all, got neither; the processors are "),
         (["run", "warehouse.deliver", "--all"], "got both"),
+        (["run", "warehouse.deliver", "--exclude", "x"], "expected --exclude beside --all"),
         (["run", "--all", "--limit", "-1"], "expected a number of rows from 0, got '-1'"),
         (["run", "--all", "--timeout", "nan"], "expected a number of seconds from 0, got 'nan'"),
         (["run", "--all", "--workers", "0"], "a number of processes from 1 to 256, got '0'"),

@@ -114,6 +114,14 @@ class Command(BaseCommand):
         )
         run.add_argument("--all", action="store_true", help="Run all processors.")
         run.add_argument(
+            "--exclude",
+            nargs="+",
+            action="extend",
+            default=[],
+            metavar="NAME",
+            help="With --all: but not these.",
+        )
+        run.add_argument(
             "--limit",
             type=_rows,
             metavar="ROWS",
@@ -210,6 +218,14 @@ class Command(BaseCommand):
                 returncode=USAGE_ERROR,
             )
         chosen = choose(options["names"], run_all=options["all"])
+        if options["exclude"]:
+            if not options["all"]:
+                raise CommandError(
+                    "expected --exclude beside --all, got names; leave --exclude out.",
+                    returncode=USAGE_ERROR,
+                )
+            left_out = choose(options["exclude"], run_all=False)
+            chosen = [each for each in chosen if each not in left_out]
         # One name for all of them, because the session stays open from one to the next.
         work = label([processor.name for processor in chosen])
         with named_sessions(work) if self._owns_process else nullcontext():
