@@ -1,10 +1,12 @@
-"""A person with a browser: watches a bar, puts rows back, resolves a doubt; and the screenshots."""
+"""A person with a browser: watches a bar, pauses, puts rows back, resolves doubts; screenshots."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from playwright.sync_api import Page, expect
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
+from dcl_processor import ledger
 from dcl_processor.admin_page import panels
 from sample_app.shop.models import Order, Payment
 from tests.admin_page.browser import PATIENCE, Browser
 from tests.admin_page.chromium import CHROMIUM, is_installed
-from tests.admin_page.conftest import MakePayments
+from tests.admin_page.conftest import NAME, MakePayments
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -206,6 +209,49 @@ def test_an_operator_puts_failed_rows_back_by_keyboard(
     browser.do(confirm)
     assert Payment.objects.filter(state=State.DUE).count() == 3
     assert Payment.objects.filter(state=State.REFUSED).count() == 2
+
+
+def test_an_operator_pauses_a_processor_resolves_its_doubts_and_resumes_it(
+    browser: Browser, log_in: Callable[..., Page], doubtful: list[Payment]
+) -> None:
+    page = log_in("operator")
+    button, banner = partial(page.get_by_role, "button"), page.locator("#p0-control")
+
+    def pause() -> None:
+        page.goto(DETAIL)
+        page.get_by_label("Reason").fill("two charges in doubt")
+        button(name="Pause", exact=True).click()
+        expect(banner).to_have_text(
+            re.compile(r"Paused since .* by operator in the admin: two charges in doubt")
+        )
+        expect(button(name="Run now")).to_have_count(0)
+
+    browser.do(pause)
+    assert (pause_ := ledger.state(NAME).pause) is not None
+    assert (pause_.by, pause_.reason) == ("operator in the admin", "two charges in doubt")
+
+    def resolve(row: Payment, action: str, label: str, values: str, said: str) -> None:
+        page.get_by_label(f"Row {row.pk}", exact=True).check()
+        button(name=f"{action} ticked rows, in doubt").click()
+        if values:
+            page.get_by_label("Values to write").fill(values)
+        button(name=label).click()
+        expect(page.get_by_text(said)).to_be_visible()
+
+    done, back = doubtful
+    values = "state=captured\ncharge_id=ch_17"
+    browser.do(resolve, done, "Mark as done…", "Mark as done 1 row", values, "1 row marked as done")
+    browser.do(resolve, back, "Put back…", "Put back 1 row", "", "1 row put back into pending")
+    found = Payment.objects.order_by("pk").values_list("state", "charge_id")
+    assert [*found] == [(State.CAPTURED, "ch_17"), (State.DUE, "")]
+
+    def resume() -> None:
+        expect(banner).to_contain_text("Paused since")
+        button(name="Resume").click()
+        expect(banner).to_have_text("Running")
+
+    browser.do(resume)
+    assert ledger.state(NAME).pause is None
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
