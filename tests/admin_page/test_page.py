@@ -16,7 +16,7 @@ from dcl_processor import backlog, registry
 from dcl_processor.admin_page import panels
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
-from tests.admin_page.conftest import MakePayments
+from tests.admin_page.conftest import NAME, MakePayments
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -156,6 +156,19 @@ def test_above_the_count_there_is_a_bar_that_is_said_to_be_an_estimate(
         cursor.execute("ANALYZE shop_order")
     second = viewer.get(f"{detail(send_shipped_emails.name)}{first.context['refresh']}")
     assert "~100 of ~400 (25 %)" in second.content.decode()
+
+
+def test_recorded_runs_are_drawn_with_their_throughput_and_their_handlers_time(
+    viewer: Client, runs: None
+) -> None:
+    page = viewer.get(detail(NAME))
+    drawn = {each.key: [figure for *_, figure in each.rows] for each in page.context["charts"]}
+    # The last run called no handler, and has no time of one.
+    assert drawn == {"pace": ["2", "4", "0"], "times": ["0.5", "0.1"]}
+    shown = page.content.decode()
+    assert "Throughput (rows per second), at most 4<" in shown
+    assert "Handler time per row (seconds), at most 0.5<" in shown
+    assert shown.count("<polyline") == 2
 
 
 def test_a_row_has_its_reason(viewer: Client, refused: list[Payment]) -> None:
