@@ -40,6 +40,7 @@ class ProcessorAdmin(Base):
                 self._view("control"),
                 name="dcl_admin_processor_control",
             ),
+            path("control/", self._view("control"), name="dcl_admin_processor_control_all"),
             # The admin's log links to this name.
             path(
                 "<path:object_id>/change/",

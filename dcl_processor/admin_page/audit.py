@@ -61,9 +61,10 @@ def _record_rows(
 
 
 def record(user: Any, name: str, message: str) -> None:
-    """Log an action on a processor; an error is logged, as that of ``record_rows()``."""
-    with _logged(user, name, "", message):
-        _write(user, Processor, [(name, name)], message)
+    """Log an action on a processor, or ``""``: all; an error as that of ``record_rows()``."""
+    who = name or "all processors"
+    with _logged(user, who, "", message):
+        _write(user, Processor, [(name, who)], message)
 
 
 @contextmanager
@@ -82,11 +83,11 @@ def _logged(user: Any, name: str, what: str, message: str) -> Iterator[None]:
 
 
 def recent(name: str, number: int) -> list[LogEntry]:
-    """Return the latest actions on a processor."""
+    """Return the latest actions on a processor, and on all."""
     from django.contrib.contenttypes.models import ContentType
 
     kind = ContentType.objects.get_for_model(Processor)
-    found = LogEntry.objects.filter(content_type=kind, object_id=name)
+    found = LogEntry.objects.filter(content_type=kind, object_id__in=[name, ""])
     return [*found.select_related("user").order_by("-action_time", "-pk")[:number]]
 
 

@@ -264,6 +264,7 @@ def test_a_pause_recorded_runs_and_the_page_of_one_row_are_accessible(
 ) -> None:
     ledger.pause(NAME, reason="no route")
     page = log_in("operator", color_scheme=scheme)
+    assert browser.violations(page) == []
 
     def look_at_processor() -> None:
         page.goto(DETAIL)
@@ -334,6 +335,11 @@ def test_the_page_works_without_a_script(
         page.get_by_role("link", name="Refresh").click()
         page.wait_for_load_state()
         assert bar(page, name) == 2
+        page.get_by_label("Its end, such as 2h").fill("2h")
+        page.get_by_role("button", name="Pause all").click()
+        expect(page.locator("#dcl-all-control")).to_contain_text("by operator in the admin, until")
+        page.get_by_role("button", name="Resume all").click()
+        expect(page.locator("#dcl-all-control")).to_have_text("Not paused together")
         page.goto(DETAIL)
         page.get_by_role("button", name="Put back… rows with Refused").click()
         page.get_by_role("button", name="Put back 2 rows").click()
