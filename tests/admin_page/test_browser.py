@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from pytest_django.live_server_helper import LiveServer
 from dcl_processor import ledger
 from dcl_processor.admin_page import panels
 from sample_app.shop.models import Order, Payment
+from tests import waiting
 from tests.admin_page.browser import PATIENCE, Browser
 from tests.admin_page.chromium import CHROMIUM, is_installed
 from tests.admin_page.conftest import NAME, MakePayments
@@ -112,10 +112,7 @@ def bar(page: Page, name: str) -> int:
 
 def until(browser: Browser, page: Page, condition: Callable[[], bool]) -> None:
     """Wait for something on a page."""
-    end = time.monotonic() + PATIENCE / 1000
-    while not browser.do(condition):
-        assert time.monotonic() < end, browser.do(page.locator("#content").inner_text)
-        time.sleep(0.1)
+    waiting.until(lambda: browser.do(condition), f"a change of {page.url}", pause=0.1)
 
 
 def test_a_person_watches_a_bar_move(
@@ -142,12 +139,82 @@ def test_a_person_watches_a_bar_move(
 
     browser.do(paused)
     Order.objects.filter(pk__in=[*keys[8:12]]).update(shipped_email_sent=True)
-    time.sleep(4)
-    assert browser.do(bar, page, name) == 8
-
     browser.do(page.get_by_role("button", name="Pause updates").click)
     until(browser, page, lambda: bar(page, name) == 12)
     assert browser.do(picture, page, "index", tmp_path).stat().st_size > 10_000
+
+
+#: Counts the questions of a page, and ticks a box while the answer to the second one comes.
+COUNT = """
+const real = fetch;
+window.asked = 0;
+window.fetch = async (...all) => {
+  const answer = real(...all);
+  if (++asked === 2) document.querySelector("[name=pk]").click();
+  return answer;
+};
+"""
+WAITS = "Updates wait while something is ticked or typed."
+HIDE = """is => {
+  Object.defineProperty(document, "hidden", { value: is, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_updates_wait_for_the_person_and_what_has_changed_is_announced(
+    browser: Browser, log_in: Callable[..., Page], refused: list[Payment]
+) -> None:
+    page = log_in("operator")
+    box, said = page.get_by_label(f"Row {refused[0].pk}"), page.locator("#dcl-announce")
+    state = page.locator("#dcl-state")
+
+    def asks_nothing(why: str) -> None:
+        """Let a minute pass by the page's clock."""
+        page.clock.run_for(60_000)
+        assert page.evaluate("asked") == 0
+        expect(state).to_have_text(why)
+
+    def wait() -> None:
+        page.clock.install()
+        page.clock.pause_at("2100-01-01")
+        page.add_init_script(COUNT)
+        page.goto(DETAIL)
+        box.check()
+        asks_nothing(WAITS)
+        assert box.is_checked()
+        box.uncheck()
+        page.evaluate(HIDE, True)
+        asks_nothing("Updates wait until the tab is shown.")
+        assert said.inner_text() == ""
+
+    browser.do(wait)
+    refused[4].delete()
+
+    def shown() -> None:
+        page.evaluate(HIDE, False)
+        expect(said).to_have_text(f"{NAME}: given up 4")
+
+    browser.do(shown)
+    refused[3].delete()
+
+    def ticked_meanwhile() -> None:
+        page.clock.run_for(5_000)
+        page.clock.resume()
+        expect(state).to_have_text(WAITS)
+        assert page.locator("[name=pk]:checked").count() == 1
+        assert page.evaluate("asked") == 2
+
+    browser.do(ticked_meanwhile)
+
+    def remembered() -> None:
+        page.get_by_label("Update every").select_option("15")
+        page.get_by_role("button", name="Pause updates").click()
+        page.reload()
+        asks_nothing("Updates are paused.")
+        expect(page.get_by_label("Update every")).to_have_value("15")
+        expect(page.get_by_role("button", name="Pause updates", pressed=True)).to_be_visible()
+
+    browser.do(remembered)
 
 
 def test_a_chart_is_drawn_and_an_open_table_stays_open(
