@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
 from django.db.models import Model
 
@@ -84,8 +85,6 @@ def _logged(user: Any, name: str, what: str, message: str) -> Iterator[None]:
 
 def recent(name: str, number: int) -> list[LogEntry]:
     """Return the latest actions on a processor, and on all."""
-    from django.contrib.contenttypes.models import ContentType
-
     kind = ContentType.objects.get_for_model(Processor)
     found = LogEntry.objects.filter(content_type=kind, object_id__in=[name, ""])
     return [*found.select_related("user").order_by("-action_time", "-pk")[:number]]
@@ -93,8 +92,6 @@ def recent(name: str, number: int) -> list[LogEntry]:
 
 def _write(user: Any, model: type[Model], named: Sequence[tuple[str, str]], message: str) -> None:
     """Write an entry for each row, by its key and its text."""
-    from django.contrib.contenttypes.models import ContentType
-
     kind = ContentType.objects.get_for_model(model)
     # A transaction of the request stays usable after an error.
     with transaction.atomic(using=router.db_for_write(LogEntry)):

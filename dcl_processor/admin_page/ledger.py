@@ -44,8 +44,8 @@ TRIED = ("processed", "failed", "discarded", "snoozed")
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 0.9
 
-#: Seconds: with less time nothing is asked.
-_SHORTEST = 0.02
+#: The shortest time, in seconds, for which a question is asked at all.
+SHORTEST = 0.02
 
 #: A time in seconds since 1970, and a figure.
 Point = tuple[float, float]
@@ -70,7 +70,7 @@ def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
     if not is_installed() or not processors:
         return {}
     try:
-        with _in_time():
+        with _in_time(READ_WITHIN):
             found = _ledger().states([ALL, *processors])
     except Exception as error:  # noqa: BLE001  # the page can show the rest
         why = shown(explain(error, processors[0]), LONGEST)
@@ -118,13 +118,9 @@ def pace(
     at work before, the rate that it had last is taken. The rows are ``None`` if nothing is known,
     and the rate if no run is at work.
     """
-    is_recorded = is_installed() and getattr(settings, "DCL_PROCESSOR_LEDGER", True)
-    if not is_recorded or within < _SHORTEST:
-        return None, None
-    try:
-        with _in_time(within):
-            runs = _ledger().history(processor, limit=MOST_RUNS)
-    except Exception:  # noqa: BLE001  # the panel has the reason
+    is_asked = getattr(settings, "DCL_PROCESSOR_LEDGER", True) and within >= SHORTEST
+    runs = _runs(processor, within) if is_asked else None
+    if runs is None:
         return None, None
     live = [float(run.rate) for run in runs if run.state == "running"]
     gone = round(sum(_gone(run, since, now) for run in runs))
@@ -148,15 +144,8 @@ def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
 
     The seconds per row are those of handlers.
     """
-    if not is_installed():
-        return [], []
-    try:
-        with _in_time():
-            runs = _ledger().history(processor, limit=MOST_RUNS)
-    except Exception:  # noqa: BLE001  # the panel has the reason
-        return [], []
     rates, times = [], []
-    for run in runs:
+    for run in _runs(processor, READ_WITHIN) or ():
         end = run.finished_at or run.heartbeat_at
         number = sum(run.counts.get(name, 0) for name in TRIED)
         rates.append((end.timestamp(), float(run.rate)))
@@ -166,7 +155,18 @@ def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
     return sorted(rates), sorted(times)
 
 
-def _in_time(seconds: float = READ_WITHIN) -> AbstractContextManager[None]:
+def _runs(processor: BatchProcessor[Any], within: float) -> list[Any] | None:
+    """Return the latest runs; ``None`` without the ledger, or if it could not be read."""
+    if not is_installed():
+        return None
+    try:
+        with _in_time(within):
+            return list(_ledger().history(processor, limit=MOST_RUNS))
+    except Exception:  # noqa: BLE001  # the panel has the reason
+        return None
+
+
+def _in_time(seconds: float) -> AbstractContextManager[None]:
     return reading(import_module(f"{APP}.tables").alias(), min(seconds, READ_WITHIN))
 
 

@@ -39,7 +39,7 @@ MOST = 200
 
 def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     """Show all processors."""
-    permissions.require_view(request)
+    permissions.require(permissions.may_view(request))
     found, trouble = _processors()
     names = [*found][:MOST]
     before = pace.parse(request.GET.get("seen", ""), names)
@@ -74,7 +74,7 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
 
 def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show one processor with its rows that need a person."""
-    permissions.require_view(request)
+    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     name = processor.name
     before = pace.parse(request.GET.get("seen", ""), [name]).get(name, ())
@@ -96,7 +96,7 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
 
 def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
     """Show why one row is handled, or not, and who holds it."""
-    permissions.require_view(request)
+    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     text = unquote(key)
     try:
@@ -124,16 +124,16 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
 
 def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show what an action would do, or do what was confirmed."""
-    permissions.require_operate(request)
+    permissions.require(permissions.may_operate(request))
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
-    permissions.require_act(request, processor)
+    permissions.require(permissions.may_act(request, processor))
     try:
         context = confirming.answer(request, processor)
     except confirming.RefusedError as refused:
         messages.error(request, str(refused))
-        return redirect(_address(admin, "change", processor.name))
+        context = None
     if context is None:
         return redirect(_address(admin, "change", processor.name))
     return confirmation(admin, request, processor, context)
@@ -151,7 +151,7 @@ def confirmation(
 
 def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") -> HttpResponse:
     """Do one of the ledger's controls with a processor, or pause and resume all of them."""
-    permissions.require_operate(request)
+    permissions.require(permissions.may_operate(request))
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
