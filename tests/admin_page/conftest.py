@@ -58,6 +58,11 @@ def as_user(users: dict[str, User | None]) -> Callable[[str], Client]:
     return client
 
 
+@pytest.fixture
+def operator(as_user: Callable[[str], Client]) -> Client:
+    return as_user("operator")
+
+
 def grant(name: str, *codenames: str) -> None:
     """Give a user more permissions; it is the client's next request that has them."""
     user = User.objects.get(username=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +30,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ACT = "/admin/dcl_admin/processor/shop.capture_5Fpayments/act/"
 State = Payment.State
-
-
-@pytest.fixture
-def operator(as_user: Callable[[str], Client]) -> Client:
-    return as_user("operator")
 
 
 def hidden(page: Any, name: str = "plan") -> str:

@@ -162,14 +162,14 @@ def test_an_unknown_processor_is_not_found(as_user: Callable[[str], Client]) -> 
 
 @pytest.mark.parametrize(("name", "page"), CONTROLS)
 def test_a_pause_that_changed_nothing_is_not_in_the_log(
-    as_user: Callable[[str], Client], refused: list[Payment], name: str, page: str
+    operator: Client, refused: list[Payment], name: str, page: str
 ) -> None:
-    client, where = as_user("operator"), address(name, refused[0])
+    where = address(name, refused[0])
     said = []
     for sent in ("pause", "pause", "resume", "resume"):
-        found = post(client, where, control=sent, reason="closed", until="2h")
+        found = post(operator, where, control=sent, reason="closed", until="2h")
         assert found.headers["Location"] == address(page, refused[0])
-        shown = client.get(found.headers["Location"])
+        shown = operator.get(found.headers["Location"])
         said.append(str(next(iter(shown.context["messages"]))))
     entries = LogEntry.objects.order_by("pk")
     logged = [each.get_change_message() for each in entries]
@@ -178,15 +178,14 @@ def test_a_pause_that_changed_nothing_is_not_in_the_log(
     assert {each.object_repr for each in entries} == {subject}
     assert ["nothing to change" in each for each in said] == [False, True] * 2
     assert {each.partition(": ")[0] for each in said} == {subject}
-    assert "Pause. Until" in client.get(address("change", refused[0])).content.decode()
+    assert "Pause. Until" in operator.get(address("change", refused[0])).content.decode()
 
 
 @pytest.mark.parametrize(("name", "page"), CONTROLS)
 def test_a_pause_is_shown_with_its_end_and_is_part_of_what_is_announced(
-    as_user: Callable[[str], Client], refused: list[Payment], name: str, page: str
+    operator: Client, refused: list[Payment], name: str, page: str
 ) -> None:
-    client = as_user("operator")
-    post(client, address(name, refused[0]), control="pause", reason="<b>", until="2h")
+    post(operator, address(name, refused[0]), control="pause", reason="<b>", until="2h")
     pause = ledger.state(NAME).pause
     assert pause is not None
     assert pause.until is not None
@@ -194,7 +193,7 @@ def test_a_pause_is_shown_with_its_end_and_is_part_of_what_is_announced(
     who = "all processors" if pause.of_all else NAME
     assert pause.of_all is (name == "control_all")
     for each in ("change", "changelist"):
-        shown = client.get(address(each, refused[0]))
+        shown = operator.get(address(each, refused[0]))
         words = f"by operator in the admin, until {pause.until:%Y-%m-%d %H:%M:%S} UTC: &lt;b&gt;"
         assert words in shown.content.decode()
         assert shown.context["summary"] == f"{who}: paused; {NAME}: given up 5"
@@ -203,23 +202,21 @@ def test_a_pause_is_shown_with_its_end_and_is_part_of_what_is_announced(
 
 @pytest.mark.parametrize("until", ["soon", "2020-01-31T06:00", "0"])
 def test_a_pause_whose_end_is_no_time_to_come_is_refused_in_words(
-    as_user: Callable[[str], Client], refused: list[Payment], until: str
+    operator: Client, refused: list[Payment], until: str
 ) -> None:
-    client = as_user("operator")
-    found = post(client, address("control", refused[0]), control="pause", until=until)
-    (said,) = client.get(found.headers["Location"]).context["messages"]
+    found = post(operator, address("control", refused[0]), control="pause", until=until)
+    (said,) = operator.get(found.headers["Location"]).context["messages"]
     assert re.match(rf"{NAME}: expected a (time to come|duration such as 2h)", str(said))
     assert ledger.state(NAME).pause is None
     assert not LogEntry.objects.exists()
 
 
 def test_one_processor_is_stopped_or_run_now_and_all_of_them_are_not(
-    as_user: Callable[[str], Client], refused: list[Payment]
+    operator: Client, refused: list[Payment]
 ) -> None:
-    client = as_user("operator")
     for name, status in ("control", 302), ("control_all", 404):
         for sent in ("stop", "run_now"):
-            found = post(client, address(name, refused[0]), control=sent, reason="of no pause")
+            found = post(operator, address(name, refused[0]), control=sent, reason="of no pause")
             assert found.status_code == status
     kept = Control.objects.get()
     assert (kept.processor, kept.stops, kept.run_nows) == (NAME, 1, 1)
