@@ -86,7 +86,7 @@ def _control(state: Any) -> Control:
         offered = ("pause", "resume") if state.pause.of_all and state.name else ("resume",)
         return Control(shown(state.sentence, LONGEST), offered, is_paused=True)
     if state.name == ALL:
-        return Control("not paused together", ("pause",))
+        return Control("no pause of all at once", ("pause",))
     if state.sentence:
         return Control(shown(state.sentence, LONGEST), ("pause", "resume", "run_now"))
     return Control(state.phase, ("pause", "stop", "run_now"))

@@ -403,7 +403,7 @@ def test_the_page_works_without_a_script(
         page.get_by_role("button", name="Pause all").click()
         expect(page.locator("#dcl-all-control")).to_contain_text("by operator in the admin, until")
         page.get_by_role("button", name="Resume all").click()
-        expect(page.locator("#dcl-all-control")).to_have_text("Not paused together")
+        expect(page.locator("#dcl-all-control")).to_have_text("No pause of all at once")
         page.goto(DETAIL)
         page.get_by_role("button", name="Put back… rows with Refused").click()
         page.get_by_role("button", name="Put back 2 rows").click()
