@@ -23,6 +23,7 @@ from tests import waiting
 from tests.admin_page.browser import PATIENCE, Browser
 from tests.admin_page.chromium import CHROMIUM, is_installed
 from tests.admin_page.conftest import NAME, MakePayments
+from tests.admin_page.policy import POLICY
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -91,7 +92,9 @@ def log_in(
 
 
 def _log_in(page: Page, name: str) -> None:
-    page.goto(INDEX)
+    answer = page.goto(INDEX)
+    assert answer is not None
+    assert answer.headers["content-security-policy"] == POLICY
     page.get_by_label("Username").fill(name)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()

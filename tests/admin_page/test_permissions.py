@@ -155,11 +155,6 @@ def test_a_processor_is_paused_by_those_who_may_operate_it(
     assert LogEntry.objects.count() == may
 
 
-def test_an_unknown_processor_is_not_found(as_user: Callable[[str], Client]) -> None:
-    page = as_user("viewer").get("/admin/dcl_admin/processor/shop.none/change/")
-    assert page.status_code == 404
-
-
 @pytest.mark.parametrize(("name", "page"), CONTROLS)
 def test_a_pause_that_changed_nothing_is_not_in_the_log(
     operator: Client, refused: list[Payment], name: str, page: str
