@@ -40,6 +40,7 @@ class ProcessorAdmin(Base):
                 self._view("control"),
                 name="dcl_admin_processor_control",
             ),
+            path("control/", self._view("control"), name="dcl_admin_processor_control_all"),
             # The admin's log links to this name.
             path(
                 "<path:object_id>/change/",
@@ -62,22 +63,13 @@ class ProcessorAdmin(Base):
         found: Callable[..., HttpResponseBase] = transaction.non_atomic_requests(checked)
         return found
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may see processors."""
-        return permissions.may_view(request)
-
     def has_view_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # Django's signature
         """Return whether the user may see processors."""
         return permissions.may_view(request)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002  # as above
+    def has_add_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # as above
         """Return False: processors are code."""
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # as above
-        """Return False: processors are code."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Processor | None = None) -> bool:  # noqa: ARG002  # as above
-        """Return False: processors are code."""
-        return False
+    has_module_permission = has_view_permission
+    has_change_permission = has_delete_permission = has_add_permission

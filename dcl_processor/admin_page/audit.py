@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.db import router, transaction
 from django.db.models import Model
 
@@ -61,9 +62,10 @@ def _record_rows(
 
 
 def record(user: Any, name: str, message: str) -> None:
-    """Log an action on a processor; an error is logged, as that of ``record_rows()``."""
-    with _logged(user, name, "", message):
-        _write(user, Processor, [(name, name)], message)
+    """Log an action on a processor, or ``""``: all; an error as that of ``record_rows()``."""
+    who = name or "all processors"
+    with _logged(user, who, "", message):
+        _write(user, Processor, [(name, who)], message)
 
 
 @contextmanager
@@ -82,18 +84,14 @@ def _logged(user: Any, name: str, what: str, message: str) -> Iterator[None]:
 
 
 def recent(name: str, number: int) -> list[LogEntry]:
-    """Return the latest actions on a processor."""
-    from django.contrib.contenttypes.models import ContentType
-
+    """Return the latest actions on a processor, and on all."""
     kind = ContentType.objects.get_for_model(Processor)
-    found = LogEntry.objects.filter(content_type=kind, object_id=name)
+    found = LogEntry.objects.filter(content_type=kind, object_id__in=[name, ""])
     return [*found.select_related("user").order_by("-action_time", "-pk")[:number]]
 
 
 def _write(user: Any, model: type[Model], named: Sequence[tuple[str, str]], message: str) -> None:
     """Write an entry for each row, by its key and its text."""
-    from django.contrib.contenttypes.models import ContentType
-
     kind = ContentType.objects.get_for_model(model)
     # A transaction of the request stays usable after an error.
     with transaction.atomic(using=router.db_for_write(LogEntry)):

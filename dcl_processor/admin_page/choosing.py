@@ -36,8 +36,8 @@ ACTIONS = {"requeue": REQUEUE, "mark_done": MARK_DONE, "discard": DISCARD}
 #: What the actions are called on buttons.
 LABELS = {"requeue": "Put back", "mark_done": "Mark as done", "discard": "Discard"}
 
-#: The states of which all rows can be chosen; ``ROWS``: those whose keys were given.
-GIVEN_UP, IN_DOUBT, ROWS = "given_up", "in_doubt", "rows"
+#: In the place of a state: the rows whose keys were given.
+ROWS = "rows"
 
 #: Rows of one confirmation, of one chunk, and characters of a confirmation as JSON: its signed
 #: form is at most a third longer, and Django takes 2.5 MB of a form.
@@ -151,7 +151,12 @@ def choose(
             found.has_more = True
             break
         choice = choose_chunk(processor, action, wanted, some, values=values)
-        for pk, digest in digests(choice):
+        seen = (
+            (pk, choice.write.digest(marks))
+            for chunk in choice.rows.chunks()
+            for pk, marks in chunk.items()
+        )
+        for pk, digest in seen:
             characters += len(json.dumps([plain(pk), digest])) + 1
             if characters > MOST_CHARACTERS:
                 found.has_more = True
@@ -162,13 +167,6 @@ def choose(
     if len(keys) > MOST:
         found.has_more = True
     return found
-
-
-def digests(choice: Choice) -> Iterator[tuple[Any, str]]:
-    """Yield the keys of the rows, each with the digest of its marks."""
-    for chunk in choice.rows.chunks():
-        for pk, marks in chunk.items():
-            yield pk, choice.write.digest(marks)
 
 
 def elsewhere(processor: BatchProcessor[Any], listed: QuerySet[Any]) -> str:

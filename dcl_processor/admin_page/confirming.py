@@ -22,24 +22,12 @@ from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import audit
-from .choosing import (
-    ACTIONS,
-    GIVEN_UP,
-    IN_DOUBT,
-    LABELS,
-    MOST,
-    ROWS,
-    Choosing,
-    Wanted,
-    anything,
-    choose,
-    offered,
-)
+from .choosing import ACTIONS, LABELS, MOST, ROWS, Choosing, Wanted, anything, choose, offered
 from .plan import InvalidPlan, Plan
 from .row_keys import keys_of
 
 #: What the states are called.
-STATES = {GIVEN_UP: "given up", IN_DOUBT: "in doubt", ROWS: "selected"}
+STATES = {"given_up": "given up", "in_doubt": "in doubt", ROWS: "selected"}
 
 #: Characters that a person may type for the row's last error, and for values.
 LONGEST_REASON, LONGEST_VALUES = 200, 10_000
@@ -170,7 +158,6 @@ def _form(
         "some": named([key_text(pk) for pk in plan.rows]) if plan.rows else "",
         "left": [(_rows(number), why) for why, number in plan.left.items()],
         "has_more": found is not None and found.has_more,
-        "most": MOST,
         "needs_values": offered(processor).get(plan.action, False),
         "takes_values": plan.act.takes_values,
         "takes_reason": plan.act.takes_reason,

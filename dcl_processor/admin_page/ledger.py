@@ -5,6 +5,7 @@ Without it the page has no buttons to pause, resume, stop and run a processor, a
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from django.conf import settings
 
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain
+from dcl_processor.exceptions import InvalidOption
+from dcl_processor.management.controlling import parse_until
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
@@ -29,6 +32,9 @@ CONTROLS: Mapping[str, str] = {
     "run_now": "Run now",
 }
 
+#: The order for all processors has no name: it is that of the ledger's ``ALL``.
+ALL, FOR_ALL = "", ("pause", "resume")
+
 #: Runs whose figures are in a chart, and characters of a state.
 MOST_RUNS, LONGEST = 100, 500
 
@@ -38,8 +44,8 @@ TRIED = ("processed", "failed", "discarded", "snoozed")
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 0.9
 
-#: Seconds: with less time nothing is asked.
-_SHORTEST = 0.02
+#: The shortest time, in seconds, for which a question is asked at all.
+SHORTEST = 0.02
 
 #: A time in seconds since 1970, and a figure.
 Point = tuple[float, float]
@@ -60,31 +66,47 @@ def is_installed() -> bool:
 
 
 def controls(processors: Sequence[BatchProcessor[Any]]) -> dict[str, Control]:
-    """Return the states of processors by name, by one look for all; empty without the ledger."""
+    """Return the states of processors by name, that of ``ALL`` first; empty without the ledger."""
     if not is_installed() or not processors:
         return {}
     try:
-        with _in_time():
-            found = _ledger().states(processors)
+        with _in_time(READ_WITHIN):
+            found = _ledger().states([ALL, *processors])
     except Exception as error:  # noqa: BLE001  # the page can show the rest
         why = shown(explain(error, processors[0]), LONGEST)
-        return {each.name: Control(f"not known: {why}") for each in processors}
+        return dict.fromkeys(
+            [ALL, *(each.name for each in processors)], Control(f"not known: {why}")
+        )
     return {each.name: _control(each) for each in found}
 
 
 def _control(state: Any) -> Control:
     if state.pause is not None:
-        return Control(shown(state.sentence, LONGEST), ("resume",), is_paused=True)
+        # Below the pause of all, a processor may have one of its own.
+        offered = ("pause", "resume") if state.pause.of_all and state.name else ("resume",)
+        return Control(shown(state.sentence, LONGEST), offered, is_paused=True)
+    if state.name == ALL:
+        return Control("no pause of all at once", ("pause",))
     if state.sentence:
         return Control(shown(state.sentence, LONGEST), ("pause", "resume", "run_now"))
     return Control(state.phase, ("pause", "stop", "run_now"))
 
 
-def act(processor: BatchProcessor[Any], wanted: str, *, by: str, reason: str) -> bool:
-    """Do one of ``CONTROLS``, and return whether it changed something; ``reason``: of a pause."""
-    because = {"reason": reason} if wanted == "pause" else {}
+def act(
+    subject: BatchProcessor[Any] | str, wanted: str, *, by: str, reason: str, until: str = ""
+) -> bool:
+    """Do one of ``CONTROLS``, and return whether it changed something.
+
+    ``subject``: a processor, or ``ALL``; ``reason``, ``until``: of a pause, as in the command.
+    """
+    given: dict[str, Any] = {"reason": reason} if wanted == "pause" else {}
+    if given and until:
+        try:
+            given["until"] = parse_until(until)
+        except ArgumentTypeError as error:
+            raise InvalidOption(f"{error}.") from error
     # Only a pause and its end say so: of two at once the second changes nothing.
-    return getattr(_ledger(), wanted)(processor, by=by, **because) is not False
+    return getattr(_ledger(), wanted)(subject, by=by, **given) is not False
 
 
 def pace(
@@ -96,13 +118,9 @@ def pace(
     at work before, the rate that it had last is taken. The rows are ``None`` if nothing is known,
     and the rate if no run is at work.
     """
-    is_recorded = is_installed() and getattr(settings, "DCL_PROCESSOR_LEDGER", True)
-    if not is_recorded or within < _SHORTEST:
-        return None, None
-    try:
-        with _in_time(within):
-            runs = _ledger().history(processor, limit=MOST_RUNS)
-    except Exception:  # noqa: BLE001  # the panel has the reason
+    is_asked = getattr(settings, "DCL_PROCESSOR_LEDGER", True) and within >= SHORTEST
+    runs = _runs(processor, within) if is_asked else None
+    if runs is None:
         return None, None
     live = [float(run.rate) for run in runs if run.state == "running"]
     gone = round(sum(_gone(run, since, now) for run in runs))
@@ -126,15 +144,8 @@ def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
 
     The seconds per row are those of handlers.
     """
-    if not is_installed():
-        return [], []
-    try:
-        with _in_time():
-            runs = _ledger().history(processor, limit=MOST_RUNS)
-    except Exception:  # noqa: BLE001  # the panel has the reason
-        return [], []
     rates, times = [], []
-    for run in runs:
+    for run in _runs(processor, READ_WITHIN) or ():
         end = run.finished_at or run.heartbeat_at
         number = sum(run.counts.get(name, 0) for name in TRIED)
         rates.append((end.timestamp(), float(run.rate)))
@@ -144,7 +155,18 @@ def history(processor: BatchProcessor[Any]) -> tuple[list[Point], list[Point]]:
     return sorted(rates), sorted(times)
 
 
-def _in_time(seconds: float = READ_WITHIN) -> AbstractContextManager[None]:
+def _runs(processor: BatchProcessor[Any], within: float) -> list[Any] | None:
+    """Return the latest runs; ``None`` without the ledger, or if it could not be read."""
+    if not is_installed():
+        return None
+    try:
+        with _in_time(within):
+            return list(_ledger().history(processor, limit=MOST_RUNS))
+    except Exception:  # noqa: BLE001  # the panel has the reason
+        return None
+
+
+def _in_time(seconds: float) -> AbstractContextManager[None]:
     return reading(import_module(f"{APP}.tables").alias(), min(seconds, READ_WITHIN))
 
 

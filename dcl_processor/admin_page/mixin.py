@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.core.checks import CheckMessage
-from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Substr
@@ -254,9 +253,8 @@ def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpRespons
     def act(model_admin: Any, request: HttpRequest, chosen: Any) -> HttpResponseBase | None:
         from . import handing_over  # as above
 
-        if not model_admin.has_operate_permission(request):
-            raise PermissionDenied
-        permissions.require_act(request, processor)
+        may = model_admin.has_operate_permission(request)
+        permissions.require(may and permissions.may_act(request, processor))
         if name != "process":
             site = model_admin.admin_site
             return handing_over.confirm(processor, name, site, request, chosen)

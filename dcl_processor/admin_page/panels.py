@@ -27,9 +27,6 @@ from .pace import Expected, Pace, Point, pace
 #: Seconds that a panel, and that all panels of one page, may take.
 PANEL, PAGE = 0.9, 6.0
 
-#: The shortest time for which a question is asked at all.
-_SHORTEST = 0.02
-
 #: Seconds of a panel that are kept for the planner's estimate: a count may use up the others.
 FOR_ESTIMATE = 0.1
 
@@ -145,7 +142,7 @@ def _expected(
     down: dict[str, str],
 ) -> Expected | None:
     """Return what is known of rows that are not counted; ``None``: they are, or nothing is."""
-    if pending.how is How.EXACT or budget.left() < _SHORTEST:
+    if pending.how is How.EXACT or budget.left() < ledger.SHORTEST:
         return None
     size = backlog_size.beyond(processor, pending, seconds=budget.left(), down=down)
     if size.estimate is None:
@@ -163,7 +160,7 @@ def ask(
 ) -> tuple[Answer[Any], str | None]:
     """Return one of the answers of a status, and the database; never raises."""
     left = budget.left()
-    if left < _SHORTEST:
+    if left < ledger.SHORTEST:
         return Answer.unknown(Budget.WHY), None
     found = status(processor, seconds=left, only=[name], down=down)
     return found.answers[name], found.using
@@ -202,7 +199,7 @@ def details(processor: BatchProcessor[Any], budget: Budget, down: dict[str, str]
 
     def asked(read: Any) -> Answer[Any]:
         left = min(budget.left(), PANEL)
-        if left < _SHORTEST:
+        if left < ledger.SHORTEST:
             return Answer.unknown(Budget.WHY)
         try:
             question = rows.question_of(processor, None)

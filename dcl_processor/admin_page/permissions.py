@@ -40,19 +40,7 @@ def may_act(request: HttpRequest, processor: BatchProcessor[Any]) -> bool:
     return bool(user.has_perm(f"{options.app_label}.{get_permission_codename('change', options)}"))
 
 
-def require_view(request: HttpRequest) -> None:
-    """Raise ``PermissionDenied`` unless the user may see the processors."""
-    if not may_view(request):
-        raise PermissionDenied
-
-
-def require_act(request: HttpRequest, processor: BatchProcessor[Any]) -> None:
-    """Raise ``PermissionDenied`` unless the user may act on the processor's rows."""
-    if not may_act(request, processor):
-        raise PermissionDenied
-
-
-def require_operate(request: HttpRequest) -> None:
-    """Raise ``PermissionDenied`` unless the user may operate the processors."""
-    if not may_operate(request):
+def require(may: bool) -> None:
+    """Raise ``PermissionDenied`` unless the user may."""
+    if not may:
         raise PermissionDenied

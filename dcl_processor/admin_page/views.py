@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ MOST = 200
 
 def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     """Show all processors."""
-    permissions.require_view(request)
+    permissions.require(permissions.may_view(request))
     found, trouble = _processors()
     names = [*found][:MOST]
     before = pace.parse(request.GET.get("seen", ""), names)
@@ -50,32 +50,45 @@ def index(admin: ProcessorAdmin, request: HttpRequest) -> HttpResponse:
     ]
     if len(found) > MOST:
         trouble.append(f"Only the first {MOST} of {len(found)} processors are on this page.")
+    controls = ledger.controls([each.processor for each in shown_])
     context = {
         "title": "Processors",
-        "panels": _linked(admin, shown_),
+        "panels": [
+            {
+                "panel": each,
+                "url": _address(admin, "change", each.name),
+                "control": controls.get(each.name),
+            }
+            for each in shown_
+        ],
+        "control": controls.get(ledger.ALL),
+        "control_url": _address(admin, "control_all"),
+        "controls": ledger.CONTROLS,
+        "may_operate": permissions.may_operate(request),
         "trouble": trouble,
         "refresh": _refresh(shown_, pace.FEW),
-        "summary": _summary(shown_),
+        "summary": _summary(shown_, controls),
     }
     return _page(admin, request, "index", context)
 
 
 def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show one processor with its rows that need a person."""
-    permissions.require_view(request)
+    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     name = processor.name
     before = pace.parse(request.GET.get("seen", ""), [name]).get(name, ())
     budget, down = panels.Budget(panels.PAGE), dict[str, str]()
     panel = panels.panel("p0", processor, before, now=time.time(), budget=budget, down=down)
+    controls = ledger.controls([processor])
     context = {
-        "title": processor.name,
-        "each": _linked(admin, [panel])[0],
+        "title": name,
+        "each": {"panel": panel, "control": controls.get(name)},
         "details": panels.details(processor, budget, down),
         "charts": _charts(panel),
-        "recent": audit.recent(processor.name, RECENT),
+        "recent": audit.recent(name, RECENT),
         "refresh": _refresh([panel], pace.MANY),
-        "summary": _summary([panel]),
+        "summary": _summary([panel], controls),
         **_actions(admin, request, processor),
     }
     return _page(admin, request, "detail", context)
@@ -83,7 +96,7 @@ def detail(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpR
 
 def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -> HttpResponse:
     """Show why one row is handled, or not, and who holds it."""
-    permissions.require_view(request)
+    permissions.require(permissions.may_view(request))
     processor = _processor(object_id)
     text = unquote(key)
     try:
@@ -111,16 +124,16 @@ def row(admin: ProcessorAdmin, request: HttpRequest, object_id: str, key: str) -
 
 def act(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
     """Show what an action would do, or do what was confirmed."""
-    permissions.require_operate(request)
+    permissions.require(permissions.may_operate(request))
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
-    permissions.require_act(request, processor)
+    permissions.require(permissions.may_act(request, processor))
     try:
         context = confirming.answer(request, processor)
     except confirming.RefusedError as refused:
         messages.error(request, str(refused))
-        return redirect(_address(admin, "change", processor.name))
+        context = None
     if context is None:
         return redirect(_address(admin, "change", processor.name))
     return confirmation(admin, request, processor, context)
@@ -136,32 +149,36 @@ def confirmation(
     return _page(admin, request, "confirm", {**context, **_actions(admin, request, processor)})
 
 
-def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
-    """Pause, resume or run a processor now, if the ledger is installed."""
-    permissions.require_operate(request)
+def control(admin: ProcessorAdmin, request: HttpRequest, object_id: str = "") -> HttpResponse:
+    """Do one of the ledger's controls with a processor, or pause and resume all of them."""
+    permissions.require(permissions.may_operate(request))
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
     processor = _processor(object_id)
     wanted = request.POST.get("control", "")
-    if not ledger.is_installed() or wanted not in ledger.CONTROLS:
+    if not ledger.is_installed() or wanted not in (
+        ledger.CONTROLS if object_id else ledger.FOR_ALL
+    ):
         raise Http404("expected a control of an installed ledger")
-    reason = printable(request.POST.get("reason", ""))[:200]
+    name = processor.name if object_id else ledger.ALL
+    who = name or "all processors"
+    said = {"until": "", "reason": ""}
+    if wanted == "pause":
+        said = {each: printable(request.POST.get(each, "").strip())[:200] for each in said}
+    by = f"{request.user} in the admin"
     try:
-        has_changed = ledger.act(
-            processor, wanted, by=f"{request.user} in the admin", reason=reason
-        )
+        has_changed = ledger.act(processor if object_id else name, wanted, by=by, **said)
     except Exception as error:  # noqa: BLE001  # a sentence for the person who asked
-        messages.error(request, shown(f"{processor.name}: {explain(error, processor)}", 500))
+        messages.error(request, shown(f"{who}: {explain(error, processor)}", 500))
     else:
+        found = ledger.controls([processor])[name].state
         if has_changed:
-            words = f"{ledger.CONTROLS[wanted]}." + (f" Reason: {reason}" if reason else "")
-            audit.record(request.user, processor.name, words)
-        found = ledger.controls([processor])[processor.name]
-        if has_changed:
-            messages.success(request, f"{processor.name}: {found.state}")
+            words = [f"{each.capitalize()}: {said[each]}" for each in said if said[each]]
+            audit.record(request.user, name, " ".join([f"{ledger.CONTROLS[wanted]}.", *words]))
+            messages.success(request, f"{who}: {found}")
         else:
-            messages.warning(request, f"{processor.name}: nothing to change. {found.state}")
-    return redirect(_address(admin, "change", processor.name))
+            messages.warning(request, f"{who}: nothing to change. {found}")
+    return redirect(_address(admin, "change", name) if name else _address(admin, "changelist"))
 
 
 def _processors() -> tuple[dict[str, BatchProcessor[Any]], list[str]]:
@@ -173,23 +190,12 @@ def _processors() -> tuple[dict[str, BatchProcessor[Any]], list[str]]:
 
 
 def _processor(object_id: str) -> BatchProcessor[Any]:
-    found = _processors()[0].get(unquote(object_id))
+    """Return the processor; for no name, one of all: where an order for all is kept."""
+    named = _processors()[0]
+    found = named.get(unquote(object_id)) if object_id else next(iter(named.values()), None)
     if found is None:
         raise Http404("expected the name of a processor")
     return found
-
-
-def _linked(admin: ProcessorAdmin, shown_: Sequence[panels.Panel]) -> list[dict[str, Any]]:
-    """Return what the templates need of each panel."""
-    controls = ledger.controls([each.processor for each in shown_])
-    return [
-        {
-            "panel": each,
-            "url": _address(admin, "change", each.name),
-            "control": controls.get(each.name),
-        }
-        for each in shown_
-    ]
 
 
 def _actions(
@@ -229,9 +235,13 @@ def _refresh(shown_: Sequence[panels.Panel], most: int) -> str:
     return f"?seen={pace.text_of({each.name: each.pace.points for each in shown_}, most)}"
 
 
-def _summary(shown_: Sequence[panels.Panel]) -> str:
+def _summary(shown_: Sequence[panels.Panel], controls: Mapping[str, ledger.Control]) -> str:
     """Return what a screen reader reads out when it changes: not the numbers of each second."""
-    alarms = [
+    paused = [name for name, each in controls.items() if each.is_paused]
+    # A pause of all is first, and is that of each.
+    paused = ["all processors"] if ledger.ALL in paused else paused
+    alarms = [f"{name}: paused" for name in paused]
+    alarms += [
         f"{panel.name}: {each.label.lower()} {each.text}"
         for panel in shown_
         for each in panel.alarms

@@ -60,7 +60,7 @@ class Order:
             parser.add_argument("--reason", default="", help="A text for people.")
             parser.add_argument(
                 "--until",
-                type=_until,
+                type=parse_until,
                 metavar="TIME",
                 help="The end of the pause: a duration from now, such as 2h, or a time, such as "
                 "2030-01-31T06:00 (default: until resume).",
@@ -251,7 +251,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _until(text: str) -> datetime | timedelta:
+def parse_until(text: str) -> datetime | timedelta:
+    """Return a time to come, or a duration from now; raise ``ArgumentTypeError`` for other text."""
     try:
         at = parse_datetime(text.strip())
     except ValueError:  # such as the 31st of June

@@ -11,6 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
+from dcl_processor.ledger.models import RecordedRun
 from sample_app.shop.models import Customer, Order, Payment
 
 VIEW, OPERATE = "view_processors", "operate_processors"
@@ -55,6 +56,11 @@ def as_user(users: dict[str, User | None]) -> Callable[[str], Client]:
         return made
 
     return client
+
+
+@pytest.fixture
+def operator(as_user: Callable[[str], Client]) -> Client:
+    return as_user("operator")
 
 
 def grant(name: str, *codenames: str) -> None:
@@ -106,3 +112,13 @@ def refused(payments: MakePayments) -> list[Payment]:
         *payments(3, state=Payment.State.REFUSED, attempts=4, last_error="NotCharged: no route"),
         *payments(2, state=Payment.State.REFUSED, attempts=1, last_error="Refused: stolen card"),
     ]
+
+
+@pytest.fixture
+def runs(db: None) -> None:
+    """Record three runs of the processor, the last of which had no row for its handlers."""
+    for ago, rate, done, failed, spent in (30, 2, 100, 20, 60), (20, 4, 50, 0, 5), (9, 0, 0, 0, 0):
+        at = timezone.now() - timedelta(minutes=ago)
+        times = dict.fromkeys(("started_at", "heartbeat_at", "finished_at"), at)
+        counts = {"processed": done, "failed": failed, "handler_seconds": spent, "rate": rate}
+        RecordedRun.objects.create(processor=NAME, pid=1, **times, **counts)

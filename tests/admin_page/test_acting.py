@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +30,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ACT = "/admin/dcl_admin/processor/shop.capture_5Fpayments/act/"
 State = Payment.State
-
-
-@pytest.fixture
-def operator(as_user: Callable[[str], Client]) -> Client:
-    return as_user("operator")
 
 
 def hidden(page: Any, name: str = "plan") -> str:
@@ -125,17 +119,24 @@ def test_after_an_error_only_the_rows_that_were_not_tried_are_still_to_do(
     assert LogEntry.objects.count() == 5
 
 
+@pytest.mark.parametrize("limits", [{"MOST": 2, "CHUNK": 1}, {"MOST_CHARACTERS": 500}])
 def test_the_size_of_a_confirmation_is_bounded(
-    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+    operator: Client,
+    payments: MakePayments,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, int],
 ) -> None:
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     # As base64, with what the form has besides.
     assert limit > choosing.MOST_CHARACTERS * 4 / 3 + 200_000
     payments(40, state=State.REFUSED, last_error="NotCharged: no route")
-    monkeypatch.setattr(choosing, "MOST_CHARACTERS", 500)
+    for name, value in limits.items():
+        monkeypatch.setattr(choosing, name, value)
     asked = post(operator, ACT, action="requeue", state="given_up")
     taken = len(asked.context["plan"].rows)
     assert 0 < taken < 40
+    assert taken == limits.get("MOST", taken)
+    assert button(asked) == f"Put back {taken} rows"
     assert "There are more rows" in asked.content.decode()
     post(operator, ACT, plan=hidden(asked))
     assert states().count(State.DUE) == taken
@@ -197,18 +198,6 @@ def test_a_request_ends_in_its_time_although_each_row_of_a_chunk_takes_long(
     assert said == ["Mark as done 3 rows", "Mark as done 1 row"]
     assert post(operator, ACT, plan=hidden(page)).status_code == 302
     assert states() == [State.CAPTURING] * 5
-
-
-def test_one_confirmation_takes_so_many_rows_and_says_that_there_are_more(
-    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choosing, "MOST", 2)
-    monkeypatch.setattr(choosing, "CHUNK", 1)
-    asked = post(operator, ACT, action="requeue", state="given_up")
-    assert button(asked) == "Put back 2 rows"
-    assert "There are more rows" in asked.content.decode()
-    post(operator, ACT, plan=hidden(asked))
-    assert states() == [State.DUE] * 2 + [State.REFUSED] * 3
 
 
 def test_a_doubt_is_resolved_with_the_values_that_the_flip_needs(

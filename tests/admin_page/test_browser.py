@@ -1,10 +1,11 @@
-"""A person with a browser: watches a bar, puts rows back, resolves a doubt; and the screenshots."""
+"""A person with a browser: watches a bar, pauses, puts rows back, resolves doubts; screenshots."""
 
 from __future__ import annotations
 
 import os
-import time
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from playwright.sync_api import Page, expect
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
+from dcl_processor import ledger
 from dcl_processor.admin_page import panels
 from sample_app.shop.models import Order, Payment
+from tests import waiting
 from tests.admin_page.browser import PATIENCE, Browser
 from tests.admin_page.chromium import CHROMIUM, is_installed
-from tests.admin_page.conftest import MakePayments
+from tests.admin_page.conftest import NAME, MakePayments
+from tests.admin_page.policy import POLICY
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -88,7 +92,9 @@ def log_in(
 
 
 def _log_in(page: Page, name: str) -> None:
-    page.goto(INDEX)
+    answer = page.goto(INDEX)
+    assert answer is not None
+    assert answer.headers["content-security-policy"] == POLICY
     page.get_by_label("Username").fill(name)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()
@@ -109,10 +115,7 @@ def bar(page: Page, name: str) -> int:
 
 def until(browser: Browser, page: Page, condition: Callable[[], bool]) -> None:
     """Wait for something on a page."""
-    end = time.monotonic() + PATIENCE / 1000
-    while not browser.do(condition):
-        assert time.monotonic() < end, browser.do(page.locator("#content").inner_text)
-        time.sleep(0.1)
+    waiting.until(lambda: browser.do(condition), f"a change of {page.url}", pause=0.1)
 
 
 def test_a_person_watches_a_bar_move(
@@ -139,12 +142,82 @@ def test_a_person_watches_a_bar_move(
 
     browser.do(paused)
     Order.objects.filter(pk__in=[*keys[8:12]]).update(shipped_email_sent=True)
-    time.sleep(4)
-    assert browser.do(bar, page, name) == 8
-
     browser.do(page.get_by_role("button", name="Pause updates").click)
     until(browser, page, lambda: bar(page, name) == 12)
     assert browser.do(picture, page, "index", tmp_path).stat().st_size > 10_000
+
+
+#: Counts the questions of a page, and ticks a box while the answer to the second one comes.
+COUNT = """
+const real = fetch;
+window.asked = 0;
+window.fetch = async (...all) => {
+  const answer = real(...all);
+  if (++asked === 2) document.querySelector("[name=pk]").click();
+  return answer;
+};
+"""
+WAITS = "Updates wait while something is ticked or typed."
+HIDE = """is => {
+  Object.defineProperty(document, "hidden", { value: is, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_updates_wait_for_the_person_and_what_has_changed_is_announced(
+    browser: Browser, log_in: Callable[..., Page], refused: list[Payment]
+) -> None:
+    page = log_in("operator")
+    box, said = page.get_by_label(f"Row {refused[0].pk}"), page.locator("#dcl-announce")
+    state = page.locator("#dcl-state")
+
+    def asks_nothing(why: str) -> None:
+        """Let a minute pass by the page's clock."""
+        page.clock.run_for(60_000)
+        assert page.evaluate("asked") == 0
+        expect(state).to_have_text(why)
+
+    def wait() -> None:
+        page.clock.install()
+        page.clock.pause_at("2100-01-01")
+        page.add_init_script(COUNT)
+        page.goto(DETAIL)
+        box.check()
+        asks_nothing(WAITS)
+        assert box.is_checked()
+        box.uncheck()
+        page.evaluate(HIDE, True)
+        asks_nothing("Updates wait until the tab is shown.")
+        assert said.inner_text() == ""
+
+    browser.do(wait)
+    refused[4].delete()
+
+    def shown() -> None:
+        page.evaluate(HIDE, False)
+        expect(said).to_have_text(f"{NAME}: given up 4")
+
+    browser.do(shown)
+    refused[3].delete()
+
+    def ticked_meanwhile() -> None:
+        page.clock.run_for(5_000)
+        page.clock.resume()
+        expect(state).to_have_text(WAITS)
+        assert page.locator("[name=pk]:checked").count() == 1
+        assert page.evaluate("asked") == 2
+
+    browser.do(ticked_meanwhile)
+
+    def remembered() -> None:
+        page.get_by_label("Update every").select_option("15")
+        page.get_by_role("button", name="Pause updates").click()
+        page.reload()
+        asks_nothing("Updates are paused.")
+        expect(page.get_by_label("Update every")).to_have_value("15")
+        expect(page.get_by_role("button", name="Pause updates", pressed=True)).to_be_visible()
+
+    browser.do(remembered)
 
 
 def test_a_chart_is_drawn_and_an_open_table_stays_open(
@@ -208,13 +281,85 @@ def test_an_operator_puts_failed_rows_back_by_keyboard(
     assert Payment.objects.filter(state=State.REFUSED).count() == 2
 
 
+def test_an_operator_pauses_a_processor_resolves_its_doubts_and_resumes_it(
+    browser: Browser, log_in: Callable[..., Page], doubtful: list[Payment]
+) -> None:
+    page = log_in("operator")
+    button, banner = partial(page.get_by_role, "button"), page.locator("#p0-control")
+
+    def pause() -> None:
+        page.goto(DETAIL)
+        page.get_by_label("Reason").fill("two charges in doubt")
+        button(name="Pause", exact=True).click()
+        expect(banner).to_have_text(
+            re.compile(r"Paused since .* by operator in the admin: two charges in doubt")
+        )
+        expect(button(name="Run now")).to_have_count(0)
+
+    browser.do(pause)
+    assert (pause_ := ledger.state(NAME).pause) is not None
+    assert (pause_.by, pause_.reason) == ("operator in the admin", "two charges in doubt")
+
+    def resolve(row: Payment, action: str, label: str, values: str, said: str) -> None:
+        page.get_by_label(f"Row {row.pk}", exact=True).check()
+        button(name=f"{action} ticked rows, in doubt").click()
+        if values:
+            page.get_by_label("Values to write").fill(values)
+        button(name=label).click()
+        expect(page.get_by_text(said)).to_be_visible()
+
+    done, back = doubtful
+    values = "state=captured\ncharge_id=ch_17"
+    browser.do(resolve, done, "Mark as done…", "Mark as done 1 row", values, "1 row marked as done")
+    browser.do(resolve, back, "Put back…", "Put back 1 row", "", "1 row put back into pending")
+    found = Payment.objects.order_by("pk").values_list("state", "charge_id")
+    assert [*found] == [(State.CAPTURED, "ch_17"), (State.DUE, "")]
+
+    def resume() -> None:
+        expect(banner).to_contain_text("Paused since")
+        button(name="Resume").click()
+        expect(banner).to_have_text("Running")
+
+    browser.do(resume)
+    assert ledger.state(NAME).pause is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_pause_recorded_runs_and_the_page_of_one_row_are_accessible(
+    browser: Browser,
+    log_in: Callable[..., Page],
+    refused: list[Payment],
+    runs: None,
+    scheme: str,
+) -> None:
+    ledger.pause(NAME, reason="no route")
+    page = log_in("operator", color_scheme=scheme)
+    assert browser.violations(page) == []
+
+    def look_at_processor() -> None:
+        page.goto(DETAIL)
+        expect(page.locator("#p0-control.dcl-alarm")).to_contain_text("aused since")
+        page.get_by_text("Handler time per row as a table").click()
+        expect(page.get_by_role("img")).to_have_count(2)
+
+    browser.do(look_at_processor)
+    assert browser.violations(page) == []
+
+    def look_at_row() -> None:
+        page.get_by_role("link", name=re.compile(f"row {refused[0].pk}$")).click()
+        expect(page.locator("#dcl-reason")).to_contain_text("NotCharged: no route")
+        expect(page.get_by_role("button", name="Put back…")).to_be_visible()
+
+    browser.do(look_at_row)
+    assert browser.violations(page) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_list_and_the_form_of_a_model_with_the_mixin_are_accessible(
     browser: Browser,
     log_in: Callable[..., Page],
     refused: list[Payment],
     doubtful: list[Payment],
-    tmp_path: Path,
     scheme: str,
 ) -> None:
     page = log_in("operator", color_scheme=scheme)
@@ -226,7 +371,6 @@ def test_the_list_and_the_form_of_a_model_with_the_mixin_are_accessible(
 
     browser.do(look_at_list)
     assert browser.violations(page, with_styles=False) == []
-    assert browser.do(picture, page, f"list-{scheme}", tmp_path).stat().st_size > 5_000
 
     def look_at_form() -> None:
         page.goto(f"/admin/shop/payment/{payment.pk}/change/")
@@ -234,7 +378,6 @@ def test_the_list_and_the_form_of_a_model_with_the_mixin_are_accessible(
 
     browser.do(look_at_form)
     assert browser.violations(page, with_styles=False) == []
-    assert browser.do(picture, page, f"form-{scheme}", tmp_path).stat().st_size > 5_000
 
     def ask() -> None:
         page.goto("/admin/shop/payment/")
@@ -259,6 +402,11 @@ def test_the_page_works_without_a_script(
         page.get_by_role("link", name="Refresh").click()
         page.wait_for_load_state()
         assert bar(page, name) == 2
+        page.get_by_label("Its end, such as 2h").fill("2h")
+        page.get_by_role("button", name="Pause all").click()
+        expect(page.locator("#dcl-all-control")).to_contain_text("by operator in the admin, until")
+        page.get_by_role("button", name="Resume all").click()
+        expect(page.locator("#dcl-all-control")).to_have_text("No pause of all at once")
         page.goto(DETAIL)
         page.get_by_role("button", name="Put back… rows with Refused").click()
         page.get_by_role("button", name="Put back 2 rows").click()

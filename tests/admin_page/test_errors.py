@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.test import Client, override_settings
+from django.test import Client
 
 from dcl_processor import Retry, registry
 from dcl_processor.contrib import otel
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.ledger import history
-from dcl_processor.ledger import ledger as ledger_module
 from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import LONGEST_STATUS, Health, HealthFile
@@ -28,19 +27,11 @@ from dcl_processor.processes.workers import Worker
 from sample_app.shop.payment_gateway import NotCharged
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_page import detail
+from tests.ledger.conftest import ledger  # noqa: F401  # a fixture
 
 SECRET = "hunter2"  # noqa: S105  # that of no database
 #: A text of 10 MB in several lines, with markup and a connection string.
 LONG = f"<script>alert(1)</script>\npostgres://shop:{SECRET}@db/x\n{'y' * 10**7}"
-
-
-@pytest.fixture
-def ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    fresh = ledger_module.Ledger()
-    monkeypatch.setattr(ledger_module, "_ledger", fresh)
-    with override_settings(DCL_PROCESSOR_LEDGER=True):
-        yield
-    fresh.desk.close()
 
 
 @pytest.fixture
@@ -60,7 +51,6 @@ def spans() -> Iterator[Any]:
 def test_one_error_is_masked_capped_and_in_one_line_everywhere(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    ledger: None,
     spans: Any,
     as_user: Callable[[str], Client],
     payments: MakePayments,

@@ -43,9 +43,12 @@ LIST = "/admin/shop/payment/"
 State = Payment.State
 
 
-@pytest.fixture
-def operator(as_user: Callable[[str], Client]) -> Client:
-    return as_user("operator")
+def asked_by(user: User | None, **query: str) -> Any:
+    """Return a request, for views that are called without the middleware."""
+    request: Any = RequestFactory().get("/", query)
+    request.user, request.session = user, {}
+    request._messages = FallbackStorage(request)
+    return request
 
 
 @pytest.mark.parametrize(("state", "number"), [("in_doubt", 2), ("given_up", 5), ("pending", 1)])
@@ -121,23 +124,9 @@ def test_all_rows_of_a_filter_are_handed_over_to_the_page(
     assert LogEntry.objects.count() == 5
 
 
-def test_the_chosen_rows_are_processed_now(
-    operator: Client, payments: MakePayments, as_user: Callable[[str], Client]
-) -> None:
-    from django.contrib.auth.models import Permission, User
-    from django.utils import timezone
-
-    payments(1)
-    customer = Payment.objects.get().order.customer
-    old = timezone.now().replace(year=2020, day=1)
-    carts = [Cart.objects.create(customer=customer, pieces=3, touched_at=old) for _ in range(3)]
-    found = Permission.objects.filter(codename__in=["view_cart", "change_cart"])
-    User.objects.get(username="operator").user_permissions.add(*found)
-
+def test_the_chosen_rows_are_processed_now(operator: Client, carts: list[Cart]) -> None:
+    assert "2 processed" in process(operator, carts[:2])
     keys = [each.pk for each in carts[:2]]
-    response = post(operator, "/admin/shop/cart/", action="dcl_process_0", _selected_action=keys)
-
-    assert response.status_code == 302
     expired = Cart.objects.filter(expired=True)
     assert [each.pk for each in expired.order_by("pk")] == keys
     assert StockReturn.objects.count() == 2
@@ -146,26 +135,25 @@ def test_the_chosen_rows_are_processed_now(
     assert all("for 2 rows" in each.change_message for each in entries)
     assert all("2 processed" in each.change_message for each in entries)
     # Nothing is pending of them any more, and nothing more is logged.
-    post(operator, "/admin/shop/cart/", action="dcl_process_0", _selected_action=keys)
+    process(operator, carts[:2])
     assert LogEntry.objects.count() == 2
-    assert "2 processed" in operator.get("/admin/shop/cart/").content.decode()
 
 
-def test_a_handler_that_cannot_run_is_a_message(operator: Client, payments: MakePayments) -> None:
-    (payment,) = payments(1)
-    post(operator, LIST, action="dcl_process_0", _selected_action=[payment.pk])
-    page = operator.get(LIST).content.decode()
-    assert "Expected a PAYMENTS_URL" in page
-    assert states() == [State.DUE]
-
-
-def test_a_run_inside_the_transaction_of_a_request_is_refused_by_a_message(
-    operator: Client, payments: MakePayments, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_atomic", "said"), [(False, "Expected a PAYMENTS_URL"), (True, "atomic()")]
+)
+def test_a_run_that_cannot_be_made_is_a_message(
+    operator: Client,
+    payments: MakePayments,
+    monkeypatch: pytest.MonkeyPatch,
+    is_atomic: bool,
+    said: str,
 ) -> None:
-    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    """The handler needs an address; and no run is inside the transaction of a request."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", is_atomic)
     (payment,) = payments(1)
     post(operator, LIST, action="dcl_process_0", _selected_action=[payment.pk])
-    assert "atomic()" in operator.get(LIST).content.decode()
+    assert said in operator.get(LIST).content.decode()
     assert states() == [State.DUE]
 
 
@@ -243,9 +231,7 @@ def test_errors_are_masked_wherever_a_project_names_them(
     (payment,) = payments(1, last_error=f"ValueError: {address}" + "y" * 1_000, charge_id=address)
     made = Loose(Payment, admin.site)
     assert [*made.list_editable] == ["state"]
-    request = RequestFactory().get("/")
-    request.user = users["operator"]  # type: ignore[assignment]
-    request.session, request._messages = {}, None  # type: ignore[assignment,attr-defined]
+    request = asked_by(users["operator"])
     with CaptureQueriesContext(connection) as queries:
         pages: list[Any] = [
             made.changelist_view(request),
@@ -366,10 +352,7 @@ def test_an_action_is_offered_where_it_is_not_refused(
     kind: type[Parcels], model: type[Parcel], codes: tuple[str, ...]
 ) -> None:
     made: Any = kind(model, admin.site)
-    request = RequestFactory().post("/")
-    request.user = make_user("some", "view_processors", "operate_processors", *codes)
-    request.session = {}  # type: ignore[assignment]
-    request._messages = FallbackStorage(request)  # type: ignore[attr-defined]
+    request = asked_by(make_user("some", "view_processors", "operate_processors", *codes))
     allowed = set()
     for act in made.actions:
         with suppress(PermissionDenied):
@@ -461,12 +444,8 @@ def test_a_name_that_is_no_column_breaks_no_page(
     """The system checks report it."""
     (payment,) = payments(1)
     monkeypatch.setattr(capture_payments, option, value)
-    made, request = PaymentAdmin(Payment, admin.site), RequestFactory().get("/")
-    asked = RequestFactory().get("/", {"state_of_shop_capture_payments": "in_progress"})
-    for each in (request, asked):
-        each.user = users["operator"]  # type: ignore[assignment]
-        each.session = {}  # type: ignore[assignment]
-        each._messages = FallbackStorage(each)  # type: ignore[attr-defined]
+    made, request = PaymentAdmin(Payment, admin.site), asked_by(users["operator"])
+    asked = asked_by(users["operator"], state_of_shop_capture_payments="in_progress")
     pages: list[Any] = [made.changelist_view(request), made.change_view(request, str(payment.pk))]
     for page in [*pages, made.changelist_view(asked)]:
         assert page.render().status_code == 200
@@ -583,14 +562,11 @@ def test_a_row_that_has_its_key_from_another_row_is_not_that_row() -> None:
 def test_no_row_that_was_not_chosen_is_handled(operator: Client) -> None:
     Vehicle.objects.create()
     trailer = Trailer.objects.create(serial=Vehicle.objects.get().pk)
-    made, request = vehicles(Trailer), RequestFactory().post("/")
-    request.user = User.objects.create_superuser("chief")
-    request.session = {}  # type: ignore[assignment]
-    request._messages = FallbackStorage(request)  # type: ignore[attr-defined]
+    made, request = vehicles(Trailer), asked_by(User.objects.create_superuser("chief"))
     made.has_change_permission = lambda *_: True
     for act in made.actions:
         act(made, request, Trailer.objects.filter(pk=trailer.pk))
-    said = [str(each) for each in request._messages]  # type: ignore[attr-defined]
+    said = [str(each) for each in request._messages]
     assert len(said) == len(made.actions)
     assert all("expected a list of tests.Vehicle, whose rows" in each for each in said)
     assert not Vehicle.objects.filter(inspected=True).exists()

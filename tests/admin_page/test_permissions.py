@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +13,12 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
+from dcl_processor import ledger
 from dcl_processor.admin_page import choosing
 from dcl_processor.admin_page.models import Processor
+from dcl_processor.ledger.models import Control
 from sample_app.shop.models import Payment
-from tests.admin_page.conftest import grant, post
+from tests.admin_page.conftest import NAME, grant, post
 
 pytestmark = pytest.mark.django_db
 
@@ -28,7 +31,11 @@ ADDRESSES: dict[str, tuple[dict[str, str], bool]] = {
     "row": ({"object_id": "shop.capture_5Fpayments", "key": "KEY"}, False),
     "act": ({"object_id": "shop.capture_5Fpayments"}, True),
     "control": ({"object_id": "shop.capture_5Fpayments"}, True),
+    "control_all": ({}, True),
 }
+
+#: The addresses of orders, each with the page that has the buttons.
+CONTROLS = [("control", "change"), ("control_all", "changelist")]
 
 USERS = ("anonymous", "customer", "staff", "only operates", "viewer", "reader", "operator")
 
@@ -91,9 +98,9 @@ def test_a_post_with_a_token_needs_the_permission(
     as_user: Callable[[str], Client], refused: list[Payment], name: str
 ) -> None:
     before = state()
-    allowed = {"act": 200, "control": 404}.get(name, 200)  # there is no ledger to control
+    allowed = 404 if name.startswith("control") else 200  # what was sent is no control
     for user in USERS:
-        refused_ = {"act": WRITES, "control": OPERATES}.get(name, SHOWS)
+        refused_ = WRITES if name == "act" else OPERATES if ADDRESSES[name][1] else SHOWS
         expected = refused_.get(user, allowed)
         sent = {"action": "requeue", "state": "given_up"}
         response = post(as_user(user), address(name, refused[0]), **sent)
@@ -134,34 +141,80 @@ def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
         assert state() != before
 
 
+@pytest.mark.parametrize(("name", "page"), CONTROLS)
 @pytest.mark.parametrize("user", USERS)
 def test_a_processor_is_paused_by_those_who_may_operate_it(
-    as_user: Callable[[str], Client], refused: list[Payment], user: str
+    as_user: Callable[[str], Client], refused: list[Payment], user: str, name: str, page: str
 ) -> None:
     """A pause writes to no row of the model."""
     sent = {"control": "pause", "reason": "the gateway is down"}
     may = user not in OPERATES
-    page = as_user(user).get(address("change", refused[0])).content
-    assert (b'value="pause"' in page) is may
-    post(as_user(user), address("control", refused[0]), **sent)
+    shown = as_user(user).get(address(page, refused[0])).content
+    assert (b'value="pause"' in shown) is may
+    post(as_user(user), address(name, refused[0]), **sent)
     assert LogEntry.objects.count() == may
 
 
-def test_an_unknown_processor_is_not_found(as_user: Callable[[str], Client]) -> None:
-    page = as_user("viewer").get("/admin/dcl_admin/processor/shop.none/change/")
-    assert page.status_code == 404
-
-
+@pytest.mark.parametrize(("name", "page"), CONTROLS)
 def test_a_pause_that_changed_nothing_is_not_in_the_log(
-    as_user: Callable[[str], Client], refused: list[Payment]
+    operator: Client, refused: list[Payment], name: str, page: str
 ) -> None:
-    client, where = as_user("operator"), address("control", refused[0])
+    where = address(name, refused[0])
     said = []
-    for sent in ("pause", "pause", "resume", "resume", "stop", "stop"):
-        found = post(client, where, control=sent, reason="closed" if sent == "pause" else "")
-        page = client.get(found.headers["Location"])
-        said.append(str(next(iter(page.context["messages"]))))
+    for sent in ("pause", "pause", "resume", "resume"):
+        found = post(operator, where, control=sent, reason="closed", until="2h")
+        assert found.headers["Location"] == address(page, refused[0])
+        shown = operator.get(found.headers["Location"])
+        said.append(str(next(iter(shown.context["messages"]))))
     entries = LogEntry.objects.order_by("pk")
     logged = [each.get_change_message() for each in entries]
-    assert logged == ["Pause. Reason: closed", "Resume.", "Stop.", "Stop."]
-    assert ["nothing to change" in each for each in said] == [False, True] * 2 + [False] * 2
+    assert logged == ["Pause. Until: 2h Reason: closed", "Resume."]
+    subject = NAME if name == "control" else "all processors"
+    assert {each.object_repr for each in entries} == {subject}
+    assert ["nothing to change" in each for each in said] == [False, True] * 2
+    assert {each.partition(": ")[0] for each in said} == {subject}
+    assert "Pause. Until" in operator.get(address("change", refused[0])).content.decode()
+
+
+@pytest.mark.parametrize(("name", "page"), CONTROLS)
+def test_a_pause_is_shown_with_its_end_and_is_part_of_what_is_announced(
+    operator: Client, refused: list[Payment], name: str, page: str
+) -> None:
+    post(operator, address(name, refused[0]), control="pause", reason="<b>", until="2h")
+    pause = ledger.state(NAME).pause
+    assert pause is not None
+    assert pause.until is not None
+    assert round((pause.until - pause.since).total_seconds()) == 7200
+    who = "all processors" if pause.of_all else NAME
+    assert pause.of_all is (name == "control_all")
+    for each in ("change", "changelist"):
+        shown = operator.get(address(each, refused[0]))
+        words = f"by operator in the admin, until {pause.until:%Y-%m-%d %H:%M:%S} UTC: &lt;b&gt;"
+        assert words in shown.content.decode()
+        assert shown.context["summary"] == f"{who}: paused; {NAME}: given up 5"
+    assert (ledger.state("shop.expire_carts").pause is None) is not pause.of_all
+
+
+@pytest.mark.parametrize("until", ["soon", "2020-01-31T06:00", "0"])
+def test_a_pause_whose_end_is_no_time_to_come_is_refused_in_words(
+    operator: Client, refused: list[Payment], until: str
+) -> None:
+    found = post(operator, address("control", refused[0]), control="pause", until=until)
+    (said,) = operator.get(found.headers["Location"]).context["messages"]
+    assert re.match(rf"{NAME}: expected a (time to come|duration such as 2h)", str(said))
+    assert ledger.state(NAME).pause is None
+    assert not LogEntry.objects.exists()
+
+
+def test_one_processor_is_stopped_or_run_now_and_all_of_them_are_not(
+    operator: Client, refused: list[Payment]
+) -> None:
+    for name, status in ("control", 302), ("control_all", 404):
+        for sent in ("stop", "run_now"):
+            found = post(operator, address(name, refused[0]), control=sent, reason="of no pause")
+            assert found.status_code == status
+    kept = Control.objects.get()
+    assert (kept.processor, kept.stops, kept.run_nows) == (NAME, 1, 1)
+    assert kept.ordered_by == "operator in the admin"
+    logged = [each.get_change_message() for each in LogEntry.objects.order_by("pk")]
+    assert logged == ["Stop.", "Run now."]
