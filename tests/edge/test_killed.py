@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ import pytest
 
 from tests.edge.manage import at_gate, processors, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
-from tests.models import Parcel
+from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,6 +56,12 @@ def pids(audit: Path) -> set[int]:
     return {int(line.split()[1]) for line in audit.read_text().splitlines()}
 
 
+def marks(errand: Errand) -> tuple[bool, int]:
+    errand.refresh_from_db()
+    assert not errand.done
+    return errand.claimed, errand.attempts
+
+
 @pytest.mark.filterwarnings("ignore:This process")  # the fork of a handler
 @pytest.mark.parametrize("how", HOW)
 def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
@@ -80,6 +87,32 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
     audit.write_text("")
     again = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit))
     assert (again.returncode, handled(audit)) == (0, [first, stuck]), (done.stderr, again.stderr)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "attempts", "said"),
+    [
+        ("fetch", "claimed_at", 0, "hanging.fetch: 1 row is in doubt: "),
+        ("bring", "leased_until", 1, "hanging.bring: row {} failed (attempt 2 of 5, "),
+    ],
+)
+def test_its_row_is_in_doubt_or_taken_over_when_its_lease_has_lapsed(
+    audit: Path, name: str, column: str, attempts: int, said: str
+) -> None:
+    stuck = Errand.objects.create(result="catches everything")
+    Errand.objects.create()
+    done = processors("run", f"hanging.{name}", **SETTINGS, AUDIT=str(audit))
+    assert done.returncode == 1
+    assert re.search(f"hanging.{name}: {LATE.format(stuck.pk)}", done.stderr)
+    assert f"hanging.{name}: 1 processed" in done.stdout
+    assert (marks(stuck), handled(audit).count(stuck.pk)) == ((not attempts, attempts), 1)
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    Errand.objects.filter(pk=stuck.pk).update(**{column: an_hour_ago}, result="fails")
+    again = processors("run", f"hanging.{name}", "--fail-in-doubt", **SETTINGS, AUDIT=str(audit))
+    assert said.format(stuck.pk) in again.stdout + again.stderr
+    assert marks(stuck) == (not attempts, 2 * attempts)
+    assert (again.returncode, handled(audit).count(stuck.pk)) == (not attempts, 1 + attempts)
+    assert len(pids(audit)) == 2 + attempts
 
 
 @pytest.mark.parametrize(("workers", "who"), [("1", ""), ("2", ", worker [12]")])

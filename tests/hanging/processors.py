@@ -6,10 +6,11 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from dcl_processor import batch_processor
-from tests.models import Parcel
+from dcl_processor import Delivery, Lease, Retry, batch_processor
+from tests.models import Errand, Parcel
 from tests.warehouse.processors import audit, wait_at_gate
 
 
@@ -20,6 +21,31 @@ def deliver(parcel: Parcel) -> None:
     """Bring a parcel to its door, or never come back."""
     audit(parcel)
     HOW[parcel.note]()
+
+
+runs_errands = partial(
+    batch_processor,
+    pending=lambda: Errand.objects.filter(done=False, claimed=False),
+    done={"done": True},
+    handler_timeout=2,
+)
+
+
+@runs_errands(delivery=Delivery.AT_MOST_ONCE, claim={"claimed": True}, claimed_at="claimed_at")
+def fetch(errand: Errand) -> None:
+    """Run an errand once, or never come back."""
+    run_errand(errand)
+
+
+@runs_errands(delivery=Delivery.AT_LEAST_ONCE, lease=Lease(600), retry=Retry())
+def bring(errand: Errand) -> None:
+    """Run an errand until it is done, or never come back."""
+    run_errand(errand)
+
+
+def run_errand(errand: Errand) -> None:
+    audit(errand)
+    HOW[errand.result]()
 
 
 @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
@@ -65,6 +91,7 @@ HOW: dict[str, Callable[[], object]] = {
     "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "leaves a child": leave_a_child,
     "dies and leaves a child": die_and_leave_a_child,
+    "fails": lambda: 1 / 0,
     "gate": wait_at_gate,
     "": lambda: None,
 }
