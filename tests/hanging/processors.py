@@ -6,53 +6,36 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from dcl_processor import Delivery, Lease, Retry, batch_processor
+from dcl_processor import Lease, Retry, batch_processor
 from tests.models import Errand, Parcel
 from tests.warehouse.processors import audit, wait_at_gate
 
 
-@batch_processor(
-    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, handler_timeout=2
-)
-def deliver(parcel: Parcel) -> None:
-    """Bring a parcel to its door, or never come back."""
-    audit(parcel)
-    HOW[parcel.note]()
+def act(row: Parcel | Errand) -> None:
+    """Do as the row says, or never come back."""
+    audit(row)
+    HOW[row.note if isinstance(row, Parcel) else row.result]()
 
 
-runs_errands = partial(
-    batch_processor,
-    pending=lambda: Errand.objects.filter(done=False, claimed=False),
-    done={"done": True},
-    handler_timeout=2,
-)
+PARCELS: dict[str, Any] = {
+    "pending": lambda: Parcel.objects.filter(sent=False),
+    "done": {"sent": True},
+}
+deliver = batch_processor(**PARCELS, name="hanging.deliver", handler_timeout=2)(act)
+deliver_slowly = batch_processor(**PARCELS, name="hanging.deliver_slowly")(act)
 
-
-@runs_errands(delivery=Delivery.AT_MOST_ONCE, claim={"claimed": True}, claimed_at="claimed_at")
-def fetch(errand: Errand) -> None:
-    """Run an errand once, or never come back."""
-    run_errand(errand)
-
-
-@runs_errands(delivery=Delivery.AT_LEAST_ONCE, lease=Lease(600), retry=Retry())
-def bring(errand: Errand) -> None:
-    """Run an errand until it is done, or never come back."""
-    run_errand(errand)
-
-
-def run_errand(errand: Errand) -> None:
-    audit(errand)
-    HOW[errand.result]()
-
-
-@batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
-def deliver_slowly(parcel: Parcel) -> None:
-    """Bring a parcel to its door, however long it takes."""
-    audit(parcel)
-    HOW[parcel.note]()
+ERRANDS: dict[str, Any] = {
+    "pending": lambda: Errand.objects.filter(done=False, claimed=False),
+    "done": {"done": True},
+    "handler_timeout": 2,
+}
+MARKED = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
+LEASED = {"lease": Lease(600), "retry": Retry()}
+fetch = batch_processor(**ERRANDS, **MARKED, name="hanging.fetch", delivery="at_most_once")(act)
+bring = batch_processor(**ERRANDS, **LEASED, name="hanging.bring", delivery="at_least_once")(act)
 
 
 def catch_everything() -> None:
