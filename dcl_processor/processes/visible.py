@@ -72,7 +72,8 @@ def named_sessions(work: str) -> Iterator[None]:
         settings = connections[alias].settings_dict
         options = before[alias] = settings.setdefault("OPTIONS", {})
         # Replaced and not changed, because settings may share the options of several databases.
-        settings["OPTIONS"] = {**options, _OPTION: session_name(work, _named_by_project(options))}
+        own = str(options.get(_OPTION) or os.environ.get("PGAPPNAME", ""))
+        settings["OPTIONS"] = {**options, _OPTION: session_name(work, own)}
     try:
         yield
     finally:
@@ -86,10 +87,6 @@ def _postgresql() -> Iterator[str]:
         with suppress(ImproperlyConfigured):
             if connections[alias].vendor == "postgresql":
                 yield alias
-
-
-def _named_by_project(options: dict[str, Any]) -> str:
-    return str(options.get(_OPTION) or os.environ.get("PGAPPNAME", ""))
 
 
 def title(text: str) -> None:
