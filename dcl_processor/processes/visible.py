@@ -71,8 +71,8 @@ def named_sessions(work: str) -> Iterator[None]:
     for alias in _postgresql():
         settings = connections[alias].settings_dict
         options = before[alias] = settings.setdefault("OPTIONS", {})
-        # Replaced and not changed, because settings may share the options of several databases.
         own = str(options.get(_OPTION) or os.environ.get("PGAPPNAME", ""))
+        # Replaced and not changed, because settings may share the options of several databases.
         settings["OPTIONS"] = {**options, _OPTION: session_name(work, own)}
     try:
         yield

@@ -32,8 +32,8 @@ ERRANDS: dict[str, Any] = {
     "done": {"done": True},
     "handler_timeout": 2,
 }
-MARKED = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
-LEASED = {"lease": Lease(600), "retry": Retry()}
+MARKED: dict[str, Any] = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
+LEASED: dict[str, Any] = {"lease": Lease(600), "retry": Retry()}
 fetch = batch_processor(**ERRANDS, **MARKED, name="hanging.fetch", delivery="at_most_once")(act)
 bring = batch_processor(**ERRANDS, **LEASED, name="hanging.bring", delivery="at_least_once")(act)
 
