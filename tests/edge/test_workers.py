@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.core.management.base import OutputWrapper
 from django.db import transaction
 from django.db.models import Q
 from hypothesis import given
@@ -29,14 +28,13 @@ from hypothesis import strategies as st
 from dcl_processor import Report
 from dcl_processor.diagnosis import ErrorInWorker, Trouble
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.management.output import Output
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.processes.news import Died
 from dcl_processor.processes.results import portable
 from dcl_processor.processes.run_outcomes import Outcomes
 from dcl_processor.report import Failure
-from tests.edge.manage import alias, at_gate, besides_lifecycle, processors, started
+from tests.edge.manage import alias, at_gate, besides_lifecycle, output, processors, started
 from tests.edge.watchers import unsent
 from tests.models import Parcel
 from tests.waiting import PATIENCE, until
@@ -220,20 +218,6 @@ def test_a_copy_that_cannot_be_started_costs_the_others_nothing(
     assert {re.sub(r"\[.*", "", each.sentence) for each in troubles} == {
         "could not be started: OSError: "
     }
-
-
-def output() -> tuple[Output, StringIO, StringIO]:
-    """Return an output without a terminal, and what is written to its two streams."""
-    out, err = StringIO(), StringIO()
-    written = Output(
-        OutputWrapper(out),
-        OutputWrapper(err),
-        as_json=False,
-        verbosity=1,
-        tracebacks=False,
-        color=False,
-    )
-    return written, out, err
 
 
 def test_a_share_that_is_not_known_is_a_question_mark() -> None:
