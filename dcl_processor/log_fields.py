@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import escaped, printable
-from .masking import described
+from .errors import escaped, printable, traceback_text
+from .masking import described, shown_traceback
 from .worker import worker_number
 
 
@@ -75,20 +75,29 @@ def log(
     *arguments: Any,
     extra: dict[str, Any],
     exc_info: BaseException | None = None,
+    traceback: str | None = None,
 ) -> None:
     """Log a record with fields; of arguments that are text or errors, each is one line.
 
-    The text of an error is masked and capped; ``exc_info`` has the error itself.
+    The text of an error is masked and capped, and so is the traceback that formatters of text
+    write; ``exc_info`` has the error itself. ``traceback``: its text, if that is known.
 
     A project whose own records have a field of the same name gets the record without ours.
     """
     if not logger.isEnabledFor(level):
         return
-    shown = [_shown(each) for each in arguments]
+    file, line, function, _ = logger.findCaller(stacklevel=2)
+    shown = tuple(_shown(each) for each in arguments)
+    info: Any = exc_info and (type(exc_info), exc_info, exc_info.__traceback__)
+    place = (logger.name, level, file, line, message, shown, info, function)
     try:
-        logger.log(level, message, *shown, extra=extra, exc_info=exc_info, stacklevel=2)
+        record = logger.makeRecord(*place, extra)
     except KeyError:
-        logger.log(level, message, *shown, exc_info=exc_info, stacklevel=2)
+        record = logger.makeRecord(*place)
+    if exc_info is not None:
+        # A formatter takes this text, and makes none of its own from ``exc_info``.
+        record.exc_text = shown_traceback(traceback or traceback_text(exc_info)).rstrip("\n")
+    logger.handle(record)
 
 
 def _shown(argument: Any) -> Any:

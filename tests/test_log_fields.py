@@ -14,6 +14,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from dcl_processor import BatchProcessor, Retry, log_fields
 from dcl_processor.execution.log import log_error
+from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
 from tests.contract.support import errands as the
 from tests.models import Errand
 
@@ -77,6 +78,27 @@ def test_a_failed_row_has_all_fields() -> None:
     assert end["run_id"] == failed["run_id"]
     assert (end["row_count"], end["processor"], end["using"]) == (1, "shop.fail", "default")
     assert end["duration"] >= failed["duration"]
+
+
+def test_text_has_a_masked_and_capped_traceback_and_sentry_the_error_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    the.errands(1)
+    told = f"postgres://shop:hunter2@db/x\n{'y' * 10**6}"  # of no database
+
+    def fail(_: Errand) -> None:
+        raise ValueError(told)
+
+    with caplog.at_level(logging.ERROR, "dcl_processor"):
+        the.transactional(fail).run()
+    [record] = caplog.records
+    for line in (caplog.text, logging.Formatter().format(record)):
+        assert ", in fail\n" in line
+        assert "ValueError: postgres://shop:***@db/x\ny" in line
+        assert "hunter2" not in line
+        assert len(line) <= LONGEST_TRACEBACK + LONGEST_TEXT
+    assert record.exc_info is not None
+    assert (str(record.exc_info[1]), record.module) == (told, "log")
 
 
 def test_rows_of_one_call_have_the_duration_of_the_call() -> None:

@@ -105,6 +105,11 @@ def test_each_row_is_a_trace_that_links_to_its_run(exported: Exported) -> None:
     assert trace.get_current_span().get_span_context().is_valid is False
 
 
+def test_an_empty_run_has_no_span(exported: Exported) -> None:
+    the.transactional(the.ignore).run()
+    assert exported.spans.get_finished_spans() == ()
+
+
 def test_the_span_of_a_row_is_a_root_inside_other_spans(exported: Exported) -> None:
     the.errands(1)
     with exported.tracers.get_tracer("theirs").start_as_current_span("task"):

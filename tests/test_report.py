@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management.base import OutputWrapper
 
 from dcl_processor import Report
 from dcl_processor.exceptions import RowsFailed
-from dcl_processor.management.output import Output
 from dcl_processor.report import Failure
+from tests.edge.manage import output
 
 FAILURE = Failure(uuid.UUID(int=7), ValueError("no address"), "Traceback …")
 
@@ -105,15 +103,7 @@ def test_it_goes_through_json() -> None:
 def test_rows_that_others_have_done_do_not_look_like_damage(
     counts: Any, verbosity: int, shown: str
 ) -> None:
-    stream = StringIO()
-    stream.isatty = lambda: True  # type: ignore[method-assign]
-    output = Output(
-        *(OutputWrapper(stream), OutputWrapper(StringIO())),
-        as_json=False,
-        verbosity=verbosity,
-        tracebacks=False,
-        color=False,
-    )
-    output.report(Report(name="p", **counts))
+    written, stream, _ = output(verbosity, terminal=True)
+    written.report(Report(name="p", **counts))
     assert stream.getvalue().startswith(shown)
     assert ("already done" in stream.getvalue()) is (verbosity == 2 and "stale" in counts)

@@ -73,17 +73,6 @@ def test_the_error_is_cut_to_what_its_column_holds() -> None:
         ({"jitter": 1.5}, "jitter to be a number from 0 to 1, got 1.5"),
         ({"on": "ValueError"}, "on to be an exception class or a tuple of them, got 'ValueError'"),
         ({"give_up_on": [ValueError]}, "give_up_on to be an exception class or a tuple"),
-    ],
-    ids=str,
-)
-def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidOption, match=words):
-        Retry(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
         (
             {"attempts": None},
             r"to be None, or a function of the row, with attempts=None, got 5: without a column",
@@ -97,9 +86,7 @@ def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], words: str
     ],
     ids=str,
 )
-def test_columns_and_limits_that_cannot_work_are_refused_by_name(
-    options: dict[str, Any], words: str
-) -> None:
+def test_what_cannot_work_is_refused_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidOption, match=words):
         Retry(**options)
 

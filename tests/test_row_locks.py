@@ -17,6 +17,7 @@ from dcl_processor.insights import rows as rows_
 from dcl_processor.insights.answer import How
 from dcl_processor.insights.locks import Holder, Locked, Probed, locked
 from dcl_processor.insights.status import status
+from dcl_processor.management import wording
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import processor
 from tests.models import Parcel, Scan, Trailer, Truck, Vehicle
@@ -117,7 +118,9 @@ def test_the_lock_of_a_released_savepoint_has_a_holder_whom_only_the_probe_names
 ) -> None:
     parcel = Parcel.objects.create()
     worker = session("worker")
-    worker.execute("BEGIN", "SAVEPOINT a", lock(parcel), "RELEASE SAVEPOINT a")
+    worker.execute("BEGIN", "SAVEPOINT a", lock(parcel))
+    assert pids(found(parcel).holders) == [worker.pid]  # a savepoint has a number of its own
+    worker.execute("RELEASE SAVEPOINT a")
     assert found(parcel) == Locked(1, (Holder(None),))
     (holder,) = probed(parcel).holders
     assert (holder.pid, holder.application_name) == (worker.pid, "worker")
@@ -213,6 +216,9 @@ def test_a_role_without_rights_sees_who_it_is_and_not_what_it_does(session: Open
     assert (holder.pid, holder.application_name) == (worker.pid, "worker 1/2")
     assert holder.hidden == ("client", "since", "state", "query")
     assert (holder.query, holder.state, holder.since, holder.client) == (None, None, None, None)
+    assert wording.holder(holder).endswith(
+        " (client, since, state, query: not visible to this role; GRANT pg_read_all_stats TO it)"
+    )
     assert (seen.hidden, seen.client, seen.state) == ((), "local socket", "idle in transaction")
 
 

@@ -19,20 +19,20 @@ def log_error(
     message: str,
     *arguments: Any,
     extra: dict[str, Any] | None = None,
-    can_be_formatted: bool | None = None,
+    text: str | None = None,
 ) -> None:
     """Log an error with its traceback; the last placeholder in ``message`` is for its text.
 
     ``extra``: the fields of the record, to which the class of the error is added. A log formatter
     or handler may raise for an error that cannot be formatted. The record is then logged once more,
-    as plain text. ``can_be_formatted``: whether ``formatted()`` returns a text, if that is known.
+    as plain text. ``text``: the traceback, if ``formatted()`` has returned it.
     """
-    if can_be_formatted is None:
-        can_be_formatted = formatted(error) is not None
-    exc_info = error if can_be_formatted else None
+    text = text or formatted(error)
+    exc_info = None if text is None else error
+    given = (*arguments, error)
     extra = {**(extra or {}), **error_fields(error)}
     try:
-        log(logger, logging.ERROR, message, *arguments, error, extra=extra, exc_info=exc_info)
+        log(logger, logging.ERROR, message, *given, extra=extra, exc_info=exc_info, traceback=text)
     except Exception as second:
         if ends_the_run(second):
             raise

@@ -104,7 +104,7 @@ def show(
     of_group, hold = _of_group(asker, processor, question, pk, columns)
     parts = {
         "exists": Answer(True),
-        "pending": asker.ask(using, lambda: _is_pending(question, pk)),
+        "pending": asker.ask(using, lambda: Answer(question.still_pending([pk]).exists())),
         **{
             name: Answer(bool(columns.pop(f"dcl_{name}")))
             for name in _conditions(processor, question.model)
@@ -222,10 +222,6 @@ def _why_in_use(processor: BatchProcessor[Any], using: str, seconds: float, hold
     several = "s" if len(hold.pks) > 1 else ""
     comes_first = ", which comes first" if hold.comes_first else ""
     return f" by row{several} {named}{comes_first}: {first.reason}"
-
-
-def _is_pending(question: Question[Any], pk: Any) -> Answer[bool]:
-    return Answer(question.still_pending([pk]).exists())
 
 
 def _is_given_up(processor: BatchProcessor[Any], question: Question[Any], pk: Any) -> Answer[bool]:

@@ -11,12 +11,11 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q
 
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.definition.breaker import Breaker
 
-from .models import Control
 from .tables import row_of
 
 #: Seconds for which a success of another worker shows that not everything fails.
@@ -42,7 +41,7 @@ def failed(name: str, breaker: Breaker, worker: UUID) -> None:
     here, and not everywhere.
     """
     row_of(name).update(failures=F("failures") + 1)
-    succeeded_elsewhere = Q(succeeded_at__gt=_ago(RECENT)) & ~Q(succeeded_by=worker)
+    succeeded_elsewhere = Q(succeeded_at__gt=_later(-RECENT)) & ~Q(succeeded_by=worker)
     enough = row_of(name).filter(failures__gte=breaker.failures, open_until=None)
     enough.filter(Q(succeeded_at=None) | ~succeeded_elsewhere).update(
         opened_at=DatabaseNow(), open_until=_later(breaker.seconds), probe=None, probe_until=None
@@ -62,7 +61,8 @@ def take_probe(name: str, worker: UUID) -> bool:
     free = Q(probe=None) | Q(probe=worker) | Q(probe_until__lte=DatabaseNow())
     # Race: two probes. Of two workers that find it free, the second one waits for the row's lock,
     # and its statement then finds the first one's probe.
-    return bool(_half_open(name).filter(free).update(probe=worker, probe_until=_later(PROBE_FOR)))
+    half_open = row_of(name).filter(free, open_until__lte=DatabaseNow())
+    return bool(half_open.update(probe=worker, probe_until=_later(PROBE_FOR)))
 
 
 def renew_probe(name: str, worker: UUID) -> bool:
@@ -90,13 +90,5 @@ def probe_failed(name: str, breaker: Breaker, worker: UUID) -> None:
     )
 
 
-def _half_open(name: str) -> QuerySet[Control]:
-    return row_of(name).filter(open_until__lte=DatabaseNow())
-
-
 def _later(seconds: float) -> Later:
     return Later(timedelta(seconds=seconds))
-
-
-def _ago(seconds: float) -> Later:
-    return Later(timedelta(seconds=-seconds))

@@ -96,7 +96,7 @@ def states(processors: Iterable[Subject]) -> list[State]:
     if since is not None:
         recent |= Q(finished_at__gte=since)  # those that have ended since the pause have seen it
     runs = RecordedRun.objects.using(using).filter(recent, processor__in=names)
-    at_work = list(runs.annotate(is_live=_is_live()))
+    at_work = list(runs.annotate(is_live=Case(When(live(), then=Value(1)), default=Value(0))))
     looks = list(Look.objects.using(using).filter(processor__in=names))
     return [
         _state(
@@ -107,10 +107,6 @@ def states(processors: Iterable[Subject]) -> list[State]:
         )
         for name in names
     ]
-
-
-def _is_live() -> Any:
-    return Case(When(live(), then=Value(1)), default=Value(0))
 
 
 def _state(name: str, rows: list[Any], runs: list[Any], looks: list[Look]) -> State:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.masking import shown
@@ -22,21 +22,35 @@ NAMES = {OK: "OK", WARNING: "WARNING", CRITICAL: "CRITICAL", UNKNOWN: "UNKNOWN"}
 #: Characters of the text: plugins may write 4 kB, the figures included.
 LONGEST = 1_000
 
+#: The range of values that meet a condition, by its comparison; no value is below zero.
+_RANGES = {">": "{}", ">=": "@{}:", "<": "{}:", "<=": "@~:{}", "=": "@{0}:{0}"}
 
-def line(code: int, text: str, found: Sequence[Status] = ()) -> str:
-    """Return the line of a state; ``found``: the answers whose figures follow."""
+
+def line(
+    code: int, text: str, found: Sequence[Status] = (), *limits: Sequence[conditions.Condition]
+) -> str:
+    """Return the line of a state; ``found``: the answers whose figures follow.
+
+    ``limits``: the conditions of a WARNING, and those of a CRITICAL; the first of each name.
+    """
     # A bar begins the figures.
     said = shown(text, LONGEST).replace("|", "/")
-    figures = " ".join(_figures(found))
+    ranges = [{each.name: _range(each) for each in reversed(limit)} for limit in limits]
+    figures = " ".join(_figures(found, ranges))
     return f"DCL {NAMES[code]} - {said}{f' | {figures}' if figures else ''}"
 
 
-def _figures(found: Sequence[Status]) -> Iterator[str]:
+def _figures(found: Sequence[Status], ranges: Sequence[Mapping[str, str]]) -> Iterator[str]:
     for each in found:
         for name, answer in each.answers.items():
             label = name if len(found) == 1 else f"{each.name}.{name}"
             if (value := _value(name, answer)) is not None:
-                yield f"{_quoted(label)}={value}"
+                figure = ";".join([value, *(each.get(name, "") for each in ranges)])
+                yield f"{_quoted(label)}={figure.rstrip(';')}"
+
+
+def _range(condition: conditions.Condition) -> str:
+    return _RANGES[condition.comparison].format(str(condition.bound).removesuffix(".0"))
 
 
 def _value(name: str, answer: Answer[Any]) -> str | None:

@@ -108,7 +108,7 @@ def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
         said = str(error)
     except Exception as error:  # noqa: BLE001  # Python would end with 1, which is a WARNING
         said = describe(error)
-    output.line(nagios.line(code, said, found))
+    output.line(nagios.line(code, said, found, options["warn_if"], options["fail_if"]))
     if output.lost:
         code = nagios.UNKNOWN
     if code:

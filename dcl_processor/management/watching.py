@@ -254,7 +254,7 @@ class ErrorDedup:
         cause changes, or after ``REMIND_EVERY``.
         """
         now, sentence = time.monotonic(), trouble.sentence
-        lacking = _lacking(sentence)
+        lacking = sentence.partition(", got")[0]
         alike = [each for each in self._open.values() if each.lacking == lacking]
         outage = self._open.get(who)
         if outage is None or outage.lacking != lacking:
@@ -278,7 +278,3 @@ class ErrorDedup:
         if outage is None or any(outage.lacking == each.lacking for each in self._open.values()):
             return None
         return time.monotonic() - outage.since
-
-
-def _lacking(sentence: str) -> str:
-    return sentence.partition(", got")[0]

@@ -139,15 +139,12 @@ class Supervisor:
 
     def _start_if_due(self, place: _Place, databases: dict[str, Any]) -> None:
         now = time.monotonic()
-        if self._is_late(now):
+        if self.deadline is not None and now >= self.deadline:
             place.is_over = True
         elif now < place.start_at:
             return
         else:
             self._start(place, databases)
-
-    def _is_late(self, now: float) -> bool:
-        return self.deadline is not None and now >= self.deadline
 
     def _start(self, place: _Place, databases: dict[str, Any]) -> None:
         name, work = f"worker {place.number}", self.work(place.number)
@@ -155,7 +152,7 @@ class Supervisor:
         try:
             with signals_blocked():
                 place.child = Child(name, work, databases)
-                place.lateness = self._begin_to_watch()
+                place.lateness = Lateness(self.limit, self._time.seconds)
         except OSError as error:
             sentence = f"could not be started: {describe(error)}"
             self._ended(place, Trouble(sentence, traceback.format_exc()))
@@ -175,9 +172,6 @@ class Supervisor:
                 if name is not None:
                     place.has_reported |= isinstance(event, Report | Trouble)
                     self.tell(place.number, name, event)
-
-    def _begin_to_watch(self) -> Lateness:
-        return Lateness(self.limit, self._time.seconds)
 
     def _name_last_rows(self, place: _Place, beat: Beat) -> None:
         if beat.is_stopping and beat.call is not None and self.stop.is_set() and not place.has_said:

@@ -71,8 +71,9 @@ def named_sessions(work: str) -> Iterator[None]:
     for alias in _postgresql():
         settings = connections[alias].settings_dict
         options = before[alias] = settings.setdefault("OPTIONS", {})
+        own = str(options.get(_OPTION) or os.environ.get("PGAPPNAME", ""))
         # Replaced and not changed, because settings may share the options of several databases.
-        settings["OPTIONS"] = {**options, _OPTION: session_name(work, _named_by_project(options))}
+        settings["OPTIONS"] = {**options, _OPTION: session_name(work, own)}
     try:
         yield
     finally:
@@ -86,10 +87,6 @@ def _postgresql() -> Iterator[str]:
         with suppress(ImproperlyConfigured):
             if connections[alias].vendor == "postgresql":
                 yield alias
-
-
-def _named_by_project(options: dict[str, Any]) -> str:
-    return str(options.get(_OPTION) or os.environ.get("PGAPPNAME", ""))
 
 
 def title(text: str) -> None:

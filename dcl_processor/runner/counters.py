@@ -130,7 +130,7 @@ class Counters:
                 row,
                 failure.attempts,
                 extra=extra,
-                can_be_formatted=text is not None,
+                text=text,
             )
         forget_frames(error)
         self._tell(pk, "failed", outcome)

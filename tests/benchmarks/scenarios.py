@@ -15,11 +15,10 @@ from .contenders import (
     ARTICLE,
     BATCH,
     CONCURRENT,
-    LEDGER,
-    METRICS,
     ONE_MESSAGE,
     OURS,
     SPANNING,
+    WATCHED,
     WITH_FAILURES,
 )
 from .contenders.raw import connect
@@ -69,9 +68,14 @@ def batches(bench: Bench) -> None:
     take_turns(_more(bench), "batches", BATCHES, 20 * bench.unit)
 
 
+def watched(bench: Bench) -> None:
+    """One worker, a handler that takes 5 ms, and all that can be noted of each row, or nothing."""
+    take_turns(_more(bench), "watched", (OURS, WATCHED), bench.unit, delay=SLOW)
+
+
 def extras(bench: Bench) -> None:
-    """One worker, and what costs it something beside its rows: failures, and what is noted."""
-    take_turns(_more(bench), "extras", (OURS, LEDGER, METRICS, ARTICLE), bench.unit)
+    """One worker, and what costs it something beside its rows: failures."""
+    take_turns(_more(bench), "extras", (OURS, ARTICLE), bench.unit)
     more = (BATCH, WITH_FAILURES, "raw statements, batch 100")
     take_turns(_more(bench), "extras", more, 10 * bench.unit)
 
@@ -195,6 +199,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "one-by-one": one_by_one,
     "batches": batches,
     "extras": extras,
+    "watched": watched,
     "queues": queues,
     "network": network,
     "workers": workers,

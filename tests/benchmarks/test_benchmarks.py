@@ -22,8 +22,7 @@ from tests.benchmarks.audit import AuditError, audit
 from tests.benchmarks.contenders import (
     CONCURRENT,
     CONTENDERS,
-    LEDGER,
-    METRICS,
+    WATCHED,
     WITH_FAILURES,
     ours,
     raw,
@@ -59,7 +58,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_everybody_drains_and_the_figures_are_written(tmp_path: Path) -> None:
     written = tmp_path / "results.json"
-    scenarios = "one-by-one,batches,extras,workers,statements,backlog,snapshot"
+    scenarios = "one-by-one,batches,extras,watched,workers,statements,backlog,snapshot"
     done = run("--rows", "20", "--workers", "2", "--only", scenarios, "--json", str(written))
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +88,7 @@ def test_everybody_drains_through_each_network(tmp_path: Path) -> None:
     results = json.loads(written.read_text())["results"]
     turns = Counter((r["name"], r["network"]) for r in results)
     here = {name for name, each in CONTENDERS.items() if each.is_installed()}
-    here -= {*FORGETFUL, LEDGER, METRICS, WITH_FAILURES}
+    here -= {*FORGETFUL, WATCHED, WITH_FAILURES}
     assert turns == dict.fromkeys(itertools.product(here, NETWORKS), 1)
     for result in results:
         name, rows, figures = result["name"], result["rows"], result["figures"]

@@ -22,6 +22,7 @@ from tests.contract.support.groups import (
     MAKERS,
     SHORT_CLAIMS,
     Make,
+    after_first,
     at_work,
     each_at_work,
     grouped,
@@ -79,25 +80,12 @@ def test_a_key_that_is_locked_and_not_looked_at_yet_is_busy(delivery: str, make:
     def run_another() -> None:
         reports.append(elsewhere(lambda: run_beside(make, delivery)))
 
-    with before_statement(_after_key_lock(), run_another):
+    with before_statement(after_first(is_key_lock), run_another):
         report, handled = run_beside(make, delivery)
     assert_run(report, processed=2)
     assert len(handled) == 2
     assert_run(reports[0][0], held=2)
     assert reports[0][1] == []
-
-
-def _after_key_lock() -> Callable[[str], bool]:
-    """Recognise the statement that follows the first lock of a key."""
-    locked: list[str] = []
-
-    def follows(sql: str) -> bool:
-        was_locked = bool(locked)
-        if is_key_lock(sql):
-            locked.append(sql)
-        return was_locked
-
-    return follows
 
 
 @each_at_work

@@ -21,7 +21,7 @@ from dcl_processor.testing import hold_lock
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.errands import elsewhere, ignore, meanwhile, only, wait
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
-from tests.contract.support.groups import grouped, keys, rows_of
+from tests.contract.support.groups import after_first, grouped, keys, rows_of
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
@@ -178,18 +178,6 @@ if HAS_ROW_LOCKS:
     def is_key_lock(sql: str) -> bool:
         return "tests_depot" in sql and " FOR " in sql
 
-    def after_key_lock() -> Callable[[str], bool]:
-        """Recognise the statement that follows the first lock of a key."""
-        locked: list[str] = []
-
-        def follows(sql: str) -> bool:
-            was_locked = bool(locked)
-            if is_key_lock(sql):
-                locked.append(sql)
-            return was_locked
-
-        return follows
-
     @each
     @both
     def test_a_row_claimed_just_before_the_key_is_locked_is_seen(
@@ -235,7 +223,7 @@ if HAS_ROW_LOCKS:
         def run_another() -> None:
             reports.append(elsewhere(lambda: run_beside(delivery, order=order)))
 
-        with before_statement(after_key_lock(), run_another):
+        with before_statement(after_first(is_key_lock), run_another):
             report, handled = run_beside(delivery, order=order)
         assert_run(report, processed=2)
         assert len(handled) == 2
@@ -338,7 +326,7 @@ if HAS_GATE:
                 cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
                 Parcel.objects.create(depot=depots[0])
 
-        with before_statement(after_key_lock(), lambda: elsewhere(insert)):
+        with before_statement(after_first(is_key_lock), lambda: elsewhere(insert)):
             report, _ = run_beside(delivery)
         assert report.processed >= 2
         assert Parcel.objects.count() == 3

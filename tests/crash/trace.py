@@ -102,7 +102,7 @@ class Trace:
         result = execute(sql, params, *rest)
         pks: frozenset[int] = frozenset()
         if WRITES.match(SETTLES.sub("", sql)):
-            pks = self._rows & set(_integers(params))
+            pks = self._rows & set(integers(params))
         # A message without a BEGIN is a transaction that Django does not know.
         inside = self._connection.in_atomic_block or bool(in_transaction(self._connection))
         if inside:
@@ -111,12 +111,13 @@ class Trace:
         return result
 
 
-def _integers(params: Any) -> Iterator[int]:
+def integers(params: Any) -> Iterator[int]:
+    """Yield the numbers among the parameters of a statement."""
     for each in params or ():
         if isinstance(each, int):
             yield each
         elif isinstance(each, list | tuple):
-            yield from _integers(each)
+            yield from integers(each)
         elif isinstance(each, str) and re.fullmatch(r"\{[\d,]+\}", each):
             yield from map(int, each[1:-1].split(","))  # a list of keys
 

@@ -71,6 +71,15 @@ def gate(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file to which each handler adds its row and its process."""
+    path = tmp_path / "audit"
+    path.touch()
+    monkeypatch.setenv("AUDIT", str(path))
+    return path
+
+
+@pytest.fixture
 def interrupts() -> Iterator[None]:
     """Let commands see SIGINT, also where this suite runs in a shell's background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,15 +9,27 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from django.core.management.base import OutputWrapper
 from django.db import connection, connections
 
+from dcl_processor.management.output import Output
 from tests.waiting import PATIENCE, until
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def output(verbosity: int = 1, *, terminal: bool = False) -> tuple[Output, StringIO, StringIO]:
+    """Return an output without colours, and what is written to its two streams."""
+    out, err = StringIO(), StringIO()
+    out.isatty = lambda: terminal  # type: ignore[method-assign]
+    streams = OutputWrapper(out), OutputWrapper(err)
+    how: dict[str, Any] = {"as_json": False, "tracebacks": False, "color": False}
+    return Output(*streams, verbosity=verbosity, **how), out, err
 
 
 class Install(Protocol):

@@ -282,6 +282,17 @@ def test_a_service_is_ready_is_pinged_and_stops(manager: socket.socket, gate: Pa
         assert watcher.end(None)[0] == 0
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_service_is_ready_although_its_database_cannot_be_reached(manager: socket.socket) -> None:
+    """Systemd would start it again and again."""
+    down = {"DATABASE_URL": "postgres://nothing@127.0.0.1:1/none"}
+    with watching(DELIVER, "--watch", "1", **environment(manager), **down) as watcher:
+        assert received(manager)[0] == "READY=1"
+        while "; waiting: expected the database 'default' to answer" not in received(manager)[-1]:
+            pass
+        assert watcher.end()[0] == 0
+
+
 def test_only_while_all_are_alive_it_is_written_and_pinged(
     manager: socket.socket, file: Path
 ) -> None:

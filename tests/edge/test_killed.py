@@ -7,14 +7,15 @@ import os
 import re
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.edge.manage import at_gate, processors, started
+from tests.edge.manage import processors, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
-from tests.models import Parcel
+from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,20 +40,18 @@ HOW = {
 }
 
 
-@pytest.fixture
-def audit(tmp_path: Path) -> Path:
-    """Return the file to which each handler adds its row and its process."""
-    path = tmp_path / "audit"
-    path.touch()
-    return path
-
-
 def handled(audit: Path) -> list[int]:
     return [int(line.split()[0]) for line in audit.read_text().splitlines()]
 
 
 def pids(audit: Path) -> set[int]:
     return {int(line.split()[1]) for line in audit.read_text().splitlines()}
+
+
+def marks(errand: Errand) -> tuple[bool, int]:
+    errand.refresh_from_db()
+    assert not errand.done
+    return errand.claimed, errand.attempts
 
 
 @pytest.mark.filterwarnings("ignore:This process")  # the fork of a handler
@@ -63,7 +62,7 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
     """The next run handles the row last, too."""
     stuck, *others = parcels(how, "", "", "")
     began = time.monotonic()
-    done = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit), PYTHONWARNINGS="default")
+    done = processors("run", DELIVER, **SETTINGS, PYTHONWARNINGS="default")
     took = time.monotonic() - began
     assert done.returncode == 1
     assert took >= 3
@@ -78,8 +77,34 @@ def test_the_only_worker_is_killed_and_its_successor_handles_the_other_rows(
     Parcel.objects.filter(pk=stuck).update(note="")
     (first,) = parcels("")
     audit.write_text("")
-    again = processors("run", DELIVER, **SETTINGS, AUDIT=str(audit))
+    again = processors("run", DELIVER, **SETTINGS)
     assert (again.returncode, handled(audit)) == (0, [first, stuck]), (done.stderr, again.stderr)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "attempts", "said"),
+    [
+        ("fetch", "claimed_at", 0, "hanging.fetch: 1 row is in doubt: "),
+        ("bring", "leased_until", 1, "hanging.bring: row {} failed (attempt 2 of 5, "),
+    ],
+)
+def test_its_row_is_in_doubt_or_taken_over_when_its_lease_has_lapsed(
+    audit: Path, name: str, column: str, attempts: int, said: str
+) -> None:
+    stuck = Errand.objects.create(result="catches everything")
+    Errand.objects.create()
+    done = processors("run", f"hanging.{name}", **SETTINGS)
+    assert done.returncode == 1
+    assert re.search(f"hanging.{name}: {LATE.format(stuck.pk)}", done.stderr)
+    assert f"hanging.{name}: 1 processed" in done.stdout
+    assert (marks(stuck), handled(audit).count(stuck.pk)) == ((not attempts, attempts), 1)
+    an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    Errand.objects.filter(pk=stuck.pk).update(**{column: an_hour_ago}, result="fails")
+    again = processors("run", f"hanging.{name}", "--fail-in-doubt", **SETTINGS)
+    assert said.format(stuck.pk) in again.stdout + again.stderr
+    assert marks(stuck) == (not attempts, 2 * attempts)
+    assert (again.returncode, handled(audit).count(stuck.pk)) == (not attempts, 1 + attempts)
+    assert len(pids(audit)) == 2 + attempts
 
 
 @pytest.mark.parametrize(("workers", "who"), [("1", ""), ("2", ", worker [12]")])
@@ -88,7 +113,7 @@ def test_in_a_watch_it_is_killed_and_another_takes_its_place(
 ) -> None:
     (stuck,) = parcels("catches everything")
     arguments = (DELIVER, "--watch", "0.2", "--workers", workers)
-    with watching(*arguments, **SETTINGS, AUDIT=str(audit)) as watcher:
+    with watching(*arguments, **SETTINGS) as watcher:
         died = watcher.says(f"{DELIVER}", err=True)
         Parcel.objects.filter(pk=stuck).update(note="")
         parcels("")
@@ -108,7 +133,7 @@ def test_a_worker_that_has_died_is_found_although_what_it_forked_keeps_its_pipe_
     (deadly,) = parcels("dies and leaves a child")
     parcels("", "")
     command = ("run", "hanging.deliver_slowly", "--workers", "2")
-    variables = {**SETTINGS, "AUDIT": str(audit), "LEFT": str(left), "PYTHONWARNINGS": "default"}
+    variables = {**SETTINGS, "LEFT": str(left), "PYTHONWARNINGS": "default"}
     with started(*command, **variables) as process:
         code = process.wait(PATIENCE)
         os.kill(int(left.read_text()), signal.SIGKILL)  # it was alive until here
@@ -119,7 +144,7 @@ def test_a_worker_that_has_died_is_found_although_what_it_forked_keeps_its_pipe_
 
 def test_a_limit_gives_the_only_worker_a_process_of_its_own(audit: Path) -> None:
     parcels("")
-    with started("run", DELIVER, **SETTINGS, AUDIT=str(audit)) as process:
+    with started("run", DELIVER, **SETTINGS) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")
     assert re.fullmatch(rf"{DELIVER}: 1 processed in [\d.]+ s\n", out)
@@ -130,7 +155,7 @@ def test_a_limit_gives_the_only_worker_a_process_of_its_own(audit: Path) -> None
 
 def test_a_successor_has_the_rest_of_the_limit(audit: Path) -> None:
     parcels("", "catches everything", *[""] * 9)
-    done = processors("run", DELIVER, "--limit", "4", **SETTINGS, AUDIT=str(audit))
+    done = processors("run", DELIVER, "--limit", "4", **SETTINGS)
     assert done.returncode == 1
     # The worker that was killed had handled one row, and has no outcome for the second.
     assert 3 <= Parcel.objects.filter(sent=True).count() <= 4
@@ -140,7 +165,7 @@ def test_a_stop_names_the_row_at_hand_and_a_worker_that_does_not_end_is_killed(
     gate: Path, audit: Path
 ) -> None:
     stuck, _ = parcels("catches everything", "")
-    with started("run", DELIVER, **SETTINGS, AUDIT=str(audit)) as process:
+    with started("run", DELIVER, **SETTINGS) as process:
         until(lambda: handled(audit) == [stuck], "the handler")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=PATIENCE)
@@ -149,30 +174,6 @@ def test_a_stop_names_the_row_at_hand_and_a_worker_that_does_not_end_is_killed(
     assert re.fullmatch(words, finishing)
     assert re.match(f"{DELIVER}: {LATE.format(stuck)}", sentence)
     assert handled(audit) == [stuck]
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_watch_says_when_it_starts_and_stops_and_what_it_finishes(
-    gate: Path, workers: str
-) -> None:
-    rows = parcels(*["gate"] * int(workers))
-    arguments = ("warehouse.deliver", "--watch", "600", "--workers", workers)
-    with watching(*arguments, GATE=str(gate)) as watcher:
-        at_gate(gate, handlers=int(workers))
-        watcher.process.send_signal(signal.SIGTERM)
-        # Each is named when its process has done so.
-        until(lambda: len(watcher.about_itself) == 1 + int(workers), "the rows at hand")
-        (gate / "open").touch()
-        code, _, err = watcher.end(None)
-    assert (code, err) == (0, "")
-    first, *finishing, last = watcher.about_itself
-    several = " with 2 workers" if workers == "2" else ""
-    assert first == f"watching warehouse.deliver{several} (process {watcher.process.pid})"
-    words = r"SIGTERM: finishing row (\d+) since [\d:]+ UTC of warehouse.deliver( \(worker [12]\))?"
-    named = [re.fullmatch(words, line) for line in finishing]
-    assert sorted(int(each[1]) for each in named if each) == rows
-    assert all(each and bool(each[2]) == (workers == "2") for each in named)
-    assert re.fullmatch(r"stopped by SIGTERM after [\d.]+ s", last)
 
 
 def test_a_watch_is_silent_about_itself_if_asked_to() -> None:

@@ -486,14 +486,14 @@ def test_without_the_client_the_commands_say_what_is_missing(
         assert "install dcl-processor[prometheus]" in done.err
 
 
-def test_a_run_without_the_options_imports_neither_metrics_nor_answers() -> None:
+def test_a_run_without_the_options_imports_no_metrics_answers_ledger_or_page() -> None:
     code = (
         "import sys, django; django.setup()\n"
         "from django.core.management import call_command\n"
         "call_command('processors', 'run', 'warehouse.deliver')\n"
         "print(*[each for each in sys.modules if each.startswith(('prometheus_client', "
         "'opentelemetry', 'dcl_processor.metrics', 'dcl_processor.contrib', "
-        "'dcl_processor.insights'))])"
+        "'dcl_processor.insights', 'dcl_processor.ledger', 'dcl_processor.admin_page'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -29,17 +29,13 @@ from tests.edge.manage import (
     shown_on_a_terminal,
     started,
 )
-from tests.edge.watchers import SELDOM, parcels, watching
+from tests.edge.watchers import SELDOM, parcels, unsent, watching
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DELIVER = "warehouse.deliver"
-
-
-def unsent() -> int:
-    return Parcel.objects.filter(sent=False).count()
 
 
 # --- a run that an error ends
@@ -55,7 +51,7 @@ def test_a_run_that_an_error_ends_says_what_it_did_until_then() -> None:
     why, summary = done.stderr.splitlines()
     assert why.startswith(f"{DELIVER}: {READ_ONLY}")
     assert summary == f"CommandError: {DELIVER} did not run to the end."
-    assert unsent() == 2
+    assert len(unsent()) == 2
 
 
 @pytest.mark.parametrize("workers", [[], ["--workers", "2"]], ids=" ".join)
@@ -65,7 +61,7 @@ def test_in_json_it_is_one_object_with_both(workers: list[str]) -> None:
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert (document["name"], document["ok"]) == (DELIVER, False)
-    assert document["processed"] == 6 - unsent() > 0
+    assert document["processed"] == 6 - len(unsent()) > 0
     errors = [each["error"] for each in document.get("workers", [document])]
     assert all(error.startswith(READ_ONLY) for error in errors)
 
@@ -137,7 +133,7 @@ def test_a_full_disk_ends_no_run(way: list[str]) -> None:
         f"{LOST}OSError: [Errno 28] No space left on device",
         "CommandError: output could not be written.",
     ]
-    assert unsent() == 0
+    assert len(unsent()) == 0
     assert not Parcel.objects.filter(weight=None).exists()
 
 
@@ -163,7 +159,7 @@ def test_one_broken_module_takes_out_its_own_app_alone(manage: Manage, install: 
     install("post", "1 / 0")
     done = manage("run", "--all")
     assert done.code == 1
-    assert unsent() == 0
+    assert len(unsent()) == 0
     said, summary = done.err.splitlines()
     assert said.startswith("expected post.processors to be imported, got ZeroDivisionError: ")
     assert said.endswith("/post/processors.py, line 3); its processors are left out.")
@@ -196,7 +192,7 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(
     assert "stopped by signal" in out
     # Of the last row a worker may have made something before it came to the gate.
     assert int(out.split()[1]) in {int(workers), int(workers) + 1}
-    assert unsent() == 3 - int(out.split()[1])
+    assert len(unsent()) == 3 - int(out.split()[1])
 
 
 #: The settings of workers that do not come to their end while they load.
@@ -234,7 +230,7 @@ def test_two_signals_while_copies_start_end_it_at_once_and_in_one_line(
         "CommandError: stopped at once by SIGTERM; uncommitted work is rolled back."
     ]
     assert not any(map(psutil.pid_exists, workers))
-    assert unsent() == 50
+    assert len(unsent()) == 50
 
 
 # --- failures, once, and with what follows

@@ -495,18 +495,18 @@ def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["--fail-if", "in_doubt>1"], 0, "DCL OK - no condition is met. | in_doubt=1"),
+        (["--fail-if", "in_doubt>1"], 0, "DCL OK - no condition is met. | in_doubt=1;;1"),
         (
             ["--fail-if", "in_doubt>1", "--warn-if", "pending>1"],
             1,
-            "DCL WARNING - warehouse.fetch: pending>1, got 2. | pending=2 in_doubt=1",
+            "DCL WARNING - warehouse.fetch: pending>1, got 2. | pending=2;1 in_doubt=1;;1",
         ),
         (
             ["--fail-if", "in_doubt>0", "--warn-if", "pending>1"],
             2,
             (
                 "DCL CRITICAL - warehouse.fetch: in_doubt>0, got 1; warehouse.fetch: pending>1, "
-                "got 2. | pending=2 in_doubt=1"
+                "got 2. | pending=2;1 in_doubt=1;;0"
             ),
         ),
         (
@@ -586,6 +586,10 @@ def test_the_figures_are_what_the_answers_are() -> None:
     expected = "DCL OK - x | pending=10001 locked=3 oldest=912s paused=0s"
     assert nagios.line(nagios.OK, "x", [found]) == expected
     assert "'it''s.pending'=10001 " in nagios.line(nagios.OK, "x", [found, found])
+    warn = [*map(conditions.parse, ["oldest>=90s", "due>1", "pending<5", "pending>9"])]
+    fail = [*map(conditions.parse, ["locked=3", "oldest>15m", "paused<=1d"])]
+    figures = "pending=10001;5: locked=3;;@3:3 oldest=912s;@90:;900 paused=0s;;@~:86400"
+    assert nagios.line(nagios.OK, "x", [found], warn, fail) == f"DCL OK - x | {figures}"
 
 
 def test_without_nagios_a_warning_is_as_a_failure(manage: Manage) -> None:

@@ -26,14 +26,6 @@ DIED = "{}, worker [12]: killed by {}; its committed work stays, but is not coun
 AGAIN = r"it is started again( in \d+\.\d s)?"
 
 
-@pytest.fixture
-def audit(tmp_path: Path) -> Path:
-    """Return the file to which each handler adds its row and its process."""
-    path = tmp_path / "audit"
-    path.touch()
-    return path
-
-
 def handlers(audit: Path) -> set[int]:
     return {int(line.split()[1]) for line in audit.read_text().splitlines()}
 
@@ -44,7 +36,7 @@ def test_a_copy_that_dies_is_named_and_another_takes_its_place(
 ) -> None:
     """The row that kills each worker that takes it does so again, later each time."""
     (deadly,) = parcels(note)
-    with watching(DELIVER, "--watch", "0.2", "--workers", "2", AUDIT=str(audit)) as watcher:
+    with watching(DELIVER, "--watch", "0.2", "--workers", "2") as watcher:
         deaths = [watcher.says(f"{DELIVER}, worker ", err=True) for _ in range(3)]
         Parcel.objects.filter(pk=deadly).update(note="")
         wait_until_sent()
@@ -70,7 +62,7 @@ def test_rows_that_a_dead_copy_tried_count(audit: Path) -> None:
     """Three each: the successor of a worker that tried some rows tries the rest."""
     parcels("", "")
     arguments = (DELIVER, "--watch", "0.2", "--workers", "2", "--max-rows", "6")
-    with watching(*arguments, AUDIT=str(audit)) as watcher:
+    with watching(*arguments) as watcher:
         said = 0
         while said < 2:  # only then the parent knows
             said += int(watcher.says(f"{DELIVER}: ").split()[1])

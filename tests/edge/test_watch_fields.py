@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management.base import OutputWrapper
 
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.execution.calls import Call
-from dcl_processor.management.output import Output
 from dcl_processor.management.watching import _Log
 from dcl_processor.processes.beats import AtWork
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.news import Died
+from tests.edge.manage import output
 
 
 @pytest.mark.parametrize(
@@ -33,10 +31,9 @@ def test_a_worker_that_died_is_named_in_its_record(
     expected: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stream = OutputWrapper(StringIO())
-    output = Output(stream, stream, as_json=False, verbosity=1, tracebacks=False, color=False)
+    written, _, _ = output()
     with caplog.at_level(logging.INFO, "dcl_processor"):
-        log = _Log(output, names, Health(names, Stop()))
+        log = _Log(written, names, Health(names, Stop()))
         log.tell(2, name, Died(Trouble("killed by SIGKILL"), None))
     [record] = caplog.records
     known = {each: vars(record)[each] for each in ("processor", "worker") if each in vars(record)}
@@ -46,17 +43,10 @@ def test_a_worker_that_died_is_named_in_its_record(
 
 def test_the_line_about_a_dead_worker_has_its_row_and_what_it_leaves() -> None:
     """Nothing else mentions a charge that was cut off, until a person asks."""
-    stream = StringIO()
-    output = Output(
-        *(OutputWrapper(stream), OutputWrapper(stream)),
-        as_json=False,
-        verbosity=1,
-        tracebacks=False,
-        color=False,
-    )
+    written, _, err = output()
     call = AtWork.of(Call("shop.charge", (17,), None))
-    log = _Log(output, ["shop.charge"], Health(["shop.charge"], Stop()), "; rows are in doubt")
+    log = _Log(written, ["shop.charge"], Health(["shop.charge"], Stop()), "; rows are in doubt")
     log.tell(2, None, Died(Trouble("killed by SIGKILL"), None, call))
     said = "shop.charge, worker 2: killed by SIGKILL, last seen at row 17 since "
-    assert stream.getvalue().startswith(said)
-    assert stream.getvalue().endswith(" of shop.charge; rows are in doubt\n")
+    assert err.getvalue().startswith(said)
+    assert err.getvalue().endswith(" of shop.charge; rows are in doubt\n")

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.core.management.base import OutputWrapper
 from django.db import transaction
 from django.db.models import Q
 from hypothesis import given
@@ -29,36 +28,23 @@ from hypothesis import strategies as st
 from dcl_processor import Report
 from dcl_processor.diagnosis import ErrorInWorker, Trouble
 from dcl_processor.exceptions import Unsupported
-from dcl_processor.management.output import Output
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.processes.news import Died
 from dcl_processor.processes.results import portable
 from dcl_processor.processes.run_outcomes import Outcomes
 from dcl_processor.report import Failure
-from tests.edge.manage import alias, at_gate, besides_lifecycle, processors, started
+from tests.edge.manage import alias, at_gate, besides_lifecycle, output, processors, started
+from tests.edge.watchers import unsent
 from tests.models import Parcel
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file to which each handler adds its row and its process."""
-    path = tmp_path / "audit"
-    path.touch()
-    monkeypatch.setenv("AUDIT", str(path))
-    return path
-
-
 def handled(audit: Path) -> list[tuple[int, int]]:
     lines = (line.split() for line in audit.read_text().splitlines())
     return [(int(pk), int(pid)) for pk, pid in lines]
-
-
-def unsent() -> int:
-    return Parcel.objects.filter(sent=False).count()
 
 
 def free() -> int:
@@ -82,7 +68,7 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
     report, workers = pool.run(deliver, workers=2, stop=Stop(), on_row=told.append)
     good = {row.pk for row in rows if not row.note}
     assert Counter(pk for pk, _ in handled(audit)) == Counter(good)
-    assert unsent() == 1
+    assert len(unsent()) == 1
     assert (report.processed, report.failed, report.stopped) == (199, 1, "drained")
     assert report.failures[0].pk == rows[3].pk
     assert repr(report.failures[0].error) == "ValueError('no\\naddress')"
@@ -138,7 +124,7 @@ def test_a_worker_that_is_killed_frees_its_slot_at_once(gate: Path, audit: Path)
         report = json.loads(processors(*alone, "--json", GATE=str(gate)).stdout)
     assert (report["processed"], report["stopped"]) == (4, "drained")
     assert killed.pid not in {pid for _, pid in handled(audit)}
-    assert unsent() == 0
+    assert len(unsent()) == 0
 
 
 def test_every_copy_gets_a_row_and_a_share_of_the_limit(gate: Path, audit: Path) -> None:
@@ -153,7 +139,7 @@ def test_every_copy_gets_a_row_and_a_share_of_the_limit(gate: Path, audit: Path)
     assert out.startswith("warehouse.deliver: 3 processed")
     assert out.endswith("; stopped by limit (3 workers: 1, 1, 1)\n")
     assert sorted(pid for _, pid in handled(audit)) == workers
-    assert unsent() == 6
+    assert len(unsent()) == 6
 
 
 def test_no_more_copies_start_than_there_are_rows(installed: None, audit: Path) -> None:
@@ -197,7 +183,7 @@ def test_a_copy_that_is_killed_costs_the_others_nothing(gate: Path, audit: Path)
     assert (document["processed"], document["ok"]) == (2, False)
     assert document["stopped"] == "failures"
     assert {"ok": False, "error": sentence} in document["workers"]
-    assert unsent() == 0
+    assert len(unsent()) == 0
     assert killed not in {pid for _, pid in handled(audit)}
 
 
@@ -234,20 +220,6 @@ def test_a_copy_that_cannot_be_started_costs_the_others_nothing(
     }
 
 
-def output() -> tuple[Output, StringIO, StringIO]:
-    """Return an output without a terminal, and what is written to its two streams."""
-    out, err = StringIO(), StringIO()
-    written = Output(
-        OutputWrapper(out),
-        OutputWrapper(err),
-        as_json=False,
-        verbosity=1,
-        tracebacks=False,
-        color=False,
-    )
-    return written, out, err
-
-
 def test_a_share_that_is_not_known_is_a_question_mark() -> None:
     written, out, _ = output()
     workers: list[Report | Trouble] = [report(processed=5), Trouble("killed by SIGKILL")]
@@ -270,7 +242,7 @@ def test_one_signal_lets_every_copy_finish_its_row(
     report = json.loads(out)
     assert (report["processed"], report["stopped"]) == (2, "signal")
     assert len(handled(audit)) == 2
-    assert unsent() == 2
+    assert len(unsent()) == 2
 
 
 def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
@@ -286,7 +258,7 @@ def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
         _, err = process.communicate(timeout=PATIENCE)
     assert err == ""
     assert len(handled(audit)) == 2
-    assert unsent() == 2
+    assert len(unsent()) == 2
 
 
 def is_running(pid: int) -> bool:
@@ -315,7 +287,7 @@ def test_an_open_transaction_is_refused(installed: None) -> None:
     Parcel.objects.bulk_create(Parcel() for _ in range(3))
     with transaction.atomic():
         refused("no open transaction on 'default', got one: workers are other processes")
-    assert unsent() == 3
+    assert len(unsent()) == 3
 
 
 def test_a_database_in_memory_is_refused(installed: None) -> None:

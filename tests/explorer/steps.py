@@ -15,9 +15,11 @@ enough. Steps of two actors commute unless they touch the same thing and one of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
+
+from tests.crash.trace import integers
 
 LOCKS = " FOR NO KEY UPDATE"
 #: What follows the UPDATE in a flip that counts what it writes.
@@ -99,7 +101,7 @@ def describe(
     about the session, and whatever asks or writes only rows whose lock this transaction has: a
     row lock keeps others from changing what is read, and no session sees a write before its COMMIT.
     """
-    named = rows & set(_integers(params)) or rows
+    named = rows & set(integers(params)) or rows
     # A flip that waits for its COMMIT is in a statement that counts what it writes.
     sql = re.sub(r"^WITH dcl_flipped AS \((.*) RETURNING 1\) SELECT .*$", r"\1", sql)
     words = sql.lstrip()
@@ -151,13 +153,3 @@ def with_gate(sql: str) -> str:
         return sql.replace(FLIPPED, f" AND explorer_gate(){FLIPPED}", 1)
     assert re.search(r" WHERE .*[^;]$", sql, re.DOTALL), sql
     return f"{sql} AND explorer_gate()"
-
-
-def _integers(params: Any) -> Iterator[int]:
-    for each in params or ():
-        if isinstance(each, int):
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from _integers(each)
-        elif isinstance(each, str) and re.fullmatch(r"\{[\d,]+\}", each):
-            yield from map(int, each[1:-1].split(","))  # a list of keys

@@ -7,26 +7,35 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from dcl_processor import batch_processor
-from tests.models import Parcel
+from dcl_processor import Lease, Retry, batch_processor
+from tests.models import Errand, Parcel
 from tests.warehouse.processors import audit, wait_at_gate
 
 
-@batch_processor(
-    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, handler_timeout=2
-)
-def deliver(parcel: Parcel) -> None:
-    """Bring a parcel to its door, or never come back."""
-    audit(parcel)
-    HOW[parcel.note]()
+def act(row: Parcel | Errand) -> None:
+    """Do as the row says, or never come back."""
+    audit(row)
+    HOW[row.note if isinstance(row, Parcel) else row.result]()
 
 
-@batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
-def deliver_slowly(parcel: Parcel) -> None:
-    """Bring a parcel to its door, however long it takes."""
-    audit(parcel)
-    HOW[parcel.note]()
+PARCELS: dict[str, Any] = {
+    "pending": lambda: Parcel.objects.filter(sent=False),
+    "done": {"sent": True},
+}
+deliver = batch_processor(**PARCELS, name="hanging.deliver", handler_timeout=2)(act)
+deliver_slowly = batch_processor(**PARCELS, name="hanging.deliver_slowly")(act)
+
+ERRANDS: dict[str, Any] = {
+    "pending": lambda: Errand.objects.filter(done=False, claimed=False),
+    "done": {"done": True},
+    "handler_timeout": 2,
+}
+MARKED: dict[str, Any] = {"claim": {"claimed": True}, "claimed_at": "claimed_at"}
+LEASED: dict[str, Any] = {"lease": Lease(600), "retry": Retry()}
+fetch = batch_processor(**ERRANDS, **MARKED, name="hanging.fetch", delivery="at_most_once")(act)
+bring = batch_processor(**ERRANDS, **LEASED, name="hanging.bring", delivery="at_least_once")(act)
 
 
 def catch_everything() -> None:
@@ -65,6 +74,7 @@ HOW: dict[str, Callable[[], object]] = {
     "is stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "leaves a child": leave_a_child,
     "dies and leaves a child": die_and_leave_a_child,
+    "fails": lambda: 1 / 0,
     "gate": wait_at_gate,
     "": lambda: None,
 }

@@ -29,6 +29,7 @@ from dcl_processor.ledger.desk import (
 )
 from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control
+from dcl_processor.ledger.recording import Work
 from dcl_processor.ledger.tables import alias
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
@@ -442,6 +443,26 @@ def test_a_run_whose_ledger_has_a_dead_connection_still_follows_orders_and_is_re
     (line,) = lines
     assert line is not None
     the.wait(line.has_ended)
+
+
+def test_a_run_of_many_rows_is_written_once_a_second(
+    ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the rows takes a quarter of a second."""
+    values, writes = Work._values, list[float]()
+
+    def write(*what: Any, **how: Any) -> Any:
+        writes.append(clock.now)
+        return values(*what, **how)
+
+    def handle(_: Errand) -> None:
+        clock.now += 0.25
+        ledger.desk.call(lambda: None)  # wakes its thread
+
+    monkeypatch.setattr(Work, "_values", write)
+    the.errands(40)
+    processor(handle)()
+    assert 5 <= len(writes) <= 12  # 10 seconds, their begin and their end
 
 
 def test_a_ledger_that_does_not_answer_costs_one_wait_and_not_one_for_each_row(

@@ -10,15 +10,9 @@ from django.db import connection
 from dcl_processor.ledger.models import RecordedRun
 from dcl_processor.ledger.recording import Work
 from tests.contract.support.heartbeat import until
+from tests.ledger.test_records import _Counts
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Counts:
-    handler_seconds = slowest = 0.0
-
-    def __init__(self, counts: Counter[str]) -> None:
-        self.counts = counts
 
 
 def updates() -> tuple[int, int]:
@@ -37,7 +31,7 @@ def updates() -> tuple[int, int]:
 def test_the_second_by_second_writes_touch_no_index() -> None:
     work = Work("shop.recorded", "watch")
     counts = Counter[str]()
-    work.begin(Counts(counts))
+    work.begin(_Counts(counts))
 
     def all_fit() -> bool:
         updated_before, hot_before = updates()

@@ -1,4 +1,4 @@
-"""The systemd units on the page about runs: read by systemd itself where it is at hand."""
+"""The systemd units and the pod on the page about runs; systemd reads its own where it is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import yaml
 
+from dcl_processor import alive
 from tests.edge.manage import CHECKOUT
 from tests.waiting import PATIENCE
 
@@ -52,6 +54,23 @@ def test_what_they_start_is_a_command_that_can_be_read(name: str) -> None:
     assert (python, manage, arguments[0]) == (PYTHON, "manage.py", "processors")
     parser = Command().create_parser("manage.py", "processors")
     assert parser.parse_args(arguments[1:]).action == "run"
+
+
+def test_the_probes_of_the_pod_read_the_file_that_its_command_writes() -> None:
+    from dcl_processor.management.commands.processors import Command
+
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    pod = yaml.safe_load(text)
+    (worker,) = pod["containers"]
+    *_, manage, name = before = worker["command"][: worker["command"].index("run")]
+    assert (manage, name, before[:2]) == ("manage.py", "processors", ["tini", "--"])
+    parser = Command().create_parser("manage.py", "processors")
+    file = parser.parse_args(worker["command"][len(before) :]).health_file
+    (mount,) = worker["volumeMounts"]
+    assert mount == {"name": pod["volumes"][0]["name"], "mountPath": str(file.parent)}
+    for probe in ("startupProbe", "livenessProbe"):
+        command = worker[probe]["exec"]["command"]
+        assert command == ["python", "-m", alive.__name__, str(file)]
 
 
 def test_systemd_finds_nothing_wrong_with_them(tmp_path: Path) -> None:

@@ -134,11 +134,11 @@ def fetch(errand: Errand) -> None:
         wait_at_gate()
 
 
-def audit(parcel: Parcel) -> None:
+def audit(row: Parcel | Errand) -> None:
     if path := os.environ.get("AUDIT"):
         # One short line in append mode is written whole, even if other processes write.
         with Path(path).open("a") as file:
-            file.write(f"{parcel.pk} {os.getpid()}\n")
+            file.write(f"{row.pk} {os.getpid()}\n")
 
 
 def wait_at_gate(variable: str = "GATE") -> None:

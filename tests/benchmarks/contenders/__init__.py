@@ -74,8 +74,7 @@ SPANNING = "spanning, batch 1"
 #: Of a hundred rows.
 FAILING = 3
 WITH_FAILURES = f"transactional, batch 100, {FAILING} % fail"
-LEDGER = "transactional, batch 1, ledger"
-METRICS = "transactional, batch 1, metrics and traces"
+WATCHED = "transactional, batch 1, ledger, metrics and traces"
 
 CONTENDERS: Mapping[str, Contender] = {
     OURS: _ours("transactional"),
@@ -83,8 +82,7 @@ CONTENDERS: Mapping[str, Contender] = {
     BATCH: _ours("transactional", 100),
     "transactional, batch 500": _ours("transactional", 500),
     WITH_FAILURES: Contender("failing"),
-    LEDGER: Contender("watched", {"by": "ledger"}),
-    METRICS: Contender("watched", {"by": "metrics"}, needs="opentelemetry"),
+    WATCHED: Contender("watched", needs="opentelemetry"),
     "at most once, batch 1": _ours("at_most_once"),
     "at least once, batch 1": _ours("at_least_once"),
     SPANNING: Contender("spanning"),
