@@ -269,7 +269,7 @@ WRONG: dict[str, Callable[..., Any]] = {
 
 
 @the.all_deliveries
-@pytest.mark.parametrize("to_retry", [False, True], ids=["", "retry"])
+@pytest.mark.parametrize("retried", [False, True], ids=["", "retry"])
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_function_that_gives_no_values_is_one_sentence_and_costs_no_other_row(
     make: Any, wrong: Any, retried: bool, caplog: pytest.LogCaptureFixture
