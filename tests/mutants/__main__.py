@@ -32,6 +32,8 @@ from tests.shares import selected_by
 from tests.waiting import PATIENCE
 
 PASSED, FAILED, HUNG = 0, 1, -1  # of pytest's other exit codes none is an answer
+#: What is tried without a fault together: such a run starts once for all of them.
+TOGETHER = 40
 LEFT_BEHIND = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "_build")
 
 Place = tuple[Path, dict[str, str]]
@@ -56,20 +58,22 @@ def workers(number: int, kinds: set[str]) -> Iterator[SimpleQueue[Place]]:
         yield places
 
 
-def ends(mutant: Mutant, place: Place, *, patience: float) -> tuple[int, str]:
-    """Run the mutant's tests in the copy; return pytest's exit code, and what it said."""
+def ends(tests: str, on: str, place: Place, *, patience: float) -> tuple[int, str]:
+    """Run the tests in the copy; return pytest's exit code, and what it said."""
     folder, urls = place
-    command = [sys.executable, "-m", "pytest", "-xqp", "no:cacheprovider"]
+    # Plugins that no test of a mutant needs take longer to import than most of these tests.
+    plugins = ["-p", "pytest_django.plugin", "-p", "pytest_timeout"]
+    command = [sys.executable, "-m", "pytest", "-xqp", "no:cacheprovider", *plugins]
     # A file that is put back within a second would pass for the one that was compiled.
     quiet = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "CI": "false"}
     # The point of a search that finds the fault is in one share.
-    quiet["WHOLE"] = "1"
+    quiet["WHOLE"] = quiet["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # A test whose wait runs out because of the fault ends, and fails, in time.
     quiet["PATIENCE"] = str(patience / 4)
     with subprocess.Popen(
-        [*command, *shlex.split(mutant.tests)],
+        [*command, *shlex.split(tests)],
         cwd=folder,
-        env={**os.environ, **quiet, "DATABASE_URL": urls[mutant.on]},
+        env={**os.environ, **quiet, "DATABASE_URL": urls[on]},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -83,6 +87,25 @@ def ends(mutant: Mutant, place: Place, *, patience: float) -> tuple[int, str]:
     return process.returncode, said
 
 
+def passing(some: tuple[list[str], str], places: SimpleQueue[Place]) -> set[tuple[str, str]]:
+    """Run the tests together, without a fault; if one does not pass, none counts as known to."""
+    (tests, on), place = some, places.get()
+    try:
+        code, _ = ends(" ".join(tests), on, place, patience=4 * PATIENCE + 10 * len(tests))
+    finally:
+        places.put(place)
+    return {(each, on) for each in tests if code == PASSED}
+
+
+def together(tried: Sequence[Mutant]) -> Iterator[tuple[list[str], str]]:
+    """Yield the tests that may run beside each other in one process, and their database."""
+    for on in sorted({each.on for each in tried}):
+        # What selects among tests would select among all of them.
+        its = sorted({each.tests for each in tried if each.on == on and " -k" not in each.tests})
+        for first in range(0, len(its), TOGETHER):
+            yield its[first : first + TOGETHER], on
+
+
 def judged(
     mutant: Mutant, places: SimpleQueue[Place], sound: set[tuple[str, str]], patience: float
 ) -> str:
@@ -94,13 +117,13 @@ def judged(
     code, said = PASSED, ""
     try:
         if (mutant.tests, mutant.on) not in sound:
-            code, said = ends(mutant, place, patience=4 * PATIENCE)
+            code, said = ends(mutant.tests, mutant.on, place, patience=4 * PATIENCE)
         if code != PASSED:
             complaint = f"its tests do not pass without it (exit code {code})"
         else:
             sound.add((mutant.tests, mutant.on))
             before = mutant.applied(place[0])
-            code, said = ends(mutant, place, patience=patience)
+            code, said = ends(mutant.tests, mutant.on, place, patience=patience)
             (place[0] / mutant.path).write_text(before)
             failed = code == FAILED and re.search("^(FAILED|ERROR) tests/", said, re.MULTILINE)
             killed = failed or (code == HUNG and mutant.hangs)
@@ -132,10 +155,13 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{options.sample} of {len(tried)} mutants, --seed {options.seed}", flush=True)
         dice = random.Random(options.seed)  # noqa: S311  # no secret
         tried = dice.sample(tried, min(options.sample, len(tried)))
-    with workers(options.jobs, {each.on for each in tried}) as places:
-        judge = partial(judged, places=places, sound=set(), patience=options.patience)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            complaints = list(pool.map(judge, tried))
+    kinds = {each.on for each in tried}
+    with workers(options.jobs, kinds) as places, ThreadPoolExecutor(options.jobs) as pool:
+        known = pool.map(partial(passing, places=places), together(tried))
+        passed = set[tuple[str, str]]().union(*known)
+        print(f"{len(passed)} sets of tests pass without a fault", flush=True)
+        judge = partial(judged, places=places, sound=passed, patience=options.patience)
+        complaints = list(pool.map(judge, tried))
     alive = [(each, why) for each, why in zip(tried, complaints, strict=True) if why]
     print(f"\n{len(tried)} mutants, {len(tried) - len(alive)} killed, {len(stale)} stale")
     for mutant, why in alive:
