@@ -213,8 +213,9 @@ def broken_claim(row: Errand) -> Any:
     )
 
 
+@pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("when", ["before the flip", "after the commit"])
-def test_a_session_that_is_cut_in_the_message_is_looked_up(when: str) -> None:
+def test_a_session_that_is_cut_in_the_message_is_looked_up(when: str, repeats: bool) -> None:
     """The server ends the session before or after the COMMIT in the message."""
     rows = the.errands(5)
     cut = Event()
@@ -225,7 +226,8 @@ def test_a_session_that_is_cut_in_the_message_is_looked_up(when: str) -> None:
         handled.append(row.place)
 
     with session_killer(rows[3] if claim else rows[2], at_flip=not claim):
-        report = processor(handle, pending=lambda: OWN.extra(where=["tests_kill(id) = id"]))()
+        pending = lambda: OWN.extra(where=["tests_kill(id) = id"])  # noqa: E731
+        report = processor(handle, pending=pending, repeats=repeats)()
     assert not cut.is_set()
     assert report.stopped == "drained"
     if claim:

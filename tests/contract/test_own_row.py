@@ -125,14 +125,14 @@ def test_i23_of_many_renewals_the_first_and_the_last_are_recognised(
     assert write(question, row.pk, tokens, {"done": True}) == is_known
 
 
+def fail(*_: Any) -> int:
+    raise OperationalError("no answer")
+
+
 def test_the_token_in_the_row_is_known_after_any_number_of_renewals_without_an_answer(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row, question, heart = held
-
-    def fail(*_: Any) -> int:
-        raise OperationalError("no answer")
-
     for _ in range(5):
         heart._renew()
     monkeypatch.setattr(heartbeat, "write_all", fail)
@@ -141,6 +141,19 @@ def test_the_token_in_the_row_is_known_after_any_number_of_renewals_without_an_a
     tokens = heart.let_go(row.pk, {"leased_until": None})
     assert len(tokens["leased_until"]) == 6
     assert write(question, row.pk, tokens, {"done": True}) == 1
+
+
+def test_a_renewal_after_one_that_failed_recognises_the_row(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, _, heart = held
+    before = leased_until(row)
+    with monkeypatch.context() as patch:
+        patch.setattr(heartbeat, "write_all", fail)
+        assert not heart._beat()
+    assert leased_until(row) == before
+    assert heart._beat()
+    assert leased_until(row) > before
 
 
 def test_a_save_after_a_renewal_frees_the_row_for_no_other_copy(beats_soon: None) -> None:

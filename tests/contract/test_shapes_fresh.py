@@ -130,6 +130,12 @@ def test_i3_what_changed_between_the_snapshot_and_the_lock_is_seen(case: str) ->
     assert seen(queryset, look, lambda: change(row)) == [expected]
 
 
+def test_i3_what_is_prefetched_is_loaded_for_each_row_of_a_run() -> None:
+    for _ in range(4):
+        Scan.objects.create(parcel=Parcel.objects.create())
+    assert seen(parcels.prefetch_related("scans"), scans, None) == [1, 1, 1, 1]
+
+
 def test_i3_a_null_that_was_pointed_somewhere_is_seen() -> None:
     Depot.objects.create(name="south")
     row = Parcel.objects.create()
