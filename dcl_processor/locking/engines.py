@@ -1,8 +1,8 @@
-"""Checks that the tables have row locks and rollback, which on some servers depends on the engine.
+"""Checks that tables have row locks and rollback, and that an update counts the rows it matches.
 
-MyISAM, MEMORY and Aria accept every statement of a transaction, lock no row, and keep writes that
-are rolled back. A server may have tables of both kinds, so each table is checked once per
-connection.
+On MariaDB and MySQL, both depend on the project. MyISAM, MEMORY and Aria accept every statement of
+a transaction, lock no row, and keep writes that are rolled back. A server may have tables of both
+kinds, so each table is checked once per connection.
 """
 
 from __future__ import annotations
@@ -24,16 +24,24 @@ _WITHOUT_TRANSACTIONS = """
     AND ENGINE NOT IN (SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES')
 """
 
+#: The client's flag, which Django sets.
+FOUND_ROWS = 2
+
 # Keyed by the driver's connection, so that the tables are checked again after a reconnect.
 _trusted: WeakKeyDictionary[Any, set[type[Model]]] = WeakKeyDictionary()
 
 
 def refuse_without_transactions(question: Question[Any]) -> None:
-    """Raise ``Unsupported`` unless all tables of the row have transactions, its parents' too."""
+    """Raise ``Unsupported`` unless all tables of the row have transactions, its parents' too.
+
+    Also if the connection counts changed rows, not matched ones.
+    """
     connection = connections[question.using]
     if connection.vendor != "mysql":
         return
     connection.ensure_connection()
+    if connection.connection not in _trusted:
+        _refuse_changed_rows(connection)
     trusted = _trusted.setdefault(connection.connection, set())
     if question.model in trusted:
         return
@@ -50,6 +58,17 @@ def refuse_without_transactions(question: Question[Any]) -> None:
                 f"and rolls nothing back; run ALTER TABLE {table} ENGINE=InnoDB."
             )
     trusted.add(question.model)
+
+
+def _refuse_changed_rows(connection: Any) -> None:
+    flags = connection.get_connection_params().get("client_flag", FOUND_ROWS)
+    if not flags & FOUND_ROWS:
+        raise Unsupported(
+            f"expected the connection {connection.alias!r} to count the rows that an UPDATE "
+            f"matches, got OPTIONS with client_flag={flags} without FOUND_ROWS, with which a row "
+            "that has these values already counts as not written; remove client_flag, or add "
+            "MySQLdb.constants.CLIENT.FOUND_ROWS to it."
+        )
 
 
 def _tables(model: type[Model]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import Error, connections, transaction
 from django.db.models import Model, QuerySet, Value
 from django.db.models.functions import Now
+from django.utils.timezone import is_aware, is_naive
 
 from dcl_processor import clock
 from dcl_processor.candidates.flip_coverage import decided, keeps_all
@@ -282,14 +283,26 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
         lost += [n for n, t in times.items() if clock.recognisable(kept[n], question.using) != t]
         transaction.set_rollback(True, using=question.using)
     for name in lost:
-        what = "microseconds" if name in times else repr(constants[name])
-        fix = "make it one with six digits" if name in times else "claim another value"
+        what, fix = repr(constants.get(name)), "claim another value"
+        if name in times:
+            what, fix = _why_not_kept(times[name], clock.recognisable(kept[name], question.using))
         raise InvalidOption(
             f"{processor.name}: expected {question.model._meta.label}.{name} to keep {what}, by "
             f"which a claimed row is recognised, got {kept[name]} back; {fix}."
         )
     meta = question.model._meta
     return {meta.get_field(name).attname: kept[name] for name in constants}
+
+
+def _why_not_kept(written: datetime, kept: Any) -> tuple[str, str]:
+    """Return what of a time the column has not kept, and what to do about it."""
+    if isinstance(kept, datetime):
+        if is_naive(kept) and is_aware(written):
+            return "an instant", "give it a time zone: timestamptz"
+        # Cut or rounded.
+        if is_naive(kept) == is_naive(written) and abs(kept - written) <= timedelta(seconds=1):
+            return "microseconds", "make it one with six digits"
+    return f"the time {written}", "look for a trigger or a field that changes it"
 
 
 def _marks(

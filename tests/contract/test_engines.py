@@ -15,6 +15,7 @@ from dcl_processor.exceptions import Unsupported
 from dcl_processor.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import connected
 from tests.models import Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -122,3 +123,14 @@ if connection.vendor == "mysql":
                     tying(load, calls)()
         assert_run(tying(load, calls)(), processed=3)
         assert len(calls) == 3
+
+    @pytest.mark.parametrize("options", DELIVERIES.values(), ids=[*DELIVERIES])
+    def test_i26_a_connection_that_counts_changed_rows_is_refused(options: dict[str, Any]) -> None:
+        """A handler that writes the flag itself would leave the flip nothing to change."""
+        the.errands(2)
+        calls: list[Any] = []
+        run = the.transactional(lambda row: calls.append(row.pk), **options)
+        words = "without FOUND_ROWS, with which a row that has these values already counts as not"
+        with connected({"client_flag": 0}), pytest.raises(Unsupported, match=words):
+            run()
+        assert calls == []

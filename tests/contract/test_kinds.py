@@ -25,7 +25,7 @@ from dcl_processor import Lease, Retry, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
-from dcl_processor.exceptions import InsideTransaction, Unsupported
+from dcl_processor.exceptions import InsideTransaction, InvalidOption, Unsupported
 from dcl_processor.watch import notify
 from tests import seams
 from tests.contract.support import errands as the
@@ -132,6 +132,28 @@ if IS_POSTGRESQL:
             assert_run(report, processed=3)
             Errand.objects.all().delete()
         assert not report.failures
+
+    TYPE = "ALTER TABLE tests_errand ALTER leased_until TYPE"
+    LATER = "NEW.leased_until = NEW.leased_until + interval '1 hour'"
+
+    @pytest.mark.parametrize(
+        ("change", "fix"),
+        [
+            (lambda: temporary(f"{TYPE} timestamp", f"{TYPE} timestamptz"), "give it a time zone"),
+            (lambda: temporary(f"{TYPE} timestamptz(0)", f"{TYPE} timestamptz"), "make it one wit"),
+            (lambda: at_update("TRUE", LATER), "look for a trigger or a field that changes it"),
+        ],
+        ids=["no time zone", "no fractions", "a trigger"],
+    )
+    def test_i26_why_a_time_is_not_kept_is_looked_up(change: Any, fix: str) -> None:
+        the.errands(2)
+        calls: list[int] = []
+        run = the.at_least_once(lambda row: calls.append(row.place))
+        with change():
+            with pytest.raises(InvalidOption, match=rf"Errand\.leased_until to keep .*; {fix}"):
+                run()
+            Errand.objects.all().delete()
+        assert calls == []
 
     #: A type, what its column contains at first, and what is written to it.
     TYPES = {
