@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from . import log_fields
 from .interrupts import ends_the_run
 
 if TYPE_CHECKING:
@@ -119,14 +120,9 @@ def _report(observer: Observer, method: str, error: BaseException) -> None:
     if (observer, method) in _reported:
         return
     _reported.add((observer, method))
-    kind = type(observer).__name__
-    logger.warning(
-        "%s.%s() raised, and what it would have recorded is missing; the run continues: %s",
-        kind,
-        method,
-        type(error).__name__,
-        exc_info=error,
-    )
+    message = "%s.%s() raised, and what it would have recorded is missing; the run continues: %s"
+    kinds = type(observer).__name__, method, type(error).__name__
+    log_fields.log(logger, logging.WARNING, message, *kinds, extra={}, exc_info=error)
 
 
 def flush() -> None:

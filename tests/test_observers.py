@@ -257,7 +257,7 @@ class Raising(Observer):
         if name in vars(Observer) and not name.startswith("_"):
 
             def fail(*_: Any, **__: Any) -> None:
-                raise SystemExit(3)
+                raise SystemExit("postgres://shop:hunter2@db/x")
 
             return fail
         return super().__getattribute__(name)
@@ -273,6 +273,8 @@ def test_an_observer_that_raises_costs_no_row(
         observers.flush()
     assert (report.processed, report.stopped) == (3, "drained")
     assert Errand.objects.filter(done=True).count() == 3
+    assert "SystemExit: postgres://shop:***@db/x" in caplog.text
+    assert "hunter2" not in caplog.text
     raised = [each.getMessage() for each in caplog.records if "raised" in each.getMessage()]
     assert sorted(each.partition(" ")[0] for each in raised) == sorted(
         f"Raising.{name}()"
