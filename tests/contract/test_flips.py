@@ -7,8 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Case, Count, F, Q, When
+from django.db.models.signals import post_save
 from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Report, batch_processor
@@ -42,8 +43,15 @@ def test_values_that_python_calls_equal_and_the_column_does_not_are_told_apart(
 
 def test_a_callable_gives_each_row_a_value_of_its_own_and_a_clock_one_to_all() -> None:
     parcels(5)
-    done = {"sent": True, "code": lambda: uuid.uuid4().hex[:20], "sent_at": timezone.now}
+    drawn: list[str] = []
+
+    def draw() -> str:
+        drawn.append(uuid.uuid4().hex[:20])
+        return drawn[-1]
+
+    done = {"sent": True, "code": draw, "sent_at": timezone.now}
     assert_run(in_batches(lambda row: None, done=done)(), processed=5)
+    assert len(drawn) == 6  # once in the rehearsal
     assert Parcel.objects.values("code").distinct().count() == 5
     assert Parcel.objects.values("sent_at").distinct().count() == 1
 
@@ -329,3 +337,33 @@ def test_what_it_does_not_decide_costs_one_question_more(ask: Any) -> None:
     Parcel.objects.all().delete()
     taken_for_granted = each_costs(parcels, pending=ask, done={"sent": True}, repeats=True)
     assert asked == taken_for_granted + 1
+
+
+def test_a_flip_is_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    the.errands(3)
+    saved: list[Any] = []
+    field = Errand._meta.get_field("claimed_at")
+    monkeypatch.setattr(field, "auto_now", True)
+
+    def note(instance: Any, **_: Any) -> None:
+        saved.append(instance)
+
+    post_save.connect(note, sender=Errand)
+    try:
+        assert_run(the.transactional(the.ignore)(), processed=3)
+    finally:
+        post_save.disconnect(note, sender=Errand)
+    assert not saved
+    assert Errand.objects.filter(claimed_at=None, done=True).count() == 3
+
+
+def test_a_durable_block_is_refused_in_the_rows_transaction() -> None:
+    the.errands(3)
+
+    def handle(_: Errand) -> None:
+        with transaction.atomic(durable=True):
+            raise AssertionError("expected the block to be refused")
+
+    report = the.transactional(handle)()
+    assert_run(report, failed=3)
+    assert {type(failure.error) for failure in report.failures} == {RuntimeError}
