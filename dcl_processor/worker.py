@@ -5,13 +5,12 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from multiprocessing import current_process
 
 #: Characters of the host's name that are kept, so that the whole name fits a column of 80.
 HOST = 64
 
-#: What the supervisor's processes are called, followed by the worker's number.
-WORKER = "worker "
+#: The number of the worker that this process is, once its task is read; 0: it is none.
+number = 0
 
 
 def worker_name() -> str:
@@ -26,8 +25,7 @@ def worker_name() -> str:
 
 def worker_number() -> int:
     """Return the number of the worker that this process is; 0 if it is none."""
-    _, _, worker = current_process().name.rpartition(WORKER)
-    return int(worker) if worker.isdecimal() else 0
+    return number
 
 
 def this_user() -> str:

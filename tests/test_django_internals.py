@@ -29,8 +29,6 @@ DOCUMENTED = (
     "get_autocommit in_atomic_block introspection is_usable ops query rollback set_autocommit "
     "set_rollback settings_dict timezone vendor"
 )
-#: Of multiprocessing.
-NOT_DJANGOS = frozenset({"_children", "_inheriting"})
 
 
 def is_private(name: str) -> bool:
@@ -65,7 +63,7 @@ def used() -> dict[str, dict[str, set[str]]]:
             continue
         for node in ast.walk(ast.parse(text)):
             for part, name in uses(text.splitlines(), node):
-                if name not in {*DOCUMENTED.split(), *NOT_DJANGOS}:
+                if name not in DOCUMENTED.split():
                     found[part][name].add(str(path.relative_to(PACKAGE)))
     return found
 

@@ -5,15 +5,18 @@ name with an event of its run, or ``None`` with an event of the child itself: ea
 and last ``Ended`` or a ``Trouble``. The child sends a ``Beat`` each second through a second pipe,
 so other messages do not delay it.
 
-The child is spawned, because a forked child would share the parent's database connections, and its
-threads' locks in whatever state they were.
+The child is the same command line, started once more: all that the program prepares before it runs
+the command, such as a driver or an importer of settings, is prepared in each worker, too. A forked
+child would share the parent's database connections, and its threads' locks in whatever state they
+were.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -21,16 +24,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
-from multiprocessing import resource_tracker
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import FrameType
 from typing import Any
 
-import django
 from django.db import connections
 
 from dcl_processor import steady as time
+from dcl_processor import worker
 from dcl_processor.diagnosis import Trouble, describe, one_line
 from dcl_processor.exceptions import ProcessorError
 from dcl_processor.watch.watch import Event
@@ -50,10 +54,8 @@ EXIT_WITHIN, DIES_WITHIN = 10.0, 10.0
 #: it may have closed its pipes long before, and what it has forked may keep them open.
 SOON = 0.01
 
-#: The exit code of a child whose program runs the command when it is imported: EX_CONFIG.
-UNGUARDED = 78
-
-_processes = multiprocessing.get_context("spawn")
+#: The environment of a child: the files that it has from its parent, by their numbers.
+FILES = "DCL_PROCESSOR_WORKER"
 
 
 class Phase(Enum):
@@ -84,16 +86,23 @@ Work = Callable[[Stop, Send], bool]
 class Child:
     """The parent's end of a child process, which is started at once."""
 
-    def __init__(self, name: str, work: Work, databases: Mapping[str, Any]) -> None:
+    def __init__(self, number: int, work: Work, databases: Mapping[str, Any]) -> None:
         self.phase = Phase.LOADING
-        control, self._control = _processes.Pipe(duplex=False)
-        self.results, results = _processes.Pipe(duplex=False)
-        self._beats, beats = _processes.Pipe(duplex=False)
+        control, self._control = Pipe(duplex=False)
+        self.results, results = Pipe(duplex=False)
+        self._beats, beats = Pipe(duplex=False)
         self._inbox, self._beats_inbox = Inbox(self.results), Inbox(self._beats)
         ends = (control, results, beats)
-        self._process = _processes.Process(target=main, args=(work, databases, *ends), name=name)
-        self._process.start()
-        assert self._process.pid is not None
+        # A file, because a pipe that is full would make the parent wait for a child that loads.
+        with TemporaryFile() as task:
+            pickle.dump((number, work, databases), task)
+            task.seek(0)
+            files = [each.fileno() for each in (task, *ends)]
+            arguments, variables = _same_command()
+            variables[FILES] = ",".join(map(str, files))
+            self._process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, env=variables, pass_fds=files
+            )
         self.pid = self._process.pid
         self._last: Ended | Trouble | None = None
         self._end_by: float | None = None
@@ -168,7 +177,7 @@ class Child:
         Kills a process that does not end in time. One that waits in the kernel, for a file server
         for instance, cannot be killed, and is left behind: it counts as gone.
         """
-        if self._process.exitcode is not None:
+        if self._process.poll() is not None:
             # What the handler has forked may keep the pipe open for as long as it likes.
             return self.is_ending or not self.results.poll()
         if self._killed_at is not None:
@@ -183,18 +192,14 @@ class Child:
         """Free what belongs to a child that has gone."""
         for each in (self._control, self.results, self._beats):
             each.close()
-        if self._process.exitcode is not None:
-            self._process.close()
-        else:
-            # Python waits for its children when it exits, without a limit.
-            module = sys.modules["multiprocessing.process"]
-            getattr(module, "_children", set()).discard(self._process)
+        # One that cannot be killed is left behind knowingly.
+        self._process.returncode = self._process.poll() or 0
 
     def outcome(self) -> Ended | Trouble:
         """Return how a child has ended that has gone: its last message, or how it died."""
         if self._last is not None:
             return self._last
-        code = self._process.exitcode
+        code = self._process.poll()
         if self.is_left_behind:
             return Trouble(
                 f"process {self.pid} was killed {lasted(DIES_WITHIN)} ago, and has not ended: "
@@ -205,19 +210,32 @@ class Child:
                 f"killed by the supervisor: {self._killed_for}; its committed work stays, but is "
                 "not counted"
             )
-        if code == UNGUARDED:
-            program = Path(sys.argv[0]).name
-            guard = "\"if __name__ == '__main__':\""
-            sentence = (
-                f"expected {program} to run the command below {guard}, got a call without it, "
-                "which each worker would repeat when it imports the program; add that line."
-            )
-            return Trouble(sentence, is_final=True)
         if code is not None and code < 0:
             how = f"killed by {_name(-code)}"
         else:
             how = f"ended with exit code {code} and without a report"
         return Trouble(f"{how}; its committed work stays, but is not counted")
+
+
+def _same_command() -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the environment with which this program was started.
+
+    If it is another program that calls the command, which may do more than that: those of Django's
+    own command, with the same path for imports.
+    """
+    if is_program():
+        # As the program may have changed its folder.
+        main = getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0]
+        started = [main if each == sys.argv[0] else each for each in sys.orig_argv[1:]]
+        return [sys.executable, *started], {**os.environ}
+    path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+    arguments = [sys.executable, "-m", "django", "processors", "list"]
+    return arguments, {**os.environ, "PYTHONPATH": path}
+
+
+def is_program() -> bool:
+    """Return whether this program is ``manage.py processors`` or the like."""
+    return sys.argv[1:2] == ["processors"]
 
 
 def end_all(children: Collection[Child], own_time: OwnTime) -> None:
@@ -246,8 +264,6 @@ def signals_blocked() -> Iterator[None]:
     child inherits the blocked signals, and unblocks them when it is ready. A signal that interrupts
     the parent before it has noted the child would leave a child that the parent does not end.
     """
-    # Started first, because it would unblock the signals that are blocked below.
-    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -277,14 +293,22 @@ def exit_codes_kept() -> Iterator[None]:
 # --- the child's end
 
 
-def main(
+def main(files: str) -> None:
+    """Do the work, and send its events and its end; ``files``: of ``FILES``."""
+    task, *ends = map(int, files.split(","))
+    with os.fdopen(task, "rb") as file:
+        worker.number, work, databases = pickle.load(file)  # noqa: S301  # from our own parent
+    do(work, databases, *map(Connection, ends))
+
+
+def do(
     work: Work,
     databases: Mapping[str, Any],
     control: Connection,
     results: Connection,
     beats: Connection,
 ) -> None:
-    """Do the work, and send its events and its end."""
+    """Do the work between the ends of the pipes."""
     stop, hurry = Stop(), threading.Event()
     _install_handlers(stop, hurry)
     to_parent = Results(results, beats, stop)
@@ -293,7 +317,7 @@ def main(
     threading.Thread(target=_obey, args=(control, stop, hurry, monitor), daemon=True).start()
     end: Ended | Trouble
     try:
-        with _undisturbed_end(), _django(databases):
+        with _undisturbed_end(), _connected(databases):
             send(None, Phase.WORKING)
             with monitor:
                 end = Ended(work(stop, send))
@@ -313,11 +337,11 @@ def _undisturbed_end() -> Iterator[None]:
 
 
 @contextmanager
-def _django(databases: Mapping[str, Any]) -> Iterator[None]:
-    """Load Django, with the parent's databases; close the connections at the end."""
+def _connected(databases: Mapping[str, Any]) -> Iterator[None]:
+    """Use the parent's databases, which may be a test's; close the connections at the end."""
+    connections.close_all()
     for alias, name in databases.items():
         connections.databases[alias]["NAME"] = name
-    django.setup()
     try:
         with quiet_unless_configured():
             yield
@@ -359,13 +383,3 @@ def _obey(control: Connection, stop: Stop, hurry: threading.Event, monitor: Moni
     if main_thread is not None:
         # Sent to the main thread: a signal to another thread would not end a wait of the handler.
         signal.pthread_kill(main_thread, signal.SIGTERM)
-
-
-def refuse_import() -> None:
-    """End this process if it is a child that imports the program that has started it.
-
-    A spawned process imports the main module. If that module runs the command without a check that
-    it is the main program, each child would start children of its own.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        os._exit(UNGUARDED)

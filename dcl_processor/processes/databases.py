@@ -9,6 +9,8 @@ from django.db import connections
 
 from dcl_processor.exceptions import Unsupported
 
+from .child import is_program
+
 
 def databases_for_children() -> dict[str, Any]:
     """Return the databases' names by alias; close own connections until the workers have ended.
@@ -22,7 +24,7 @@ def databases_for_children() -> dict[str, Any]:
 
 def check_children_can_see_rows() -> None:
     """Raise ``Unsupported`` where other processes could not see the rows."""
-    if "DJANGO_SETTINGS_MODULE" not in os.environ:
+    if "DJANGO_SETTINGS_MODULE" not in os.environ and not is_program():
         raise Unsupported(
             "expected DJANGO_SETTINGS_MODULE to name the settings, got settings made by "
             "configure(), which other processes cannot read; run one worker."

@@ -147,11 +147,11 @@ class Supervisor:
             self._start(place, databases)
 
     def _start(self, place: _Place, databases: dict[str, Any]) -> None:
-        name, work = f"worker {place.number}", self.work(place.number)
+        work = self.work(place.number)
         place.started = time.monotonic()
         try:
             with signals_blocked():
-                place.child = Child(name, work, databases)
+                place.child = Child(place.number, work, databases)
                 place.lateness = Lateness(self.limit, self._time.seconds)
         except OSError as error:
             sentence = f"could not be started: {describe(error)}"

@@ -56,7 +56,7 @@ class Watcher:
             for child in self.parent.children():
                 # With setproctitle a worker has a title of its own, soon after it is spawned.
                 line = " ".join(child.cmdline())
-                if line.startswith("dcl ") or "spawn_main" in line:
+                if line.startswith("dcl ") or "processors" in line:
                     self._seen[child.pid] = child
         return [copy for copy in self._seen.values() if copy.is_running()]
 

@@ -137,7 +137,7 @@ def test_a_worker_that_closes_its_pipe_and_hangs_makes_no_busy_loop(
 @pytest.fixture
 def lost_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lose each kill, as with a process that waits in the kernel, where no signal reaches it."""
-    monkeypatch.setattr("multiprocessing.popen_fork.Popen._send_signal", lambda *_: None)
+    monkeypatch.setattr("subprocess.Popen.kill", lambda *_: None)
     monkeypatch.setattr(child, "EXIT_WITHIN", 0.1)
     monkeypatch.setattr(child, "DIES_WITHIN", 0.1)
 
@@ -215,7 +215,7 @@ def test_the_end_of_a_worker_is_noticed_although_sigchld_is_ignored(
 ) -> None:
     """None is killed after its end, when its pid may be that of another process."""
     kills: list[Any] = []
-    monkeypatch.setattr("multiprocessing.popen_fork.Popen._send_signal", lambda *a: kills.append(a))
+    monkeypatch.setattr("subprocess.Popen.kill", lambda *a: kills.append(a))
     monkeypatch.setattr(child, "DIES_WITHIN", 0.1)
     work = partial(works.die_beside_hanging_ones, tmp_path, 0)
     had_work, ((_, death),) = supervised(tmp_path, work)
@@ -264,7 +264,7 @@ class Results(child.Results):
 
 child.Results = Results
 results, beats = (multiprocessing.Pipe(duplex=False) for _ in range(2))
-child.main(lambda stop, send: False, {}, control, results[1], beats[1])
+child.do(lambda stop, send: False, {}, control, results[1], beats[1])
 while not isinstance(event := results[0].recv()[1], child.Ended):
     pass
 print("sent")

@@ -10,6 +10,7 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +35,15 @@ from dcl_processor.processes.news import Died
 from dcl_processor.processes.results import portable
 from dcl_processor.processes.run_outcomes import Outcomes
 from dcl_processor.report import Failure
-from tests.edge.manage import alias, at_gate, besides_lifecycle, output, processors, started
+from tests.edge.manage import (
+    alias,
+    at_gate,
+    besides_lifecycle,
+    environment,
+    output,
+    processors,
+    started,
+)
 from tests.edge.watchers import unsent
 from tests.models import Parcel
 from tests.waiting import PATIENCE, until
@@ -45,6 +54,42 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def handled(audit: Path) -> list[tuple[int, int]]:
     lines = (line.split() for line in audit.read_text().splitlines())
     return [(int(pk), int(pid)) for pk, pid in lines]
+
+
+#: It changes its folder, makes the settings itself, and has no guard.
+PREPARING = """
+import os, sys
+from django.conf import settings
+from django.core.management import execute_from_command_line
+
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+os.environ["AUDIT"] = "audit"
+from tests.warehouse import settings as warehouse
+
+os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+settings.configure(**{name: value for name, value in vars(warehouse).items() if name.isupper()})
+execute_from_command_line()
+"""
+
+
+def test_a_worker_runs_all_of_the_program_that_runs_the_command(tmp_path: Path) -> None:
+    """Django's settings, drivers and variables may be prepared there, and nowhere else."""
+    rows = Parcel.objects.bulk_create(Parcel() for _ in range(3))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "program.py").write_text(PREPARING)
+    run = "processors", "run", "warehouse.deliver", "--workers", "3"
+    ended = subprocess.run(
+        [sys.executable, "site/program.py", *run],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    calls = handled(tmp_path / "site" / "audit")
+    assert sorted(pk for pk, _ in calls) == [row.pk for row in rows]
 
 
 def free() -> int:

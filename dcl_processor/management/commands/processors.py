@@ -34,8 +34,7 @@ from dcl_processor.management import (
 from dcl_processor.management.choosing import USAGE_ERROR, choose, keys
 from dcl_processor.management.command_line import OneSentenceParser
 from dcl_processor.management.output import Output
-from dcl_processor.processes import pool
-from dcl_processor.processes.child import refuse_import
+from dcl_processor.processes import child, pool
 from dcl_processor.processes.console_log import quiet_unless_configured
 from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
 from dcl_processor.processes.health import Health
@@ -81,6 +80,13 @@ class Command(BaseCommand):
         """Run as ``manage.py`` does, which ends with the command."""
         self._owns_process = True
         super().run_from_argv(argv)
+
+    def execute(self, *arguments: Any, **options: Any) -> None:
+        """Be a worker, if a command of this program has started this one as one."""
+        if files := os.environ.pop(child.FILES, None):
+            child.main(files)
+        else:
+            super().execute(*arguments, **options)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Return Django's parser, with errors of one sentence."""
@@ -177,7 +183,6 @@ class Command(BaseCommand):
             action.add_argument("--json", action="store_true", help="Print only JSON to stdout.")
 
     def handle(self, *_: Any, action: str, **options: Any) -> None:
-        refuse_import()
         output = Output(
             self.stdout,
             self.stderr,
