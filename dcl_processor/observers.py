@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .interrupts import ends_the_run
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dcl_processor.operations")
 
 
-@dataclass(slots=True, eq=False)
 class Handling:
     """One call of a handler: ``process()`` with a row, or ``process_batch()`` with several.
 
@@ -32,10 +30,11 @@ class Handling:
     of both, also if they are removed in between.
     """
 
-    call: Call
-    running: Running | None
-    notes: dict[Observer, Any] = field(default_factory=dict)
-    observers: tuple[Observer, ...] = field(default_factory=lambda: active)
+    __slots__ = ("call", "notes", "observers", "running")
+
+    def __init__(self, call: Call, running: Running | None) -> None:
+        self.call, self.running, self.observers = call, running, active
+        self.notes: dict[Observer, Any] = {}
 
     def started(self) -> None:
         """Let the observers know that the handler is about to be called."""

@@ -182,17 +182,18 @@ def announced(
     except BaseException as error:
         handling.ended(error)
         raise
-    handling.ended(returned_error(result))
+    handling.ended(None if result is None else returned_error(result))
     return result
 
 
 def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
-    for sent in starts(processor, handling.call):
-        row_started.send_robust(**sent)
+    if row_started.receivers:
+        for sent in starts(processor, handling.call):
+            row_started.send_robust(**sent)
     handling.started()
 
 
 def starts(processor: Definition[Any], call: Call) -> list[dict[str, Any]]:
     """Return what ``row_started`` is sent with, for each row of a call."""
     common = {"sender": type(processor), "processor": processor, "attempt": call.attempt}
-    return [{**common, "pk": pk} for pk in call.keys] if row_started.receivers else []
+    return [{**common, "pk": pk} for pk in call.keys]

@@ -418,9 +418,10 @@ class EventLoop:
 
 
 async def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
-    for sent in calls.starts(processor, handling.call):
-        # Receivers that are no coroutines are called in the thread for database calls.
-        await row_started.asend_robust(**sent)
+    if row_started.receivers:
+        for sent in calls.starts(processor, handling.call):
+            # Receivers that are no coroutines are called in the thread for database calls.
+            await row_started.asend_robust(**sent)
     handling.started()
 
 
