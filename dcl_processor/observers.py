@@ -36,14 +36,6 @@ class Handling:
         self.call, self.running, self.observers = call, running, active
         self.notes: dict[Observer, Any] = {}
 
-    def started(self) -> None:
-        """Let the observers know that the handler is about to be called."""
-        tell("handler_started", self, to=self.observers)
-
-    def ended(self, error: BaseException | None = None) -> None:
-        """Let the observers know that it has returned, or raised ``error``."""
-        tell("handler_ended", self, error, to=self.observers)
-
 
 class Observer:
     """What an exporter may look at; each method does nothing here.

@@ -36,7 +36,7 @@ from dcl_processor import steady as time
 from dcl_processor.errors import describe, printable
 from dcl_processor.log_fields import Running
 from dcl_processor.metrics.collector import AGES, DURATIONS, OUTCOMES, Collector
-from dcl_processor.observers import Handling, Observer
+from dcl_processor.observers import Handling
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import Report
 from dcl_processor.worker import worker_number
@@ -102,7 +102,7 @@ class _Run:
     links: list[Link] = field(default_factory=list)
 
 
-class Telemetry(Observer):
+class Telemetry(Collector):
     """Makes spans, and records metrics, with the providers of the project."""
 
     def __init__(
@@ -112,52 +112,43 @@ class Telemetry(Observer):
         *,
         row_ids: bool,
     ) -> None:
+        super().__init__()
         self._providers = (tracer_provider, meter_provider)
         self._row_ids = row_ids
         own = SYSTEM, _version()
         self._tracer = trace.get_tracer(*own, tracer_provider)
         meter = metrics.get_meter(*own, meter_provider)
-        self._duration = meter.create_histogram(
+        seconds = partial(meter.create_histogram, unit="s")
+        self._duration = seconds(
             "messaging.process.duration",
-            unit="s",
             description="Seconds that each call of a handler took.",
             explicit_bucket_boundaries_advisory=DURATIONS,
         )
-        self._lock_duration = meter.create_histogram(
+        self._lock_duration = seconds(
             "dcl_processor.row.lock.duration",
-            unit="s",
             description="Seconds for which a transaction held the locks of its rows.",
             explicit_bucket_boundaries_advisory=DURATIONS,
         )
-        self._age = meter.create_histogram(
+        self._age = seconds(
             "dcl_processor.row.age",
-            unit="s",
             description="Seconds for which a row was pending at its claim.",
             explicit_bucket_boundaries_advisory=AGES,
         )
-        # Read when they are exported, because a record costs many times as much as a count.
-        self._counts = Collector()
-        meter.create_observable_counter(
-            "dcl_processor.rows",
-            [self._rows],
-            unit="{row}",
-            description="Rows that have an outcome.",
-        )
-        meter.create_observable_counter(
+        # Counted by the collector, because a record costs many times as much as a count.
+        rows = partial(meter.create_observable_counter, unit="{row}")
+        rows("dcl_processor.rows", [self._rows], description="Rows that have an outcome.")
+        rows(
             "dcl_processor.row.retries",
             [lambda _: self._numbers("retries")],
-            unit="{row}",
             description="Failed rows that are to be tried again.",
         )
-        meter.create_observable_counter(
+        rows(
             "dcl_processor.row.lost_leases",
             [lambda _: self._numbers("lost_leases")],
-            unit="{row}",
             description="Rows that another worker had taken over at their settlement.",
         )
         #: Records of histograms: one that follows another one takes a fraction of the time.
         self._kept: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
         #: By their ids.
         self._runs: dict[str, _Run] = {}
 
@@ -196,7 +187,7 @@ class Telemetry(Observer):
         handling.notes[self] = span, partial(contexts.detach, token)
 
     def handler_ended(self, handling: Handling, error: BaseException | None) -> None:
-        call, outcome = handling.call, _outcome(error)
+        call, outcome = handling.call, "processed" if error is None else _outcome(error)
         made = handling.notes.pop(self, None)
         if made is not None:
             span, put_back = made
@@ -228,7 +219,6 @@ class Telemetry(Observer):
         return run.links
 
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
-        self._record_kept()
         if (run := self._runs.pop(running.id, None)) is None:
             return
         # Ctrl-C may come before the span of a row has ended, which would stay the current one.
@@ -259,21 +249,18 @@ class Telemetry(Observer):
             self._record_kept()
 
     def _record_kept(self) -> None:
-        with suppress(IndexError):  # another thread has taken the last one
+        with suppress(IndexError):  # another thread may have taken the last one
             while self._kept:
                 self._kept.popleft()()
 
-    def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
-        self._counts.row_ended(name, outcome, is_retried=is_retried)
-
     def _rows(self, _: CallbackOptions) -> Iterator[Observation]:
         self._record_kept()  # before the histograms are exported
-        for name, tally in self._counts.snapshot().items():
+        for name, tally in self.snapshot().items():
             for outcome, number in tally.rows.items():
                 yield Observation(number, {**_of(name), "dcl_processor.outcome": outcome})
 
     def _numbers(self, field: str) -> Iterator[Observation]:
-        for name, tally in self._counts.snapshot().items():
+        for name, tally in self.snapshot().items():
             yield Observation(getattr(tally, field), _of(name))
 
     def flush(self) -> None:
@@ -329,11 +316,9 @@ def _attributes(running: Running | None) -> dict[str, Any]:
     return {**own, "dcl_processor.delivery": running.delivery, "dcl_processor.run.id": running.id}
 
 
-def _outcome(error: BaseException | None) -> str:
+def _outcome(error: BaseException) -> str:
     """Return the outcome that the handler has given its row; its settlement may still fail."""
     match error:
-        case None:
-            return "processed"
         case Snooze():
             return "snoozed"
         case Discard():

@@ -180,9 +180,10 @@ def announced(
         call.since = time.monotonic()
         result = noted(call, limit, function, *arguments)
     except BaseException as error:
-        handling.ended(error)
+        observers.tell("handler_ended", handling, error, to=handling.observers)
         raise
-    handling.ended(None if result is None else returned_error(result))
+    returned = None if result is None else returned_error(result)
+    observers.tell("handler_ended", handling, returned, to=handling.observers)
     return result
 
 
@@ -190,7 +191,7 @@ def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
     if row_started.receivers:
         for sent in starts(processor, handling.call):
             row_started.send_robust(**sent)
-    handling.started()
+    observers.tell("handler_started", handling, to=handling.observers)
 
 
 def starts(processor: Definition[Any], call: Call) -> list[dict[str, Any]]:

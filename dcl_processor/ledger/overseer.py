@@ -55,6 +55,8 @@ class RunOverseer:
         self._hands_out = hands_out
         # Between two batches, the transaction of the last one may still be open.
         self._tokens: Tokens | None = None
+        #: The window of the rows that were let start last.
+        self.window = 0
         if (rate := processor.rate) is not None:
 
             def ask(rows: int, whole: bool) -> Grant:
@@ -149,15 +151,11 @@ class RunOverseer:
             return 0
         if self._tokens is not None:
             rows = self._tokens.take(rows, whole=whole)
+            self.window = self._tokens.window
         if rows and self._probe == "free":
             self._probe = "started"
         self._batches += rows > 0
         return rows
-
-    @property
-    def window(self) -> int:
-        """The window of the rows that were let start last."""
-        return 0 if self._tokens is None else self._tokens.window
 
     def give_back(self, rows: int, window: int) -> None:
         """Take note that a batch of a window has ended, of which so many rows did not start."""

@@ -42,16 +42,14 @@ class Holds:
         before_asking: Callable[[], None],
     ) -> None:
         self._overseer = overseer
+        #: Returns whether no row of a batch may start either; called by all threads.
+        self.must_stop: Callable[[], bool] = bool if overseer is None else overseer.must_stop
         self._throttle = processor.throttle if processor._has_throttle else None
         self._name = processor.name
         self._named = f"{processor.name}: expected throttle()"
         self._before_asking = before_asking
         self._ask_at = 0.0
         self._held_until = 0.0
-
-    def must_stop(self) -> bool:
-        """Return whether no row of a batch may start either; called by all threads."""
-        return self._overseer is not None and self._overseer.must_stop()
 
     def now(self) -> Hold | None:
         """Return why no row may start now; raises what ``throttle()`` raises."""
