@@ -35,6 +35,7 @@ from dcl_processor import masking, observers
 from dcl_processor import steady as time
 from dcl_processor.errors import describe, printable
 from dcl_processor.log_fields import Running
+from dcl_processor.log_fields import running as running_now
 from dcl_processor.metrics.collector import AGES, DURATIONS, OUTCOMES, Collector
 from dcl_processor.observers import Handling
 from dcl_processor.outcomes import Discard, Snooze
@@ -90,14 +91,11 @@ def uninstrument() -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """A run, and the context in which it began; once it has a row, its span, and the link to it.
-
-    ``attributes``: those that the spans of its rows have, too.
-    """
+    """A run, and the context in which it began; once it has a row, its span, and the link to it."""
 
     running: Running
     context: Context
-    attributes: dict[str, Any]
+    attributes: dict[str, Any]  # also those of its rows
     span: Span | None = None
     links: list[Link] = field(default_factory=list)
 
@@ -178,7 +176,7 @@ class Telemetry(Collector):
             context=Context(),  # the root of a trace
             kind=SpanKind.CONSUMER,
             attributes=attributes,
-            links=() if run is None else self._links(run),
+            links=() if run is None else run.links or self._links(run),
         )
         before = contexts.get_current()
         # The handler may be interrupted at each step, also before the token is kept.
@@ -204,18 +202,17 @@ class Telemetry(Collector):
             self._keep(self._duration, call.duration, attributes)
 
     def _links(self, run: _Run) -> list[Link]:
-        """Return the link to the span of a run, which is made with its first row."""
-        if not run.links:
-            with self._lock:
-                if run.span is None:
-                    run.span = self._tracer.start_span(
-                        f"run {run.running.name}",
-                        context=run.context,
-                        kind=SpanKind.INTERNAL,
-                        start_time=run.running.began_at,
-                        attributes={**_of(run.running.name), **run.attributes},
-                    )
-                run.links = [Link(run.span.get_span_context())]
+        """Return the link to the span of a run, which is made for its first row."""
+        with self._lock:
+            if run.span is None:
+                run.span = self._tracer.start_span(
+                    f"run {run.running.name}",
+                    context=run.context,
+                    kind=SpanKind.INTERNAL,
+                    start_time=run.running.began_at,
+                    attributes={**_of(run.running.name), **run.attributes},
+                )
+            run.links = [Link(run.span.get_span_context())]
         return run.links
 
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
@@ -243,8 +240,9 @@ class Telemetry(Collector):
         self._keep(self._lock_duration, seconds, _of(name))
 
     def _keep(self, histogram: Histogram, value: float, attributes: dict[str, str]) -> None:
-        context = contexts.get_current() or NO_SPAN
-        self._kept.append(partial(histogram.record, value, attributes, context))
+        run = self._runs.get(getattr(running_now.get(), "id", ""))
+        context = contexts.get_current() if run is None else run.context
+        self._kept.append(partial(histogram.record, value, attributes, context or NO_SPAN))
         if len(self._kept) >= MOST_KEPT:
             self._record_kept()
 

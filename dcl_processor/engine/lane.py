@@ -60,8 +60,10 @@ class Lane:
         self._loop = run.event_loop
         self._size = run.size
         self._deliver = deliver or DELIVERIES[run.processor.delivery]
-        retry = self.processor.retry
+        retry, since = self.processor.retry, self.processor.pending_since
         self._counts = retry is not None
+        #: The column by which observers learn for how long a row was pending, if there is one.
+        self._since = since if isinstance(since, str) else None
         #: Whether a handler's call notes the number of its attempt.
         self.counts_attempts = retry is not None and retry.attempts is not None
         #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
@@ -208,7 +210,8 @@ class Lane:
                 self.run.verify(batch.question, rows[0])
         if observers.active and rows:
             batch.claimed_at = time.monotonic()
-            self._tell_of_claim(rows)
+            ages = pending_ages(self._since, rows) if self._since else ()
+            observers.tell("claimed", self._name, ages)
 
     def claim_and_mark(
         self, batch: Batch, make: Callable[[Lane], Mark], after: Settlement | None
@@ -231,7 +234,8 @@ class Lane:
             if self._counts:
                 read_attempts(self.processor, batch.question, rows)
             if observers.active:
-                self._tell_of_claim(rows)
+                ages = pending_ages(self._since, rows) if self._since else ()
+                observers.tell("claimed", self._name, ages)
                 observers.tell("unlocked", self._name, time.monotonic() - began)
 
     def may_go_on(self) -> bool:
@@ -293,11 +297,6 @@ class Lane:
         """Return whether the lease of a claimed row is alive, as far as this process knows."""
         heartbeat = self.run.heartbeat
         return heartbeat is None or heartbeat.is_ours(pk)
-
-    def _tell_of_claim(self, rows: Iterable[Held]) -> None:
-        since = self.processor.pending_since
-        ages = pending_ages(since, rows) if isinstance(since, str) else ()
-        observers.tell("claimed", self._name, ages)
 
     def _tell_of_leftover(self) -> None:
         name = self._name
