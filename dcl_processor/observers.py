@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import log_fields
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dcl_processor.operations")
 
 
-@dataclass(slots=True, eq=False)
 class Handling:
     """One call of a handler: ``process()`` with a row, or ``process_batch()`` with several.
 
@@ -33,18 +31,11 @@ class Handling:
     of both, also if they are removed in between.
     """
 
-    call: Call
-    running: Running | None
-    notes: dict[Observer, Any] = field(default_factory=dict)
-    observers: tuple[Observer, ...] = field(default_factory=lambda: active)
+    __slots__ = ("call", "notes", "observers", "running")
 
-    def started(self) -> None:
-        """Let the observers know that the handler is about to be called."""
-        tell("handler_started", self, to=self.observers)
-
-    def ended(self, error: BaseException | None = None) -> None:
-        """Let the observers know that it has returned, or raised ``error``."""
-        tell("handler_ended", self, error, to=self.observers)
+    def __init__(self, call: Call, running: Running | None) -> None:
+        self.call, self.running, self.observers = call, running, active
+        self.notes: dict[Observer, Any] = {}
 
 
 class Observer:

@@ -17,23 +17,27 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from dcl_processor import masking, observers
 from dcl_processor import steady as time
 from dcl_processor.errors import describe, printable
 from dcl_processor.log_fields import Running
+from dcl_processor.log_fields import running as running_now
 from dcl_processor.metrics.collector import AGES, DURATIONS, OUTCOMES, Collector
-from dcl_processor.observers import Handling, Observer
+from dcl_processor.observers import Handling
 from dcl_processor.outcomes import Discard, Snooze
 from dcl_processor.report import Report
 from dcl_processor.worker import worker_number
@@ -44,6 +48,12 @@ SYSTEM, OPERATION = "dcl_processor", "process"
 LONGEST = 200
 
 logger = logging.getLogger("dcl_processor.operations")
+
+#: Values of histograms that are kept until the next export, at most.
+MOST_KEPT = 64
+
+#: A context without a span, and not empty: for an empty one the SDK takes the current one.
+NO_SPAN = Context({SYSTEM: None})
 
 #: Milliseconds that the exporters have to send what they keep, when a worker ends.
 FLUSH_WITHIN = 5_000
@@ -79,7 +89,18 @@ def uninstrument() -> None:
         _instrumented = None
 
 
-class Telemetry(Observer):
+@dataclass(slots=True)
+class _Run:
+    """A run, and the context in which it began; once it has a row, its span, and the link to it."""
+
+    running: Running
+    context: Context
+    attributes: dict[str, Any]  # also those of its rows
+    span: Span | None = None
+    links: list[Link] = field(default_factory=list)
+
+
+class Telemetry(Collector):
     """Makes spans, and records metrics, with the providers of the project."""
 
     def __init__(
@@ -89,74 +110,65 @@ class Telemetry(Observer):
         *,
         row_ids: bool,
     ) -> None:
+        super().__init__()
         self._providers = (tracer_provider, meter_provider)
         self._row_ids = row_ids
-        self._tracer = trace.get_tracer(SYSTEM, _version(), tracer_provider)
-        meter = metrics.get_meter(SYSTEM, _version(), meter_provider)
-        self._duration = meter.create_histogram(
+        own = SYSTEM, _version()
+        self._tracer = trace.get_tracer(*own, tracer_provider)
+        meter = metrics.get_meter(*own, meter_provider)
+        seconds = partial(meter.create_histogram, unit="s")
+        self._duration = seconds(
             "messaging.process.duration",
-            unit="s",
             description="Seconds that each call of a handler took.",
             explicit_bucket_boundaries_advisory=DURATIONS,
         )
-        self._lock_duration = meter.create_histogram(
+        self._lock_duration = seconds(
             "dcl_processor.row.lock.duration",
-            unit="s",
             description="Seconds for which a transaction held the locks of its rows.",
             explicit_bucket_boundaries_advisory=DURATIONS,
         )
-        self._age = meter.create_histogram(
+        self._age = seconds(
             "dcl_processor.row.age",
-            unit="s",
             description="Seconds for which a row was pending at its claim.",
             explicit_bucket_boundaries_advisory=AGES,
         )
-        # Read when they are exported, because a record costs many times as much as a count.
-        self._counts = Collector()
-        meter.create_observable_counter(
-            "dcl_processor.rows",
-            [self._rows],
-            unit="{row}",
-            description="Rows that have an outcome.",
-        )
-        meter.create_observable_counter(
+        # Counted by the collector, because a record costs many times as much as a count.
+        rows = partial(meter.create_observable_counter, unit="{row}")
+        rows("dcl_processor.rows", [self._rows], description="Rows that have an outcome.")
+        rows(
             "dcl_processor.row.retries",
             [lambda _: self._numbers("retries")],
-            unit="{row}",
             description="Failed rows that are to be tried again.",
         )
-        meter.create_observable_counter(
+        rows(
             "dcl_processor.row.lost_leases",
             [lambda _: self._numbers("lost_leases")],
-            unit="{row}",
             description="Rows that another worker had taken over at their settlement.",
         )
-        self._lock = threading.Lock()
-        #: By the ids of runs: the context in which a run began, and its span once it has a row.
-        self._runs: dict[str, tuple[Context, Span | None]] = {}
+        #: Records of histograms: one that follows another one takes a fraction of the time.
+        self._kept: deque[Callable[[], None]] = deque()
+        #: By their ids.
+        self._runs: dict[str, _Run] = {}
 
     # --- spans
 
     def run_started(self, running: Running) -> None:
-        with self._lock:
-            self._runs[running.id] = (contexts.get_current(), None)
+        self._runs[running.id] = _Run(running, contexts.get_current(), _attributes(running))
 
     def handler_started(self, handling: Handling) -> None:
         running, call = handling.running, handling.call
-        links = [] if running is None else self._links(running)
+        # None: in no run, or this observer was added in the middle of it.
+        run = None if running is None else self._runs.get(running.id)
         attributes: dict[str, Any] = {
             **_of(call.label),
             "messaging.operation.name": OPERATION,
             "messaging.operation.type": OPERATION,
-            "dcl_processor.worker": worker_number(),
+            **(_attributes(running) if run is None else run.attributes),
         }
-        if running is not None:
-            attributes["dcl_processor.delivery"] = running.delivery
-            attributes["dcl_processor.run.id"] = running.id
-        if len(call.keys) == 1 and self._row_ids:
-            attributes["messaging.message.id"] = str(call.keys[0])
-        elif len(call.keys) != 1:
+        if len(call.keys) != 1:
             attributes["messaging.batch.message_count"] = len(call.keys)
+        elif self._row_ids:
+            attributes["messaging.message.id"] = str(call.keys[0])
         if call.attempt is not None:
             attributes["dcl_processor.attempt"] = call.attempt
         span = self._tracer.start_span(
@@ -164,15 +176,16 @@ class Telemetry(Observer):
             context=Context(),  # the root of a trace
             kind=SpanKind.CONSUMER,
             attributes=attributes,
-            links=links,
+            links=() if run is None else run.links or self._links(run),
         )
+        before = contexts.get_current()
         # The handler may be interrupted at each step, also before the token is kept.
-        handling.notes[self] = span, partial(contexts.attach, contexts.get_current())
-        token = contexts.attach(trace.set_span_in_context(span))
+        handling.notes[self] = span, partial(contexts.attach, before)
+        token = contexts.attach(trace.set_span_in_context(span, before))
         handling.notes[self] = span, partial(contexts.detach, token)
 
     def handler_ended(self, handling: Handling, error: BaseException | None) -> None:
-        call, outcome = handling.call, _outcome(error)
+        call, outcome = handling.call, "processed" if error is None else _outcome(error)
         made = handling.notes.pop(self, None)
         if made is not None:
             span, put_back = made
@@ -186,43 +199,28 @@ class Telemetry(Observer):
             attributes = {**_of(call.label), "messaging.operation.name": OPERATION}
             if error is not None and outcome == "failed":
                 attributes["error.type"] = type(error).__qualname__
-            self._duration.record(call.duration, attributes)
+            self._keep(self._duration, call.duration, attributes)
 
-    def _links(self, running: Running) -> list[Link]:
-        span = self._span_of(running)
-        return [] if span is None else [Link(span.get_span_context())]
-
-    def _span_of(self, running: Running) -> Span | None:
-        """Return the span of a run, which is made with its first row."""
+    def _links(self, run: _Run) -> list[Link]:
+        """Return the link to the span of a run, which is made for its first row."""
         with self._lock:
-            known = self._runs.get(running.id)
-            if known is None:
-                return None  # this observer was added in the middle of the run
-            context, span = known
-            if span is None:
-                span = self._tracer.start_span(
-                    f"run {running.name}",
-                    context=context,
+            if run.span is None:
+                run.span = self._tracer.start_span(
+                    f"run {run.running.name}",
+                    context=run.context,
                     kind=SpanKind.INTERNAL,
-                    start_time=running.began_at,
-                    attributes={
-                        "messaging.system": SYSTEM,
-                        "messaging.destination.name": running.name,
-                        "dcl_processor.delivery": running.delivery,
-                        "dcl_processor.run.id": running.id,
-                        "dcl_processor.worker": worker_number(),
-                    },
+                    start_time=run.running.began_at,
+                    attributes={**_of(run.running.name), **run.attributes},
                 )
-                self._runs[running.id] = (context, span)
-            return span
+            run.links = [Link(run.span.get_span_context())]
+        return run.links
 
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
-        with self._lock:
-            context, span = self._runs.pop(running.id, (None, None))
-        if context is not None:
-            # Ctrl-C may come before the span of a row has ended, which would stay the current one.
-            contexts.attach(context)
-        if span is None:
+        if (run := self._runs.pop(running.id, None)) is None:
+            return
+        # Ctrl-C may come before the span of a row has ended, which would stay the current one.
+        contexts.attach(run.context)
+        if (span := run.span) is None:
             return
         span.set_attribute("dcl_processor.stopped", report.stopped)
         for outcome in OUTCOMES:
@@ -236,21 +234,31 @@ class Telemetry(Observer):
     def claimed(self, name: str, ages: Sequence[float]) -> None:
         attributes = _of(name)
         for each in ages:
-            self._age.record(each, attributes)
+            self._keep(self._age, each, attributes)
 
     def unlocked(self, name: str, seconds: float) -> None:
-        self._lock_duration.record(seconds, _of(name))
+        self._keep(self._lock_duration, seconds, _of(name))
 
-    def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
-        self._counts.row_ended(name, outcome, is_retried=is_retried)
+    def _keep(self, histogram: Histogram, value: float, attributes: dict[str, str]) -> None:
+        run = self._runs.get(getattr(running_now.get(), "id", ""))
+        context = contexts.get_current() if run is None else run.context
+        self._kept.append(partial(histogram.record, value, attributes, context or NO_SPAN))
+        if len(self._kept) >= MOST_KEPT:
+            self._record_kept()
+
+    def _record_kept(self) -> None:
+        with suppress(IndexError):  # another thread may have taken the last one
+            while self._kept:
+                self._kept.popleft()()
 
     def _rows(self, _: CallbackOptions) -> Iterator[Observation]:
-        for name, tally in self._counts.snapshot().items():
+        self._record_kept()  # before the histograms are exported
+        for name, tally in self.snapshot().items():
             for outcome, number in tally.rows.items():
                 yield Observation(number, {**_of(name), "dcl_processor.outcome": outcome})
 
     def _numbers(self, field: str) -> Iterator[Observation]:
-        for name, tally in self._counts.snapshot().items():
+        for name, tally in self.snapshot().items():
             yield Observation(getattr(tally, field), _of(name))
 
     def flush(self) -> None:
@@ -293,15 +301,22 @@ class _Flush(threading.Thread):
             self.error = error
 
 
+@lru_cache
 def _of(name: str) -> dict[str, str]:
     return {"messaging.system": SYSTEM, "messaging.destination.name": name}
 
 
-def _outcome(error: BaseException | None) -> str:
+def _attributes(running: Running | None) -> dict[str, Any]:
+    """Return what the spans of a run and of its rows have in common."""
+    own = {"dcl_processor.worker": worker_number()}
+    if running is None:
+        return own
+    return {**own, "dcl_processor.delivery": running.delivery, "dcl_processor.run.id": running.id}
+
+
+def _outcome(error: BaseException) -> str:
     """Return the outcome that the handler has given its row; its settlement may still fail."""
     match error:
-        case None:
-            return "processed"
         case Snooze():
             return "snoozed"
         case Discard():

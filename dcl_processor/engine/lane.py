@@ -26,13 +26,12 @@ from .flips import fixed_flip
 from .key_claim import claim_in_turn
 from .marking import claim_and_mark
 from .session import Session
-from .settlement import Batch, NotSettled, Settlement
+from .settlement import Batch, Held, NotSettled, Settlement
 from .source import LOOK
 from .work import read_attempts
 
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
-    from dcl_processor.definition.definition import Definition
     from dcl_processor.values import Values
 
     from .marks import Mark
@@ -53,16 +52,18 @@ class Lane:
 
     def __init__(self, run: Run, deliver: Deliver | None = None) -> None:
         self.run = run
-        self.processor = run.processor
+        self.processor, self._name = run.processor, run.processor.name
         self.source = run.source
         self.resource = run.make_resource()
         self.in_flight = InFlight(run.notes)
-        self.session = Session(run.using, run.processor.name)
+        self.session = Session(run.using, self._name)
         self._loop = run.event_loop
         self._size = run.size
         self._deliver = deliver or DELIVERIES[run.processor.delivery]
-        retry = self.processor.retry
+        retry, since = self.processor.retry, self.processor.pending_since
         self._counts = retry is not None
+        #: The column by which observers learn for how long a row was pending, if there is one.
+        self._since = since if isinstance(since, str) else None
         #: Whether a handler's call notes the number of its attempt.
         self.counts_attempts = retry is not None and retry.attempts is not None
         #: The flip, if it is the same for all rows; and what settles a row with a mark by it.
@@ -209,7 +210,8 @@ class Lane:
                 self.run.verify(batch.question, rows[0])
         if observers.active and rows:
             batch.claimed_at = time.monotonic()
-            self._tell_of_claim(batch)
+            ages = pending_ages(self._since, rows) if self._since else ()
+            observers.tell("claimed", self._name, ages)
 
     def claim_and_mark(
         self, batch: Batch, make: Callable[[Lane], Mark], after: Settlement | None
@@ -232,8 +234,9 @@ class Lane:
             if self._counts:
                 read_attempts(self.processor, batch.question, rows)
             if observers.active:
-                self._tell_of_claim(batch)
-                observers.tell("unlocked", self.processor.name, time.monotonic() - began)
+                ages = pending_ages(self._since, rows) if self._since else ()
+                observers.tell("claimed", self._name, ages)
+                observers.tell("unlocked", self._name, time.monotonic() - began)
 
     def may_go_on(self) -> bool:
         """Return whether there may be time, and room, for other rows, after a refused claim."""
@@ -295,12 +298,8 @@ class Lane:
         heartbeat = self.run.heartbeat
         return heartbeat is None or heartbeat.is_ours(pk)
 
-    def _tell_of_claim(self, batch: Batch) -> None:
-        ages = pending_ages(self.processor, [held.row for held in batch.rows])
-        observers.tell("claimed", self.processor.name, ages)
-
     def _tell_of_leftover(self) -> None:
-        name = self.processor.name
+        name = self._name
         message = "%s: a transaction that a handler left open was rolled back"
         log_fields.log(logger, logging.WARNING, message, name, extra=log_fields.fields(name))
 
@@ -322,7 +321,7 @@ class Lane:
         batch = after.batch
         if batch.claimed_at is not None:
             seconds, batch.claimed_at = time.monotonic() - batch.claimed_at, None
-            observers.tell("unlocked", self.processor.name, seconds)
+            observers.tell("unlocked", self._name, seconds)
         if batch.mark is not None:
             settling.answered(self, after)
             self.finish(batch)
@@ -400,16 +399,13 @@ class Lane:
 # --- how long rows were pending before their claim, as far as it can be known without a query
 
 
-def pending_ages(processor: Definition[Any], rows: Iterable[Any]) -> list[float]:
-    """Return the seconds since each row's ``pending_since``, by this process's clock.
+def pending_ages(since: str, rows: Iterable[Held]) -> list[float]:
+    """Return the seconds since each row's time in a column, by this process's clock.
 
-    Only where it names a column that the rows were loaded with; a row without a time has no age. A
-    clock that differs from the database's gives no age below 0.
+    Only where the rows were loaded with it; a row without a time has no age. A clock that differs
+    from the database's gives no age below 0.
     """
-    since = processor.pending_since
-    if not isinstance(since, str):
-        return []
-    times = [vars(row).get(since) for row in rows]
+    times = [vars(held.row).get(since) for held in rows]
     return [_age(each) for each in times if isinstance(each, datetime)]
 
 

@@ -248,8 +248,9 @@ class Source:
             behind = batch.wanted.pks[batch.wanted.limit :] if claimed is None else []
             if again or behind:
                 self._put_back([*again, *behind])
-            if self._run.holds is not None:
-                self._give_tokens_back(batch, len(batch.ended) - len(again))
+            if (holds := self._run.holds) is not None:
+                started = len(batch.ended) - len(again)
+                holds.give_back(batch.wanted.limit - started, batch.window)
             self._lock.notify_all()
 
     def _count(self, batch: Batch) -> None:

@@ -180,19 +180,21 @@ def announced(
         call.since = time.monotonic()
         result = noted(call, limit, function, *arguments)
     except BaseException as error:
-        handling.ended(error)
+        observers.tell("handler_ended", handling, error, to=handling.observers)
         raise
-    handling.ended(returned_error(result))
+    returned = None if result is None else returned_error(result)
+    observers.tell("handler_ended", handling, returned, to=handling.observers)
     return result
 
 
 def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
-    for sent in starts(processor, handling.call):
-        row_started.send_robust(**sent)
-    handling.started()
+    if row_started.receivers:
+        for sent in starts(processor, handling.call):
+            row_started.send_robust(**sent)
+    observers.tell("handler_started", handling, to=handling.observers)
 
 
 def starts(processor: Definition[Any], call: Call) -> list[dict[str, Any]]:
     """Return what ``row_started`` is sent with, for each row of a call."""
     common = {"sender": type(processor), "processor": processor, "attempt": call.attempt}
-    return [{**common, "pk": pk} for pk in call.keys] if row_started.receivers else []
+    return [{**common, "pk": pk} for pk in call.keys]

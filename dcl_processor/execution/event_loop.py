@@ -334,9 +334,10 @@ class EventLoop:
             call.since = time.monotonic()
             result = await self._call(call, handler, *given)
         except BaseException as error:
-            handling.ended(error)
+            observers.tell("handler_ended", handling, error, to=handling.observers)
             raise
-        handling.ended(returned_error(result))
+        returned = returned_error(result)
+        observers.tell("handler_ended", handling, returned, to=handling.observers)
         return result
 
     async def _call(self, call: Call, handler: Callable[..., Any], *given: Any) -> Any:
@@ -418,10 +419,11 @@ class EventLoop:
 
 
 async def _announce(processor: Definition[Any], handling: observers.Handling) -> None:
-    for sent in calls.starts(processor, handling.call):
-        # Receivers that are no coroutines are called in the thread for database calls.
-        await row_started.asend_robust(**sent)
-    handling.started()
+    if row_started.receivers:
+        for sent in calls.starts(processor, handling.call):
+            # Receivers that are no coroutines are called in the thread for database calls.
+            await row_started.asend_robust(**sent)
+    observers.tell("handler_started", handling, to=handling.observers)
 
 
 def _timed_out(outcome: Any) -> bool:

@@ -55,6 +55,8 @@ class RunOverseer:
         self._hands_out = hands_out
         # Between two batches, the transaction of the last one may still be open.
         self._tokens: Tokens | None = None
+        #: The window of the rows that were let start last.
+        self.window = 0
         if (rate := processor.rate) is not None:
 
             def ask(rows: int, whole: bool) -> Grant:
@@ -82,24 +84,25 @@ class RunOverseer:
 
     def must_stop(self) -> bool:
         """Return whether no row may start, also within a batch."""
-        orders = self._orders
+        orders = self._ledger.orders.get(self._name)
         if orders is None:
             return False
-        if orders.is_paused or self._ledger.is_stopped(self.work):
+        is_stopped = orders.stops != self.work.stops and self._ledger.is_stopped(self.work)
+        if orders.is_paused or is_stopped:
             return True
         return self._breaker is not None and self._probe == "no" and orders.opens_in is not None
 
     def hold(self) -> Hold | None:
         """Return why no row may start now; called outside any transaction of the run."""
-        orders = self._orders
+        orders = self._ledger.orders.get(self._name)
         if orders is None:
             return None
-        if orders.age > POLL and is_inline():
+        if time.monotonic() - orders.read_at > POLL and is_inline():
             self._read_again()  # there is no thread that reads
             orders = self._orders or orders
         if orders.is_paused:
             return Hold("paused")
-        if self._ledger.is_stopped(self.work):
+        if orders.stops != self.work.stops and self._ledger.is_stopped(self.work):
             return Hold("operator")
         if self._breaker is not None and (hold := self._hold_of_breaker(orders)) is not None:
             return hold
@@ -142,21 +145,17 @@ class RunOverseer:
         """Return how many of so many rows may start."""
         if self._probe == "started":
             return 0
-        if self._has_probe():
+        if self._probe != "no" and self._has_probe():
             rows = rows if whole else 1
         elif self.must_stop():
             return 0
         if self._tokens is not None:
             rows = self._tokens.take(rows, whole=whole)
+            self.window = self._tokens.window
         if rows and self._probe == "free":
             self._probe = "started"
         self._batches += rows > 0
         return rows
-
-    @property
-    def window(self) -> int:
-        """The window of the rows that were let start last."""
-        return 0 if self._tokens is None else self._tokens.window
 
     def give_back(self, rows: int, window: int) -> None:
         """Take note that a batch of a window has ended, of which so many rows did not start."""

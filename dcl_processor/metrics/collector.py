@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,32 +33,26 @@ class Collector(Observer):
     def __init__(self, names: Iterable[str] = (), *, is_share: bool = False) -> None:
         self._is_share = is_share
         self._lock = threading.Lock()
-        self._tallies = {name: Tally() for name in names}
-
-    def _of(self, name: str) -> Tally:
-        found = self._tallies.get(name)
-        if found is None:
-            found = self._tallies[name] = Tally()
-        return found
+        self._tallies = defaultdict(Tally, {name: Tally() for name in names})
 
     def claimed(self, name: str, ages: Sequence[float]) -> None:
         with self._lock:
             for each in ages:
-                self._of(name).age.add(each)
+                self._tallies[name].age.add(each)
 
     def unlocked(self, name: str, seconds: float) -> None:
         with self._lock:
-            self._of(name).lock.add(seconds)
+            self._tallies[name].lock.add(seconds)
 
     def handler_ended(self, handling: Handling, error: BaseException | None) -> None:  # noqa: ARG002  # as in Observer
         call = handling.call
         if call.duration is not None:
             with self._lock:
-                self._of(call.label).handler.add(call.duration)
+                self._tallies[call.label].handler.add(call.duration)
 
     def row_ended(self, name: str, outcome: str, *, is_retried: bool) -> None:
         with self._lock:
-            tally = self._of(name)
+            tally = self._tallies[name]
             if outcome in OUTCOMES:
                 tally.rows[outcome] += 1
             else:
@@ -68,12 +62,12 @@ class Collector(Observer):
     def run_ended(self, running: Running, report: Report, error: BaseException | None) -> None:
         if error is None and not self._is_share and succeeded(report):
             with self._lock:
-                self._of(running.name).last_success = time.time()
+                self._tallies[running.name].last_success = time.time()
 
     def add(self, name: str, tally: Tally) -> None:
         """Add what another process counted, or what was taken and could not be passed on."""
         with self._lock:
-            self._of(name).merge(tally)
+            self._tallies[name].merge(tally)
 
     def snapshot(self) -> Mapping[str, Tally]:
         """Return a copy of all tallies, by the processors' names."""
@@ -83,7 +77,7 @@ class Collector(Observer):
     def take(self) -> Mapping[str, Tally]:
         """Return what was counted since the last call, and set the counts to zero."""
         with self._lock:
-            taken, self._tallies = self._tallies, {}
+            taken, self._tallies = self._tallies, defaultdict(Tally)
         return taken
 
 

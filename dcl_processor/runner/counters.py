@@ -54,9 +54,10 @@ class Counters:
     slowest: float = 0.0
     _last_duration: float | None = None
     streak: Streak = field(init=False)
+    _name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.streak = Streak(self.processor)
+        self.streak, self._name = Streak(self.processor), self.processor.name
 
     @property
     def is_to_be_careful(self) -> bool:
@@ -98,11 +99,11 @@ class Counters:
         self.counts["lease_lost"] += 1
         self.handled += outcome.called
         if observers.active:
-            observers.tell("row_ended", self.processor.name, "lease_lost", is_retried=False)
+            observers.tell("row_ended", self._name, "lease_lost", is_retried=False)
 
     def _discarded(self, pk: Any, outcome: Discarded) -> None:
         """Log a row whose handler raised ``Discard``, and count it."""
-        name, error = self.processor.name, outcome.error
+        name, error = self._name, outcome.error
         extra = fields(
             name, pk=pk, outcome="discarded", duration=outcome.duration, **error_fields(error)
         )
@@ -120,7 +121,7 @@ class Counters:
             text = formatted(error)
             failure = self._failure(pk, outcome, text or replacement(error))
             self.failures.append(failure)
-            name, row = self.processor.name, printable(str(pk))
+            name, row = self._name, printable(str(pk))
             known = {"attempt": outcome.attempt, "duration": outcome.duration}
             extra = fields(name, pk=pk, outcome="failed", **known)
             log_error(
@@ -153,7 +154,7 @@ class Counters:
     def report(self, stopped: Stopped, error: BaseException | None) -> Report:
         """Return the report so far; ``error``: why the resource could not be opened."""
         return Report(
-            name=self.processor.name,
+            name=self._name,
             **self.counts,
             passes=self.passes,
             duration=time.monotonic() - self.started,
@@ -175,7 +176,7 @@ class Counters:
             attempt, again_in = ended.attempt, ended.again_in
         if observers.active:
             is_retried = again_in is not None
-            observers.tell("row_ended", self.processor.name, outcome, is_retried=is_retried)
+            observers.tell("row_ended", self._name, outcome, is_retried=is_retried)
         if not row_finished.receivers:
             return
         send = partial(
@@ -188,7 +189,7 @@ class Counters:
             duration=ended.duration,
         )
         if calls.watchers:
-            calls.beside(self.processor.name, "receivers of row_finished", (pk,), send)
+            calls.beside(self._name, "receivers of row_finished", (pk,), send)
         else:
             send()
 

@@ -42,16 +42,16 @@ class Holds:
         before_asking: Callable[[], None],
     ) -> None:
         self._overseer = overseer
+        #: The window of the rate to which the rows belong that were let start last.
+        self.window = 0
+        #: Returns whether no row of a batch may start either; called by all threads.
+        self.must_stop: Callable[[], bool] = bool if overseer is None else overseer.must_stop
         self._throttle = processor.throttle if processor._has_throttle else None
         self._name = processor.name
         self._named = f"{processor.name}: expected throttle()"
         self._before_asking = before_asking
         self._ask_at = 0.0
         self._held_until = 0.0
-
-    def must_stop(self) -> bool:
-        """Return whether no row of a batch may start either; called by all threads."""
-        return self._overseer is not None and self._overseer.must_stop()
 
     def now(self) -> Hold | None:
         """Return why no row may start now; raises what ``throttle()`` raises."""
@@ -76,12 +76,10 @@ class Holds:
         # First: rows that the overseer has let start must start, or be given back by a batch.
         if self._throttle is not None and self._throttled(self._throttle) is not None:
             return 0
-        return rows if self._overseer is None else self._overseer.take(rows, whole=whole)
-
-    @property
-    def window(self) -> int:
-        """The window of the rate to which the rows belong that were let start last."""
-        return 0 if self._overseer is None else self._overseer.window
+        if self._overseer is not None:
+            rows = self._overseer.take(rows, whole=whole)
+            self.window = self._overseer.window
+        return rows
 
     def give_back(self, rows: int, window: int) -> None:
         """Take note that a batch of a window was counted; so many of its rows did not start."""
