@@ -483,7 +483,7 @@ class Run:
         else:
             self.counters.on_outcome = overseer.note
         if overseer is not None or self.processor._has_throttle:
-            self.holds = Holds(self.processor, overseer, lambda: None)
+            self.holds = Holds(self.processor, overseer)
         return overseer
 
     def is_held_back(self) -> bool:

@@ -30,17 +30,9 @@ ASK_EVERY = 1.0
 
 
 class Holds:
-    """The holds of one run.
+    """The holds of one run."""
 
-    ``before_asking``: called before user code, so that no transaction is open meanwhile.
-    """
-
-    def __init__(
-        self,
-        processor: Definition[Any],
-        overseer: Overseer | None,
-        before_asking: Callable[[], None],
-    ) -> None:
+    def __init__(self, processor: Definition[Any], overseer: Overseer | None) -> None:
         self._overseer = overseer
         #: The window of the rate to which the rows belong that were let start last.
         self.window = 0
@@ -49,7 +41,6 @@ class Holds:
         self._throttle = processor.throttle if processor._has_throttle else None
         self._name = processor.name
         self._named = f"{processor.name}: expected throttle()"
-        self._before_asking = before_asking
         self._ask_at = 0.0
         self._held_until = 0.0
 
@@ -62,7 +53,6 @@ class Holds:
     def _throttled(self, throttle: Callable[[], Any]) -> Hold | None:
         now = time.monotonic()
         if now >= max(self._ask_at, self._held_until):
-            self._before_asking()
             self._held_until = time.monotonic() + _seconds(
                 self._named, beside(self._name, "throttle()", (), throttle)
             )

@@ -395,7 +395,8 @@ if POSTGRESQL:
                 with connections["other"].cursor() as cursor:
                     cursor.execute("SELECT pg_backend_pid()")
                     sessions.append(cursor.fetchone()[0])
-                    cursor.execute(f"SELECT pg_sleep({the.PATIENCE})")
+                    # Longer than the wait below for its end.
+                    cursor.execute(f"SELECT pg_sleep({10 * the.PATIENCE})")
 
         report = make(handle, handler_timeout=SOON)()
         assert_run(report, processed=1, failed=1)
@@ -680,8 +681,16 @@ def test_a_limit_that_cannot_be_is_refused(value: Any) -> None:
 def test_inside_a_test_case_the_session_with_the_tests_rows_is_kept() -> None:
     the.errands(2)
     assert connection.in_atomic_block
-    report = the.transactional(hang_first, handler_timeout=SOON)()
+
+    def handle(row: Errand) -> None:
+        if row.place == 0:
+            connection.savepoint_ids.append("begun")
+        hang_first(row)
+
+    before = [*connection.savepoint_ids]
+    report = the.transactional(handle, handler_timeout=SOON)()
     assert_run(report, processed=1, failed=1)
+    assert connection.savepoint_ids == before
     assert Errand.objects.filter(done=True).count() == 1
 
 

@@ -277,8 +277,11 @@ def is_lock(sql: str) -> bool:
     return sql.startswith("UPDATE") and "WHERE 1 = 0" in sql
 
 
+@pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("by_function", [False, True])
-def test_a_row_that_is_settled_after_it_was_chosen_is_not_put_back(by_function: bool) -> None:
+def test_a_row_that_is_settled_after_it_was_chosen_is_not_put_back(
+    by_function: bool, force: bool
+) -> None:
     """A TRANSACTIONAL worker has it at the choice, and commits before the action gets the lock."""
     row, other = the.errands(2)
     at_work, goes_on, has_ended = Event(), Event(), Event()
@@ -307,7 +310,7 @@ def test_a_row_that_is_settled_after_it_was_chosen_is_not_put_back(by_function: 
     with the.meanwhile(work) as reports:
         the.wait(at_work)
         with before_statement(is_lock, commit):
-            assert run.requeue(Errand.objects.all()) == 1
+            assert run.requeue(Errand.objects.all(), force=force) == 1
     assert_run(reports[0], processed=1)
     assert (the.state(row)["done"], the.untouched(other)) == (True, True)
 

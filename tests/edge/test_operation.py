@@ -197,9 +197,9 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(
 
 #: The settings of workers that do not come to their end while they load.
 LOADING = """
-import multiprocessing, os, pathlib, time
+import os, pathlib, time
 from tests.warehouse.settings import *
-if multiprocessing.parent_process() is not None:
+if "DCL_PROCESSOR_WORKER" in os.environ:
     (pathlib.Path(os.environ["GATE"]) / f"reached-{os.getpid()}").touch()
     time.sleep(600)
 """

@@ -62,6 +62,18 @@ def test_a_run_is_one_row_with_its_counts_and_its_end() -> None:
     assert api.history("shop.other") == []
 
 
+def test_the_error_that_ends_a_run_is_kept_masked_and_in_one_line() -> None:
+    the.errands(1)
+
+    def throttle() -> None:
+        raise LookupError("no quota at postgres://anna:geheim@db/shop\nnow")
+
+    with pytest.raises(LookupError):
+        processor(the.ignore, throttle=throttle)()
+    kept = RecordedRun.objects.get().error
+    assert kept == "LookupError: no quota at postgres://anna:***@db/shop now"
+
+
 def test_an_interrupt_at_the_end_of_a_run_is_its_recorded_end(ledger: Ledger) -> None:
     """Its thread would write the run as one that is under way, for as long as the process lives."""
     the.errands(1)
