@@ -12,7 +12,6 @@ from uuid import uuid4
 from dcl_processor import steady as time
 from dcl_processor.database.contention import may_pass
 from dcl_processor.diagnosis import describe
-from dcl_processor.masking import shown
 from dcl_processor.oversight import Counts, Overseer, Progress
 from dcl_processor.report import Report
 
@@ -65,7 +64,7 @@ class Record:
     def worker_died(self, worker: int, why: str) -> None:
         """Take note that a worker has died; ``why``: a sentence for people."""
         for work in self.works.values():
-            work.worker_died(worker, kept_text(why))
+            work.worker_died(worker, why[:TEXT])
 
     def ended(self, name: str, report: Report) -> None:
         """Take note of the report of all workers of the command."""
@@ -354,10 +353,5 @@ def ledger() -> Ledger:
 
 
 def kept(error: BaseException | None) -> str:
-    """Return the text of an error that the ledger keeps."""
-    return "" if error is None else kept_text(describe(error))
-
-
-def kept_text(text: str) -> str:
-    """Return a text as the ledger keeps it."""
-    return shown(text, TEXT)
+    """Return the text of an error that the ledger keeps, which is masked and in one line."""
+    return "" if error is None else describe(error)[:TEXT]
