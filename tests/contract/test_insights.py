@@ -20,6 +20,7 @@ from dcl_processor.insights.keys import parse_pk
 from dcl_processor.insights.status import NUMBERS, status
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected
+from tests.contract.support.temporary import temporary
 from tests.models import Errand, Parcel, Scan, Seat, Truck
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -159,6 +160,20 @@ def test_counting_stops_at_a_number() -> None:
     assert found["errors"].value[0].rows == 3
     exact = ask(run, most=5)["pending"]
     assert (exact.value, exact.how) == (5, How.EXACT)
+
+
+if connection.vendor == "postgresql":
+
+    def test_counting_looks_at_no_more_rows_than_it_counts() -> None:
+        the.errands(200)
+        where = "CASE WHEN done THEN false ELSE nextval('tests_seen') > 0 END"
+        run = the.transactional(the.ignore, pending=lambda: the.PENDING.extra(where=[where]))
+        with temporary("CREATE SEQUENCE tests_seen", "DROP SEQUENCE tests_seen"):
+            ask(run, most=3)
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT last_value FROM tests_seen")
+                [(seen,)] = cursor.fetchall()
+        assert 3 < seen < 100
 
 
 def test_a_row_that_matches_twice_counts_once() -> None:
