@@ -167,7 +167,7 @@ if connection.vendor == "postgresql":
     def test_counting_looks_at_no_more_rows_than_it_counts() -> None:
         the.errands(200)
         where = "CASE WHEN done THEN false ELSE nextval('tests_seen') > 0 END"
-        run = the.transactional(the.ignore, pending=lambda: the.PENDING.extra(where=[where]))
+        run = the.transactional(the.ignore, pending=lambda: the.PENDING.extra(where=[where]))  # noqa: S610
         with temporary("CREATE SEQUENCE tests_seen", "DROP SEQUENCE tests_seen"):
             ask(run, most=3)
             with connection.cursor() as cursor:
