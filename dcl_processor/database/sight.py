@@ -12,8 +12,7 @@ from dcl_processor.exceptions import Unsupported
 # PostgreSQL lists no variable that a session has made. So the names come from the policies of
 # row-level security, and from the functions that these call.
 _SIGHT = {
-    "postgresql": r"""
-WITH body AS (
+    "postgresql": r"""WITH body AS (
     SELECT concat(qual, with_check) AS sql FROM pg_policies
     WHERE schemaname = ANY (current_schemas(false))
     UNION ALL SELECT concat(prosrc, pg_get_function_sqlbody(f.oid)) FROM pg_depend
@@ -23,8 +22,7 @@ WITH body AS (
     SELECT unnest('{session_authorization,role,search_path,row_security,TimeZone}'::text[]) AS name
     UNION ALL SELECT DISTINCT found[1] FROM body, regexp_matches(
         sql, 'current_setting\(\s*''(\w+(?:\.\w+)+)''', 'g') AS found) AS names""",
-    "mysql": "SELECT 'database', DATABASE() UNION ALL SELECT 'user', CURRENT_USER() "
-    "UNION ALL SELECT 'time_zone', @@SESSION.time_zone",
+    "mysql": "SELECT 'database', DATABASE() UNION ALL SELECT 'time_zone', @@SESSION.time_zone",
 }
 
 
@@ -40,8 +38,7 @@ def refuse_others(seen: dict[str, str], connection: Any, whose: str, remedy: str
     if others := _differing(seen, connection):
         raise Unsupported(
             f"{whose} to see what the session on {connection.alias!r} sees, got other values of "
-            f"{', '.join(others)}; set what was changed in the session for each connection, in "
-            f"OPTIONS or by connection_created, or {remedy}."
+            f"{', '.join(others)}; set them by OPTIONS or connection_created, or {remedy}."
         )
 
 

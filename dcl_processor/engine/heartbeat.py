@@ -62,7 +62,7 @@ class Heartbeat:
         self._alive_until: dict[Any, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._shared: Shared | None = None
+        self._shared: Any = None
         #: The column of the lease, and the model whose table it is in.
         self._field: Any = None
         self._owner: Any = None
@@ -143,7 +143,6 @@ class Heartbeat:
                 # After a failed beat there is time for several more before the lease lapses.
                 pause = self._seconds / (3 if self._beat() else 12)
         finally:
-            assert self._shared is not None
             self._shared.undo()
             connections.close_all()
 
@@ -179,7 +178,7 @@ class Heartbeat:
             return None, []
         # Race: double claim. Without its row in sight, this worker would renew no lease.
         connection = connections[question.using]
-        if connection.connection is None and self._shared is not None:
+        if connection.connection is None:
             self._shared.share(connection)
         began = time.monotonic()
         now = clock.read(question.table, held)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -315,6 +316,9 @@ def _undisturbed_end() -> Iterator[None]:
 @contextmanager
 def _django(databases: Mapping[str, Any]) -> Iterator[None]:
     """Load Django, with the parent's databases; close the connections at the end."""
+    if "DJANGO_CONFIGURATION" in os.environ:  # manage.py installs it below its guard
+        with suppress(ImportError):
+            import_module("configurations.importer").install()
     for alias, name in databases.items():
         connections.databases[alias]["NAME"] = name
     django.setup()
