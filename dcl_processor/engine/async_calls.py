@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dcl_processor.database.sight import Shared
 from dcl_processor.execution.handler import Failed, Outcome, Prepared, Together
 
 from .marked import is_left_by_another, is_to_be_redone, put_back, startable, tell_of_redone
@@ -40,6 +41,8 @@ class AsyncCalls:
     def __init__(self, lane: Lane, batch: Batch) -> None:
         assert lane.run.event_loop is not None
         self._lane, self._batch, self._loop = lane, batch, lane.run.event_loop
+        sessions = self._loop.sessions
+        sessions.shared = sessions.shared or Shared(batch.question.using)
         self._together = lane.processor._handles_batches
         self._stack = ExitStack()
         self._resource = self._stack.enter_context(lane.resource.borrowed())

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import DatabaseError, OperationalError, connections
+from django.db import OperationalError, connections
 from django.db.models import F, Field
 
 from dcl_processor import clock, log_fields
 from dcl_processor import steady as time
 from dcl_processor.candidates.question import Question, these
+from dcl_processor.database.sight import Shared
 from dcl_processor.definition.lease import Lease
 from dcl_processor.execution.calls import CallLimits, abandoned
 from dcl_processor.execution.time_limit import TimeLimit
@@ -34,12 +34,6 @@ LONGEST_WAIT = 5.0
 #: waits for a connection of the pool. It has no lease to renew, and ends when the pool returns a
 #: connection or a timeout.
 CLOSING = 2 * LONGEST_WAIT
-
-#: What a session has chosen for itself since it began, such as the schema of a tenant.
-_CHOSEN = (
-    "SELECT name, setting FROM pg_settings "
-    "WHERE name IN ('search_path', 'role') AND setting IS DISTINCT FROM reset_val"
-)
 
 #: Of the tokens that this worker has written to a row, so many of the first and of the last are
 #: known: a statement names them all.
@@ -68,8 +62,7 @@ class Heartbeat:
         self._alive_until: dict[Any, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        #: What the run's session has chosen, by name; the thread's session chooses the same.
-        self._chosen: Sequence[tuple[str, str]] = ()
+        self._shared: Any = None
         #: The column of the lease, and the model whose table it is in.
         self._field: Any = None
         self._owner: Any = None
@@ -82,12 +75,8 @@ class Heartbeat:
         """
         if not claimed:
             return
-        own = connections[question.using]
-        if self._thread is None and own.vendor == "postgresql" and not own.in_atomic_block:
-            # A session that was ended meanwhile has chosen nothing; the settlement finds that out.
-            with suppress(DatabaseError), own.cursor() as cursor:
-                cursor.execute(_CHOSEN)
-                self._chosen = cursor.fetchall()
+        if self._thread is None and not connections[question.using].in_atomic_block:
+            self._shared = Shared(question.using)
         with self._lock:
             self._question = question
             together = frozenset(claimed)
@@ -154,26 +143,8 @@ class Heartbeat:
                 # After a failed beat there is time for several more before the lease lapses.
                 pause = self._seconds / (3 if self._beat() else 12)
         finally:
-            self._choose_again()
+            self._shared.undo()
             connections.close_all()
-
-    def _see_what_the_run_sees(self, connection: Any) -> None:
-        """Connect, if need be, and choose what the run's session has chosen."""
-        if connection.connection is None and self._chosen:
-            try:
-                with connection.cursor() as cursor:
-                    for each in self._chosen:
-                        cursor.execute("SELECT set_config(%s, %s, false)", each)
-            except BaseException:
-                connection.close()
-                raise
-
-    def _choose_again(self) -> None:
-        """Leave to a pool a session as it was."""
-        for connection in connections.all(initialized_only=True) if self._chosen else ():
-            with suppress(DatabaseError), connection.cursor() as cursor:
-                for name, _ in self._chosen:
-                    cursor.execute(f"RESET {name}")
 
     def _beat(self) -> bool:
         """Renew the leases; return whether all of them were renewed."""
@@ -206,7 +177,9 @@ class Heartbeat:
         if question is None or not held:
             return None, []
         # Race: double claim. Without its row in sight, this worker would renew no lease.
-        self._see_what_the_run_sees(connections[question.using])
+        connection = connections[question.using]
+        if connection.connection is None:
+            self._shared.share(connection)
         began = time.monotonic()
         now = clock.read(question.table, held)
         if now is None:

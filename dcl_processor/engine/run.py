@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
 from contextvars import copy_context
 from datetime import timedelta, tzinfo
@@ -19,10 +19,10 @@ from dcl_processor import observers, oversight
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.compiled_sql.cache import StatementCache
+from dcl_processor.database.sight import refuse_others, sight, tenant_of
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.exceptions import Unsupported
 from dcl_processor.execution.calls import beside
 from dcl_processor.execution.event_loop import EventLoop, refuse_green_threads
 from dcl_processor.execution.handler import Failed, Lost
@@ -49,7 +49,6 @@ from .deliveries import refuse_unknown
 from .heartbeat import Heartbeat
 from .key_source import KeySource
 from .lane import Lane
-from .session import sight
 from .settlement import Ended, Held
 from .source import Source
 
@@ -270,7 +269,7 @@ class Run:
             Lane(self).drive()
             return
         errors: list[BaseException] = []
-        mine = connections[self.using]
+        mine: Any = connections[self.using]
         # A session that is not open yet will be as those of the threads.
         seen = None if mine.connection is None else sight(mine)
         zone, language = timezone.get_current_timezone(), translation.get_language()
@@ -280,7 +279,7 @@ class Run:
             Thread(
                 # The caller's context, which a log needs.
                 target=copy_context().run,
-                args=(self._drive_in_thread, seen, zone, language, errors),
+                args=(self._drive_in_thread, seen, tenant_of(mine), zone, language, errors),
                 name=f"{name}: {number + 1}",
                 daemon=True,
             )
@@ -299,26 +298,21 @@ class Run:
         if errors:
             raise errors[0]
 
-    def _refuse_other_sight(self, seen: Sequence[Any]) -> None:
-        """Raise ``Unsupported`` if this thread's session sees other rows than the run's own."""
-        if (found := sight(connections[self.using])) != seen:
-            raise Unsupported(
-                f"{self.processor.name}: expected the connections of all threads to see what that "
-                f"of the run sees, {list(seen)}, got {list(found)}; set what was changed in the "
-                "session for each connection, in OPTIONS or by connection_created, or leave "
-                "concurrency out."
-            )
-
     def _drive_in_thread(
         self,
-        seen: Sequence[Any] | None,
+        seen: dict[str, str] | None,
+        tenant: tuple[Any, ...],
         zone: tzinfo,
         language: str | None,
         errors: list[BaseException],
     ) -> None:
         try:
+            mine: Any = connections[self.using]
+            if tenant:
+                mine.set_tenant(*tenant)
             if seen is not None:
-                self._refuse_other_sight(seen)
+                whose = f"{self.processor.name}: expected the connections of all threads"
+                refuse_others(seen, mine, whose, "leave concurrency out")
             # A question may depend on both, and Django keeps them for each thread.
             with timezone.override(zone), translation.override(language):
                 Lane(self).drive()

@@ -94,8 +94,8 @@ class EventLoop:
         self._context = Context()
         self._context.run(running.set, running.get())
         self._scope: Any = ThreadSensitiveContext()  # which has no types
-        self._sessions = SharedSessions()
-        self._context.run(self._sessions.watch)
+        self.sessions = SharedSessions()
+        self._context.run(self.sessions.watch)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and wait for it."""
@@ -265,7 +265,7 @@ class EventLoop:
     ) -> Together | Prepared | BaseException | None:
         """Return the outcome with what is known of the transaction; ``None``: interrupted."""
         try:
-            is_lost = await self._sessions.were_left_open(pk, self._handlers.keys())
+            is_lost = await self.sessions.were_left_open(pk, self._handlers.keys())
         except asyncio.CancelledError:
             return None
         if is_lost and not isinstance(outcome, BaseException):
@@ -394,6 +394,8 @@ class EventLoop:
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         async def leave() -> None:
+            if self.sessions.shared is not None:
+                await sync_to_async(self.sessions.shared.undo)()
             await sync_to_async(connections.close_all)()
             await self._scope.__aexit__(None, None, None)
 

@@ -16,6 +16,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db.backends.signals import connection_created
 
+from dcl_processor.database.sight import Shared
 from dcl_processor.exceptions import TransactionLeftOpen
 
 from .handler import Failed, Handled, Outcome, Prepared, Together, not_prepared
@@ -43,6 +44,7 @@ class SharedSessions:
         self._waiting: set[Any] = set()
         self._lost: set[Any] = set()
         self._is_ending = False
+        self.shared: Shared | None = None
 
     def watch(self) -> None:
         """Begin to notice new connections, in the context of the caller."""
@@ -51,6 +53,8 @@ class SharedSessions:
 
     def note(self, connection: Any) -> None:
         """Watch a new connection, in whose thread this is called."""
+        if self.shared is not None:
+            self.shared.share(connection)
         leftover = Leftover(connection.alias)
         leftover.__enter__()
         others = [(thread, each) for thread, each in self._found if each.connection != connection]

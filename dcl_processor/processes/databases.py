@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing, suppress
 from typing import Any
 
-from django.db import connections
+from django.db import DatabaseError, connections
 
+from dcl_processor.database.sight import refuse_others, sight, tenant_of
 from dcl_processor.exceptions import Unsupported
 
 from .child import is_program
@@ -35,6 +37,8 @@ def check_children_can_see_rows() -> None:
                 f"expected no open transaction on {connected.alias!r}, got one: workers are other "
                 "processes, which see only committed rows; in tests use TransactionTestCase."
             )
+        with suppress(DatabaseError):  # a server that is away is the children's own matter
+            _check_sight(connected)
     for alias in connections:
         in_memory: Any = getattr(connections[alias], "is_in_memory_db", None)
         if in_memory is not None and in_memory():
@@ -42,3 +46,13 @@ def check_children_can_see_rows() -> None:
                 f"expected a database that other processes can open, got {alias!r} in this "
                 "process's memory; use a file, or run one worker."
             )
+
+
+def _check_sight(connected: Any) -> None:
+    """Raise ``Unsupported`` if a new session would see other rows than the one that is open."""
+    if connected.connection is None and not tenant_of(connected):
+        return
+    fresh: Any = connected.copy()
+    fresh.settings_dict["OPTIONS"].pop("pool", None)  # this process may have all of its sessions
+    with closing(fresh):
+        refuse_others(sight(connected), fresh, "expected workers", "run one worker")

@@ -1,0 +1,1 @@
+"""Other people's packages and settings around a run: what holds, or which sentence refuses."""

@@ -1,0 +1,114 @@
+"""What a project sets for its sessions, or puts around its cursors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
+
+from dcl_processor.exceptions import Unsupported
+from dcl_processor.processes import pool
+from dcl_processor.processes.graceful_stop import Stop
+from tests.contract.support import errands as the
+from tests.contract.support.heartbeat import beat_soon
+from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import temporary
+from tests.models import Errand
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+CREATE = (
+    "CREATE ROLE tests_clerk LOGIN; GRANT SELECT, UPDATE ON tests_errand TO tests_clerk; "
+    "CREATE FUNCTION tests_tenant() RETURNS text LANGUAGE plpgsql STABLE AS "
+    "'BEGIN RETURN current_setting(''user.tenant'', true); END'; "
+    "ALTER TABLE tests_errand ENABLE ROW LEVEL SECURITY; "
+    "CREATE POLICY tests_mine ON tests_errand USING (result = "
+)
+DROP = (
+    "DROP POLICY tests_mine ON tests_errand; DROP FUNCTION tests_tenant; "
+    "ALTER TABLE tests_errand DISABLE ROW LEVEL SECURITY; "
+    "DROP OWNED BY tests_clerk; DROP ROLE tests_clerk"
+)
+#: The value that a policy compares, whose session it is, and the setting that lets it see rows.
+SECURED = {
+    "variable": ("current_setting('user.tenant', true)", "tests_clerk", "user.tenant", "7"),
+    "function": ("tests_tenant()", "tests_clerk", "user.tenant", "7"),
+    "role": ("'7'", "postgres", "role", "tests_clerk"),
+}
+
+
+@pytest.fixture(params=SECURED.values(), ids=[*SECURED])
+def setting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Let the session of "other" alone see three of six rows; give the setting's name."""
+    the.errands(3, result="7")
+    the.errands(3, result="8")
+    compared, user, *setting = request.param
+    other = connections["other"]
+    other.close()
+    monkeypatch.setitem(connections.databases["other"], "USER", user)
+    with temporary(f"{CREATE}{compared})", DROP):
+        with other.cursor() as cursor:
+            cursor.execute("SELECT set_config(%s, %s, false)", setting)
+        yield setting[0]
+        other.close()
+
+
+def test_leases_are_renewed_where_only_the_runs_session_was_to_see_the_rows(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat_soon(monkeypatch)
+
+    def handle(row: Errand) -> None:
+        mine = Errand.objects.filter(pk=row.pk, result="7")
+        first = mine.values_list("leased_until", flat=True).get()
+        until(mine.filter(leased_until__gt=first).exists, "a renewal")
+
+    assert_run(the.at_least_once(handle).run(using="other"), processed=3)
+
+
+def test_asynchronous_handlers_see_what_the_runs_session_sees(setting: str) -> None:
+    seen: list[int] = []
+
+    async def handle(row: Errand) -> None:
+        seen.append(await Errand.objects.using("other").acount())
+
+    assert_run(the.at_most_once(handle, concurrency=3).run(using="other"), processed=3)
+    assert seen == [3, 3, 3]
+
+
+def test_threads_and_workers_that_would_see_other_rows_are_refused(setting: str) -> None:
+    run: Any = the.transactional(the.ignore)
+    other_values = f" to see .*, got other values of {setting}; set"
+    with pytest.raises(Unsupported, match="expected the connections of all threads" + other_values):
+        run(using="other", concurrency=3)
+    with pytest.raises(Unsupported, match="expected workers" + other_values):
+        pool.run(run, workers=2, stop=Stop(), using="other")
+    assert not Errand.objects.filter(done=True).exists()
+
+
+@the.all_deliveries
+def test_a_wrapper_and_captured_queries_see_each_flip(make: the.Make) -> None:
+    the.errands(3)
+    wrapped: list[str] = []
+
+    def look(execute: Any, sql: str, *arguments: Any) -> Any:
+        wrapped.append(sql)
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(look), CaptureQueriesContext(connection) as captured:
+        assert_run(make(the.ignore)(), processed=3)
+    for seen in (wrapped, [each["sql"] for each in captured]):
+        assert "".join(seen).count('"done" = ') == 3 + 1  # and the rehearsal
+
+
+@the.all_deliveries
+def test_values_may_be_bound_by_the_server(make: the.Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    the.errands(7)
+    connections["other"].close()
+    monkeypatch.setitem(connections["other"].settings_dict["OPTIONS"], "server_side_binding", True)
+    assert_run(make(the.ignore, batch_size=3).run(using="other", concurrency=2), processed=7)
+    connections["other"].close()
