@@ -155,5 +155,7 @@ class Typed(Kind):
     owner = models.CharField(max_length=50, default="")
     value = models.CharField(max_length=50, default="")
 
+    objects: models.Manager[Typed] = models.Manager()
+
     def look(self) -> None:
         """Leave it alone: what is read is not what is written."""

@@ -26,6 +26,7 @@ DELIVERIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "claim and lease": lambda states: {**DELIVERIES["lease"](states), **_claim(states)},
 }
 each_delivery = pytest.mark.parametrize("delivery", DELIVERIES)
+three_deliveries = pytest.mark.parametrize("delivery", ["transactional", "claim", "lease"])
 each_size = pytest.mark.parametrize("size", [1, 10])
 
 #: How many rows, and the places of the one that fails, and of the one that is discarded.
@@ -38,12 +39,16 @@ def _claim(states: dict[str, str]) -> dict[str, Any]:
 
 
 class Core:
-    """Two runs over the rows of a model; ``calls``: the places of the rows that were handled."""
+    """Two runs over the rows of a model.
+
+    ``calls``: the places of the rows that were handled; ``act``: what the handler does.
+    """
 
     def __init__(
         self, rows: QuerySet[Any], delivery: str, size: int, states: dict[str, str], **options: Any
     ) -> None:
         self.calls: list[int] = []
+        self.act: Callable[[Any], None] = self._act
         self._every, self._states = QuerySet[Kind](rows.model), states
         given = {
             "pending": rows.filter(
@@ -60,6 +65,9 @@ class Core:
 
     def _handle(self, row: Any) -> None:
         self.calls.append(row.place)
+        self.act(row)
+
+    def _act(self, row: Any) -> None:
         row.look()
         if row.place == DISCARDED:
             raise Discard("not wanted")
