@@ -57,6 +57,7 @@ INSTALLED_APPS = [
     "sample_app.shop",
     "tests",
     "tests.instances",
+    "tests.kinds",
     "tests.ported",
     # Mail queues of other packages, whose tables a test drains.
     "email_relay",

@@ -105,14 +105,16 @@ class KeyPlaceholder:
             fields = [model._meta.get_field(column)]
         if len(fields) != 1:
             raise CannotParametrize
+        connection, kind = connections[using], fields[0].db_type(connections[using]) or ""
+        if many and not (connection.vendor == "postgresql" and kind.startswith(_LISTED)):
+            raise CannotParametrize
         self.many = many
         self._column = column or "pk"
         self.placeholder = Placeholder(fields[0])
         #: Brings a key into the database's form.
-        self.prepare = partial(fields[0].get_db_prep_value, connection=connections[using])
+        self.prepare = partial(fields[0].get_db_prep_value, connection=connection)
         #: Whether a whole number is in that form already, as with Django's own fields.
         self.is_whole_number = type(fields[0]) in _WHOLE_NUMBERS
-        self._list_type = _list_type(fields[0], connections[using]) if many else None
         one = Q(**{self._column: self.placeholder})
         self.condition = Q(self._is_listed()) if many else one
 
@@ -122,8 +124,9 @@ class KeyPlaceholder:
             return "pk"
         return Func(
             *(self.placeholder, F("pk")),
+            # Without a type: the column's may be another than the field's.
             template="array_position(%(expressions)s)",
-            arg_joiner=f"::{self._list_type}[], ",
+            arg_joiner=", ",
             output_field=IntegerField(),
         )
 
@@ -136,13 +139,12 @@ class KeyPlaceholder:
         )
 
 
-def _list_type(field: Any, connection: Any) -> str:
-    """Return the type of a key that may be listed; raises ``CannotParametrize`` for another one."""
-    named = field.db_type(connection) or ""
-    kinds = [kind for kind in _LISTED if named.startswith(kind)]
-    if connection.vendor != "postgresql" or not kinds:
-        raise CannotParametrize
-    return kinds[0]
+def _list_of(keys: Sequence[Any]) -> Any:
+    """Return the keys as one parameter; psycopg2 would make a list of ``text`` of any texts."""
+    if not all(isinstance(key, str) for key in keys):
+        return keys
+    escaped = [key.replace("\\", r"\\").replace('"', r"\"") for key in keys]
+    return "{" + ",".join([f'"{key}"' for key in escaped]) + "}"
 
 
 class Assignments:
@@ -214,7 +216,7 @@ class CompiledStatement:
             keys = f"{{{','.join(map(str, pks))}}}" if self._many else pks[0]
         else:
             prepared = [self._prepare(pk) for pk in pks]
-            keys = prepared if self._many else prepared[0]
+            keys = _list_of(prepared) if self._many else prepared[0]
         params = [*self.parameters]
         for place in self._places[self._keys]:
             params[place] = keys

@@ -53,8 +53,9 @@ _CANCELED, _TIMED_OUT = "57014", frozenset({1969, 3024, 1317})
 # no memory, 1038 none to sort, 1135 no thread. SQLITE_NOMEM, SQLITE_FULL.
 _NO_ROOM, _SQLITE_NO_ROOM = frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206}), (7, 13)
 
-# A trigger or a function has refused the row, by SIGNAL.
-_SIGNALLED = 1644
+# What the driver takes for the server's: 1644 a trigger or a function has refused the row, by
+# SIGNAL; 1292, 1366, 1411 no value of the type or the character set; 1365 division by 0.
+_OF_VALUES = frozenset({1644, 1292, 1365, 1366, 1411})
 
 # See above: of a row, or of a table; and of the whole statement.
 _LOCK_NOT_AVAILABLE, _WAITED = "55P03", frozenset({1205, 1969})
@@ -140,8 +141,8 @@ def is_about_rows(error: BaseException) -> bool:
     state = _sqlstate(error.__cause__)
     if state:
         return state[:2] in _ABOUT_ROWS
-    is_signalled = _errno(error.__cause__) == _SIGNALLED
-    return is_signalled or isinstance(error, DataError | IntegrityError)
+    is_of_values = _errno(error.__cause__) in _OF_VALUES
+    return is_of_values or isinstance(error, DataError | IntegrityError)
 
 
 def is_refused_statement(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import OperationalError, connections
-from django.db.models import F, Field
+from django.db.models import Field
 
 from dcl_processor import clock, log_fields
 from dcl_processor import steady as time
@@ -283,8 +283,18 @@ def write_again(field: Field[Any, Any], holds: Holds) -> None:
             vars(field).pop("pre_save", None)
 
 
+class _AsItIs:
+    """The value that a column has. Django 6 would set an ``F()`` on the instance after a save."""
+
+    def __init__(self, field: Field[Any, Any]) -> None:
+        self._column = field.column
+
+    def as_sql(self, _: Any, connection: Any) -> tuple[str, Any]:
+        return connection.ops.quote_name(self._column), []
+
+
 def _written(field: Field[Any, Any], instance: Any, *, add: bool) -> Any:
     for holds in _holders.get(field, ()):
         if not add and holds(instance):
-            return F(field.attname)
+            return _AsItIs(field)
     return type(field).pre_save(field, instance, add)

@@ -9,10 +9,12 @@ by statements of one transaction.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import NotSupportedError
+from django.db import DataError, NotSupportedError, transaction
 from django.db.models import Q, QuerySet
 
 from dcl_processor.candidates.question import Question, these
@@ -27,7 +29,7 @@ from dcl_processor.values import Values, resolve
 from . import one_statement
 from .claim import claim
 from .key_claim import claim_in_turn, late_keys, moved_rows, take_turn
-from .marks import show
+from .marks import looks_at_loading, show
 from .settlement import COMMIT, Batch, Claimed, Held, Marked, NotSettled, Settlement, Statement
 
 if TYPE_CHECKING:
@@ -180,6 +182,10 @@ def _write(lane: Lane, batch: Batch, mark: Mark) -> None:
     found = _read(table, [*names, *computed])
     for held in rows:
         show(held.row, found[held.pk])
+        # Without its conditions, pending may divide by zero, or read what is no number.
+        if looks_at_loading(type(held.row)):
+            with suppress(DataError), transaction.atomic(using=question.using):
+                held.row = next(chain.from_iterable(question.as_pending(held.pk, names)), held.row)
     after = {pk: {name: read[name] for name in names} for pk, read in found.items()}
     _record(lane, batch, mark, before, after)
 

@@ -12,8 +12,9 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django.db.models import F, Value
+from django.db.models import F, Model, Value
 from django.db.models.functions import Coalesce, Least
+from django.db.models.signals import post_init
 
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
@@ -85,6 +86,12 @@ def show(row: Any, values: Values) -> None:
     for name, value in values.items():
         if name in known:
             known[name] = value
+
+
+def looks_at_loading(model: Any) -> bool:
+    """Return whether an instance may know how it was loaded, and take a mark for a change."""
+    plain = (model.__init__, model.from_db.__func__) == (Model.__init__, Model.from_db.__func__)  # type: ignore[attr-defined]
+    return not plain or post_init.has_listeners(model)
 
 
 class Claiming(Protocol):

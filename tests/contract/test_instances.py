@@ -13,8 +13,10 @@ import pytest
 from django.db import connection, models
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
+from tests.contract.support import core
 from tests.contract.support.reports import assert_run
 from tests.instances.models import Job, MailJob, PrintJob, Secret
+from tests.kinds import models as kinds
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -81,6 +83,34 @@ if django.VERSION >= (6, 1):
         run = processor(secrets.fetch_mode(models.FETCH_RAISE), handled, size, **options)
         assert_run(run(), processed=5)
         assert {row._state.fetch_mode for row in handled} == {models.FETCH_RAISE}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kinds.ReadsItself,
+        kinds.Protected,
+        kinds.Tracked,
+        kinds.Dirty,
+        kinds.SoftDeleted,
+        kinds.Guarded,
+        kinds.FromDb,
+        kinds.NeverRefreshed,
+        kinds.Hidden,
+        kinds.Contrary,
+        kinds.Computed,
+    ],
+)
+@core.each_delivery
+@core.each_size
+def test_i15_instances_of_every_kind_are_handled_once(
+    kind: Any, delivery: str, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for place in range(core.NUMBER):
+        kind(place=place).save()
+    asked = {"is_over": False} if kind is kinds.Computed else {}
+    rows = kind.objects.filter(**asked)
+    core.Core(rows, delivery, size, core.STATES).check(caplog)
 
 
 @pytest.mark.parametrize("makes", ["fewer", "none"])

@@ -139,7 +139,7 @@ if IS_POSTGRESQL:
     @pytest.mark.parametrize(
         ("change", "fix"),
         [
-            (lambda: temporary(f"{TYPE} timestamp", f"{TYPE} timestamptz"), "give it a time zone"),
+            (lambda: temporary(f"{TYPE} timestamp", f"{TYPE} timestamptz"), "make it one with a"),
             (lambda: temporary(f"{TYPE} timestamptz(0)", f"{TYPE} timestamptz"), "make it one wit"),
             (lambda: at_update("TRUE", LATER), "look for a trigger or a field that changes it"),
         ],
@@ -154,44 +154,6 @@ if IS_POSTGRESQL:
                 run()
             Errand.objects.all().delete()
         assert calls == []
-
-    #: A type, what its column contains at first, and what is written to it.
-    TYPES = {
-        "an enumeration": ("tests_state", "'open'::tests_state", ("open", "shut")),
-        "jsonb": ("jsonb", "'{}'::jsonb", ('{"a": 1}', '{"a": 2}')),
-        "a domain": ("tests_words", "''::tests_words", ("one", "two")),
-    }
-
-    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-    @pytest.mark.parametrize(("kind", "first", "written"), TYPES.values(), ids=TYPES)
-    def test_i19_a_column_may_have_another_type_than_its_field(
-        kind: str,
-        first: str,
-        written: Sequence[str],
-        make: the.Make,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        """Rows with values of their own are written by one statement, which has to name types."""
-        the.errands(6)
-        calls: list[int] = []
-        made = "CREATE TYPE tests_state AS ENUM ('open', 'shut'); CREATE DOMAIN tests_words AS text"
-        with (
-            temporary(made, "DROP TYPE tests_state; DROP DOMAIN tests_words"),
-            temporary(
-                "ALTER TABLE tests_errand ALTER COLUMN result DROP DEFAULT, "
-                f"ALTER COLUMN result TYPE {kind} USING {first}",
-                "ALTER TABLE tests_errand ALTER COLUMN result TYPE varchar(50)",
-            ),
-        ):
-            report = make(
-                lambda row: calls.append(row.place),
-                done=lambda row: {"done": True, "result": written[row.place % 2]},
-                batch_size=3,
-            )()
-            assert_run(report, processed=6, redone=0)
-            assert sorted(calls) == [0, 1, 2, 3, 4, 5]
-            assert set(Errand.objects.values_list("result", flat=True)) == {*written}
-        assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
     def test_i25_columns_may_have_the_longest_names(
