@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Generator
 from typing import Any
 
 import pytest
-
-# It needs MariaDB's binaries, which the suite sees to where it tests on MariaDB.
-collect_ignore = [] if "mysql" in os.environ.get("DATABASE_URL", "") else ["test_servers.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")

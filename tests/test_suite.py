@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+import re
 import subprocess
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import suite
+from tests.contract import conftest as contract
 from tests.environments import CHECKOUT, ENVIRONMENTS
+from tests.mutants.listed import mutants
 from tests.progress import Progress, Report
 from tests.suite import Run, Stage, stages
+
+#: Collected where the database is another one, or by name only.
+NOT_HERE = {
+    "tests/explorer/everything.py",
+    *(f"tests/contract/{name}" for name in contract.collect_ignore),
+}
+BLOCK = re.compile(
+    r"(?m)^ *(?:```(?:\{code-block\} )?|<!--- invisible-code-block: )(?:python|pycon|console)$"
+)
 
 PAGES = {"README.md", *(str(each.relative_to(CHECKOUT)) for each in CHECKOUT.glob("docs/**/*.md"))}
 FILES = {str(each.relative_to(CHECKOUT)) for each in CHECKOUT.glob("tests/**/test_*.py")} | PAGES
@@ -66,6 +82,46 @@ def test_ci_runs_the_gate_and_leaves_nothing_out() -> None:
         check=False,
     )
     assert make.stdout.splitlines()[-1].endswith("-m tests.suite")
+
+
+def test_no_entry_of_the_list_of_mutants_is_stale() -> None:
+    listed = list(mutants())
+    assert len(listed) >= 300
+    assert not [str(each) for each in listed if each.stale()]
+
+
+def test_every_test_that_is_written_is_collected() -> None:
+    """A file's name, a second function of one name, or a class may hide it from pytest."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "--color=no"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.split("::") for line in listed.stdout.splitlines() if "::" in line]
+    collected = Counter((path, name.partition("[")[0]) for path, *_, name in lines)
+    assert set(_tests()) - set(collected) == set()
+    blocks = Counter(path for path, *_ in lines if path.endswith(".md"))
+    assert {page: blocks[page] for page, _ in _pages()} == dict(_pages())
+
+
+def _tests() -> Iterator[tuple[str, str]]:
+    """Yield file and name of each test, but not those that a module defines under a condition."""
+    for path in CHECKOUT.glob("tests/**/*.py"):
+        name = str(path.relative_to(CHECKOUT))
+        module = ast.parse(path.read_text()).body if name not in NOT_HERE else []
+        bodies = [module, *(each.body for each in module if isinstance(each, ast.ClassDef))]
+        for node in itertools.chain.from_iterable(bodies):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield name, node.name
+
+
+def _pages() -> Iterator[tuple[str, int]]:
+    """Yield each page with the number of its blocks of code."""
+    for page in [CHECKOUT / "README.md", *CHECKOUT.glob("docs/**/*.md")]:
+        if page.name != "tutorial.md":  # tests/docs/test_tutorial.py follows it
+            yield str(page.relative_to(CHECKOUT)), len(BLOCK.findall(page.read_text()))
 
 
 # --- verdicts
@@ -162,6 +218,3 @@ def test_in_ci_leaving_out_is_failing(
     assert out.endswith("=== GREEN, without moon\n")
     monkeypatch.setenv("CI", "true")
     assert report.is_red()
-
-
-# --- the quick part
