@@ -21,6 +21,7 @@ from django.db import connection, transaction
 from django.db.models import Exists, OuterRef
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
+from tests.calls import calls_of_a_batched_row, ways
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel
 
@@ -220,3 +221,30 @@ def test_a_whole_window_that_another_copy_has_is_passed_in_a_few_statements(
     with held(600):
         spent = cost(lambda: transactional()(wait_for_locked=0))
     assert spent.statements <= 600 / 15
+
+
+# --- one row's way through the package does not get longer
+
+
+#: Calls and files at most.
+MOST = {
+    "transactional": (50, 22),
+    "transactional, spanning": (58, 22),
+    "at most once": (55, 24),
+    "at least once": (67, 27),
+}
+
+
+def test_a_row_takes_no_more_calls_and_files_than_it_did() -> None:
+    found = ways()
+    assert found.keys() == MOST.keys()
+    longer = {
+        name: (len(way.calls), way.files)
+        for name, way in found.items()
+        if len(way.calls) > MOST[name][0] or way.files > MOST[name][1]
+    }
+    assert not longer
+
+
+def test_a_row_of_a_batch_takes_few_calls_django_and_driver_included() -> None:
+    assert calls_of_a_batched_row(500) <= 40

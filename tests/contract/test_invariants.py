@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -14,16 +15,18 @@ from django.db import connection, connections
 from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import Report, batch_processor
+from dcl_processor import Delivery, Report, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.engine import source
 from dcl_processor.exceptions import StillPending
 from tests.contract.support.batches import statements
 from tests.contract.support.clocks import Clock, Waits
+from tests.contract.support.machine import Histories, play
 from tests.contract.support.parcels import parcels, processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import uncommitted
 from tests.models import Depot, Letter, Parcel
+from tests.shares import is_whole
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -342,3 +345,38 @@ def test_i5_a_flip_that_is_right_for_one_row_and_wrong_for_another_is_found_out(
     assert_run(report, processed=2, failed=1)
     assert isinstance(report.failures[0].error, StillPending)
     assert list(Parcel.objects.order_by("pk").values_list("tries", flat=True)) == [1, -5, 1]
+
+
+# --- random histories end as a plain model of them does: I9, and what each delivery promises
+
+
+#: Make it larger to search for longer than a suite has the time for.
+EXAMPLES = int(os.environ.get("HISTORIES", "40" if is_whole() else "15"))
+RANDOM = os.environ.get("CI") != "true"
+
+
+class Leased(Histories):
+    delivery = Delivery.AT_LEAST_ONCE
+
+
+@pytest.mark.parametrize("delivery", list(Delivery), ids=str)
+def test_i9_a_random_history_ends_as_its_model_says(delivery: Delivery) -> None:
+    play(delivery, max_examples=EXAMPLES, derandomize=not RANDOM)
+
+
+@pytest.mark.parametrize("delivery", [Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE], ids=str)
+def test_i9_so_does_one_of_asynchronous_handlers(delivery: Delivery) -> None:
+    play(delivery, is_async=True, max_examples=max(EXAMPLES // 2, 1), derandomize=not RANDOM)
+
+
+def test_a_row_whose_attempts_are_used_up_says_how_many_handlers_were_called() -> None:
+    """The claim that finds that out has counted one more, for which there was no call."""
+    history = Leased()
+    history.rows_are_there()
+    history.run({0: "fail"}, 1)
+    history.time_passes()
+    # The second and last attempt is still at work when a copy takes the row over.
+    history.run_beside_somebody(0, "late", 1)
+    history.the_rows_are_as_in_the_model()
+    assert history.model.rows[0].attempts == 2
+    assert history.model.rows[0].dead
