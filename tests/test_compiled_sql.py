@@ -23,6 +23,7 @@ from dcl_processor.compiled_sql.cache import MOST_KEPT
 from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.engine import compare_and_set
 from dcl_processor.settlement import writing
+from dcl_processor.settlement.grouping import group
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 
@@ -387,3 +388,23 @@ def test_what_is_sent_is_what_django_would_send() -> None:
     [mine] = sql(lambda: writing.write(question, [row.pk], {"note": "a", "sent": True}, PROCESSOR))
     [django] = sql(lambda: ordinary.update(note="a", sent=True))
     assert mine.replace("(", "").replace(")", "") == django.replace("(", "").replace(")", "")
+
+
+# --- which rows one flip statement can write
+
+
+class Alike:
+    """A value of the user's that looks like any other of its kind."""
+
+    def __repr__(self) -> str:
+        return "Alike()"
+
+
+def test_values_that_only_look_the_same_are_written_apart() -> None:
+    one, other = Alike(), Alike()
+    flips = {1: {"note": one}, 2: {"note": other}, 3: {"note": one}}
+    assert group(flips) == [({"note": one}, [1, 3]), ({"note": other}, [2])]
+
+
+def test_values_that_only_compare_equal_are_written_apart() -> None:
+    assert [pks for _, pks in group({1: {"n": 1}, 2: {"n": True}, 3: {"n": 1}})] == [[1, 3], [2]]

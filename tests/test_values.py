@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import uuid
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 from django.db.models import F, Value
 from django.db.models.functions import Now
 
-from dcl_processor import values
-from dcl_processor.exceptions import InvalidOption
+from dcl_processor import Report, values
+from dcl_processor.exceptions import InvalidOption, RowsFailed
+from dcl_processor.report import Failure
 from dcl_processor.runner import limits
+from tests.edge.manage import output
 
 
 @pytest.mark.parametrize(("written", "meant"), [(3, 3.0), (0.5, 0.5), (timedelta(minutes=1), 60.0)])
@@ -120,3 +124,102 @@ def test_waits_grow_and_end_with_the_shorter_of_the_two_times(
 def test_a_run_that_may_not_wait_does_not(clock: Frozen) -> None:
     plan = limits.Limits(limit=None, timeout=None, wait_for_locked=0, stop=clock)
     assert list(plan.waits()) == clock.waited == []
+
+
+# --- the report as a value
+
+
+FAILURE = Failure(uuid.UUID(int=7), ValueError("no address"), "Traceback …")
+
+
+def test_it_is_ok_unless_rows_failed_or_failures_ended_the_run() -> None:
+    assert Report(name="shop.send", processed=3, skipped=1).ok
+    assert not Report(name="shop.send", failed=1).ok
+    assert not Report(name="shop.send", stopped="failures").ok
+
+
+def test_raise_for_failures_raises_from_the_first_error() -> None:
+    report = Report(name="shop.send", failed=2, failures=(FAILURE,))
+    with pytest.raises(RowsFailed, match=r"shop.send: 2 failed in 0.00 s") as raised:
+        report.raise_for_failures()
+    assert raised.value.__cause__ is FAILURE.error
+    assert raised.value.report is report
+
+
+def test_one_line_leaves_out_what_is_nothing() -> None:
+    report = Report(name="shop.send", processed=3, skipped=1, duration=1.25, stopped="limit")
+    assert str(report) == "shop.send: 3 processed, 1 skipped in 1.25 s; stopped by limit"
+    assert str(Report(name="shop.send")) == "shop.send: nothing pending in 0.00 s"
+
+
+def test_one_line_names_the_first_keys_of_the_held_rows() -> None:
+    few = Report(name="p", failed=1, held=2, held_keys=[7])
+    assert str(few) == "p: 1 failed, 2 held (key 7) in 0.00 s"
+    many = Report(name="p", held=9, held_keys=[1, 2, 3, 4, 5])
+    assert str(many) == "p: 9 held (keys 1, 2, 3, …) in 0.00 s"
+    assert str(Report(name="p", held=10_000, held_keys=[1, 2])) == (
+        "p: 10000 held (keys 1, 2) in 0.00 s"
+    )
+
+
+def test_a_key_in_one_line_is_masked_and_cut_off_as_the_text_of_an_error_is() -> None:
+    keys = ["token=abc", "a\nok: all", "x" * 100]
+    line = str(Report(name="p", held=3, held_keys=keys))
+    assert line == f"p: 3 held (keys token=***, a ok: all, {'x' * 39}…) in 0.00 s"
+
+
+def test_a_run_that_was_stopped_does_not_claim_that_nothing_was_pending() -> None:
+    report = Report(name="shop.send", stopped="failures")
+    assert str(report) == "shop.send: no row tried in 0.00 s; stopped by failures"
+
+
+def test_it_goes_through_json() -> None:
+    report = Report(name="shop.send", processed=1, failed=1, failures=(FAILURE,), duration=0.5)
+    assert json.loads(json.dumps(report.as_dict())) == {
+        "name": "shop.send",
+        "processed": 1,
+        "failed": 1,
+        "discarded": 0,
+        "snoozed": 0,
+        "skipped": 0,
+        "stale": 0,
+        "lease_lost": 0,
+        "held": 0,
+        "held_keys": [],
+        "to_retry": 0,
+        "redone": 0,
+        "passes": 0,
+        "duration": 0.5,
+        "stopped": "drained",
+        "ok": False,
+        "error": None,
+        "failures": [
+            {
+                "pk": "00000000-0000-0000-0000-000000000007",
+                "error": "ValueError('no address')",
+                "traceback": "Traceback …",
+                "attempt": None,
+                "max_attempts": None,
+                "again_in": None,
+            }
+        ],
+    }
+    assert report.__json__() == report.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("counts", "verbosity", "shown"),
+    [
+        ({"processed": 3, "stale": 11_230}, 1, "p: 3 processed in 0.00 s"),
+        ({"stale": 2}, 1, "p: all rows done by other workers in 0.00 s"),
+        ({"stale": 2}, 2, "p: all rows done by other workers in 0.00 s; 2 already done by another"),
+        ({}, 2, "p: nothing pending in 0.00 s"),
+    ],
+)
+def test_rows_that_others_have_done_do_not_look_like_damage(
+    counts: Any, verbosity: int, shown: str
+) -> None:
+    written, stream, _ = output(verbosity, terminal=True)
+    written.report(Report(name="p", **counts))
+    assert stream.getvalue().startswith(shown)
+    assert ("already done" in stream.getvalue()) is (verbosity == 2 and "stale" in counts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,12 @@ from django.test import Client
 from django.utils import timezone
 
 from dcl_processor import backlog, registry
-from dcl_processor.admin_page import panels
+from dcl_processor.admin_page import audit, choosing, handing_over, mixin, panels, permissions, plan
+from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
 from tests.admin_page.conftest import NAME, MakePayments
+from tests.admin_page.test_permissions import ADDRESSES
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -180,3 +184,51 @@ def test_the_pages_name_the_session_that_has_locked_a_row(
         page = viewer.get(detail("shop.capture_payments")).content.decode()
     assert f"pid {pid}" in row
     assert f"1 by pid {pid}" in page
+
+
+# --- the page for operators has the names and the limits of the code
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "operate.md"
+
+
+def rows(heading: str) -> list[list[str]]:
+    text = PAGE.read_text(encoding="utf-8").split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
+    table = [line for line in text.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in table]
+
+
+def test_the_permissions_are_listed() -> None:
+    listed = [line[0] for line in rows("Permissions")]
+    assert listed == [permissions.VIEW, permissions.OPERATE, "the model's `change"]
+
+
+def test_the_addresses_are_listed_with_their_arguments_and_methods() -> None:
+    listed = {
+        name: (set(re.findall(r"\w+", arguments)) - {"none"}, method)
+        for name, arguments, method, _ in rows("Addresses")
+    }
+    assert listed == {
+        name: ({*arguments}, "POST" if writes else "GET")
+        for name, (arguments, writes) in ADDRESSES.items()
+    }
+
+
+def test_the_names_of_the_mixin_are_those_of_the_code() -> None:
+    for name, _ in rows("`ProcessorAdminMixin`"):
+        assert name in vars(ProcessorAdminMixin)
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    limits = [float(number.replace(",", "")) for _, number in rows("Limits")]
+    assert limits == [
+        panels.PANEL,
+        panels.PAGE,
+        choosing.MOST,
+        choosing.BUDGET,
+        plan.LONGEST,
+        plan.MAX_AGE,
+        handing_over.MOST_NOW,
+        mixin.LONGEST,
+        audit.MOST_ENTRIES,
+    ]

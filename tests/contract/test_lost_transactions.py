@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-from dcl_processor import BatchProcessor, Retry
-from dcl_processor.exceptions import TransactionLost
+from dcl_processor import BatchProcessor, Retry, batch_processor
+from dcl_processor.engine import lane
+from dcl_processor.exceptions import TransactionLost, Unsupported
+from dcl_processor.locking.waiting import lock_timeout
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
 from tests.contract.support.deadlocks import deadlock
+from tests.contract.support.messages import separately
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import end_session
-from tests.models import Errand, Parcel
+from tests.contract.support.sessions import before_statement, connected, end_session
+from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -220,3 +225,263 @@ def test_a_commit_in_a_batch_fails_its_row_by_name_and_the_others_are_redone_and
     assert f"the handler of row {keys[2]} ended the transaction" in told
     assert "these other rows are handled again" in told
     assert f"{keys[0]}, {keys[1]}" in told
+
+
+# --- what a server answers to a claim when others are in the way: the row is for a later pass
+#
+# The answers are the server's own; that they come is asked for, since what brings them about
+# differs from one isolation level, and one version of a server, to another.
+
+
+SAYS = {
+    "postgresql": {
+        code: f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
+        for code in ("40001", "40P01", "55P03")
+    },
+    "mysql": {
+        code: f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
+        for code in ("1213", "1205", "1020", "3572")
+    },
+}
+#: A statement that a person, or a time-out of the server's, ended; or without memory, or a disk.
+ENDED = {
+    "postgresql": {
+        code: f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
+        for code in ("57014", "53100", "53200")
+    },
+    "mysql": {
+        code: f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}"
+        for code in ("1969", "1317", "1021", "1038")
+    },
+}.get(connection.vendor, {})
+#: Without a permission.
+REFUSED = {
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '42501'; END $$",
+    "mysql": "SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = 1142",
+}
+HAS_SERVER = connection.vendor in SAYS
+
+
+def run_while_the_server_says(sql: str, at: int, rows: int = 1) -> tuple[int, int, int]:
+    """Run over three rows; the claims of so many, from this place on, are answered so."""
+    parcels(3)
+    calls: list[int] = []
+    run = batch_processor(
+        pending=Parcel.objects.filter(sent=False).order_by("priority"),
+        done={"sent": True},
+        strict_order=True,
+    )(lambda row: calls.append(row.priority))
+
+    def answer(execute: Callable[..., Any], asked: str, *args: Any) -> Any:
+        nonlocal rows
+        if rows and len(calls) == at and "SKIP LOCKED" in asked:
+            rows -= 1
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+        return execute(asked, *args)
+
+    with separately(), connection.execute_wrapper(answer):
+        report = run(wait_for_locked=0)
+    assert sorted(calls) == [place for place in range(3) if place != at]
+    assert Parcel.objects.filter(sent=False).count() == 1
+    return report.processed, report.failed, report.skipped
+
+
+if HAS_SERVER:
+
+    @pytest.mark.parametrize("at", [0, 1])
+    @pytest.mark.parametrize("code", SAYS[connection.vendor])
+    def test_contention_in_a_claim_leaves_the_row_for_a_later_pass(code: str, at: int) -> None:
+        said = run_while_the_server_says(SAYS[connection.vendor][code], at)
+        assert said == (2, 0, 1)
+
+    @pytest.mark.parametrize("at", [0, 1])
+    @pytest.mark.parametrize("code", ENDED)
+    def test_a_claim_that_is_ended_is_the_failure_of_its_row(code: str, at: int) -> None:
+        said = run_while_the_server_says(ENDED[code], at)
+        assert said == (2, 1, 0)
+
+    def test_a_server_without_time_for_any_claim_ends_the_run(
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(lane, "MOST_REFUSED", 2)
+        with pytest.raises(DatabaseError):
+            run_while_the_server_says(next(iter(ENDED.values())), 1, rows=2)
+        assert Parcel.objects.filter(sent=False).count() == 2
+
+    def test_any_other_error_in_a_claim_ends_the_run() -> None:
+        with pytest.raises(DatabaseError):
+            run_while_the_server_says(REFUSED[connection.vendor], 1, rows=2)
+        assert Parcel.objects.filter(sent=False).count() == 2
+
+
+if connection.vendor == "mysql":
+
+    def test_a_wait_for_a_lock_gives_the_session_its_own_limit_back() -> None:
+        """Not the server's default: a limit may be set in ``init_command``."""
+
+        def limit() -> float:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT @@SESSION.max_statement_time")
+                return float(cursor.fetchone()[0])
+
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION max_statement_time = 7")
+        try:
+            with transaction.atomic(), lock_timeout("default", 0.5):
+                assert limit() == 0.5
+            assert limit() == 7
+        finally:
+            connection.close()
+
+
+# --- connections whose default would make the second check read an old snapshot
+
+
+# Every way in which a connection may come by another level than READ COMMITTED.
+LEVELS: dict[str, list[dict[str, Any]]] = {
+    "postgresql": [
+        {},
+        {"isolation_level": IsolationLevel.REPEATABLE_READ},  # each driver has its own numbers
+        {"isolation_level": IsolationLevel.SERIALIZABLE},
+        {"options": "-c default_transaction_isolation=serializable"},
+        {"options": "-c default_transaction_isolation=repeatable\\ read"},
+    ],
+    "mysql": [{}, {"isolation_level": "repeatable read"}, {"isolation_level": "serializable"}],
+    "sqlite": [{}, {"transaction_mode": "IMMEDIATE"}, {"transaction_mode": "EXCLUSIVE"}],
+}
+options = pytest.mark.parametrize("options", LEVELS[connection.vendor], ids=str)
+
+
+def processor(calls: list[Any]) -> BatchProcessor[Parcel]:
+    """Ask a spanning question: the flag that counts is the depot's."""
+
+    @batch_processor(
+        pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}
+    )
+    def send(row: Parcel) -> None:
+        calls.append(sees_what_others_commit())
+
+    return send
+
+
+def sees_what_others_commit() -> bool:
+    """Tell whether each statement of the running transaction has a snapshot of its own."""
+    if not connection.features.has_select_for_update:
+        return True  # SQLite: we hold the lock for writing, no session can commit anything
+    before = Depot.objects.count()
+    Depot.objects.using("other").create()
+    return Depot.objects.count() == before + 1
+
+
+def between_lock_and_question(sql: str) -> bool:
+    """Recognise the second statement of a spanning claim: it joins, and reads whole rows."""
+    whole = re.search(r"^SELECT \W?tests_parcel\W+id\W?, .* JOIN\W+tests_depot", sql)
+    return bool(whole) and "UPDATE" not in sql
+
+
+def close_depots() -> None:
+    Depot.objects.using("other").update(open=False)
+
+
+if connection.features.has_select_for_update:
+    # On SQLite no session can commit between our lock and our question.
+
+    @options
+    def test_the_second_check_sees_what_was_committed_after_the_lock(
+        options: dict[str, Any],
+    ) -> None:
+        Parcel.objects.create(depot=Depot.objects.create())
+        calls: list[Any] = []
+        with connected(options), before_statement(between_lock_and_question, close_depots):
+            report = processor(calls)()
+        assert_run(report, stale=1)
+        assert calls == []
+
+
+# What changes the level of the transactions that are yet to begin, in a handler.
+CHANGES: dict[str, list[str]] = {
+    "postgresql": [
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "SET default_transaction_isolation = 'serializable'",
+        "SELECT set_config('default_transaction_isolation', 'repeatable read', false)",
+    ],
+    "mysql": ["SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"],
+    "sqlite": [],
+}
+
+if connection.features.has_select_for_update:
+
+    @pytest.mark.parametrize("change", CHANGES[connection.vendor])
+    def test_a_level_that_a_handler_changes_is_not_that_of_the_next_claim(change: str) -> None:
+        depots = [Depot.objects.create(), Depot.objects.create()]
+        Parcel.objects.bulk_create([Parcel(depot=depot) for depot in depots])
+        calls: list[Any] = []
+
+        @batch_processor(
+            pending=lambda: Parcel.objects.filter(sent=False, depot__open=True),
+            done={"sent": True},
+        )
+        def send(row: Parcel) -> None:
+            calls.append(row.depot_id)
+            with connection.cursor() as cursor:
+                cursor.execute(change)
+
+        def second_question(sql: str) -> bool:
+            return bool(calls) and between_lock_and_question(sql)
+
+        try:
+            with before_statement(second_question, close_depots):
+                report = send()
+        finally:
+            connection.close()
+        assert calls == [depots[0].pk]
+        assert_run(report, processed=1, stale=1)
+
+    def test_the_connections_own_level_is_given_back() -> None:
+        levels: list[str] = []
+
+        def level() -> str:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute(ASKS_LEVEL[connection.vendor])
+                return str(cursor.fetchone()[0])
+
+        with connected(LEVELS[connection.vendor][-1 if connection.vendor == "mysql" else 2]):
+            before = level()
+            Parcel.objects.create(depot=Depot.objects.create())
+            assert_run(processor(levels)(), processed=1)
+            assert level() == before
+
+
+ASKS_LEVEL = {
+    "postgresql": "SHOW transaction_isolation",
+    "mysql": "SELECT @@session.tx_isolation",
+}
+
+
+def test_the_server_is_asked_at_most_once_per_connection() -> None:
+    depot = Depot.objects.create()
+    asked: list[str] = []
+
+    def watch(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("SHOW"):
+            asked.append(sql)
+        return execute(sql, *args)
+
+    run = processor([])
+    vars(run)["process"] = lambda row: None  # ask nothing of our own
+    connection.close()
+    with connection.execute_wrapper(watch):
+        for _ in range(3):
+            Parcel.objects.create(depot=depot)
+            Parcel.objects.create(depot=depot)
+            assert_run(run(), processed=2)
+    # PostgreSQL takes the level with each BEGIN.
+    assert len(asked) == (1 if connection.vendor == "mysql" else 0)
+
+
+def test_a_connection_without_autocommit_is_refused() -> None:
+    with connected({}, autocommit=False) as wrapper:
+        with pytest.raises(Unsupported, match=r"expected .* autocommit .* got AUTOCOMMIT=False"):
+            processor([])()
+        wrapper.rollback()

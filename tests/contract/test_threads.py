@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,7 +13,12 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test import TestCase
+from django.test.utils import CaptureQueriesContext
 
+from dcl_processor import Report, batch_processor
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.watch import notify
+from dcl_processor.watch.watch import Plan, Watch
 from tests.contract.support.batches import sent
 from tests.contract.support.errands import (
     at_least_once,
@@ -26,7 +32,7 @@ from tests.contract.support.errands import (
 from tests.contract.support.heartbeat import until
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
-from tests.models import Errand
+from tests.models import Errand, Parcel
 from tests.waiting import Barrier
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -181,3 +187,33 @@ class OptionInsideTestCase(TestCase):
 
         assert_run(at_least_once(handle, concurrency=3)(), processed=3)
         assert calls == [0, 1, 2]
+
+
+# --- the watch is made of runs; ``wake()`` is a hint where the database can notify
+
+
+@batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True})
+def send(parcel: Parcel) -> None:
+    """Have another parcel come in, as long as there is to be one."""
+    if parcel.tries:
+        Parcel.objects.create(tries=parcel.tries - 1)
+
+
+def test_it_watches_until_its_rows_are_tried() -> None:
+    Parcel.objects.create(tries=2)
+    told: list[object] = []
+    plan = Plan(interval=600, max_rows=3, deadline=time.monotonic() + 60)
+    watch = Watch([send], plan, Stop(), lambda name, news: told.append(news))
+    assert watch.run()
+    reports = [each for each in told if isinstance(each, Report)]
+    assert len(reports) == 3
+    for report in reports:
+        assert_run(report, processed=1)
+    assert Parcel.objects.filter(sent=True).count() == 3
+
+
+def test_wake_costs_a_statement_only_where_somebody_can_hear_it() -> None:
+    notify._notified.clear()
+    with CaptureQueriesContext(connection) as queries:
+        send.wake()
+    assert len(queries) == (1 if connection.vendor == "postgresql" else 0)

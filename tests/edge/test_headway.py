@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,13 +19,20 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.diagnosis import Trouble
+from dcl_processor.execution.calls import Call
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.backlog_size import Size, size
 from dcl_processor.management import following
 from dcl_processor.management.following import corrected, lines
 from dcl_processor.management.headway import Headway
+from dcl_processor.management.watching import _Log
+from dcl_processor.processes.beats import AtWork
+from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.health import Health
+from dcl_processor.processes.news import Died
 from dcl_processor.values import about
-from tests.edge.manage import shown_on_a_terminal
+from tests.edge.manage import output, shown_on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Depot
 from tests.waiting import wait
@@ -413,3 +421,41 @@ def test_a_line_is_written_now_and_then(seconds: float, written: int) -> None:
             on_row("processed")
     assert len(got) == written
     assert way.done == 50
+
+
+# --- the fields of the records that a watch logs
+
+
+@pytest.mark.parametrize(
+    ("names", "name", "expected"),
+    [
+        (["shop.a"], "shop.a", {"processor": "shop.a", "worker": 2}),
+        (["shop.a"], None, {"processor": "shop.a", "worker": 2}),
+        (["shop.a", "shop.b"], None, {"worker": 2}),
+    ],
+)
+def test_a_worker_that_died_is_named_in_its_record(
+    names: list[str],
+    name: str | None,
+    expected: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    written, _, _ = output()
+    with caplog.at_level(logging.INFO, "dcl_processor"):
+        log = _Log(written, names, Health(names, Stop()))
+        log.tell(2, name, Died(Trouble("killed by SIGKILL"), None))
+    [record] = caplog.records
+    known = {each: vars(record)[each] for each in ("processor", "worker") if each in vars(record)}
+    assert known == expected
+    assert "killed by SIGKILL" in record.getMessage()
+
+
+def test_the_line_about_a_dead_worker_has_its_row_and_what_it_leaves() -> None:
+    """Nothing else mentions a charge that was cut off, until a person asks."""
+    written, _, err = output()
+    call = AtWork.of(Call("shop.charge", (17,), None))
+    log = _Log(written, ["shop.charge"], Health(["shop.charge"], Stop()), "; rows are in doubt")
+    log.tell(2, None, Died(Trouble("killed by SIGKILL"), None, call))
+    said = "shop.charge, worker 2: killed by SIGKILL, last seen at row 17 since "
+    assert err.getvalue().startswith(said)
+    assert err.getvalue().endswith(" of shop.charge; rows are in doubt\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from sample_app.shop.models import Order, Payment
+from sample_app.shop.models import Customer, Order, OrderLine, Payment
+from tests.sample_app.conftest import ORDERS, SHIPPED, WriteOrders, order_line
 
 pytestmark = pytest.mark.django_db
 
@@ -54,3 +56,85 @@ def test_the_order_list_costs_the_same_however_many_orders(
 
     with django_assert_max_num_queries(12):
         admin_client.get("/admin/shop/order/")
+
+
+# --- manage.py load_orders: the good lines get in, however bad the others are
+
+
+def load(path: Path, *options: str) -> tuple[str, list[str]]:
+    """Run the command; return its closing line and its complaints."""
+    output, errors = StringIO(), StringIO()
+    call_command("load_orders", str(path), *options, stdout=output, stderr=errors)
+    return output.getvalue().strip(), errors.getvalue().splitlines()
+
+
+def test_loads_a_whole_file(order_file: Path) -> None:
+    closing, complaints = load(order_file)
+
+    assert (closing, complaints) == (
+        "Orders: 830 loaded, 0 already there, 0 bad lines skipped",
+        [],
+    )
+    assert Order.objects.count() == ORDERS
+    assert Order.objects.filter(shipped_at__isnull=False).count() == SHIPPED
+    assert Customer.objects.count() == 89
+    assert not Order.objects.filter(shipped_email_sent=True).exists()
+
+
+def test_loading_twice_changes_nothing(order_file: Path) -> None:
+    load(order_file)
+    before = (list(Order.objects.values()), list(Customer.objects.values()))
+
+    closing, complaints = load(order_file)
+
+    assert (closing, complaints) == (
+        "Orders: 0 loaded, 830 already there, 0 bad lines skipped",
+        [],
+    )
+    assert (list(Order.objects.values()), list(Customer.objects.values())) == before
+
+
+def test_invents_order_lines_when_asked(write_orders: WriteOrders) -> None:
+    path = write_orders(*(order_line(number) for number in range(7, 17)))
+    load(path, "--invent-lines")
+
+    lines_of = [order.lines.count() for order in Order.objects.all()]
+    assert len(lines_of) == 10
+    assert set(lines_of) <= {1, 2, 3}
+    load(path, "--invent-lines")
+    assert OrderLine.objects.count() == sum(lines_of)
+
+
+def test_reports_bad_lines_by_number_and_keeps_the_others(write_orders: WriteOrders) -> None:
+    path = write_orders(
+        order_line(1),
+        order_line("x"),
+        order_line(2, order_date="soon"),
+        "3,VINET",
+        order_line(1, ship_city="Paris"),
+        order_line(4),
+    )
+
+    closing, complaints = load(path)
+
+    assert complaints == [
+        "line 3: expected a whole number in order_id, got 'x'; skipped",
+        "line 4: expected a date like 1996-07-04 in order_date, got 'soon'; skipped",
+        "line 5: expected 10 columns, got 2; skipped",
+        "line 6: order 1 is already on line 2; skipped",
+    ]
+    assert closing == "Orders: 2 loaded, 0 already there, 4 bad lines skipped"
+    assert list(Order.objects.values_list("number", "ship_city")) == [(1, "Reims"), (4, "Reims")]
+
+
+def test_a_line_that_the_database_refuses_costs_no_other(write_orders: WriteOrders) -> None:
+    lines = [order_line(number) for number in range(1, 1001)]
+    lines[700] = order_line(701, required_date="1990-01-01")
+
+    closing, [complaint] = load(write_orders(*lines))
+
+    assert complaint.startswith("line 702: the database refused it: ")
+    assert "shop_order_required_not_before_ordered" in complaint
+    assert closing == "Orders: 999 loaded, 0 already there, 1 bad lines skipped"
+    assert not Order.objects.filter(number=701).exists()
+    assert Order.objects.count() == 999
