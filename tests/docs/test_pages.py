@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from dcl_processor.ledger import desk, records, tables
 from dcl_processor.processes import monitor, supervisor
 from dcl_processor.runner import counters, holds
 from dcl_processor.watch import polling
+from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -126,3 +129,114 @@ SENTENCES = {
 def test_the_numbers_of_a_page_are_those_of_the_code(page: str) -> None:
     text = " ".join((CHECKOUT / page).read_text(encoding="utf-8").split())
     assert [each for each in SENTENCES[page] if each not in text] == []
+
+
+# --- pages fit a screen: code does not scroll sideways, and a table's cell has one figure
+
+
+ALL_PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("**/*.md"))]
+TABLES = [*ALL_PAGES, *sorted((CHECKOUT / "docs").glob("**/*.inc"))]
+
+#: The languages of blocks that a page shows as code. ``WIDTH`` columns of them take 656 of the
+#: 688 pixels that the theme gives to code in a window of 720, and of the 736 in one of 1,400.
+CODE = {"python", "pycon", "console", "sh", "text", "ini"}
+FENCE = re.compile(r"^```(?:\{code-block\} )?(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"\d[\d,.]*")
+
+
+def code(page: Path) -> Iterator[str]:
+    for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language in CODE:
+            yield from block.splitlines()
+
+
+def cells(page: Path) -> Iterator[str]:
+    """Yield the cells behind a line's label, without the targets of links."""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("|"):
+            text = re.sub(r"\]\([^)]*\)", "]", line)
+            yield from (cell.strip(" *") for cell in re.split(r"(?<!\\)\|", text)[2:-1])
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_no_line_of_code_is_wider_than_its_column(page: Path) -> None:
+    assert [line for line in code(page) if len(line) > WIDTH] == []
+
+
+@pytest.mark.parametrize("page", TABLES, ids=lambda page: page.name)
+def test_a_cell_that_begins_with_a_figure_has_no_other(page: Path) -> None:
+    assert [
+        cell for cell in cells(page) if len(FIGURE.findall(cell)) > 1 and cell[0].isdigit()
+    ] == []
+
+
+def test_the_pages_have_code_and_figures() -> None:
+    assert sum(1 for page in ALL_PAGES for _ in code(page)) > 1_000
+    assert sum(cell[:1].isdigit() for page in TABLES for cell in cells(page)) > 300
+
+
+# --- each race has its lines, its comments and its test, and CONTRIBUTING lists them all
+
+
+PACKAGE = CHECKOUT / "dcl_processor"
+RACES = [
+    "double claim",
+    "stale second check",
+    "lock on joined rows",
+    "flip without work",
+    "work without flip",
+    "lost lease that writes",
+    "two of one key",
+    "overtaking",
+    "poison row",
+    "worker over the cap",
+    "two orders",
+    "two probes",
+    "over the rate",
+    "late answer",
+    "endless run",
+]
+RACES = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROW = re.compile(r"^\| ([\w ]+) \| [^|]+ \| ([^|]+) \| `([\w/.]+)::(\w+)` \|$", re.MULTILINE)
+
+
+def commented() -> dict[str, set[str]]:
+    """Return the files in which a comment names each race."""
+    files: dict[str, set[str]] = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        for race in re.findall(r"# Race: ([\w ]+)\.", path.read_text(encoding="utf-8")):
+            files[race].add(str(path.relative_to(PACKAGE)))
+    return files
+
+
+def test_the_table_lists_each_race_with_the_files_whose_comments_name_it() -> None:
+    table = {
+        race: set(re.findall(r"`([\w/]+\.py)`", files)) for race, files, _, _ in ROW.findall(RACES)
+    }
+    assert list(table) == RACES
+    assert table == commented()
+
+
+def test_each_race_has_a_test() -> None:
+    for race, _, module, name in ROW.findall(RACES):
+        tree = ast.parse((CHECKOUT / module).read_text(encoding="utf-8"))
+        tests = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+        assert name in tests, race
+
+
+def test_a_comment_stands_above_code() -> None:
+    """Not above nothing, as it would after the line that it is about was moved."""
+    for path in PACKAGE.rglob("*.py"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if "# Race:" in line:
+                below = (each.strip() for each in lines[number + 1 :])
+                assert next(each for each in below if not each.startswith("#")), (path, number)
+
+
+def test_the_map_names_each_folder() -> None:
+    named = re.findall(
+        r"`(\w+)/`", RACES.partition("## A map of the code")[2].partition("\n## ")[0]
+    )
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {*named} == {*folders} - {"contrib"} | {"dcl_processor"}

@@ -9,9 +9,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from sample_app.shop.demo import cart_stage
-from sample_app.shop.models import Cart, Customer, StockReturn
-from sample_app.shop.processors import CART_KEPT, expire_carts
+from sample_app.shop.demo import cart_stage, invoice_stage
+from sample_app.shop.models import Cart, Customer, Invoice, PrintedPage, StockReturn
+from sample_app.shop.processors import CART_KEPT, expire_carts, print_invoices
+from tests.sample_app.conftest import LoadOrders
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -68,4 +69,37 @@ def test_the_audit_finds_what_went_wrong() -> None:
         f"back on the shelf more than once: cart {twice}",
         f"not as much back on the shelf as there was in cart {wrong}",
         f"fresh, yet expired: cart {fresh}",
+    )
+
+
+# --- invoices: the flag is in a related row, and each is printed once all the same
+
+
+def test_prints_the_invoices_of_shipped_orders_once(load_orders: LoadOrders) -> None:
+    load_orders(7, 8, 9, unshipped=[9])
+
+    assert print_invoices().processed == 2
+    assert print_invoices().processed == 0
+
+    printed = Invoice.objects.filter(printed=True)
+    assert set(printed.values_list("order__number", flat=True)) == {7, 8}
+    [page] = PrintedPage.objects.filter(invoice__order__number=7)
+    assert page.text == "Invoice for order 7\nVins Étoile\n"
+    assert invoice_stage.audit({7, 8}).clean
+
+
+def test_the_audit_of_invoices_finds_what_went_wrong(load_orders: LoadOrders) -> None:
+    load_orders(7, 8, 9)
+    by_number = {invoice.order.number: invoice for invoice in Invoice.objects.all()}
+    Invoice.objects.filter(order__number__in=(7, 9)).update(printed=True)
+    for _ in range(2):
+        by_number[9].pages.create(text="")
+
+    verdict = invoice_stage.audit({7, 8, 9})
+
+    assert verdict.figures == "3 due, 0 printed exactly once"
+    assert verdict.complaints == (
+        "flagged, and not printed: order 7",
+        "not flagged: order 8",
+        "printed more than once: order 9",
     )
