@@ -196,7 +196,7 @@ RACES = [
     "late answer",
     "endless run",
 ]
-RACES = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CONTRIBUTING = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([\w ]+) \| [^|]+ \| ([^|]+) \| `([\w/.]+)::(\w+)` \|$", re.MULTILINE)
 
 
@@ -211,14 +211,15 @@ def commented() -> dict[str, set[str]]:
 
 def test_the_table_lists_each_race_with_the_files_whose_comments_name_it() -> None:
     table = {
-        race: set(re.findall(r"`([\w/]+\.py)`", files)) for race, files, _, _ in ROW.findall(RACES)
+        race: set(re.findall(r"`([\w/]+\.py)`", files))
+        for race, files, _, _ in ROW.findall(CONTRIBUTING)
     }
     assert list(table) == RACES
     assert table == commented()
 
 
 def test_each_race_has_a_test() -> None:
-    for race, _, module, name in ROW.findall(RACES):
+    for race, _, module, name in ROW.findall(CONTRIBUTING):
         tree = ast.parse((CHECKOUT / module).read_text(encoding="utf-8"))
         tests = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
         assert name in tests, race
@@ -236,7 +237,7 @@ def test_a_comment_stands_above_code() -> None:
 
 def test_the_map_names_each_folder() -> None:
     named = re.findall(
-        r"`(\w+)/`", RACES.partition("## A map of the code")[2].partition("\n## ")[0]
+        r"`(\w+)/`", CONTRIBUTING.partition("## A map of the code")[2].partition("\n## ")[0]
     )
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {*named} == {*folders} - {"contrib"} | {"dcl_processor"}

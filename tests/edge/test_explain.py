@@ -11,7 +11,8 @@ from django.db.models import Index, Q
 from django.test.utils import CaptureQueriesContext
 
 from tests.edge.manage import Install, Manage
-from tests.edge.watchers import made, unsent
+from tests.edge.watchers import parcels as made
+from tests.edge.watchers import unsent
 from tests.models import Depot, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
