@@ -155,7 +155,7 @@ def is_about_rows(error: BaseException) -> bool:
 def is_refused_statement(error: BaseException) -> bool:
     """Return whether a statement is refused, now and later, and not for the values of a row.
 
-    Nor for those that a function of SQLite refuses, which cannot be told apart.
+    SQLite has one code for these, and for a value that one of its functions refuses.
     """
     if _sqlite_code(error.__cause__) == _SQLITE_ERROR:
         return True
