@@ -281,6 +281,20 @@ if IS_POSTGRESQL:
             assert_run(the.at_least_once(handle)(), processed=2)
         assert renewed == [True, True]
 
+    @the.each_delivery
+    def test_i18_marks_are_recognised_whatever_zone_a_handler_has_set(make: the.Make) -> None:
+        """Django reads each time as one in the zone that it has set itself."""
+        the.errands(3)
+
+        def handle(row: Errand) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
+
+        try:
+            assert_run(make(handle)(), processed=3)
+        finally:
+            connection.close()
+
     def test_i18_threads_have_the_callers_time_zone() -> None:
         """A day begins and ends at other times elsewhere."""
         late = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
