@@ -468,6 +468,25 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_i16_a_failure_is_recorded_although_its_commit_is_refused(make: the.Make) -> None:
+        """As by one of Django's foreign keys, which are deferred."""
+        the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError("no such place")
+
+        with temporary(
+            "CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN RAISE foreign_key_violation; END'; CREATE CONSTRAINT TRIGGER tests_refuse "
+            "AFTER UPDATE ON tests_errand DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+            "WHEN (NEW.dead) EXECUTE FUNCTION tests_refuse()",
+            "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse",
+        ):
+            run = make(fail, retry=Retry(1), failed={"dead": True})
+            assert_run(run(), failed=1)
+        assert Errand.objects.get().attempts == 1
+
     @pytest.mark.parametrize("batch_size", [1, 3])
     @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
     def test_i16_a_failure_is_recorded_a_moment_later(code: str, batch_size: int) -> None:
