@@ -50,8 +50,17 @@ def ends_the_run(error: BaseException) -> bool:
 
     These are Ctrl-C; ``sys.exit()`` in a signal handler, by which many programs stop; and Celery's
     soft time limit, an ``Exception`` that its signal raises at any point of the process. The last
-    is matched by class name, so that Celery need not be installed.
+    is matched by class name, so that Celery need not be installed. A task group puts them in a
+    group. The end of a handler's time that is in one is no interrupt of the worker.
     """
+    parts = [error]
+    for each in parts:  # which grows meanwhile
+        if isinstance(each, BaseExceptionGroup):
+            parts += [part for part in each.exceptions if not isinstance(part, HandlerCancelled)]
+    return any(map(_interrupts, parts))
+
+
+def _interrupts(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt | Interruption | HandlerCancelled):
         return True
     if isinstance(error, SystemExit):

@@ -6,10 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .exceptions import InvalidOption
-from .values import DAY, expect_seconds, expect_type
-
-#: Seconds: what a ``timedelta`` can contain.
-_LONGEST = timedelta.max.days * DAY
+from .values import TEN_YEARS, expect_seconds, expect_type
 
 
 class Snooze(Exception):
@@ -34,7 +31,7 @@ class Snooze(Exception):
                 f"expected a Snooze with delay or until, got both: {delay!r} and {until!r}."
             )
         if delay is not None:
-            expect_seconds("expected a Snooze's delay", delay, most=_LONGEST)
+            expect_seconds("expected a Snooze's delay", delay, most=TEN_YEARS)
         if until is not None:
             expect_type("expected a Snooze's until", until, datetime, "a datetime")
         self.delay = delay

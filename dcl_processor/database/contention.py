@@ -53,9 +53,15 @@ _CANCELED, _TIMED_OUT = "57014", frozenset({1969, 3024, 1317})
 # no memory, 1038 none to sort, 1135 no thread. SQLITE_NOMEM, SQLITE_FULL.
 _NO_ROOM, _SQLITE_NO_ROOM = frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206}), (7, 13)
 
-# What the driver takes for the server's: 1644 a trigger or a function has refused the row, by
-# SIGNAL; 1292, 1366, 1411 no value of the type or the character set; 1365 division by 0.
-_OF_VALUES = frozenset({1644, 1292, 1365, 1366, 1411})
+# The driver's class for these is that of the server's own trouble, although a value is at fault.
+# 1365 division by zero, 1292, 1366, 1367 and 1411 a wrong value, as an emoji is in utf8mb3, 1300 a
+# wrong encoding, 1242 and 1172 more than one row, 1329 and 1339 no row and no case in a trigger,
+# 1369 WITH CHECK OPTION, 1526 no partition, 3140 no JSON. 1644: by SIGNAL, which may have a number
+# of its own.
+_OF_VALUES = frozenset(
+    {1172, 1242, 1292, 1300, 1329, 1339, 1365, 1366, 1367, 1369, 1411, 1526, 1644, 3140}
+)
+_HIGHEST_OF_SERVER = 20_000
 
 # See above: of a row, or of a table; and of the whole statement.
 _LOCK_NOT_AVAILABLE, _WAITED = "55P03", frozenset({1205, 1969})
@@ -129,11 +135,11 @@ def may_pass(error: BaseException | None) -> bool:
     return is_of_the_server and _sqlite_code(error.__cause__) != _SQLITE_ERROR
 
 
-# Classes of PostgreSQL's SQLSTATE that are about the values of a row: 22 data exception, 23
-# integrity constraint violation, 27 triggered data change, 2F, 38 and 39 errors of functions, 44
-# WITH CHECK OPTION, P0 an error that a function raised. Django has classes for most of these
-# elsewhere.
-_ABOUT_ROWS = frozenset({"22", "23", "27", "2F", "38", "39", "44", "P0"})
+# Classes of PostgreSQL's SQLSTATE that are about the values of a row: 20 no case, 21 more than one
+# row of a subquery, 22 data exception, 23 integrity constraint violation, 27 triggered data change,
+# 2F, 38 and 39 errors of functions, 44 WITH CHECK OPTION, 54 too large for an index or a type, P0
+# an error that a function raised. Django has classes for most of these elsewhere.
+_ABOUT_ROWS = frozenset({"20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 
 
 def is_about_rows(error: BaseException) -> bool:
@@ -141,12 +147,18 @@ def is_about_rows(error: BaseException) -> bool:
     state = _sqlstate(error.__cause__)
     if state:
         return state[:2] in _ABOUT_ROWS
-    is_of_values = _errno(error.__cause__) in _OF_VALUES
+    number = _errno(error.__cause__) or 0
+    is_of_values = number in _OF_VALUES or number > _HIGHEST_OF_SERVER
     return is_of_values or isinstance(error, DataError | IntegrityError)
 
 
 def is_refused_statement(error: BaseException) -> bool:
-    """Return whether a statement is refused, now and later, and not for the values of a row."""
+    """Return whether a statement is refused, now and later, and not for the values of a row.
+
+    SQLite has one code for these, and for a value that one of its functions refuses.
+    """
+    if _sqlite_code(error.__cause__) == _SQLITE_ERROR:
+        return True
     return isinstance(
         error, ProgrammingError | NotSupportedError | DataError | IntegrityError
     ) and not is_about_rows(error)

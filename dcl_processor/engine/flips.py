@@ -233,6 +233,9 @@ def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
         with transaction.atomic(using=batch.question.using):
             for values, pks in noted:
                 writing.write(batch.question, pks, values, lane.processor, fence)
+            if not batch.started and lane.session.connection.vendor == "postgresql":
+                # Alone in its transaction: what the COMMIT would refuse is refused here.
+                lane.session.connection.check_constraints()
     except Exception as error:
         is_kept = not (lane.session.connection.needs_rollback or ends_transaction(error))
         may_wait = is_kept and len(batch.rows) > 1 and is_database_error(error)

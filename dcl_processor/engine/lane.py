@@ -221,6 +221,8 @@ class Lane:
         # If a settlement waits, no code of the user has run since the last look.
         if after is None and self.leftover.may_be_left() and self.leftover.end():
             self._tell_of_leftover()
+        if self.processor.lease or self.processor.claimed_at:
+            self.session.keep_zone()
         batch.mark = mark = self._mark or self._mark_of(make)
         try:
             claim_and_mark(self, batch, mark, after)

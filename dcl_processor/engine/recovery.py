@@ -297,4 +297,6 @@ def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
         )
         message = "%s: row %s failed, and no attempt was counted: %s"
         log_fields.log(logger, logging.WARNING, message, name, str(held.pk), second, extra=extra)
+        # Neither discarded nor snoozed: nothing of that is stored.
+        return failed if isinstance(failed, Failed) else Failed(as_exception(second))
     return failed

@@ -19,6 +19,7 @@ from dcl_processor import observers, oversight
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.compiled_sql.cache import StatementCache
+from dcl_processor.database.connection import is_connected
 from dcl_processor.database.sight import refuse_others, sight, tenant_of
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
@@ -270,7 +271,8 @@ class Run:
             return
         errors: list[BaseException] = []
         mine: Any = connections[self.using]
-        # A session that is not open yet will be as those of the threads.
+        # A session that is not open yet will be as those of the threads; one that was ended is new.
+        is_connected(self.using)
         seen = None if mine.connection is None else sight(mine)
         zone, language = timezone.get_current_timezone(), translation.get_language()
         name = f"{self.processor.name}: handlers"

@@ -148,6 +148,15 @@ class Session:
         if self.connection.run_on_commit and not self.connection.in_atomic_block:
             self.connection.run_and_clear_commit_hooks()
 
+    def keep_zone(self) -> None:
+        """Take another time zone of the session back, in which Django misreads the marks' times."""
+        connection, driver = self.connection, self.connection.connection
+        if connection.vendor != "postgresql" or driver is None or driver.closed:
+            return
+        found, zone = driver.info.parameter_status("TimeZone"), connection.timezone_name
+        if found and found != zone:
+            self.execute(Statement(connection.ops.set_time_zone_sql(), [zone]))
+
     def _notice(self, execute: Callable[..., Any], *arguments: Any) -> Any:
         """Notice a deadlock, by which the server ends the transaction; a handler may hide it."""
         try:

@@ -141,7 +141,11 @@ def exits(row: Any) -> None:
     raise SystemExit(1)
 
 
-@pytest.mark.parametrize("then", [returns, fails, snoozes, exits])
+def groups(row: Any) -> None:
+    raise BaseExceptionGroup("tasks", [HandlerCancelled()])
+
+
+@pytest.mark.parametrize("then", [returns, fails, snoozes, exits, groups])
 @the.all_deliveries
 def test_whatever_a_handler_makes_of_the_interrupt_its_row_has_failed(
     make: the.Make, then: Callable[[Any], None]

@@ -15,7 +15,7 @@ import pytest
 import time_machine
 from django.db import OperationalError, ProgrammingError, connection
 from django.db.backends.utils import CursorWrapper
-from django.db.models import F
+from django.db.models import CharField, F, Func, Value
 from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -93,7 +93,9 @@ if IS_POSTGRESQL:
         assert len(sent) == 1
 
     @pytest.mark.parametrize("batch_size", [1, 3])
-    @pytest.mark.parametrize("state", ["P0001", "57014", "53200", "55P03"])
+    @pytest.mark.parametrize(
+        "state", ["P0001", "20000", "21000", "54000", "57014", "53200", "55P03"]
+    )
     def test_i13_a_row_that_the_claim_fails_for_ends_no_run(batch_size: int, state: str) -> None:
         """Nor does it hold up the rows of its batch. One that is locked is not called a failure."""
         rows = the.errands(5)
@@ -240,6 +242,20 @@ if IS_POSTGRESQL:
             the.errands(2)
             assert_run(the.at_least_once(handle)(), processed=2)
         assert renewed == [True, True]
+
+    @the.each_delivery
+    def test_i18_marks_are_recognised_whatever_zone_a_handler_has_set(make: the.Make) -> None:
+        """Django reads each time as one in the zone that it has set itself."""
+        the.errands(3)
+
+        def handle(row: Errand) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
+
+        try:
+            assert_run(make(handle)(), processed=3)
+        finally:
+            connection.close()
 
     def test_i18_threads_have_the_callers_time_zone() -> None:
         """A day begins and ends at other times elsewhere."""
@@ -414,6 +430,25 @@ if IS_POSTGRESQL:
         state = the.state(rows[1])
         assert (state["dead"], state["attempts"]) == (True, 2)
 
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_i16_a_failure_is_recorded_although_its_commit_is_refused(make: the.Make) -> None:
+        """As by one of Django's foreign keys, which are deferred."""
+        the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError("no such place")
+
+        with temporary(
+            "CREATE FUNCTION tests_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN RAISE foreign_key_violation; END'; CREATE CONSTRAINT TRIGGER tests_refuse "
+            "AFTER UPDATE ON tests_errand DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+            "WHEN (NEW.dead) EXECUTE FUNCTION tests_refuse()",
+            "DROP TRIGGER tests_refuse ON tests_errand; DROP FUNCTION tests_refuse",
+        ):
+            run = make(fail, retry=Retry(1), failed={"dead": True})
+            assert_run(run(), failed=1)
+        assert Errand.objects.get().attempts == 1
+
     @pytest.mark.parametrize("batch_size", [1, 3])
     @pytest.mark.parametrize("code", ["57014", "53100", "40P01"])
     def test_i16_a_failure_is_recorded_a_moment_later(code: str, batch_size: int) -> None:
@@ -439,6 +474,18 @@ if IS_POSTGRESQL:
             assert_run(run(), processed=2, failed=1, to_retry=1, redone=0)
         assert sorted(calls) == [0, 1, 2]
         assert Errand.objects.get(done=False).attempts == 1
+
+    @pytest.mark.parametrize("code", ["20000", "21000", "54000"])
+    def test_i17_a_row_that_is_refused_for_good_is_not_tried_until_its_lease_ends(
+        code: str,
+    ) -> None:
+        """A value may be too large for an index."""
+        the.errands(3)
+        run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
+        refuse = f"RAISE EXCEPTION USING ERRCODE = '{code}'"
+        with at_update("NEW.done AND NEW.place = 1", refuse):
+            assert_run(run(), processed=2, failed=1, to_retry=1)
+        assert Errand.objects.get(place=1).attempts == 1
 
     @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
     def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
@@ -474,20 +521,43 @@ if IS_POSTGRESQL:
 
 if connection.vendor == "mysql":
 
-    def test_i17_a_row_that_a_trigger_refuses_is_not_tried_until_its_lease_ends() -> None:
+    @pytest.mark.parametrize("number", [1644, 1242, 1365, 1366, 30001])
+    def test_i17_a_row_that_a_trigger_refuses_is_not_tried_until_its_lease_ends(
+        number: int,
+    ) -> None:
         """Nothing but the row is at fault, and the same statement would be refused again."""
         the.errands(3)
+        signal = f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}"
         refuse = (
             "CREATE TRIGGER tests_refuse BEFORE UPDATE ON tests_errand FOR EACH ROW "
-            "BEGIN IF NEW.done AND NEW.place = 1 THEN SIGNAL SQLSTATE '45000'; END IF; END"
+            f"BEGIN IF NEW.done AND NEW.place = 1 THEN {signal}; END IF; END"
         )
         run = the.at_least_once(the.ignore, retry=the.retry(), lease=Lease(1))
         with temporary(refuse, "DROP TRIGGER tests_refuse"):
             assert_run(run(), processed=2, failed=1, to_retry=1)
         assert Errand.objects.get(place=1).attempts == 1
 
+    def test_i14_a_division_by_what_the_handler_writes_costs_no_row_an_attempt() -> None:
+        the.errands(2)
+
+        def handle(row: Errand) -> None:
+            Errand.objects.filter(pk=row.pk).update(place=row.place + 1)
+
+        flip = {"done": True, "place": Value(2) / F("place")}
+        assert_run(the.transactional(handle, done=flip, retry=the.retry())(), processed=2)
+
 
 if connection.vendor == "sqlite":
+
+    def test_i17_a_row_that_a_function_refuses_is_not_tried_until_its_lease_ends() -> None:
+        the.errands(3, result="{}")
+        Errand.objects.filter(place=1).update(result="no JSON")
+        kind = Func(F("result"), function="json_type", output_field=CharField())
+        run = the.at_least_once(
+            the.ignore, done={"done": True, "result": kind}, retry=the.retry(), lease=Lease(1)
+        )
+        assert_run(run(), processed=2, failed=1, to_retry=1)
+        assert "malformed JSON" in Errand.objects.get(place=1).last_error
 
     def test_i14_an_interrupt_of_a_rehearsal_costs_no_row_anything() -> None:
         """It ends the transaction, and the lock with it: the row is claimed again."""

@@ -24,14 +24,17 @@ from tests.contract.support.errands import (
     at_least_once,
     at_most_once,
     errands,
+    ignore,
     our_threads,
     retry,
     sessions,
+    transactional,
     wait,
 )
 from tests.contract.support.heartbeat import until
 from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
+from tests.contract.support.sessions import end_session
 from tests.models import Errand, Parcel
 from tests.waiting import Barrier
 
@@ -61,6 +64,13 @@ def test_the_default_delivery_works_in_threads_too() -> None:
     threads = {thread for _, thread, _ in calls}
     assert threading.get_ident() not in threads
     assert len({driver for _, _, driver in calls}) == len(threads)
+
+
+def test_a_session_that_ended_between_two_runs_is_replaced() -> None:
+    """As it is in a run without threads."""
+    errands(3)
+    end_session()
+    assert_run(transactional(ignore)(concurrency=2), processed=3)
 
 
 @pytest.mark.parametrize("make", MAKERS)
