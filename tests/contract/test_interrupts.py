@@ -272,6 +272,28 @@ def end_unused_coroutines() -> None:
             each.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_i10_an_interrupt_before_the_thread_of_the_event_loop_starts_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = the.errands(2)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if getattr(thread, "_target", None).__name__ == "_serve":  # type: ignore[union-attr]
+            raise KeyboardInterrupt
+        start(thread)
+
+    async def handle(row: Errand) -> None:
+        raise AssertionError("expected no call")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        the.at_least_once(handle, retry=the.retry())(concurrency=2)
+    end_unused_coroutines()
+    assert all(the.state(row)["attempts"] == 0 for row in rows)
+
+
 # Of coroutines that an interrupt has left before they were used.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])

@@ -14,6 +14,7 @@ from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from dcl_processor import BatchProcessor, Retry, batch_processor
 from dcl_processor.engine import lane
 from dcl_processor.exceptions import TransactionLost, Unsupported
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.locking.waiting import lock_timeout
 from tests.contract.support import errands as the
 from tests.contract.support.batches import note, sent, worked
@@ -451,6 +452,22 @@ if connection.features.has_select_for_update:
             Parcel.objects.create(depot=Depot.objects.create())
             assert_run(processor(levels)(), processed=1)
             assert level() == before
+
+    def test_a_transaction_of_our_own_has_the_level_and_gives_it_back() -> None:
+        """Such as that of a renewal, or of an operator's action."""
+
+        def level() -> str:
+            with connection.cursor() as cursor:
+                cursor.execute(ASKS_LEVEL[connection.vendor])
+                return str(cursor.fetchone()[0]).lower()
+
+        with connected(LEVELS[connection.vendor][2]):
+            for _ in range(2):
+                with ReadCommitted("default"):
+                    if connection.vendor == "postgresql":  # InnoDB shows the session's
+                        assert level() == "read committed"
+                with transaction.atomic():
+                    assert level().replace("-", " ") == "serializable"
 
 
 ASKS_LEVEL = {

@@ -298,6 +298,18 @@ def test_the_parent_gets_the_counts_of_its_workers(installed: None) -> None:
     assert {each["processor"].name for each in received} == {"warehouse.deliver"}
 
 
+@pytest.mark.parametrize("is_share", [True, False])
+def test_a_share_of_a_run_is_no_success_of_the_whole(is_share: bool, installed: None) -> None:
+    from tests.warehouse.processors import deliver
+
+    parcels("")
+    tallies: list[Tally] = []
+    with sent(lambda _, tally: tallies.append(tally), is_share=is_share):
+        assert deliver.run().processed == 1
+    assert sum(tally.rows["processed"] for tally in tallies) == 1
+    assert any(tally.last_success for tally in tallies) is not is_share
+
+
 # --- several processes of another program
 
 WORKER = """
