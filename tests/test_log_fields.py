@@ -15,7 +15,7 @@ from django.utils import timezone
 from pythonjsonlogger.json import JsonFormatter
 
 from dcl_processor import BatchProcessor, Retry, log_fields
-from dcl_processor.execution.log import log_error
+from dcl_processor.execution.calls import log_error
 from dcl_processor.insights.row import show
 from dcl_processor.insights.status import status
 from dcl_processor.masking import (

@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from django.db.models import IntegerField, Model, QuerySet, TextField, Value, sql
 from django.db.models.lookups import Exact
 
-from dcl_processor.database.transaction_id import is_in_transaction
+from dcl_processor.database.connection import is_in_transaction
 from dcl_processor.values import Values
 
 from .placeholders import (

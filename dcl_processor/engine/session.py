@@ -19,7 +19,7 @@ from django.db.transaction import Atomic, atomic
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
-from dcl_processor.database.connection import reconnected
+from dcl_processor.database.connection import has_id, reconnected
 from dcl_processor.database.contention import (
     ends_transaction,
     is_about_rows,
@@ -27,7 +27,6 @@ from dcl_processor.database.contention import (
     savepoint_is_gone,
 )
 from dcl_processor.database.driver import in_transaction
-from dcl_processor.database.transaction_id import has_id
 from dcl_processor.exceptions import SessionLost, TransactionLost
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.isolation import ReadCommitted, refuse_unknown_transaction

@@ -11,8 +11,7 @@ from dcl_processor.errors import forget_frames
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.interrupts import ends_the_run
 
-from .calls import beside
-from .log import log_error
+from .calls import beside, log_error
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition

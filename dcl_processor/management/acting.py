@@ -7,6 +7,7 @@ left for another look. Each row is locked, and compared with what it was when it
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -17,20 +18,21 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db.models import Q, QuerySet
 
-from dcl_processor import operator_actions, operator_states
+from dcl_processor import log_fields, operator_actions, operator_states, oversight
 from dcl_processor.candidates.question import Question
 from dcl_processor.database.contention import is_database_error, is_statement_timeout
 from dcl_processor.database.time_limit import reading
 from dcl_processor.diagnosis import explain, one_line
 from dcl_processor.errors import printable
+from dcl_processor.masking import shown
 from dcl_processor.operator_choice import Chosen
 from dcl_processor.operator_writes import Write, Written
 from dcl_processor.processor import BatchProcessor
+from dcl_processor.worker import this_user
 
 from . import wording
 from .choosing import USAGE_ERROR, add_time_limit, choose, duration, keys
 from .output import Output
-from .trace import Trace
 from .typed_values import typed_values
 
 #: Keys that are shown.
@@ -452,3 +454,63 @@ DISCARD = Action(
     takes_values=True,
     takes_reason=True,
 )
+
+
+# --- the trace of an action on rows: a record of the log, and one of the ledger if there is one
+
+
+#: Characters of the values, of the reason and of an error.
+LONGEST = 300
+
+logger = logging.getLogger("dcl_processor.operations")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What an operator has done, with which values and why; ``error``: what ended it."""
+
+    processor: BatchProcessor[Any]
+    action: str
+    using: str | None
+    values: str = ""
+    reason: str = ""
+    error: str = ""
+
+    @classmethod
+    def of(
+        cls, processor: BatchProcessor[Any], action: str, options: dict[str, Any], *, error: str
+    ) -> Trace:
+        """Return the trace of an action with these options; secrets in texts are masked."""
+        texts = (", ".join(options.get("set", [])), options.get("reason", ""), error)
+        shown_texts = [shown(text, LONGEST) for text in texts]
+        return cls(processor, action, options["using"], *shown_texts)
+
+    def leave(self, rows: int, keys: str) -> None:
+        """Record who has written to how many rows; ``keys``: the first of them.
+
+        An error is logged and not raised, because the rows are written to already.
+        """
+        name, by = self.processor.name, this_user()
+        extra = log_fields.fields(name, using=self.using, row_count=rows)
+        said = wording.action(rows, keys, self.values, self.reason, self.error)
+        log_fields.log(
+            logger, logging.INFO, "%s: %s by %s: %s", name, self.action, by, said, extra=extra
+        )
+        if oversight.installed() is None:
+            return
+        from dcl_processor.ledger import reading
+
+        try:
+            reading.add_action(
+                self.processor,
+                self.action,
+                by=by,
+                rows=rows,
+                keys=keys,
+                values=self.values,
+                reason=self.reason,
+                error=self.error,
+            )
+        except Exception as error:  # noqa: BLE001  # as above
+            message = "%s: the ledger has no record of this %s: %s"
+            log_fields.log(logger, logging.WARNING, message, name, self.action, error, extra=extra)

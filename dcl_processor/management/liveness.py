@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health, HealthFile
-from dcl_processor.processes.sd_notify import Notifier
+from dcl_processor.processes.visible import Notifier
 
 from .choosing import USAGE_ERROR
 

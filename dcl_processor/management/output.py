@@ -23,8 +23,8 @@ from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable, traceback_text
 from dcl_processor.masking import shown_traceback
 from dcl_processor.processes.beats import AtWork, most_urgent
-from dcl_processor.processes.console_log import logs_to_stderr
 from dcl_processor.processes.graceful_stop import Stop
+from dcl_processor.processes.visible import logs_to_stderr
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import DryRun, Failure, Report
 from dcl_processor.signals import OnRow
@@ -89,7 +89,7 @@ class Output:
         from .following import followed, lines  # not for other runs
 
         if self.has_bar:
-            from .progress import bar  # needs rich
+            from .following import bar
 
             show = partial(bar, stopping=stop.is_set, color=self._color)
         else:

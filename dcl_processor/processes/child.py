@@ -40,10 +40,10 @@ from dcl_processor.exceptions import ProcessorError
 from dcl_processor.watch.watch import Event
 
 from .beats import Beat, lasted
-from .console_log import quiet_unless_configured
 from .graceful_stop import SIGNALS, Stop, StoppedAtOnce
 from .monitor import Monitor, OwnTime
 from .results import Inbox, Results
+from .visible import quiet_unless_configured
 
 STOP, STOP_AT_ONCE = "stop", "stop at once"
 

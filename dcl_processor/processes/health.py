@@ -22,8 +22,8 @@ from dcl_processor.execution import calls
 from . import monitor
 from .beats import AtWork, Beat, clock
 from .graceful_stop import Stop
-from .sd_notify import Notifier
-from .workers import Worker
+from .news import Worker
+from .visible import Notifier
 
 #: Seconds that are added to the time that is asked of systemd for the last rows, for their commit.
 MARGIN = 10.0

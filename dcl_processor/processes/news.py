@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dcl_processor.diagnosis import Trouble
@@ -48,3 +48,25 @@ News = Event | Died | Finishing
 
 #: Takes a worker's number, a processor's name (``None``: the worker itself), and what happened.
 Tell = Callable[[int, str | None, News], None]
+
+
+# --- the state of each worker of a command, as it is shown outside
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker now; ``pid``: of its process, if there is one; ``state``: in words.
+
+    ``call``: what it was at when it last sent a beat. ``is_alive``: whether it has moved lately,
+    and is in no handler that should have ended.
+    """
+
+    number: int
+    pid: int | None
+    state: str
+    call: AtWork | None
+    is_alive: bool
+
+
+#: Takes the workers of this command that have not ended.
+Observe = Callable[[Sequence[Worker]], None]

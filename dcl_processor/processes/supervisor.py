@@ -36,8 +36,7 @@ from .child import (
 from .databases import databases_for_children
 from .graceful_stop import StoppedAtOnce
 from .monitor import Lateness, OwnTime
-from .news import Died, Finishing, Tell
-from .workers import Observe, Worker
+from .news import Died, Finishing, Observe, Tell, Worker
 
 #: Seconds between two reports of the workers to ``observe``.
 OBSERVED_EVERY = 0.2

@@ -11,9 +11,11 @@ would open sessions under the name, and a pool would keep them.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,6 +23,8 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+
+from dcl_processor.errors import printable
 
 #: Bytes of ``application_name`` that PostgreSQL keeps, and characters of a host's name in it.
 LONGEST, HOST = 63, 8
@@ -104,3 +108,100 @@ def as_worker(work: str) -> Iterator[None]:
     title(work)
     with named_sessions(work):
         yield
+
+
+# --- tells systemd how a service is, by the datagrams of sd_notify(3)
+#
+# Only the process that systemd has started sends them, as ``NotifyAccess=main`` requires. It removes
+# the variables from its environment, so that neither the workers nor what the handlers start can
+# take itself for the service.
+
+
+class Notifier:
+    """Sends the state of this service; ``watchdog``: seconds within which it has to be heard of."""
+
+    def __init__(self, address: str, watchdog: float | None = None) -> None:
+        # "@" stands for the zero byte of an address that is in no folder.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self.watchdog = watchdog
+
+    @classmethod
+    def taken_from(cls, environment: MutableMapping[str, str]) -> Notifier | None:
+        """Remove the variables, and return what they ask for; ``None`` without systemd."""
+        names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+        address, microseconds, pid = (environment.pop(name, "") for name in names)
+        if not address.startswith(("/", "@")):
+            return None
+        is_ours = pid in ("", str(os.getpid()))
+        wants_watchdog = is_ours and microseconds.isdecimal() and int(microseconds) > 0
+        return cls(address, int(microseconds) / 1e6 if wants_watchdog else None)
+
+    def send(self, *lines: str) -> None:
+        """Send assignments such as ``"READY=1"``, in one datagram; never waits, and never raises.
+
+        A service whose manager does not listen has nothing better to do than to go on.
+        """
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto("\n".join(lines).encode(), self._address)
+
+
+# --- what the package's loggers write to stderr where the project configures no logging
+
+
+logger = logging.getLogger("dcl_processor")
+operations = logging.getLogger("dcl_processor.operations")
+
+
+@contextmanager
+def quiet_unless_configured() -> Iterator[None]:
+    """Keep the log of failed rows from the screen, which shows them from the report.
+
+    For a logger that is not configured, Python prints errors with their tracebacks. Messages that
+    are in no report are shown on stderr in any case.
+    """
+    handlers: list[tuple[logging.Logger, logging.Handler]] = []
+    if not logger.hasHandlers():
+        handlers.append((logger, logging.NullHandler()))
+    if not logs_to_stderr():
+        handlers.append((operations, _Stderr(logging.WARNING)))
+    for each, handler in handlers:
+        each.addHandler(handler)
+    try:
+        yield
+    finally:
+        for each, handler in handlers:
+            each.removeHandler(handler)
+
+
+def logs_to_stderr() -> bool:
+    """Return whether the logger writes errors to stderr: then they are not to be repeated."""
+    return logger.isEnabledFor(logging.ERROR) and any(
+        handler.level <= logging.ERROR and _is_stderr(handler) for handler in _handlers()
+    )
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    each: logging.Logger | None = logger
+    while each is not None:
+        yield from each.handlers
+        each = each.parent if each.propagate else None
+
+
+def _is_stderr(handler: logging.Handler) -> bool:
+    stream = getattr(handler, "stream", None)
+    if stream is None or stream is sys.stderr or stream is sys.__stderr__:
+        return stream is not None
+    with suppress(OSError, ValueError, AttributeError):
+        return bool(stream.fileno() == 2)
+    return False
+
+
+class _Stderr(logging.Handler):
+    """Writes one line per record to the current stderr: a progress bar may have replaced it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError, ValueError):  # a reader that has gone ends no run
+            # One write: print() would write the newline separately, and workers would share a line.
+            sys.stderr.write(printable(record.getMessage()) + "\n")
+            sys.stderr.flush()

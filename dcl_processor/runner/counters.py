@@ -16,8 +16,8 @@ from dcl_processor import steady as time
 from dcl_processor.errors import add_note, forget_frames, formatted, printable, replacement
 from dcl_processor.exceptions import InvalidDone, StillPending
 from dcl_processor.execution import calls
+from dcl_processor.execution.calls import log_error
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Lost, Outcome, Snoozed
-from dcl_processor.execution.log import log_error
 from dcl_processor.log_fields import error_fields, fields, log
 from dcl_processor.report import Failure, Report, Stopped
 from dcl_processor.signals import row_finished

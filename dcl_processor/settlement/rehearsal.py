@@ -18,8 +18,8 @@ from dcl_processor import clock
 from dcl_processor.candidates.flip_coverage import decided, keeps_all
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
+from dcl_processor.database.connection import has_id
 from dcl_processor.database.contention import is_about_rows, is_out_of_resources
-from dcl_processor.database.transaction_id import has_id
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.definition.model_columns import by_attname, written
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
-from dcl_processor.database.transaction_id import current_transaction_id, is_in_transaction
+from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
 from dcl_processor.values import Values, resolve
 

@@ -9,7 +9,7 @@ rows.
 from __future__ import annotations
 
 from .counting import assert_processed_once
-from .locks import hold_lock
+from .questions import hold_lock
 from .racing import race
 from .settling import assert_settles, make_due
 

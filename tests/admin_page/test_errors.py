@@ -22,8 +22,8 @@ from dcl_processor.ledger import history
 from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import LONGEST_STATUS, Health, HealthFile
-from dcl_processor.processes.sd_notify import Notifier
-from dcl_processor.processes.workers import Worker
+from dcl_processor.processes.news import Worker
+from dcl_processor.processes.visible import Notifier
 from sample_app.shop.payment_gateway import NotCharged
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_page import detail

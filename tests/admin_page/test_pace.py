@@ -10,7 +10,6 @@ from django.template.loader import render_to_string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcl_processor.admin_page.charts import chart
 from dcl_processor.admin_page.pace import (
     FEW,
     Estimate,
@@ -21,6 +20,7 @@ from dcl_processor.admin_page.pace import (
     rates,
     text_of,
 )
+from dcl_processor.admin_page.views import chart
 from dcl_processor.insights.answer import Answer, How
 
 

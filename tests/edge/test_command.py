@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
 from dcl_processor import backlog
-from dcl_processor.processes.console_log import operations, quiet_unless_configured
+from dcl_processor.processes.visible import operations, quiet_unless_configured
 from tests.edge.manage import (
     Manage,
     at_gate,

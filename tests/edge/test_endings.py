@@ -22,10 +22,9 @@ from dcl_processor.processes import child, monitor, supervisor
 from dcl_processor.processes.child import SOON, Work, end_all
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.monitor import OwnTime
-from dcl_processor.processes.news import Died
+from dcl_processor.processes.news import Died, Worker
 from dcl_processor.processes.run_outcomes import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
-from dcl_processor.processes.workers import Worker
 from dcl_processor.report import Report
 from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
 from tests.environments import CHECKOUT

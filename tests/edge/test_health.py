@@ -21,8 +21,8 @@ from dcl_processor.execution import calls
 from dcl_processor.processes.beats import AtWork, Beat
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health, HealthFile
-from dcl_processor.processes.sd_notify import Notifier
-from dcl_processor.processes.workers import Worker
+from dcl_processor.processes.news import Worker
+from dcl_processor.processes.visible import Notifier
 from tests.edge.manage import CHECKOUT, Manage, at_gate
 from tests.edge.watchers import parcels, wait_until_sent, watching
 from tests.waiting import PATIENCE, until

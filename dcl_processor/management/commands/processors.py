@@ -35,11 +35,10 @@ from dcl_processor.management.choosing import USAGE_ERROR, choose, keys
 from dcl_processor.management.command_line import OneSentenceParser
 from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
-from dcl_processor.processes.console_log import quiet_unless_configured
 from dcl_processor.processes.graceful_stop import StoppedAtOnce, polite_stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.news import Finishing
-from dcl_processor.processes.visible import label, named_sessions
+from dcl_processor.processes.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
 
