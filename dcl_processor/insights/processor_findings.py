@@ -13,7 +13,7 @@ from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
 
-from . import pauses, rows
+from . import findings, rows
 from .answer import as_utc
 from .findings import Finding, Level, ok
 from .keys import key_text
@@ -75,7 +75,7 @@ def lease_times(asked: Asked) -> Iterator[Finding]:
     lease: Any = asked.processor.lease
     if lease is None:
         return
-    name, slowest = asked.processor.name, pauses.slowest(asked.processor)
+    name, slowest = asked.processor.name, findings.slowest(asked.processor)
     if slowest is None:
         yield Finding(
             Level.LEFT_OUT,

@@ -22,9 +22,9 @@ from dcl_processor.processor import BatchProcessor
 from . import rows
 from .answer import Answer, Asker, How, Moment
 from .failures import kind_of
+from .findings import NAMES, has_ledger, of_ledger
 from .keys import key_text
 from .locks import Locked, locked
-from .pauses import NAMES, has_ledger, of_ledger
 from .plan import estimated_rows
 from .statements import compiled
 

@@ -31,9 +31,8 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.worker import this_user
 
 from . import wording
-from .choosing import USAGE_ERROR, add_time_limit, choose, duration, keys
+from .choosing import USAGE_ERROR, add_time_limit, choose, duration, keys, typed_values
 from .output import Output
-from .typed_values import typed_values
 
 #: Keys that are shown.
 SHOWN = 10

@@ -34,7 +34,7 @@ from .graceful_stop import Stop
 from .health import Health
 from .monitor import Monitor
 from .news import Died, Finishing, News, Tell
-from .run_outcomes import Outcomes
+from .results import Outcomes
 from .supervisor import Supervisor
 from .visible import as_worker, label
 

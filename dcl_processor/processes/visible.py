@@ -112,9 +112,9 @@ def as_worker(work: str) -> Iterator[None]:
 
 # --- tells systemd how a service is, by the datagrams of sd_notify(3)
 #
-# Only the process that systemd has started sends them, as ``NotifyAccess=main`` requires. It removes
-# the variables from its environment, so that neither the workers nor what the handlers start can
-# take itself for the service.
+# Only the process that systemd has started sends them, as ``NotifyAccess=main`` requires. It
+# removes the variables from its environment, so that neither the workers nor what the handlers
+# start can take itself for the service.
 
 
 class Notifier:

@@ -23,7 +23,7 @@ from dcl_processor.processes.child import SOON, Work, end_all
 from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.monitor import OwnTime
 from dcl_processor.processes.news import Died, Worker
-from dcl_processor.processes.run_outcomes import Outcomes
+from dcl_processor.processes.results import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
 from dcl_processor.report import Report
 from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff

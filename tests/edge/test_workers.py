@@ -33,8 +33,7 @@ from dcl_processor.exceptions import Unsupported
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop, StoppedAtOnce, polite_stop
 from dcl_processor.processes.news import Died
-from dcl_processor.processes.results import portable
-from dcl_processor.processes.run_outcomes import Outcomes
+from dcl_processor.processes.results import Outcomes, portable
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.report import Failure
 from dcl_processor.watch.polling import BACKOFF
