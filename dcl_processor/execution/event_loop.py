@@ -42,7 +42,7 @@ from dcl_processor.signals import row_started
 
 from . import calls
 from .calls import Call
-from .nesting import running
+from .nesting import entered_now
 from .shared_sessions import SharedSessions, without_work
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class EventLoop:
         # database calls to the run itself, and the handlers' own calls would wait for that thread
         # forever. In a separate context they have a separate thread.
         self._context = Context()
-        self._context.run(running.set, running.get())
+        self._context.run(entered_now.set, entered_now.get())
         self._scope: Any = ThreadSensitiveContext()  # which has no types
         self.sessions = SharedSessions()
         self._context.run(self.sessions.watch)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 #: The processors in whose runs this code runs; the threads of a run have its context.
-running: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", default=())
+entered_now: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", default=())
 
 
 @contextmanager
 def entered(processor: Definition[Any]) -> Iterator[None]:
     """Record that the processor runs; raise ``Unsupported`` if it already does."""
-    outer = running.get()
+    outer = entered_now.get()
     if not hasattr(processor, "_identity"):
         raise InvalidOption(
             f"expected {type(processor).__name__}.__init__() to call super().__init__(), which "
@@ -32,11 +32,11 @@ def entered(processor: Definition[Any]) -> Iterator[None]:
             "inside a run, which would nest once more for every row; remove the call, because the "
             "current run takes the other rows."
         )
-    token = running.set((*outer, processor._identity))
+    token = entered_now.set((*outer, processor._identity))
     try:
         yield
     finally:
-        running.reset(token)
+        entered_now.reset(token)
 
 
 def refuse_key_with_others(processor: Definition[Any]) -> None:
@@ -57,4 +57,4 @@ def refuse_key_with_others(processor: Definition[Any]) -> None:
 
 def _runs(processor: Definition[Any]) -> bool:
     """Return whether this code runs in a run of the processor."""
-    return any(each is processor._identity for each in running.get())
+    return any(each is processor._identity for each in entered_now.get())

@@ -28,7 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 @contextmanager
-def shown(
+def published(
     names: Sequence[str], stop: Stop, path: Path | None, *, owns_process: bool
 ) -> Iterator[Health]:
     """Show the health of this command in the block; at its end, remove the file.

@@ -255,7 +255,7 @@ class Command(BaseCommand):
                 quiet_unless_configured(),
                 metering.exported([each.name for each in chosen], options) as on_counts,
                 polite_stop(output.stopping) as stop,
-                liveness.shown(
+                liveness.published(
                     [processor.name for processor in chosen],
                     stop,
                     options["health_file"],
