@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .decorator import batch_processor
-    from .definition.breaker import Breaker
     from .definition.kinds import Delivery
     from .definition.lease import Lease
-    from .definition.retry import Retry
+    from .definition.retry import Breaker, Retry
     from .outcomes import Discard, Snooze
     from .processor import BatchProcessor
     from .report import Report
@@ -32,7 +31,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "BatchProcessor": ".processor",
-    "Breaker": ".definition.breaker",
+    "Breaker": ".definition.retry",
     "Delivery": ".definition.kinds",
     "Discard": ".outcomes",
     "Lease": ".definition.lease",

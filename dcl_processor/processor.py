@@ -14,7 +14,7 @@ from .definition import validation
 from .definition.definition import Definition
 from .engine.dry_run import dry_run
 from .engine.run import Run
-from .execution.nesting import entered, refuse_key_with_others
+from .execution.calls import entered, refuse_key_with_others
 from .locking import key_lock
 from .report import DryRun, Report
 from .runner import limits

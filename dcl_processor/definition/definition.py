@@ -21,10 +21,9 @@ from django.db.models.expressions import Combinable
 from dcl_processor.values import seconds
 
 from . import functions, names, validation
-from .breaker import Breaker
 from .kinds import Delivery
 from .lease import Lease
-from .retry import Retry
+from .retry import Breaker, Retry
 
 M = TypeVar("M", bound=Model)
 

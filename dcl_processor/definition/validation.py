@@ -21,11 +21,10 @@ from dcl_processor.values import (
 )
 
 from . import functions
-from .breaker import Breaker
 from .kinds import RULES, rules_of
 from .lease import Lease
 from .model_columns import FLIPS
-from .retry import Retry
+from .retry import Breaker, Retry
 
 if TYPE_CHECKING:
     from .definition import Definition

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dcl_processor import observers
 from dcl_processor import steady as time
+from dcl_processor.definition.kinds import rules_of
 from dcl_processor.errors import formatted, traceback_text
+from dcl_processor.exceptions import InvalidOption, Unsupported
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.log_fields import error_fields, log, running
 from dcl_processor.masking import shown_traceback
@@ -235,3 +238,53 @@ def log_error(
             raise
         with suppress(Exception):
             logger.error(message, *arguments, shown_traceback(traceback_text(error)))  # noqa: TRY400  # see above
+
+
+# --- keeps a handler from what only code outside its processor's run may do
+
+
+#: The processors in whose runs this code runs; the threads of a run have its context.
+entered_now: ContextVar[tuple[object, ...]] = ContextVar("dcl_processor_running", default=())
+
+
+@contextmanager
+def entered(processor: Definition[Any]) -> Iterator[None]:
+    """Record that the processor runs; raise ``Unsupported`` if it already does."""
+    outer = entered_now.get()
+    if not hasattr(processor, "_identity"):
+        raise InvalidOption(
+            f"expected {type(processor).__name__}.__init__() to call super().__init__(), which "
+            "checks the options, got a processor without them."
+        )
+    if _runs(processor):
+        raise Unsupported(
+            f"{processor.name}: expected the handler not to run its own processor, got a run "
+            "inside a run, which would nest once more for every row; remove the call, because the "
+            "current run takes the other rows."
+        )
+    token = entered_now.set((*outer, processor._identity))
+    try:
+        yield
+    finally:
+        entered_now.reset(token)
+
+
+def refuse_key_with_others(processor: Definition[Any]) -> None:
+    """Raise ``Unsupported`` where ``lock_key()`` would wait for another handler of the processor.
+
+    With several rows of a key in flight in one transaction each, a key has as many locks. A handler
+    has one of them until its transaction ends, and two handlers would wait for each other's.
+    """
+    most = processor.max_per_group or 1
+    if most > 1 and rules_of(processor).in_transaction and _runs(processor):
+        raise Unsupported(
+            f"{processor.name}: expected lock_key() outside the handlers of a processor with "
+            f"{str(processor.delivery).upper()} and max_per_group={most}, where two handlers of "
+            "one key would wait for each other, got a call in one of them; leave max_per_group "
+            "out, choose AT_LEAST_ONCE, or insert the rows after the run."
+        )
+
+
+def _runs(processor: Definition[Any]) -> bool:
+    """Return whether this code runs in a run of the processor."""
+    return any(each is processor._identity for each in entered_now.get())

@@ -41,8 +41,7 @@ from dcl_processor.outcomes import returned_error
 from dcl_processor.signals import row_started
 
 from . import calls
-from .calls import Call
-from .nesting import entered_now
+from .calls import Call, entered_now
 from .shared_sessions import SharedSessions, without_work
 
 if TYPE_CHECKING:

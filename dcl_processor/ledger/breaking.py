@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db.models import F, Q
 
 from dcl_processor.clock import DatabaseNow, Later
-from dcl_processor.definition.breaker import Breaker
+from dcl_processor.definition.retry import Breaker
 
 from .tables import row_of
 

@@ -12,7 +12,7 @@ from dcl_processor import operator_actions, registry
 from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable
 
-from . import conditions, nagios, wording
+from . import conditions, liveness, wording
 from .choosing import USAGE_ERROR, add_time_limit, choose, duration
 from .output import Output
 
@@ -94,7 +94,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
 
 def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
     """Write one line, and end with the code of its state, whatever happens."""
-    code = nagios.UNKNOWN
+    code = liveness.UNKNOWN
     found: list[Status] = []
     wanted: list[conditions.Condition] = [*options["fail_if"], *options["warn_if"]]
     try:
@@ -108,9 +108,9 @@ def _answer_nagios(output: Output, options: dict[str, Any]) -> None:
         said = str(error)
     except Exception as error:  # noqa: BLE001  # Python would end with 1, which is a WARNING
         said = describe(error)
-    output.line(nagios.line(code, said, found, options["warn_if"], options["fail_if"]))
+    output.line(liveness.line(code, said, found, options["warn_if"], options["fail_if"]))
     if output.lost:
-        code = nagios.UNKNOWN
+        code = liveness.UNKNOWN
     if code:
         # Not a CommandError, whose sentence Django writes once more, to stderr.
         raise SystemExit(code)
@@ -191,10 +191,10 @@ class Judged:
     def state(self) -> int:
         """Return the state for Nagios; what is not known may be worse than a warning."""
         if self.critical:
-            return nagios.CRITICAL
+            return liveness.CRITICAL
         if self.unknown:
-            return nagios.UNKNOWN
-        return nagios.WARNING if self.warnings else nagios.OK
+            return liveness.UNKNOWN
+        return liveness.WARNING if self.warnings else liveness.OK
 
 
 def _judge(found: Sequence[Status], options: dict[str, Any], left_out: Sequence[str]) -> Judged:

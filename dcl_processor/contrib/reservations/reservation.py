@@ -15,6 +15,7 @@ from dcl_processor.engine.settlement import Batch, Held
 from dcl_processor.engine.settling import release, settle_now
 from dcl_processor.errors import add_note
 from dcl_processor.exceptions import InvalidOption, ReservationLost, Unsupported
+from dcl_processor.execution.calls import entered
 from dcl_processor.execution.handler import (
     Discarded,
     Failed,
@@ -25,7 +26,6 @@ from dcl_processor.execution.handler import (
     judge,
     returned,
 )
-from dcl_processor.execution.nesting import entered
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.locking.isolation import refuse_outer_transaction
 from dcl_processor.outcomes import Discard, Snooze
