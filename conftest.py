@@ -94,6 +94,6 @@ pytest_collect_file = Sybil(
     parsers=PARSERS,
     patterns=["README.md", "docs/*.md", "docs/*/*.md"],
     setup=_as_in_the_shop,
-    excludes=["docs/tutorial.md"],  # tests/docs/test_tutorial.py follows it in a folder of its own
+    excludes=["docs/tutorial.md"],  # tests/docs/test_adopt.py follows it in a folder of its own
     fixtures=["shop"],
 ).pytest()

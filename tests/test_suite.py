@@ -120,7 +120,7 @@ def _tests() -> Iterator[tuple[str, str]]:
 def _pages() -> Iterator[tuple[str, int]]:
     """Yield each page with the number of its blocks of code."""
     for page in [CHECKOUT / "README.md", *CHECKOUT.glob("docs/**/*.md")]:
-        if page.name != "tutorial.md":  # tests/docs/test_tutorial.py follows it
+        if page.name != "tutorial.md":  # tests/docs/test_adopt.py follows it
             yield str(page.relative_to(CHECKOUT)), len(BLOCK.findall(page.read_text()))
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 
 @pytest.fixture
-def parcels() -> Iterator[type[models.Model]]:
+def parcels_elsewhere() -> Iterator[type[models.Model]]:
     """Make a table in a schema of its own, with ten rows, and a child of it."""
     with isolate_apps("tests"):
 
@@ -90,9 +90,9 @@ OWN = models.Q(sent=False, claimed=False, dead=False)
 @pytest.mark.parametrize("family", [False, True], ids=["one table", "parent and child"])
 @pytest.mark.parametrize("options", DELIVERIES.values(), ids=[*DELIVERIES])
 def test_every_delivery_handles_each_row_once(
-    parcels: Any, options: dict[str, Any], spans: bool, family: bool
+    parcels_elsewhere: Any, options: dict[str, Any], spans: bool, family: bool
 ) -> None:
-    model = parcels if family else parcels.__mro__[1]
+    model = parcels_elsewhere if family else parcels_elsewhere.__mro__[1]
     for _ in range(10):
         model.objects.create()
     pks = sorted(model.objects.values_list("pk", flat=True))

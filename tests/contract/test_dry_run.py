@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
 
-from dcl_processor import BatchProcessor
+from dcl_processor import BatchProcessor, batch_processor
+from dcl_processor.candidates import scan
 from dcl_processor.exceptions import (
     InsideTransaction,
     InvalidDone,
@@ -16,14 +18,17 @@ from dcl_processor.exceptions import (
     StillPending,
     TooManyPending,
 )
+from dcl_processor.insights.answer import Answer, How
+from dcl_processor.insights.backlog_size import Size, size
 from dcl_processor.report import MOST_COUNTED, DryRun
 from dcl_processor.runner import limits
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
+from tests.contract.support.retries import fail, retrying
 from tests.contract.support.wanted import held
-from tests.models import Errand, Parcel
+from tests.models import Depot, Errand, Parcel, Scan
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -176,3 +181,171 @@ if HAS_ROW_LOCKS:
 
         monkeypatch.setattr(limits, "refuse_backlog", and_finish)
         assert processor(never, max_pending=2).dry_run().rehearsed == rows[1].pk
+
+
+# --- ``max_pending``: a run without a limit refuses a backlog that is larger than expected
+
+
+def never_called(row: Any) -> None:
+    """Handle a row, which a run that refuses does not."""
+    raise AssertionError(row)
+
+
+def refused(run: BatchProcessor[Any], **parameters: Any) -> str:
+    """Run, and return the sentence of the refusal; the last query of the run was a ``SELECT``."""
+    with CaptureQueriesContext(connection) as queries, pytest.raises(TooManyPending) as caught:
+        run(**parameters)
+    assert all(query["sql"].startswith("SELECT") for query in queries)
+    return str(caught.value)
+
+
+@the.all_deliveries
+def test_a_run_refuses_more_rows_than_that_and_handles_none(make: the.Make) -> None:
+    rows = the.errands(4)
+    run = make(never_called, max_pending=3)
+    assert refused(run) == (
+        f"{run.name}: expected at most max_pending=3 pending rows in a run without limit, got 4; "
+        "pass limit=… (--limit) to handle some of them first, or raise max_pending."
+    )
+    assert all(the.untouched(row) for row in rows)
+
+
+@the.all_deliveries
+def test_a_run_handles_as_many_rows_as_that(make: the.Make) -> None:
+    the.errands(3)
+    assert_run(make(the.ignore, max_pending=3)(), processed=3)
+
+
+def test_with_a_limit_it_handles_some_of_them_until_the_others_fit() -> None:
+    parcels(5)
+    run = processor(the.ignore, max_pending=3)
+    assert_run(run(limit=1), processed=1, stopped="limit")
+    assert "got 4;" in refused(run)
+    assert_run(run(limit=0), stopped="limit")
+    assert_run(run(limit=1), processed=1, stopped="limit")
+    assert_run(run(), processed=3)
+
+
+def test_rows_that_the_run_would_not_try_do_not_count() -> None:
+    """Neither those outside its filter, nor those that wait for their next attempt."""
+    parcels(5)
+    run = processor(the.ignore, max_pending=3)
+    assert_run(run(filter=Q(priority__gt=2)), processed=2)
+    the.errands(4)
+    waiting = retrying(fail, max_pending=3)
+    assert "got 4;" in refused(waiting)
+    assert_run(waiting(limit=2), processed=1, failed=1, to_retry=1, stopped="limit")
+    assert_run(waiting(), processed=2)
+
+
+@pytest.mark.parametrize("strict_order", [False, True], ids=["by key", "in order"])
+@pytest.mark.parametrize(
+    "pending", [UNSENT, UNSENT.filter(depot__open=True)], ids=["own", "joined"]
+)
+def test_with_nothing_pending_a_run_is_one_select(pending: Any, *, strict_order: bool) -> None:
+    run = processor(the.ignore, pending=pending, strict_order=strict_order)
+    with CaptureQueriesContext(connection) as queries:
+        assert_run(run())
+    assert len(queries) == 1
+
+
+@pytest.mark.parametrize("option", [{}, {"strict_order": True}], ids=["by key", "in order"])
+def test_rows_behind_the_first_window_are_counted_up_to_ten_times_as_many(option: Any) -> None:
+    parcels(scan.WINDOW + 3)
+    ordered = processor(the.ignore, pending=UNSENT.order_by("-priority"), **option)
+    ordered.max_pending = scan.WINDOW + 2
+    assert f"got {scan.WINDOW + 3};" in refused(ordered)
+    ordered.max_pending = 50
+    with CaptureQueriesContext(connection) as queries:
+        assert "got more than 500;" in refused(ordered)
+    assert "LIMIT 501" in queries[-1]["sql"]
+    ordered.max_pending = scan.WINDOW + 3
+    assert_run(ordered(limit=1), processed=1, stopped="limit")
+
+
+def test_a_row_that_matches_several_times_counts_once() -> None:
+    first, *others = parcels(3, depot=Depot.objects.create(name="north"))
+    Scan.objects.bulk_create(Scan(parcel=first) for _ in range(scan.WINDOW + 1))
+    Scan.objects.bulk_create(Scan(parcel=parcel) for parcel in others)
+    scanned = UNSENT.filter(scans__ok=True)
+    assert "got 3;" in refused(processor(never_called, pending=scanned, max_pending=2))
+    assert_run(processor(the.ignore, pending=scanned, max_pending=3)(), processed=3)
+
+
+async def later(row: Any) -> None:
+    """Handle a row asynchronously."""
+    raise AssertionError(row)
+
+
+def test_it_refuses_with_asynchronous_handlers() -> None:
+    rows = the.errands(4)
+    assert "got 4;" in refused(the.at_least_once(later, max_pending=3, concurrency=4))
+    assert all(the.untouched(row) for row in rows)
+    assert the.our_threads() == []
+
+
+def test_rows_that_arrive_during_the_run_are_not_counted() -> None:
+    """It is a look before the first row: a run that has begun goes on, window after window."""
+    number = 2 * scan.WINDOW + 1
+    parcels(number)
+
+    def handle(row: Parcel) -> None:
+        if row.priority == 0:
+            parcels(number + 1, priority=1)
+
+    run = processor(handle, max_pending=number, batch_size=scan.WINDOW)
+    assert_run(run(), processed=number)
+    assert f"got {number + 1};" in refused(run)
+
+
+# --- how many rows wait, as the planner estimates
+
+
+ROWS = 1_000
+
+
+def opener() -> BatchProcessor[Depot]:
+    @batch_processor(pending=lambda: Depot.objects.filter(open=True), done={"open": False})
+    def close(depot: Depot) -> None: ...
+
+    return close
+
+
+def analyze(table: str) -> None:
+    verb = {"mysql": "ANALYZE TABLE"}.get(connection.vendor, "ANALYZE")
+    with connection.cursor() as cursor:
+        cursor.execute(f"{verb} {table}")
+
+
+def test_a_number_up_to_the_limit_is_exact_and_not_estimated() -> None:
+    Depot.objects.bulk_create(Depot(open=number < 10) for number in range(20))
+    assert size(opener(), most=10) == Size(Answer(10))
+
+
+def test_above_the_limit_the_planner_is_asked_if_there_is_one() -> None:
+    Depot.objects.bulk_create(Depot(open=True) for _ in range(ROWS))
+    analyze("tests_depot")
+    found = size(opener(), most=10)
+    assert found.counted == Answer(10, How.MORE_THAN)
+    assert found.least == 11
+    if connection.vendor == "sqlite":
+        assert (found.estimate, found.basis) == (None, None)
+    else:
+        assert found.estimate is not None
+        assert 0.8 < found.estimate / ROWS < 1.2
+        assert found.basis is not None
+        assert size(opener(), most=10).basis == found.basis
+
+
+def test_a_row_with_several_matches_is_counted_once() -> None:
+    @batch_processor(pending=lambda: Parcel.objects.filter(scans__ok=True), done={"sent": True})
+    def check(parcel: Parcel) -> None: ...
+
+    parcels = [Parcel.objects.create() for _ in range(4)]
+    Scan.objects.bulk_create(Scan(parcel=parcel) for parcel in parcels for _ in range(3))
+    analyze("tests_scan")
+    assert size(check) == Size(Answer(4))
+    found = size(check, most=2)
+    assert found.counted == Answer(2, How.MORE_THAN)
+    # Joined rows and a DISTINCT make the estimate worse, and never_called an error.
+    assert (found.estimate is None) == (connection.vendor == "sqlite")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection, connections, transaction
 from django.utils import timezone
 
 from dcl_processor import Lease
@@ -15,9 +15,12 @@ from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Key, groups_of
 from dcl_processor.engine.heartbeat import Heartbeat
+from dcl_processor.exceptions import InvalidOption, OutsideTransaction
 from dcl_processor.locking import key_lock
-from tests.contract.support.errands import elsewhere, ignore, only
+from tests.contract.support.errands import elsewhere, ignore, meanwhile, only
+from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.groups import (
+    MAKERS,
     SHORT_CLAIMS,
     Make,
     at_work,
@@ -27,8 +30,10 @@ from tests.contract.support.groups import (
     rows_of,
     run_beside,
 )
+from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
-from tests.models import Errand
+from tests.models import Depot, Errand, Parcel, Sample, Tag
+from tests.waiting import Barrier, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -163,3 +168,171 @@ def test_the_number_of_a_lock_depends_on_table_column_and_key() -> None:
     places = enum.Enum("places", {"A": "1"}, type=str)
     assert key_lock.lock_number(Key(other, places.A)) in numbers
     assert all(-(2**63) <= number < 2**63 for number in numbers)
+
+
+# --- the lock of a key for producers: what they insert under it is in order with the work
+
+
+def two_at_once(delivery: str, handler: Any) -> Any:
+    return grouped(delivery, handler, max_per_group=2)
+
+
+if HAS_ROW_LOCKS:
+
+    def until_a_session_waits_for_a_key() -> None:
+        with connection.cursor() as cursor:
+
+            def is_waiting() -> bool:
+                cursor.execute(
+                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    " AND database = (SELECT oid FROM pg_database"
+                    " WHERE datname = current_database())"
+                )
+                return bool(cursor.fetchone()[0])
+
+            until(is_waiting, "a session to wait for a key")
+
+    @pytest.mark.parametrize("make", [grouped, in_order])
+    def test_a_producer_waits_for_the_row_at_work_and_sees_what_it_did(make: Make) -> None:
+        one, _ = rows_of(1, 1)
+        seen: list[int] = []
+
+        def produce() -> None:
+            with transaction.atomic():
+                make("transactional", ignore).lock_key(1)
+                seen.append(Errand.objects.filter(done=True).count())
+
+        with at_work(make, "transactional", filter=only(one)):
+            producer = meanwhile(produce)
+            results = producer.__enter__()
+            until_a_session_waits_for_a_key()
+            assert seen == []
+        producer.__exit__(None, None, None)
+        assert (seen, results) == ([1], [None])
+
+    @pytest.mark.parametrize("delivery", MAKERS)
+    @pytest.mark.parametrize("make", [grouped, in_order, two_at_once])
+    def test_no_row_of_a_key_is_handled_while_a_producer_has_it(delivery: str, make: Make) -> None:
+        one, other = rows_of(1, 2)
+        with transaction.atomic():
+            make(delivery, ignore).lock_key(1)
+            earlier = Errand.objects.create(pk=one.pk - 1, place=1)
+            report, handled = elsewhere(lambda: run_beside(make, delivery))
+            assert handled == [other.pk]
+            assert_run(report, processed=1, held=1)
+        assert run_beside(make, delivery)[1] == [earlier.pk, one.pk]
+
+    def test_two_handlers_of_a_key_do_not_wait_for_each_other() -> None:
+        """Each has one of the two locks of the key, and would wait for the other's."""
+        rows_of(1, 1)
+        both_are_at_work = Barrier(2)
+
+        def handler(_: Errand) -> None:
+            both_are_at_work.wait()
+            errands.lock_key(1)
+
+        errands = two_at_once("transactional", handler)
+        report = errands(concurrency=2, limit=2)
+        assert report.failed == 2
+        for failure in report.failures:
+            assert "lock_key() outside the handlers of a processor" in str(failure.error)
+
+
+else:
+
+    def test_a_producer_has_the_lock_of_the_whole_database() -> None:
+        with transaction.atomic():
+            in_order("transactional", ignore).lock_key(1)
+            other = connections.create_connection("default")
+            try:
+                with other.cursor() as cursor:
+                    cursor.execute("PRAGMA busy_timeout = 0")
+                    with pytest.raises(OperationalError, match="locked"):
+                        cursor.execute("BEGIN IMMEDIATE")
+            finally:
+                other.close()
+
+
+@pytest.mark.parametrize(
+    ("delivery", "make", "done"),
+    [
+        ("transactional", two_at_once, False),
+        ("transactional", grouped, True),
+        ("at_least_once", two_at_once, True),
+    ],
+)
+def test_a_handler_may_lock_the_key_that_no_other_handler_can_have(
+    delivery: str, make: Make, done: bool
+) -> None:
+    rows_of(1)
+
+    def handler(_: Errand) -> None:
+        with transaction.atomic():
+            errands.lock_key(1)
+
+    errands = make(delivery, handler)
+    report = errands()
+    assert (report.processed, report.failed) == ((1, 0) if done else (0, 1))
+
+
+def test_the_lock_needs_a_transaction() -> None:
+    with pytest.raises(OutsideTransaction, match=r"lock_key\(\) inside transaction.atomic\(\)"):
+        grouped("transactional", ignore).lock_key(1)
+
+
+@pytest.mark.django_db
+def test_a_test_case_is_a_transaction() -> None:
+    grouped("transactional", ignore).lock_key(1)
+
+
+def test_the_lock_needs_keys() -> None:
+    with pytest.raises(InvalidOption, match="expected group_by=… for lock_key"):
+        grouped("transactional", ignore, group_by=None).lock_key(1)
+    with pytest.raises(InvalidOption, match="group_by='nothing' to name a column"):
+        grouped("transactional", ignore, group_by="nothing").lock_key(1)
+    with pytest.raises(InvalidOption, match="expected using"):
+        grouped("transactional", ignore).lock_key(1, using="nowhere")
+
+
+def by_depot(**options: Any) -> Any:
+    return processor(ignore, group_by="depot", **options)
+
+
+def test_a_related_row_stands_for_its_key(django_assert_num_queries: Any) -> None:
+    depot = Depot.objects.create(name="a")
+    with transaction.atomic():
+        with django_assert_num_queries(2) as same:
+            by_depot().lock_key(depot)
+            by_depot().lock_key(str(depot.pk))
+        statements = [each["sql"] for each in same.captured_queries]
+        assert len(set(statements)) == 1
+        with django_assert_num_queries(0):
+            by_depot().lock_key(None)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("north", r"a value of tests\.Parcel\.depot_id, or a row of tests\.Depot, got 'north'"),
+        (Tag(pk=1), "or a row of tests.Depot, got <Tag"),
+        (Depot(), "a saved row, got <Depot"),
+    ],
+)
+def test_keys_that_their_column_cannot_have_are_refused(key: Any, words: str) -> None:
+    with transaction.atomic(), pytest.raises(InvalidOption, match=words):
+        by_depot().lock_key(key)
+    assert not Parcel.objects.exists()
+
+
+def test_a_row_is_no_key_of_a_plain_column() -> None:
+    with (
+        transaction.atomic(),
+        pytest.raises(InvalidOption, match=r"a value of tests\.Errand\.place"),
+    ):
+        grouped("transactional", ignore).lock_key(Errand(pk=1))
+    day = grouped("transactional", ignore, pending=Sample.objects.all(), group_by="day")
+    with (
+        transaction.atomic(),
+        pytest.raises(InvalidOption, match=r"which tests\.Sample\.day cannot"),
+    ):
+        day.lock_key("never")

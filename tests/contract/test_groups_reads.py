@@ -12,18 +12,25 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.models import QuerySet
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from dcl_processor import BatchProcessor
+from dcl_processor import BatchProcessor, Lease, batch_processor
 from dcl_processor.candidates import groups as reads
 from dcl_processor.candidates import scan
 from dcl_processor.candidates.question import ask
+from dcl_processor.insights.doctor import examine
+from dcl_processor.insights.explanation import explanation
+from dcl_processor.insights.findings import Finding, Level
+from dcl_processor.insights.row import show
 from dcl_processor.testing import hold_lock
+from tests.contract.support import errands as the
 from tests.contract.support.errands import PENDING, elsewhere, ignore, retry
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.groups import (
     MAKERS,
     Make,
+    at_work,
     each_at_work,
     grouped,
     in_order,
@@ -34,6 +41,7 @@ from tests.contract.support.groups import (
 from tests.contract.support.parcels import processor
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, end_session
+from tests.contract.test_explain import analyze, created
 from tests.models import Errand, Parcel, Tag
 
 pytestmark = [
@@ -228,3 +236,150 @@ if connection.vendor == "postgresql":
         with before_statement(lambda sql: "pg_collation" in sql, ended):
             report = grouped("transactional", ignore, group_by="result")(using="default")
         assert_run(report, processed=1)
+
+
+# --- what is known of rows that are in groups, and the index that serves their keys
+
+
+IN_THE_WAY = "its group is in use"
+FREE = "a run would handle it now"
+
+
+def free_keys(processor: Any, rows: list[Errand]) -> list[bool | None]:
+    """Return for each row whether the answer says that its group is free; ``None``: no answer."""
+    parts = [show(processor, row.pk).parts.get("key_free") for row in rows]
+    return [None if part is None else part.value for part in parts]
+
+
+@pytest.mark.parametrize("delivery", ["at_most_once", "at_least_once"])
+def test_a_row_at_work_is_in_the_way_of_the_others_of_its_group(delivery: str) -> None:
+    rows = rows_of(1, 1, 2)
+    processor = grouped(delivery, the.ignore)
+    with at_work(grouped, delivery, filter=the.only(rows[0])):
+        assert free_keys(processor, rows) == [True, False, True]
+        found = show(processor, rows[1].pk)
+        assert found.reason.startswith(f"{IN_THE_WAY} by row {rows[0].pk}: ")
+        why = {
+            "at_most_once": "ago and is not settled: its handler is at work, or its process died",
+            "at_least_once": "a worker has it, and its lease ends at ",
+        }
+        assert why[delivery] in found.reason
+        assert found.held_by == [rows[0].pk]
+        assert found.as_dict()["held_by"] == [str(rows[0].pk)]
+        assert show(processor, rows[2].pk).reason.startswith(FREE)
+        two = grouped(delivery, the.ignore, max_per_group=2)
+        assert free_keys(two, rows) == [True, True, True]
+    assert free_keys(processor, rows[1:]) == [True, True]
+
+
+if connection.vendor == "postgresql":
+
+    @pytest.mark.parametrize("most", [None, 2])
+    def test_a_lock_of_the_key_shows_that_its_places_are_taken(most: int | None) -> None:
+        """A transactional worker leaves no mark."""
+        rows = rows_of(1, 1, 2)
+        processor = grouped("transactional", the.ignore, max_per_group=most)
+        make = partial(grouped, max_per_group=most)
+        with at_work(make, "transactional", filter=the.only(rows[0])):
+            assert free_keys(processor, rows[1:]) == [most is not None, True]
+            if most is None:
+                found = show(processor, rows[1].pk)
+                assert not found.held_by
+                assert found.reason == f"{IN_THE_WAY}: a session has locked its key"
+        assert free_keys(processor, rows[1:]) == [True, True]
+
+
+@pytest.mark.parametrize("is_taken_away", [False, True])
+def test_a_lapsed_lease_is_in_the_way_of_no_row(is_taken_away: bool) -> None:
+    until = Lease(60).taken_away if is_taken_away else timezone.now() - timedelta(days=1)
+    rows = rows_of(1, 1)
+    Errand.objects.filter(pk=rows[0].pk).update(leased_until=until)
+    assert free_keys(grouped("at_least_once", the.ignore), rows) == [True, True]
+
+
+def test_in_order_a_row_waits_for_those_before_it() -> None:
+    rows = rows_of(1, 1, 2)
+    processor = in_order("transactional", the.ignore)
+    assert free_keys(processor, rows) == [True, False, True]
+    first = f"{IN_THE_WAY} by row {rows[0].pk}, which comes first: "
+    assert show(processor, rows[1].pk).reason.startswith(f"{first}{FREE}")
+    Errand.objects.filter(pk=rows[0].pk).update(done=True)
+    assert free_keys(processor, rows)[1]
+    assert show(processor, rows[0].pk).reason.startswith("it is not in pending")
+
+
+def held_keys(processor: Any) -> list[Finding]:
+    return [each for each in examine([processor], [processor]) if each.check == "held-key"]
+
+
+def test_the_doctor_names_the_oldest_row_in_doubt_that_holds_a_key() -> None:
+    rows = rows_of(1, 2, 3)
+    since = timezone.now() - timedelta(hours=2)
+    for row, hours in zip(rows, (1, 2, 0), strict=True):
+        at = timezone.now() - timedelta(hours=hours)
+        Errand.objects.filter(pk=row.pk).update(claimed=True, claimed_at=at)
+    processor = grouped("at_most_once", the.ignore)
+    (found,) = held_keys(processor)
+    assert (found.level, found.about) == (Level.PROBLEM, processor.name)
+    expected = f"key 2 is held by row {rows[1].pk}, in doubt since {since:%Y-%m-%d}"
+    assert found.what.startswith(expected)
+    Errand.objects.filter(pk__in=[rows[0].pk, rows[1].pk]).delete()
+    (found,) = held_keys(processor)
+    assert found.level is Level.OK  # a young claim is no doubt
+
+
+def test_the_doctor_names_a_head_without_attempts_left() -> None:
+    """Without failed it stays pending, and no run tries it again."""
+    rows = rows_of(1, 2, 2)
+    Errand.objects.filter(pk=rows[1].pk).update(attempts=3)
+    processor = in_order("transactional", the.ignore, retry=the.retry())
+    (found,) = held_keys(processor)
+    assert found.level is Level.PROBLEM
+    assert found.what == f"key 2 is held by row {rows[1].pk}, which has no attempts left"
+    Errand.objects.filter(pk=rows[1].pk).update(attempts=0)
+    assert held_keys(processor)[0].level is Level.OK
+    # Without in_order the other rows pass it.
+    assert held_keys(grouped("transactional", the.ignore, retry=the.retry())) == []
+
+
+def test_the_doctor_masks_a_key() -> None:
+    rows = rows_of(1)
+    long_ago = timezone.now() - timedelta(days=1)
+    Errand.objects.filter(pk=rows[0].pk).update(code="token=abc", claimed=True, claimed_at=long_ago)
+    (found,) = held_keys(grouped("at_most_once", the.ignore, group_by="code"))
+    assert found.what.startswith("key token=*** is held by ")
+
+
+def test_a_row_without_a_key_is_alone() -> None:
+    rows = Parcel.objects.filter(sent=False)
+    processor = batch_processor(pending=rows, done={"sent": True}, group_by="depot")(the.ignore)
+    alone = Parcel.objects.create()
+    found = show(processor, alone.pk)
+    assert "key_free" not in found.parts
+    assert found.columns == {"depot_id": None}
+    assert found.reason.startswith(FREE)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_the_suggested_index_begins_with_the_key_and_serves_the_read_of_keys(
+    ordered: bool,
+) -> None:
+    # So many that the plan does not depend on how full the table's pages are.
+    Errand.objects.bulk_create(Errand(place=n % 3_000, done=n % 3_000 > 2) for n in range(30_000))
+    analyze(Errand)
+    rows = Errand.objects.filter(done=False).order_by("-attempts")
+    processor = batch_processor(
+        pending=rows, done={"done": True}, group_by="place", in_order=ordered
+    )(the.ignore)
+    before = explanation(processor)
+    assert before.index is not None
+    # The rows of a key are read in the queryset's order, with in_order or without.
+    assert before.index.fields == ["place", "-attempts", "id"]
+    assert any("With group_by the read asks for keys." in each for each in before.remarks)
+    with CaptureQueriesContext(connection) as sent:
+        assert processor(limit=1).processed == 1
+    assert before.read in [query["sql"] for query in sent.captured_queries]
+    with created(before.index, Errand):
+        after = explanation(processor)
+        assert after.plan is not None
+        assert after.plan.index == before.index.name, after.plan.lines

@@ -26,7 +26,7 @@ from tests.contract.support.reports import assert_run
 from tests.contract.support.shapes import Shape, lock, row_of
 from tests.contract.support.spanning_shapes import SPANNING
 from tests.contract.support.wanted import held
-from tests.contract.test_shapes import is_pending, keys, processor
+from tests.contract.test_shapes import choosing, is_pending, keys
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -50,12 +50,12 @@ def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape
             assert lock(row_of(held, outsider))
 
         def run() -> Report:
-            return processor(shape, calls)(filter=shape.filter, wait_for_locked=0)
+            return choosing(shape, calls)(filter=shape.filter, wait_for_locked=0)
 
         report = run_and_meanwhile(run, meanwhile, using=shape.using)
         assert keys(calls) == keys([plain])
         assert_run(report, processed=1, skipped=1, stale=1)
-    assert_run(processor(shape, calls)(filter=shape.filter), processed=1)
+    assert_run(choosing(shape, calls)(filter=shape.filter), processed=1)
     assert keys(calls) == keys([plain, held])
     assert not any(is_pending(shape, row) for row in (finished, held, plain))
 

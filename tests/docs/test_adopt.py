@@ -154,3 +154,13 @@ def test_with_the_plain_default_the_maximum_keeps_the_old_rows_from_being_handle
     table.type("python manage.py shell --no-imports < pieces.py")
     assert table.pending() == "3"
     assert "3 processed" in table.type(SEND)
+
+
+# --- follow the tutorial to the letter, in an empty folder and a database of its own
+
+
+@pytest.mark.django_db(transaction=True)
+def test_every_step_does_what_the_page_says(tmp_path: Path) -> None:
+    with empty_database("tutorial") as name:
+        Reader("tutorial.md", tmp_path, {"DATABASE_URL": url_of(name)}).follow()
+    assert len(list((tmp_path / "printed").iterdir())) == 62
