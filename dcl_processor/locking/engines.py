@@ -24,18 +24,12 @@ _WITHOUT_TRANSACTIONS = """
     AND ENGINE NOT IN (SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES')
 """
 
-#: The client's flag, which Django sets.
-FOUND_ROWS = 2
-
 # Keyed by the driver's connection, so that the tables are checked again after a reconnect.
 _trusted: WeakKeyDictionary[Any, set[type[Model]]] = WeakKeyDictionary()
 
 
 def refuse_without_transactions(question: Question[Any]) -> None:
-    """Raise ``Unsupported`` unless all tables of the row have transactions, its parents' too.
-
-    Also if the connection counts changed rows, not matched ones.
-    """
+    """Raise ``Unsupported`` unless the tables have transactions, and updates count matches."""
     connection = connections[question.using]
     if connection.vendor != "mysql":
         return
@@ -61,8 +55,8 @@ def refuse_without_transactions(question: Question[Any]) -> None:
 
 
 def _refuse_changed_rows(connection: Any) -> None:
-    flags = connection.get_connection_params().get("client_flag", FOUND_ROWS)
-    if not flags & FOUND_ROWS:
+    flags = connection.get_connection_params().get("client_flag", 2)
+    if not flags & 2:  # FOUND_ROWS, which Django sets
         raise Unsupported(
             f"expected the connection {connection.alias!r} to count the rows that an UPDATE "
             f"matches, got OPTIONS with client_flag={flags} without FOUND_ROWS, with which a row "

@@ -97,8 +97,10 @@ class Child:
         with TemporaryFile() as task:
             pickle.dump((number, work, databases), task)
             task.seek(0)
-            files = [each.fileno() for each in (task, *ends)]
-            arguments, variables = _same_command()
+            files, (arguments, variables) = (
+                [each.fileno() for each in (task, *ends)],
+                _same_command(),
+            )
             variables[FILES] = ",".join(map(str, files))
             self._process = subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, env=variables, pass_fds=files
@@ -229,8 +231,8 @@ def _same_command() -> tuple[list[str], dict[str, str]]:
         started = [main if each == sys.argv[0] else each for each in sys.orig_argv[1:]]
         return [sys.executable, *started], {**os.environ}
     path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
-    arguments = [sys.executable, "-m", "django", "processors", "list"]
-    return arguments, {**os.environ, "PYTHONPATH": path}
+    django = [sys.executable, "-m", "django", "processors", "list"]
+    return django, {**os.environ, "PYTHONPATH": path}
 
 
 def is_program() -> bool:

@@ -146,11 +146,10 @@ class Supervisor:
             self._start(place, databases)
 
     def _start(self, place: _Place, databases: dict[str, Any]) -> None:
-        work = self.work(place.number)
         place.started = time.monotonic()
         try:
             with signals_blocked():
-                place.child = Child(place.number, work, databases)
+                place.child = Child(place.number, self.work(place.number), databases)
                 place.lateness = Lateness(self.limit, self._time.seconds)
         except OSError as error:
             sentence = f"could not be started: {describe(error)}"

@@ -296,12 +296,12 @@ def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) ->
 
 def _why_not_kept(written: datetime, kept: Any) -> tuple[str, str]:
     """Return what of a time the column has not kept, and what to do about it."""
-    if isinstance(kept, datetime):
-        if is_naive(kept) and is_aware(written):
-            return "the time zone", "make it one with a time zone"
-        # Cut or rounded.
-        if is_naive(kept) == is_naive(written) and abs(kept - written) <= timedelta(seconds=1):
-            return "microseconds", "make it one with six digits"
+    is_time = isinstance(kept, datetime)
+    if is_time and is_naive(kept) and is_aware(written):
+        return "the time zone", "make it one with a time zone"
+    # Cut or rounded.
+    if is_time and abs(kept - written) <= timedelta(seconds=1):
+        return "microseconds", "make it one with six digits"
     return f"the time {written}", "look for a trigger or a field that changes it"
 
 

@@ -28,8 +28,6 @@ if connection.vendor == "mysql":
         "test_groups_beside.py",
         "test_groups_and_options.py",
         "test_groups_reads.py",
-        "test_groups_producers.py",
-        "test_groups_insights.py",
     ]  # refused there
 if not HAS_GATE:
     collect_ignore += ["test_groups_race.py"]  # advisory locks

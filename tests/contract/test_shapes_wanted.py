@@ -26,7 +26,7 @@ from tests.contract.support.reports import assert_run
 from tests.contract.support.shapes import Shape, lock, row_of
 from tests.contract.support.spanning_shapes import SPANNING
 from tests.contract.support.wanted import held
-from tests.contract.test_shapes import choosing, is_pending, keys
+from tests.contract.test_shapes import is_pending, keys, processor
 from tests.models import Depot, Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 # --- the second check
 
 
-@pytest.mark.usefixtures("choosing")
+@pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("shape", [*OWN, *SPANNING, *EXPRESSIONS], ids=str)
 def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape: Shape) -> None:
     """Nor one that is held; the next one is taken in their place, and the held one at the end."""
@@ -50,17 +50,17 @@ def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape
             assert lock(row_of(held, outsider))
 
         def run() -> Report:
-            return choosing(shape, calls)(filter=shape.filter, wait_for_locked=0)
+            return processor(shape, calls)(filter=shape.filter, wait_for_locked=0)
 
         report = run_and_meanwhile(run, meanwhile, using=shape.using)
         assert keys(calls) == keys([plain])
         assert_run(report, processed=1, skipped=1, stale=1)
-    assert_run(choosing(shape, calls)(filter=shape.filter), processed=1)
+    assert_run(processor(shape, calls)(filter=shape.filter), processed=1)
     assert keys(calls) == keys([plain, held])
     assert not any(is_pending(shape, row) for row in (finished, held, plain))
 
 
-@pytest.mark.usefixtures("choosing")
+@pytest.mark.usefixtures("processor")
 @the.each_delivery
 def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
     """The first row is rehearsed with; the second claim is the one statement that commits."""
@@ -79,7 +79,7 @@ def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
 # --- what it takes
 
 
-@pytest.mark.usefixtures("choosing")
+@pytest.mark.usefixtures("processor")
 @the.all_deliveries
 @pytest.mark.parametrize("size", [1, 2])
 def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> None:
