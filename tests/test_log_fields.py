@@ -109,7 +109,7 @@ def test_text_has_a_masked_and_capped_traceback_and_sentry_the_error_itself(
         assert "hunter2" not in line
         assert len(line) <= LONGEST_TRACEBACK + LONGEST_TEXT
     assert record.exc_info is not None
-    assert (str(record.exc_info[1]), record.module) == (told, "log")
+    assert (str(record.exc_info[1]), record.module) == (told, "calls")
 
 
 def test_rows_of_one_call_have_the_duration_of_the_call() -> None:

@@ -89,7 +89,7 @@ class Output:
         from .following import followed, lines  # not for other runs
 
         if self.has_bar:
-            from .following import bar
+            from .progress import bar  # needs rich
 
             show = partial(bar, stopping=stop.is_set, color=self._color)
         else:

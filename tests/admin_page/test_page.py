@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from datetime import timedelta
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 from django.template import Context, Template
 from django.test import Client
 from django.utils import timezone
 
-from dcl_processor import Retry, backlog, registry
+from dcl_processor import backlog, registry
 from dcl_processor.admin_page import audit, choosing, handing_over, mixin, panels, permissions, plan
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
-from dcl_processor.contrib import otel
-from dcl_processor.diagnosis import Trouble
-from dcl_processor.ledger import history
-from dcl_processor.masking import LONGEST_TEXT, LONGEST_TRACEBACK
-from dcl_processor.processes.graceful_stop import Stop
-from dcl_processor.processes.health import LONGEST_STATUS, Health, HealthFile
-from dcl_processor.processes.news import Worker
-from dcl_processor.processes.visible import Notifier
 from sample_app.shop.models import Cart, Order, Payment
-from sample_app.shop.payment_gateway import NotCharged
 from sample_app.shop.processors import expire_carts, send_shipped_emails
 from tests.admin_page.conftest import NAME, MakePayments
 from tests.admin_page.test_permissions import ADDRESSES
-from tests.ledger.conftest import ledger  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -248,93 +232,3 @@ def test_the_limits_are_those_of_the_code() -> None:
         mixin.LONGEST,
         audit.MOST_ENTRIES,
     ]
-
-
-# --- one error with markup, 10 MB and a password, in all places that show or keep its text
-
-
-SECRET = "hunter2"  # noqa: S105  # that of no database
-#: A text of 10 MB in several lines, with markup and a connection string.
-LONG = f"<script>alert(1)</script>\npostgres://shop:{SECRET}@db/x\n{'y' * 10**7}"
-
-
-@pytest.fixture
-def spans() -> Iterator[Any]:
-    sdk = pytest.importorskip("opentelemetry.sdk.trace")
-    export = pytest.importorskip("opentelemetry.sdk.trace.export")
-    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    exporter, tracers = memory.InMemorySpanExporter(), sdk.TracerProvider()
-    tracers.add_span_processor(export.SimpleSpanProcessor(exporter))
-    otel.instrument(tracer_provider=tracers)
-    yield exporter
-    otel.uninstrument()
-    tracers.shutdown()
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_one_error_is_masked_capped_and_in_one_line_everywhere(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    spans: Any,
-    as_user: Callable[[str], Client],
-    payments: MakePayments,
-    tmp_path: Path,
-) -> None:
-    (payment,) = payments(1)
-    (capture,) = registry.get([NAME])
-
-    def fail(*_: Any) -> None:
-        raise NotCharged(LONG)
-
-    monkeypatch.setattr(type(capture), "retry", Retry(max_attempts=1, on=NotCharged))
-    monkeypatch.setattr(type(capture), "resource", lambda _: nullcontext())
-    monkeypatch.setattr(type(capture), "process", fail)
-    out, err = StringIO(), StringIO()
-    with caplog.at_level(logging.INFO, "dcl_processor"), pytest.raises(CommandError):
-        call_command("processors", "run", NAME, "--json", "--traceback", stdout=out, stderr=err)
-
-    # Each place has a part of the text, so that no place is empty for another reason.
-    (failure,) = json.loads(out.getvalue())["failures"]
-    lines = [failure["error"], *(each.getMessage() for each in caplog.records)]
-    lines += [history(NAME)[0].error]
-    lines += [each.status.description for each in spans.get_finished_spans()]
-    payment.refresh_from_db()
-    lines += [payment.last_error]
-    for line in lines:
-        assert_safe(line, LONGEST_TEXT + 100)
-    assert sum("<script>" in str(line) for line in lines) >= 5
-
-    for text in (failure["traceback"], err.getvalue()):
-        assert "<script>" in text
-        assert "in fail" in text
-        assert_safe(text.replace("\n", " "), 2 * LONGEST_TRACEBACK)
-
-    page = as_user("viewer").get(detail(NAME)).content.decode()
-    assert "&lt;script&gt;" in page
-    assert "<script>alert" not in page
-    assert SECRET not in page
-    assert "y" * 301 not in page
-
-    status, health = shown_by_systemd(tmp_path, NotCharged(LONG))
-    assert "<script>" in status
-    assert_safe(status, LONGEST_STATUS + 100)
-    assert_safe(health, LONGEST_TEXT)
-
-
-def assert_safe(text: str | None, longest: int) -> None:
-    assert len(text or "") <= longest
-    assert SECRET not in str(text)
-    assert "\n" not in str(text)
-
-
-def shown_by_systemd(folder: Path, error: Exception) -> tuple[str, str]:
-    """Return what a service that a trouble keeps from work tells systemd, and its health file."""
-    (capture,) = registry.get([NAME])
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(folder / "notify"))
-        file = folder / "health"
-        health = Health([NAME], Stop(), HealthFile(file), Notifier(str(folder / "notify")))
-        health.troubles[None, NAME] = Trouble.of(error, capture, None).sentence
-        health.seen([Worker(1, 41, "waits", None, True)])
-        manager.settimeout(10)
-        return manager.recv(5_000).decode(), file.read_text().rstrip()
