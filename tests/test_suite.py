@@ -17,7 +17,7 @@ import pytest
 
 from tests import suite
 from tests.contract import conftest as contract
-from tests.environments import CHECKOUT, ENVIRONMENTS
+from tests.environments import CHECKOUT
 from tests.mutants.listed import mutants
 from tests.progress import Progress, Report
 from tests.suite import Run, Stage, stages
@@ -56,13 +56,6 @@ def test_the_gate_and_the_long_suite_are_all_tests() -> None:
     """And the long suite alone is, with every set of parameters."""
     for kind in ("", "long"):
         assert set().union(*files(kind).values()) == FILES
-
-
-def test_each_django_and_each_database_has_its_stages() -> None:
-    for kind in ("gate", "long"):
-        assert {each.database for each in stages(kind)} == {*suite.DATABASES}
-        own, *others = [each.django for each in ENVIRONMENTS]
-        assert {each.django for each in stages(kind)} == {"", *others}, own
 
 
 def test_each_stage_of_tests_has_a_budget_and_the_exact_number_of_its_tests() -> None:

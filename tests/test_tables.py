@@ -11,7 +11,7 @@ from django.test.utils import isolate_apps
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.columns import LeaseColumn, RetryColumns
-from dcl_processor.engine import one_statement
+from dcl_processor.engine import marking
 from dcl_processor.testing import hold_lock
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
@@ -117,7 +117,7 @@ def ruled() -> Iterator[None]:
     """
     with temporary(make, "DROP RULE note ON tests_errand; DROP TABLE changes"):
         yield
-    one_statement.refused.clear()
+    marking.refused.clear()
 
 
 @pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])

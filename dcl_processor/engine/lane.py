@@ -18,7 +18,7 @@ from dcl_processor.execution.leftover import Leftover
 from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.interrupts import ends_the_run
 
-from . import one_statement, recovery, settling
+from . import marking, recovery, settling
 from .async_calls import LINGER, WORTH_CLAIMING, AsyncCalls
 from .claim import claim
 from .deliveries import DELIVERIES, Deliver
@@ -271,11 +271,7 @@ class Lane:
             return True
         assert mark is not None
         run = self.run
-        if (
-            run.rehearsal is None
-            or run.needs_check(mark.option)
-            or not one_statement.suits(question)
-        ):
+        if run.rehearsal is None or run.needs_check(mark.option) or not marking.suits(question):
             return False
         self.simple_question = question
         return True
@@ -287,7 +283,7 @@ class Lane:
 
     def refuse_one_statement(self, batch: Batch) -> None:
         """Take note that the database refuses it for this table: a rule makes several of it."""
-        one_statement.refused.add((batch.question.using, batch.question.model))
+        marking.refused.add((batch.question.using, batch.question.model))
         self.simple_question = None
 
     @property

@@ -8,17 +8,19 @@ by statements of one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import DataError, NotSupportedError, transaction
-from django.db.models import Q, QuerySet
+from django.db import DataError, NotSupportedError, connections, transaction
+from django.db.models import Model, Q, QuerySet
 
-from dcl_processor.candidates.question import Question, these
+from dcl_processor.candidates.question import KeyList, Question, these
 from dcl_processor.clock import recognisable_columns
+from dcl_processor.compiled_sql.claim_update import ClaimUpdate, CompiledClaim
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.execution.handler import Failed
 from dcl_processor.interrupts import ends_the_run
@@ -26,7 +28,6 @@ from dcl_processor.locking.wanted import Wanted
 from dcl_processor.settlement import rehearsal
 from dcl_processor.values import Values, resolve
 
-from . import one_statement
 from .claim import claim
 from .key_claim import claim_in_turn, late_keys, moved_rows, take_turn
 from .marks import looks_at_loading, show
@@ -59,7 +60,7 @@ def claim_and_mark(lane: Lane, batch: Batch, mark: Mark, after: Settlement | Non
 def _in_one_statement(lane: Lane, batch: Batch, mark: Mark, after: Settlement | None) -> bool:
     """Claim and mark by one statement; return whether the database accepts it."""
     question, wanted, session = batch.question, batch.wanted, lane.session
-    found, params = one_statement.statement(question, mark, wanted)
+    found, params = statement(question, mark, wanted)
     try:
         answer = session.exchange(Statement(found.sql, params), after)
     except NotSettled as error:
@@ -99,7 +100,7 @@ def _in_turn(lane: Lane, batch: Batch, mark: Mark) -> None:
         batch.claimed = claimed
         session.rollback()
         return
-    found, params = one_statement.statement(question, mark, Wanted(turn.pks))
+    found, params = statement(question, mark, Wanted(turn.pks))
     try:
         answer = session.execute(Statement(found.sql, params))
     except NotSupportedError:
@@ -260,3 +261,50 @@ def _put_back(
     for pk in pks:
         back = resolve(mark.put_back(was[pk]))
         question.table.filter(Q(**became[pk]), pk=pk).update(**back)
+
+
+# --- claim and mark in one statement and one round trip, if the database supports it
+#
+# Only an own-table question allows this, because PostgreSQL checks it again on the newest version
+# of each locked row. A question that spans tables would be checked on the statement's old snapshot,
+# so three statements lock the rows, check them again and write them instead.
+
+
+#: Tables, by alias and model, for which the database refuses such a statement because a rule turns
+#: it into several. Only sending a statement shows this.
+refused: set[tuple[str, type[Model]]] = set()
+
+
+def suits(question: Question[Any]) -> bool:
+    """Return whether the database supports such a statement, and the question allows it."""
+    if (question.using, question.model) in refused:
+        return False
+    features = connections[question.using].features
+    # Only a database with NO KEY has an UPDATE … FROM a locking SELECT that returns its rows.
+    able = features.has_select_for_no_key_update and features.has_select_for_update_skip_locked
+    return bool(able and question.own_table and len(question.model._meta.pk_fields) == 1)
+
+
+def statement(
+    question: Question[Any], mark: Mark, wanted: Wanted
+) -> tuple[ClaimUpdate[Any], Sequence[Any]]:
+    """Return the statement that fits, and its parameters."""
+    pks, values, using = wanted.pks, mark.values, question.using
+    many = len(pks) > 1
+    make = partial(
+        CompiledClaim[Any],
+        question.model,
+        using,
+        question.narrowed,
+        wanted.first,
+        values,
+        many=many,
+    )
+    compiled = question.statements.get(("claim and mark", many, wanted.choice, mark.name), make)
+    params = None if compiled is None else compiled.params(pks, values)
+    if compiled is not None and params is not None:
+        return compiled.claim, params
+    keys = KeyList(pks)
+    asked = question.narrowed(keys)
+    claim = ClaimUpdate(using, asked, wanted.first(asked, keys), values)
+    return claim, claim.params

@@ -152,8 +152,9 @@ class Session:
         connection, driver = self.connection, self.connection.connection
         if connection.vendor != "postgresql" or driver is None or driver.closed:
             return
-        found, zone = driver.info.parameter_status("TimeZone"), connection.timezone_name
-        if found and found != zone:
+        pgconn, zone = getattr(driver, "pgconn", None), connection.timezone_name  # of psycopg 3
+        status = driver.info.parameter_status if pgconn is None else pgconn.parameter_status
+        if status("TimeZone" if pgconn is None else b"TimeZone") not in {None, zone, zone.encode()}:
             self.execute(Statement(connection.ops.set_time_zone_sql(), [zone]))
 
     def _notice(self, execute: Callable[..., Any], *arguments: Any) -> Any:

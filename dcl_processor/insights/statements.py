@@ -17,7 +17,7 @@ from dcl_processor.candidates.suggested_index import Suggested, suggested
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.engine import claim, one_statement
+from dcl_processor.engine import claim, marking
 from dcl_processor.engine.marks import claim_mark, lease_mark
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.processor import BatchProcessor
@@ -106,8 +106,8 @@ class Asked:
         question, wanted = self.question, Wanted(pks)
         mark = self._mark()
         try:
-            if mark is not None and one_statement.suits(question):
-                update, params = one_statement.statement(question, mark, wanted)
+            if mark is not None and marking.suits(question):
+                update, params = marking.statement(question, mark, wanted)
                 found = [(update.sql, params)]
             else:
                 found = [*claim.statements(question, wanted)]

@@ -29,13 +29,12 @@ from dcl_processor.watch.polling import BACKOFF
 from dcl_processor.watch.watch import Counted, Event, Plan, Watch
 
 from .child import Send
-from .databases import check_children_can_see_rows
 from .graceful_stop import Stop
 from .health import Health
 from .monitor import Monitor
 from .news import Died, Finishing, News, Tell
 from .results import Outcomes
-from .supervisor import Supervisor
+from .supervisor import Supervisor, check_children_can_see_rows
 from .visible import as_worker, label
 
 if TYPE_CHECKING:

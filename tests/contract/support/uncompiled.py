@@ -11,7 +11,7 @@ from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.compiled_sql.claim_update import ClaimUpdate
 from dcl_processor.compiled_sql.own_values import OwnValues
 from dcl_processor.compiled_sql.placeholders import Placeholder
-from dcl_processor.engine import one_statement
+from dcl_processor.engine import marking
 from dcl_processor.settlement import grouping
 
 
@@ -25,7 +25,7 @@ def refuse(*_: Any, **__: Any) -> NoReturn:
 
 def pytest_configure() -> None:
     StatementCache.get = nothing  # type: ignore[assignment, method-assign]  # for the process
-    one_statement.suits = lambda question: False
+    marking.suits = lambda question: False
     grouping.merge = lambda groups, *_: [*groups]
     for each in (Placeholder, ClaimUpdate, OwnValues):
         each.__init__ = refuse  # type: ignore[method-assign]  # as above
