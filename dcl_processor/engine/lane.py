@@ -276,11 +276,6 @@ class Lane:
         self.simple_question = question
         return True
 
-    def joins(self, batch: Batch) -> bool:
-        """Return whether what is left of a batch with a mark may be sent with the next claim."""
-        is_one = batch.question is self.simple_question or self.is_one_statement(batch)
-        return is_one and not batch.wanted.keys and self.session.combines
-
     def refuse_one_statement(self, batch: Batch) -> None:
         """Take note that the database refuses it for this table: a rule makes several of it."""
         marking.refused.add((batch.question.using, batch.question.model))

@@ -150,11 +150,14 @@ class Session:
     def keep_zone(self) -> None:
         """Take another time zone of the session back, in which Django misreads the marks' times."""
         connection, driver = self.connection, self.connection.connection
-        if connection.vendor != "postgresql" or driver is None or driver.closed:
+        if connection.vendor != "postgresql" or driver is None:
             return
-        pgconn, zone = getattr(driver, "pgconn", None), connection.timezone_name  # of psycopg 3
-        status = driver.info.parameter_status if pgconn is None else pgconn.parameter_status
-        if status("TimeZone" if pgconn is None else b"TimeZone") not in {None, zone, zone.encode()}:
+        pgconn, zone = getattr(driver, "pgconn", None), connection.timezone_name
+        if pgconn is not None:  # psycopg 3, which calls Python for the same
+            found = None if pgconn.status else pgconn.parameter_status(b"TimeZone")
+        else:
+            found = None if driver.closed else driver.info.parameter_status("TimeZone")
+        if found not in {None, zone, zone.encode()}:
             self.execute(Statement(connection.ops.set_time_zone_sql(), [zone]))
 
     def _notice(self, execute: Callable[..., Any], *arguments: Any) -> Any:

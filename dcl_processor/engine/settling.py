@@ -90,7 +90,10 @@ def _later(lane: Lane, batch: Batch) -> Statement | None:
         marked.is_settled = True
         return None
     found = None
-    if not (lane.run.flips_may_wait and lane.joins(batch)):
+    # Whether what is left of a batch with a mark may be sent with the next claim.
+    joins = batch.question is lane.simple_question or lane.is_one_statement(batch)
+    joins = joins and not batch.wanted.keys and lane.session.combines
+    if not (lane.run.flips_may_wait and joins):
         return None
     try:
         expected = expected_of(lane, held)

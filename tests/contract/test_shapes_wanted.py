@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 # --- the second check
 
 
-@pytest.mark.usefixtures("processor")
+@pytest.mark.usefixtures("choosing")
 @pytest.mark.parametrize("shape", [*OWN, *SPANNING, *EXPRESSIONS], ids=str)
 def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape: Shape) -> None:
     """Nor one that is held; the next one is taken in their place, and the held one at the end."""
@@ -60,7 +60,7 @@ def test_i2_a_row_that_is_finished_between_snapshot_and_lock_is_not_chosen(shape
     assert not any(is_pending(shape, row) for row in (finished, held, plain))
 
 
-@pytest.mark.usefixtures("processor")
+@pytest.mark.usefixtures("choosing")
 @the.each_delivery
 def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
     """The first row is rehearsed with; the second claim is the one statement that commits."""
@@ -79,7 +79,7 @@ def test_i2_nor_by_the_statement_that_claims_and_marks(make: Any) -> None:
 # --- what it takes
 
 
-@pytest.mark.usefixtures("processor")
+@pytest.mark.usefixtures("choosing")
 @the.all_deliveries
 @pytest.mark.parametrize("size", [1, 2])
 def test_no_more_rows_are_taken_than_are_handled_now(make: Any, size: int) -> None:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from dcl_processor import ledger
 from dcl_processor.exceptions import LedgerLocked
 from dcl_processor.ledger import breaking, tables
-from dcl_processor.ledger.models import Control, RecordedRun
-from dcl_processor.ledger.recording import Work
+from dcl_processor.ledger.models import Control
 from dcl_processor.ledger.tables import ensure
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
-from tests.contract.support.heartbeat import until
-from tests.ledger.test_records import _Counts
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -114,38 +110,3 @@ def test_of_two_machines_that_want_to_try_a_row_at_once_one_does() -> None:
             wait_until_a_session_waits()
             go_on.set()
     assert (ones, others) == ([True], [False])
-
-
-# --- postgreSQL writes the second-by-second changes of a record on the page of its row
-
-
-def updates() -> tuple[int, int]:
-    """Return how many rows of the table were updated, and how many of them on their own page."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_stat_force_next_flush()")
-        cursor.execute(
-            "SELECT pg_stat_get_tuples_updated(c), pg_stat_get_tuples_hot_updated(c) "
-            "FROM (SELECT %s::regclass::oid AS c) t",
-            [RecordedRun._meta.db_table],
-        )
-        updated, hot = cursor.fetchone()
-    return updated, hot
-
-
-def test_the_second_by_second_writes_touch_no_index() -> None:
-    work = Work("shop.recorded", "watch")
-    counts = Counter[str]()
-    work.begin(_Counts(counts))
-
-    def all_fit() -> bool:
-        updated_before, hot_before = updates()
-        for _ in range(50):
-            counts["processed"] += 1
-            work.flush()
-        updated, hot = updates()
-        assert updated - updated_before >= 49
-        return hot - hot_before == updated - updated_before
-
-    # Without an index on what is written, each fits on its page. With an index, none fits. An older
-    # snapshot of another session, such as autovacuum's, keeps versions there for a while.
-    until(all_fit)

@@ -1,0 +1,198 @@
+"""I7: a batch of rows in one transaction, and what a row that fails costs the others."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, connections, transaction
+
+from dcl_processor import batch_processor
+from tests.contract.support.batches import flips, note, savepoints, sent, statements, worked
+from tests.contract.support.gate import before_lock
+from tests.contract.support.parcels import in_batches, parcels
+from tests.contract.support.reports import assert_run
+from tests.models import Parcel, Scan
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+def test_a_batch_is_one_lock_one_flip_and_no_savepoint_for_handlers_without_the_database() -> None:
+    parcels(100)
+    with statements() as seen:
+        assert_run(in_batches(lambda row: None)(), processed=100)
+    assert savepoints(seen) == []
+    assert len(flips(seen)) == 1
+    # Candidates, settings of the transaction, rehearsal, lock, flip: none of them once per row.
+    # MariaDB is asked, too, whether the caller has a transaction open.
+    assert len(seen) <= (13 if connection.vendor == "mysql" else 12)
+    assert sent() == list(range(100))
+
+
+def test_i7_a_row_that_raises_loses_its_own_work_and_no_other_rows() -> None:
+    parcels(5)
+
+    def handle(row: Parcel) -> None:
+        note(row)
+        Scan.objects.create(parcel=row)
+        if row.priority in (0, 2, 4):
+            raise ValueError(row.priority)
+
+    report = in_batches(handle)()
+    assert_run(report, processed=2, failed=3)
+    assert sent() == worked() == [1, 3]
+    assert list(Scan.objects.order_by("pk").values_list("parcel__priority", flat=True)) == [1, 3]
+    assert [str(failure.error) for failure in report.failures] == ["0", "2", "4"]
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_i7_a_database_error_costs_its_own_row_at_most(swallowed: bool) -> None:
+    """PostgreSQL has broken the transaction off; elsewhere it goes on, and so may the row."""
+    parcels(5)
+    Parcel.objects.create(priority=99, sent=True, code="taken")
+
+    def handle(row: Parcel) -> None:
+        note(row)
+        if row.priority == 2:
+            try:
+                Parcel.objects.filter(pk=row.pk).update(code="taken")
+            except IntegrityError:
+                if not swallowed:
+                    raise
+
+    report = in_batches(handle)()
+    assert {0, 1, 3, 4} <= set(sent())
+    assert_run(report, processed=5 - report.failed, failed=report.failed)
+    assert [place for place in sent() if place != 99] == worked()
+
+
+def test_i7_callbacks_of_a_failed_row_are_dropped_and_those_before_and_behind_it_run() -> None:
+    parcels(5)
+    ran: list[tuple[int, str]] = []
+
+    def handle(row: Parcel) -> None:
+        transaction.on_commit(lambda: ran.append((row.priority, "before")))
+        note(row)
+        with transaction.atomic():
+            transaction.on_commit(lambda: ran.append((row.priority, "nested")))
+        transaction.on_commit(lambda: ran.append((row.priority, "after")))
+        if row.priority in (1, 4):
+            raise ValueError
+
+    report = in_batches(handle)()
+    assert_run(report, processed=3, failed=2)
+    assert ran == [(place, when) for place in (0, 2, 3) for when in ("before", "nested", "after")]
+
+
+def test_i7_a_callback_that_raises_drops_none_of_the_other_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parcels(4)
+    ran: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        def callback() -> None:
+            ran.append(row.priority)
+            if row.priority == 1:
+                raise ValueError("the callback's own")
+
+        transaction.on_commit(callback)
+
+    report = in_batches(handle)()
+    assert_run(report, processed=4)
+    assert ran == sent() == [0, 1, 2, 3]
+    assert sum("the callback's own" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_i7_a_deferred_foreign_key_that_row_2_of_3_broke_costs_rows_1_and_3_nothing() -> None:
+    """Found out at COMMIT, or at the insert where constraints cannot be deferred."""
+    parcels(3)
+    ran: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        transaction.on_commit(lambda: ran.append(row.priority))
+        note(row)
+        if row.priority == 1:
+            Scan.objects.create(parcel_id=10**9)
+
+    report = in_batches(handle)()
+    assert_run(report, processed=2, failed=1)
+    assert isinstance(report.failures[0].error, IntegrityError)
+    assert sent() == worked() == ran == [0, 2]
+    assert not Scan.objects.exists()
+
+
+def test_rows_that_others_hold_or_finished_are_left_out_of_the_batch() -> None:
+    parcels(6)
+    calls: list[int] = []
+
+    def finish_one() -> None:
+        Parcel.objects.using("other").filter(priority=1).update(sent=True)
+        Parcel.objects.using("other").filter(priority=2).delete()
+
+    if connection.features.has_select_for_update:
+        with transaction.atomic(using="other"):
+            held = Parcel.objects.using("other").select_for_update().get(priority=4)
+            with before_lock(lambda: in_a_thread(finish_one)):
+                report = in_batches(lambda row: calls.append(row.priority))(wait_for_locked=0)
+        assert held.priority == 4
+        assert_run(report, processed=3, skipped=1, stale=2)
+        assert sorted(calls) == [0, 3, 5]
+        assert sent() == [0, 1, 3, 5]
+    else:
+        finish_one()
+        assert_run(in_batches(lambda row: calls.append(row.priority))(), processed=4)
+        assert calls == [0, 3, 4, 5]
+
+
+def in_a_thread(act: Any) -> None:
+    """Act on connections of one's own."""
+
+    def acting() -> None:
+        try:
+            act()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=acting)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_row_that_cannot_be_loaded_is_its_own_failure() -> None:
+    parcels(4)
+
+    class BrittleParcel(Parcel):
+        class Meta:
+            proxy = True
+            app_label = "tests"
+
+        @classmethod
+        def from_db(cls, *args: Any, **kwargs: Any) -> Any:
+            row = super().from_db(*args, **kwargs)
+            if row.priority == 1:
+                raise ValueError("corrupt")
+            return row
+
+    pending = BrittleParcel.objects.filter(sent=False)
+    run = batch_processor(pending=pending, done={"sent": True}, batch_size=10)(lambda row: None)
+    report = run()
+    assert_run(report, processed=3, failed=1)
+    assert sent() == [0, 2, 3]
+
+
+def test_ten_thousand_rows_behind_a_poison_row_are_done_in_one_run() -> None:
+    parcels(10_000)
+    calls: list[int] = []
+
+    def handle(row: Parcel) -> None:
+        calls.append(row.priority)
+        if row.priority == 0:
+            raise ValueError("poison")
+
+    report = in_batches(handle)()
+    assert_run(report, processed=9_999, failed=1)
+    assert len(calls) == len(set(calls)) == 10_000
+    assert Parcel.objects.filter(sent=False).values_list("priority", flat=True)[:2].get() == 0
