@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -90,3 +91,25 @@ def test_systemd_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
     )
     ours = [line for line in ran.stderr.splitlines() if "shop-" in line]
     assert ours == []
+
+
+# --- the figures can be measured again; those that are counts are the same wherever it is done
+
+
+def test_the_sessions_of_one_copy_are_those_on_the_page() -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.production.figures", "connections"],
+        env=variables,
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert ran.returncode == 0, ran.stderr
+    counts = dict(re.findall(r"sessions of one copy, (.*): (\d+)", ran.stdout))
+    assert list(counts.values()) == ["1", "2", "3"]
+    page = (CHECKOUT / "docs" / "howto" / "production.md").read_text(encoding="utf-8")
+    table = page[page.index("| one worker | sessions |") :]
+    assert re.findall(r"\| (\d)(?: more)? \|", table)[:3] == ["1", "2", "1"]

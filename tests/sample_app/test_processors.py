@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import date, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from django.utils import timezone
 from sample_app.mail_settings import smtp_settings
 from sample_app.shop.demo.mailbox import HOST, Mailbox
 from sample_app.shop.models import Customer, Order, OrderNote
+from sample_app.shop.orders_csv import COLUMNS, BadLine, OrderFileError, ParsedOrder, read_orders
 from sample_app.shop.processors import note_overdue_orders, send_shipped_emails
-from tests.sample_app.conftest import SHIPPED, WriteOrders, order_line
+from tests.sample_app.conftest import ORDERS, SHIPPED, WriteOrders, order_line
 
 
 def unshipped() -> list[Mapping[str, Any]]:
@@ -109,3 +111,107 @@ def test_notes_each_overdue_order_once(write_orders: WriteOrders) -> None:
     assert note.order.number == 1
     assert note.text == f"Was due on {today - timedelta(days=1)}, and has not shipped."
     assert list(Order.objects.filter(overdue_noted=True)) == [note.order]
+
+
+# --- what a line of an order file may look like, and what is said of one that does not
+
+
+def test_reads_every_order_of_a_whole_file(order_file: Path) -> None:
+    lines = list(read_orders(order_file))
+
+    orders = [line for line in lines if isinstance(line, ParsedOrder)]
+    assert len(orders) == len(lines) == ORDERS
+    assert sum(order.shipped_date is not None for order in orders) == SHIPPED
+    assert len({order.customer_code for order in orders}) == 89
+
+
+def test_reads_each_column(write_orders: WriteOrders) -> None:
+    [order] = read_orders(write_orders(order_line(7, company='"Tea, and more"', freight="1.005")))
+
+    assert order == ParsedOrder(
+        line=2,
+        number=7,
+        customer_code="VINET",
+        company="Tea, and more",
+        contact_name="Paul Martin",
+        order_date=date(1996, 7, 4),
+        required_date=date(1996, 8, 1),
+        shipped_date=date(1996, 7, 16),
+        freight=Decimal("1.01"),
+        ship_city="Reims",
+        ship_country="France",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"order_id": "12a"}, "expected a whole number in order_id, got '12a'"),
+        ({"order_id": "-5"}, "expected a whole number in order_id, got '-5'"),
+        ({"order_id": "٣"}, "expected a whole number in order_id, got '٣'"),
+        ({"order_id": ""}, "expected a whole number in order_id, got nothing"),
+        (
+            {"customer_id": "A B"},
+            "expected up to 20 letters, digits, - or _ in customer_id, got 'A B'",
+        ),
+        ({"company": " "}, "expected a name in company, got nothing"),
+        (
+            {"order_date": "04.07.1996"},
+            "expected a date like 1996-07-04 in order_date, got '04.07.1996'",
+        ),
+        (
+            {"required_date": "1996-02-30"},
+            "expected a date like 1996-07-04 in required_date, got '1996-02-30'",
+        ),
+        (
+            {"shipped_date": "1996-W27-4"},
+            "expected a date like 1996-07-04 in shipped_date, got '1996-W27-4'",
+        ),
+        (
+            {"freight": "NaN"},
+            "expected an amount like 32.38, below 100,000,000 in freight, got 'NaN'",
+        ),
+        (
+            {"freight": "99999999.995"},
+            "expected an amount like 32.38, below 100,000,000 in freight, got '99999999.995'",
+        ),
+        (
+            {"freight": "1e999"},
+            "expected an amount like 32.38, below 100,000,000 in freight, got '1e999'",
+        ),
+        ({"freight": "32,38"}, "expected 10 columns, got 11"),
+        ({"company": '"Tea'}, "is not a complete line of CSV (unexpected end of data)"),
+    ],
+)
+def test_says_what_is_wrong_with_a_line_and_reads_on(
+    write_orders: WriteOrders, changes: dict[str, str], reason: str
+) -> None:
+    path = write_orders(order_line(7, **changes), order_line(8))
+
+    bad, good = read_orders(path)
+
+    assert bad == BadLine(2, reason)
+    assert isinstance(good, ParsedOrder)
+    assert good.number == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "missing or named twice: order_id, customer_id"),
+        (b"order_id;customer_id\n", "missing or named twice: order_id, customer_id"),
+        (",".join(COLUMNS[:-1]).encode(), "missing or named twice: ship_country."),
+        (",".join((*COLUMNS, "freight")).encode(), "missing or named twice: freight."),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\xff\xfe", "got one whose first line is not UTF-8 text."),
+        (b'"order_id', "got one whose first line is not a complete line of CSV"),
+    ],
+)
+def test_refuses_a_file_without_the_columns(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "orders.csv"
+    path.write_bytes(content)
+
+    with pytest.raises(OrderFileError) as refused:
+        list(read_orders(path))
+
+    assert str(refused.value).startswith(f"{path}: expected a CSV file whose first line names")
+    assert complaint in str(refused.value)
