@@ -226,9 +226,10 @@ def _same_command() -> tuple[list[str], dict[str, str]]:
     own command, with the same path for imports.
     """
     if is_program():
-        # As the program may have changed its folder.
-        main = getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0]
-        started = [main if each == sys.argv[0] else each for each in sys.orig_argv[1:]]
+        program = main = sys.argv[0]
+        if not Path(program).exists():  # it has changed its folder
+            main = getattr(sys.modules["__main__"], "__file__", program)
+        started = [main if each == program else each for each in sys.orig_argv[1:]]
         return [sys.executable, *started], {**os.environ}
     path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
     django = [sys.executable, "-m", "django", "processors", "list"]
