@@ -48,7 +48,7 @@ def _differing(seen: dict[str, str], connection: Any) -> dict[str, str]:
 
 
 def tenant_of(own: Any) -> tuple[Any, ...]:
-    """Return what django-tenants' ``set_tenant()`` has got: each cursor sets the schema anew."""
+    """Return the arguments of django-tenants' ``set_tenant()``; each cursor sets the schema."""
     return (own.tenant, own.include_public_schema) if hasattr(own, "set_tenant") else ()
 
 

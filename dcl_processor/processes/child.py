@@ -97,10 +97,8 @@ class Child:
         with TemporaryFile() as task:
             pickle.dump((number, work, databases), task)
             task.seek(0)
-            files, (arguments, variables) = (
-                [each.fileno() for each in (task, *ends)],
-                _same_command(),
-            )
+            files = [each.fileno() for each in (task, *ends)]
+            arguments, variables = _same_command()
             variables[FILES] = ",".join(map(str, files))
             self._process = subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, env=variables, pass_fds=files
