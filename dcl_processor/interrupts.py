@@ -60,6 +60,17 @@ def ends_the_run(error: BaseException) -> bool:
     return any(map(_interrupts, parts))
 
 
+def interrupt_behind(
+    error: BaseException | None, handled: BaseException | None
+) -> BaseException | None:
+    """Return the interrupt that the error has hidden; ``handled``: an older error, where to end."""
+    while error is not None and error is not handled:
+        if ends_the_run(error):
+            return error
+        error = error.__context__
+    return None
+
+
 def _interrupts(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt | Interruption | HandlerCancelled):
         return True

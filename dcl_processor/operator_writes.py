@@ -141,7 +141,7 @@ class Write:
         # The driver gets so many rows at a time from a cursor of the server. A pool may give the
         # statements after its transaction to another session. SQLite has none, and might lock.
         has_cursor = connections[using].features.has_select_for_update
-        with transaction.atomic(using, savepoint=False) if has_cursor else nullcontext():
+        with settlement_transaction(using) if has_cursor else nullcontext():
             rows = self._marks(self.rows.order_by("pk"))
             last: Any = None
             for pk, *marks in rows.iterator(chunk_size=WINDOW):

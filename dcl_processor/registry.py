@@ -104,7 +104,8 @@ def hidden(config: AppConfig) -> Iterator[tuple[str, str, str]]:
     """
     names = {} if (module := _module(config)) is None else dict(vars(module))
     instances = [value for value in names.values() if isinstance(value, BatchProcessor)]
-    classes = [value for value in names.values() if _is_of(value)]
+    kinds = [value for value in names.values() if isinstance(value, type)]
+    classes = [kind for kind in kinds if issubclass(kind, BatchProcessor)]
     used = {kind for instance in instances for kind in type(instance).__mro__}
     used |= {kind for each in classes for kind in each.__mro__[1:]}  # the bases of others
     for name, value in names.items():
@@ -117,10 +118,6 @@ def hidden(config: AppConfig) -> Iterator[tuple[str, str, str]]:
         elif isinstance(getattr(value, "__wrapped__", None), BatchProcessor):
             fix = "Write the other decorator below @batch_processor, so that it gets the function."
             yield place, "a processor under another decorator", fix
-
-
-def _is_of(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, BatchProcessor)
 
 
 def _found_and_broken() -> tuple[list[Found], list[Broken]]:

@@ -67,15 +67,10 @@ def _has_index(question: Question[Any], field: Any) -> bool:
     names = {field.name, field.attname}
     if any(columns[0] in names for columns in meta.unique_together):
         return True
-    return any(
-        _first(each) in names and _has_pending(getattr(each, "condition", None), question, field)
-        for each in (*meta.indexes, *meta.constraints)
-    )
-
-
-def _has_pending(condition: Q | None, question: Question[Any], field: Any) -> bool:
-    """Return whether ``pending`` has each part of an index's condition, as it is written."""
-    return _has_parts(condition, question.unfiltered, question, field)
+    found = [each for each in (*meta.indexes, *meta.constraints) if _first(each) in names]
+    conditions = [getattr(each, "condition", None) for each in found]
+    # Whether pending has each part of the condition, as it is written.
+    return any(_has_parts(each, question.unfiltered, question, field) for each in conditions)
 
 
 def _has_in_flight(processor: BatchProcessor[Any], question: Question[Any], groups: Groups) -> bool:

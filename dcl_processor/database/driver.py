@@ -50,6 +50,30 @@ def asked_in_transaction(connection: Any) -> bool:
     return True
 
 
+def forget_transaction(connection: Any) -> None:
+    """Let Django know of no transaction, as in ``connect()``; its blocks will never be left."""
+    connection.in_atomic_block = connection.needs_rollback = False
+    connection.savepoint_ids, connection.atomic_blocks = [], []
+    if connection.closed_in_transaction:
+        connection.connection, connection.closed_in_transaction = None, False
+
+
+def roll_back(connection: Any) -> None:
+    """End the transaction that is open, whatever Django knows of it; its callbacks never run."""
+    forget_transaction(connection)
+    connection.run_on_commit = []
+    if connection.connection is None:
+        return
+    try:
+        connection.connection.rollback()
+        connection.set_autocommit(True)
+        if in_transaction(connection):
+            # psycopg2 rolls back only a transaction that it began itself.
+            connection.close()
+    except (Error, connection.Database.Error):
+        connection.close()
+
+
 class Sending:
     """Calls a function before the driver sends anything, for Django or for other code.
 

@@ -185,6 +185,7 @@ class Run:
                 self.leave()
             except BaseException as error:
                 ended_by = ended_by or error
+                self.leave()  # each step may be repeated
                 raise
             finally:
                 report = self._conclude(running, overseer, ended_by)

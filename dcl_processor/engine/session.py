@@ -26,7 +26,7 @@ from dcl_processor.database.contention import (
     is_of_the_moment,
     savepoint_is_gone,
 )
-from dcl_processor.database.driver import in_transaction
+from dcl_processor.database.driver import forget_transaction, in_transaction
 from dcl_processor.exceptions import SessionLost, TransactionLost
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.locking.isolation import ReadCommitted, refuse_unknown_transaction
@@ -204,7 +204,7 @@ class Session:
             except Error:
                 connection.close()
         if connection.in_atomic_block:
-            # An interrupt has ended Django's block halfway.
+            # An interrupt came before its end.
             Leftover(self.using).end()
 
     def check(self) -> None:
@@ -256,15 +256,15 @@ class Session:
         try:
             with connection.cursor() as cursor:
                 answers = send_together(cursor, [*first, *statements])
+                if after is not None:
+                    after.answers, answers = answers[: len(first)], answers[len(first) :]
         except BaseException as error:
             # What the message has begun is ended where the error is handled.
             self.is_open = self.is_open or opens
-            if after is None:
+            if after is None or after.answers is not None:
                 self.rollback()
                 raise
             raise NotSettled from error
-        if after is not None:
-            after.answers = answers[: len(first)]
         if opens:
             # Django is to know that a transaction is open: what a handler calls depends on it.
             self.is_open = connection.in_atomic_block = connection.commit_on_exit = True
@@ -273,15 +273,11 @@ class Session:
             connection.savepoint_ids, connection.atomic_blocks = [], [self._atomic]
         elif closes:
             self._leave()
-        return answers[len(first) :]
+        return answers
 
     def _leave(self) -> None:
-        connection, self.is_open = self.connection, False
-        connection.in_atomic_block = connection.needs_rollback = False
-        connection.autocommit = True
-        connection.savepoint_ids, connection.atomic_blocks = [], []
-        if connection.closed_in_transaction:
-            connection.connection, connection.closed_in_transaction = None, False
+        self.is_open, self.connection.autocommit = False, True
+        forget_transaction(self.connection)
 
     def settle_singly(self, after: Settlement) -> bool:
         """Send a settlement statement by statement; return whether that was possible.

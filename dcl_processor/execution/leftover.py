@@ -11,9 +11,9 @@ import re
 from types import TracebackType
 from typing import Any, Self
 
-from django.db import Error, connections
+from django.db import connections
 
-from dcl_processor.database.driver import asked_in_transaction, in_transaction
+from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
@@ -71,19 +71,8 @@ class Leftover:
             return False
         if any(map(from_test_case, connection.atomic_blocks[:1])):
             return False
-        # As in connect(), because the blocks were not left, and never will be.
-        connection.in_atomic_block = connection.needs_rollback = False
-        connection.savepoint_ids, connection.atomic_blocks = [], []
-        connection.run_on_commit = []
-        try:
-            connection.connection.rollback()
-            self._may_have_begun = False
-            connection.set_autocommit(True)
-            if in_transaction(connection):
-                # psycopg2 rolls back only a transaction that it began itself.
-                connection.close()
-        except (Error, connection.Database.Error):
-            connection.close()
+        roll_back(connection)
+        self._may_have_begun = False
         return True
 
     @property

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from django.db import connections
 
 from dcl_processor import steady as time
-from dcl_processor.database.driver import cancel, is_busy
+from dcl_processor.database.driver import cancel, is_busy, roll_back
 from dcl_processor.exceptions import HandlerTimeout
 from dcl_processor.interrupts import HandlerCancelled, ends_the_run
 from dcl_processor.locking.isolation import from_test_case
@@ -210,7 +210,9 @@ class Sessions:
         with suppress(Exception):
             connection.close()
         if not before.is_inside:
-            _forget_transaction(connection)
+            # SQLite in memory, which Django does not close.
+            with suppress(Exception):
+                roll_back(connection)
 
 
 class _State:
@@ -235,15 +237,3 @@ _OUTSIDE = _State()
 
 def _opened() -> list[Any]:
     return [*connections.all(initialized_only=True)]
-
-
-def _forget_transaction(connection: Any) -> None:
-    """Let the next statement find no transaction, whatever was in progress."""
-    connection.needs_rollback = False
-    if connection.closed_in_transaction:
-        connection.closed_in_transaction, connection.connection = False, None
-    if connection.connection is not None:
-        # SQLite in memory, which Django does not close.
-        with suppress(Exception):
-            connection.connection.rollback()
-            connection.set_autocommit(True)

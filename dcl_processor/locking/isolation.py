@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from dcl_processor.database.driver import asked_in_transaction, in_transaction
+from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
 from dcl_processor.exceptions import InsideTransaction, Unsupported
+from dcl_processor.interrupts import interrupt_behind
 
 _READ_COMMITTED = 2  # psycopg's IsolationLevel
 _SET = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -121,42 +122,39 @@ class ReadCommitted:
     Inside Django's ``TestCase`` it is a savepoint, and the isolation level stays as it is.
     """
 
-    __slots__ = ("_atomic", "_connection", "_driver", "_level")
+    __slots__ = ("_atomic", "_connection", "_driver", "_is_outermost", "_level")
 
     def __init__(self, using: str) -> None:
         self._connection: Any = connections[using]
         self._atomic = transaction.atomic(using=using, durable=True)
+        self._is_outermost = not self._connection.in_atomic_block
         #: The driver's connection, if it gets the level with BEGIN, and the level that it had.
         self._driver: Any = None
         self._level: Any = None
 
     def __enter__(self) -> None:
         connection = self._connection
-        if connection.in_atomic_block:
+        if not self._is_outermost:
             self._atomic.__enter__()
             return
         connection.ensure_connection()
         driver = connection.connection
-        if hasattr(driver, "pgconn"):
-            # Race: stale second check. At a higher level the statement that checks again would read
-            # the lock statement's snapshot. As a part of BEGIN, the level costs no round trip.
-            self._driver, self._level = driver, driver.isolation_level
-            driver.isolation_level = _READ_COMMITTED
-        elif connection.vendor == "mysql" and not _is_read_committed(connection):
-            _set_read_committed(connection)
-            _begun.add(self._atomic)
         try:
-            self._atomic.__enter__()
-        except BaseException:
-            self._restore()
-            raise
-        if self._driver is None and connection.vendor == "postgresql":
-            # psycopg2 would send the level in a statement whenever autocommit is switched.
-            try:
+            if hasattr(driver, "pgconn"):
+                # Race: stale second check. At a higher level the statement that checks again would
+                # read the lock statement's snapshot. With BEGIN the level costs no round trip.
+                self._driver, self._level = driver, driver.isolation_level
+                driver.isolation_level = _READ_COMMITTED
+            elif connection.vendor == "mysql" and not _is_read_committed(connection):
                 _set_read_committed(connection)
-            except BaseException:
-                self.__exit__(*sys.exc_info())
-                raise
+                _begun.add(self._atomic)
+            self._atomic.__enter__()
+            if self._driver is None and connection.vendor == "postgresql":
+                # psycopg2 would send the level in a statement whenever autocommit is switched.
+                _set_read_committed(connection)
+        except BaseException:
+            self._end(is_whole=False)
+            raise
 
     def __exit__(
         self,
@@ -164,14 +162,29 @@ class ReadCommitted:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        is_whole, handled = False, None
         try:
+            handled = sys.exception() if error is None else error.__context__
             self._atomic.__exit__(kind, error, trace)
+            is_whole = True
+        except Exception as raised:
+            # Django's end of a block fails if it was interrupted, and hides the interrupt.
+            if interrupt := interrupt_behind(raised, handled):
+                raise interrupt from None
+            raise
         finally:
-            self._restore()
+            self._end(is_whole=is_whole)
 
-    def _restore(self) -> None:
-        if self._driver is not None and not self._driver.closed:
-            self._driver.isolation_level = self._level
+    def _end(self, *, is_whole: bool) -> None:
+        """End what an interrupt has left of the transaction, and set its level back."""
+        connection, driver = self._connection, self._driver
+        if not self._is_outermost or connection.connection is None:
+            return
+        # Django takes the innermost block for its own, if the interrupt came in another one.
+        if not is_whole or connection.in_atomic_block:
+            roll_back(connection)
+        if driver is not None and not driver.closed:
+            driver.isolation_level = self._level
 
 
 def _is_read_committed(connection: BaseDatabaseWrapper) -> bool:

@@ -94,7 +94,8 @@ def locked_parts(
     using, order = question.using, [*tables]
     for is_last in (*[False] * MOST_TURNS, True):
         try:
-            with settlement_transaction(using), _limited_waits(using, seconds):
+            limit = nullcontext() if seconds is None else lock_timeout(using, seconds)
+            with settlement_transaction(using), limit:
                 _lock_parts(question, order, pks, waits=is_last)
                 yield
                 return
@@ -180,16 +181,10 @@ def _lock_parts(
             raise
 
 
-def _limited_waits(using: str, seconds: float | None) -> AbstractContextManager[None]:
-    return nullcontext() if seconds is None else lock_timeout(using, seconds)
-
-
-@contextmanager
-def settlement_transaction(using: str) -> Iterator[None]:
+def settlement_transaction(using: str) -> AbstractContextManager[None]:
     """Open a transaction at READ COMMITTED, or a savepoint if a transaction is open."""
     inside = connections[using].in_atomic_block
-    with transaction.atomic(using=using) if inside else ReadCommitted(using):
-        yield
+    return transaction.atomic(using=using) if inside else ReadCommitted(using)
 
 
 def lock_rows(

@@ -125,7 +125,8 @@ def _merged(
     if len(some) < 2:
         yield from (group for group, _ in some)
         return
-    own = [name for name in some[0][1] if len({_likeness(each, name) for each, _ in some}) > 1]
+    like = likeness.of_value
+    own = [name for name in some[0][1] if len({like(each[0][name]) for each, _ in some}) > 1]
     rows = [(pk, prepared) for (_, pks), prepared in some for pk in pks]
     size = len(rows)
     if most is not None:
@@ -154,10 +155,6 @@ def _parts(
         size += more
     if part:
         yield part
-
-
-def _likeness(group: Group, name: str) -> Hashable:
-    return likeness.of_value(group[0][name])
 
 
 def _call(value: Any, moments: dict[Any, date]) -> Any:

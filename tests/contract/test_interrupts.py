@@ -26,6 +26,7 @@ from dcl_processor.engine.settlement import COMMIT
 from dcl_processor.execution.event_loop import EventLoop
 from dcl_processor.execution.handler import execute
 from dcl_processor.interrupts import Interruption, wait_for_next
+from dcl_processor.locking.isolation import ReadCommitted
 from dcl_processor.signals import row_finished
 from tests import seams
 from tests.contract.support import errands as the
@@ -46,8 +47,9 @@ COMMITTED: CodeType = Lane.hold.__code__
 BEGUN: CodeType = execute.__code__
 START: CodeType = EventLoop.start.__code__
 WAIT: CodeType = wait_for_next.__code__
-#: The functions that deliver a batch.
-DELIVER = (Lane.deliver.__code__,)
+BLOCK = (ReadCommitted.__enter__.__code__, ReadCommitted.__exit__.__code__)
+#: What follows upon a row: another handler, or the report.
+AFTERWARDS = (BEGUN, Run._conclude.__code__)
 CLOSE: CodeType = EventLoop.close.__code__
 
 PACKAGE = str(Path(dcl_processor.__file__).parent)
@@ -72,24 +74,40 @@ def profiled(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def interrupted(at: int, claims: int) -> Iterator[None]:
-    """Raise as Ctrl-C does, where a function is entered: ``at`` calls after so many claims."""
-    left, calls = claims, 0
+def interrupted(at: int, say: Callable[[FrameType, str], bool | None]) -> Iterator[list[int]]:
+    """Raise as Ctrl-C does, at the point after so many; yield its number, if there is one.
+
+    ``say``: whether Python may look for signals there; ``None``: there are no more points.
+    """
+    points, reached = 0, list[int]()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal left, calls
-        if event == "call":
-            left -= frame.f_code is COMMITTED
-            # CPython's own locks fail with other errors when they are interrupted.
-            calls += left <= 0 and frame.f_code.co_filename != threading.__file__
-            if left <= 0 and frame.f_code is BEGUN:
-                sys.setprofile(None)
-            elif calls > at and frame.f_code.co_filename != threading.__file__:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
+        nonlocal points
+        is_point = say(frame, event)
+        points += bool(is_point)
+        if is_point is None or points > at:
+            sys.setprofile(None)
+        if points > at:
+            reached.append(points)
+            raise KeyboardInterrupt
 
     with profiled(profile):
-        yield
+        yield reached
+
+
+def before_a_handler(claims: int) -> Callable[[FrameType, str], bool | None]:
+    """Say of each call, after so many claims and before the next handler, that it is a point."""
+    left = claims
+
+    def say(frame: FrameType, event: str) -> bool | None:
+        nonlocal left
+        left -= event == "call" and frame.f_code is COMMITTED
+        if event != "call" or left > 0:
+            return False
+        # CPython's own locks fail with other errors when they are interrupted.
+        return None if frame.f_code is BEGUN else frame.f_code.co_filename != threading.__file__
+
+    return say
 
 
 @pytest.mark.parametrize("claims", [1, 2], ids=["first claim", "second claim"])
@@ -103,13 +121,59 @@ def test_i10_an_interrupt_before_the_handler_leaves_its_row_as_it_was(
         Errand.objects.all().delete()
         rows = the.errands(2)
         handled: list[Any] = []
-        with suppress(KeyboardInterrupt), interrupted(at, claims):
+        with suppress(KeyboardInterrupt), interrupted(at, before_a_handler(claims)):
             make(lambda row: handled.append(row.pk), **options)()  # noqa: B023  # called here
         if len(handled) >= claims:
             assert at > 5
             return
         assert [the.state(row)["done"] for row in rows] == [row.pk in handled for row in rows]
         assert all(the.untouched(row) for row in rows if row.pk not in handled), at
+
+
+def is_in_a_block(frame: FrameType | None) -> bool:
+    """Say whether a transaction begins or ends there, which takes several steps of Django's.
+
+    What is raised while an object is deleted is lost.
+    """
+    while frame is not None and frame.f_code not in BLOCK:
+        frame = None if frame.f_code.co_name == "__del__" else frame.f_back
+    return frame is not None
+
+
+@pytest.mark.parametrize("kind", ["run", "mark_done"])
+def test_i10_an_interrupt_in_a_block_is_raised_and_leaves_no_transaction_open(kind: str) -> None:
+    """Django's own end of a block fails after one, which would hide it."""
+    at_work = the.transactional(the.ignore) if kind == "run" else the.at_most_once(the.ignore)
+
+    def act() -> None:
+        if kind == "run":
+            with connection.execute_wrapper(lambda execute, *statement: execute(*statement)):
+                at_work()
+        else:
+            at_work.mark_done(Errand.objects.all(), force=True)
+
+    def say(frame: FrameType, event: str) -> bool:
+        # Only the rows of a run are rolled back outside the block, too, if it has not begun to end.
+        is_too_early = kind == "mark_done" and event == "call" and frame.f_code in BLOCK
+        return event in {"call", "c_return"} and not is_too_early and is_in_a_block(frame)
+
+    for at in points(f"interrupts in a block of {kind}", 5):
+        Errand.objects.all().delete()
+        [row] = the.errands(1, claimed=kind != "run")
+        was_raised = False
+        with interrupted(at, say) as reached:
+            try:
+                act()
+            except KeyboardInterrupt:
+                was_raised = True
+        assert was_raised == bool(reached), at
+        assert not connection.in_atomic_block
+        assert connection.get_autocommit()
+        if not reached:
+            assert at > 50
+            return
+        act()
+        assert the.state(row)["done"]
 
 
 def test_an_interrupt_in_the_commit_puts_no_claim_of_another_copy_back(
@@ -144,87 +208,32 @@ def is_of_the_package(frame: FrameType) -> bool:
     return any(caller and caller.f_code.co_filename.startswith(PACKAGE) for caller in callers)
 
 
-@contextmanager
-def interrupted_after(handled: list[Any], at: int) -> Iterator[None]:
-    """Raise as Ctrl-C does, ``at`` calls after a handler has returned, within its delivery."""
-    calls = 0
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal calls
-        if event == "return" and frame.f_code in DELIVER:
-            sys.setprofile(None)
-        elif event == "call" and handled and is_of_the_package(frame):
-            calls += 1
-            if calls > at:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-    with profiled(profile):
-        yield
-
-
-@pytest.mark.parametrize("kind", ["claim and time", "claim alone", "lease"])
-def test_i10_an_interrupt_after_the_handler_is_reported_as_it_left_the_row(kind: str) -> None:
-    """At each point: what the report counts as processed is done, and nothing else is."""
-    make, options = PROCESSORS[kind]
-    found: set[bool] = set()
-    for at in points(f"after the handler, {kind}", of=4):
-        Errand.objects.all().delete()
-        [row] = the.errands(1)
-        handled: list[Any] = []
-        try:
-            with interrupted_after(handled, at):
-                make(lambda row: handled.append(row.pk), **options)()  # noqa: B023  # called here
-        except KeyboardInterrupt as error:
-            done = the.state(row)["done"]
-            report = error.report  # type: ignore[attr-defined]  # as documented
-            assert (report.processed, report.failed) == (done, 0), at
-            found.add(done)
-        else:
-            assert at > 50
-            assert True in found
-            return
-
-
-@contextmanager
-def interrupted_between(handled: list[Any], at: int) -> Iterator[None]:
-    """Raise as Ctrl-C does, ``at`` calls of a delivery after the second handler.
-
-    They are those until the third handler begins, of both rows' deliveries.
-    """
-    calls = deliveries = 0
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal calls, deliveries
-        if frame.f_code in DELIVER:
-            deliveries += {"call": 1, "return": -1}.get(event, 0)
-        if event == "call" and len(handled) == 2 and frame.f_code is BEGUN:
-            sys.setprofile(None)
-        elif event == "call" and len(handled) == 2 and deliveries and is_of_the_package(frame):
-            calls += 1
-            if calls > at:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-    with profiled(profile):
-        yield
-
-
+@pytest.mark.parametrize("number", [2, 4], ids=["the last rows", "others"])
 @pytest.mark.parametrize(
     # Elsewhere an interrupt in the COMMIT leaves open whether it took effect.
     "kind",
     [*(["transactional"] if SENDS_SEVERAL else []), "claim and time", "claim alone", "lease"],
 )
-def test_i10_an_interrupt_between_two_rows_is_reported_as_it_left_them(kind: str) -> None:
+def test_i10_an_interrupt_after_a_row_is_reported_as_it_left_the_rows(
+    kind: str, number: int
+) -> None:
     """What is written for one row may wait for the claim of the next one."""
     make, options = {"transactional": (the.transactional, {}), **PROCESSORS}[kind]
-    for at in points(f"between two rows, {kind}", of=4):
+    handled: list[Any] = []
+
+    def say(frame: FrameType, event: str) -> bool | None:
+        # What is raised while an abandoned generator is closed is lost.
+        if event != "call" or len(handled) < 2 or frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return False
+        return None if frame.f_code in AFTERWARDS else is_of_the_package(frame)
+
+    for at in points(f"after a row, {kind}", of=4):
         Errand.objects.all().delete()
-        rows = the.errands(4)
-        handled: list[Any] = []
+        handled.clear()
+        rows = the.errands(number)
         try:
-            with interrupted_between(handled, at):
-                make(lambda row: handled.append(row.pk), **options)()  # noqa: B023  # called here
+            with interrupted(at, say):
+                make(lambda row: handled.append(row.pk), **options)()
         except KeyboardInterrupt as error:
             report = error.report  # type: ignore[attr-defined]  # as documented
             done = [row.pk for row in rows if the.state(row)["done"]]
@@ -232,6 +241,7 @@ def test_i10_an_interrupt_between_two_rows_is_reported_as_it_left_them(kind: str
             assert done[:1] == handled[:1]
             assert connection.execute_wrappers == []
             assert all(the.untouched(row) for row in rows[3:])
+            assert not the.our_threads()
         else:
             assert at > 50
             return
