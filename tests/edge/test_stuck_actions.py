@@ -9,7 +9,6 @@ import signal
 import subprocess
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
@@ -18,10 +17,10 @@ from django.utils import timezone
 
 from dcl_processor import operator_writes
 from dcl_processor.worker import this_user
-from tests.edge.manage import CHECKOUT, Install, Manage, command, environment, started
+from tests.edge.manage import CHECKOUT, Install, Manage, command, environment
 from tests.edge.stuck import another_session, claimed, on_a_terminal
 from tests.models import Errand, Message, Sample, Seat
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -262,43 +261,27 @@ def test_ctrl_c_at_the_question_changes_nothing() -> None:
     assert row.claimed_at is not None
 
 
-def database_now() -> Any:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT clock_timestamp()")
-        return cursor.fetchone()[0]
-
-
-def another_session_asks_after(moment: Any) -> bool:
-    """Return whether another session has begun a statement after that moment."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND query_start > %s",
-            [moment],
-        )
-        return bool(cursor.fetchone()[0])
-
-
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("way", [(), ("--json",)], ids=" ".join)
-def test_ctrl_c_tells_how_many_rows_had_been_written(way: tuple[str, ...]) -> None:
+def test_ctrl_c_tells_how_many_rows_had_been_written(
+    manage: Manage, monkeypatch: pytest.MonkeyPatch, way: tuple[str, ...]
+) -> None:
+    """It comes while the command waits for a locked row."""
     rows = [claimed() for _ in range(3)]
-    arguments = ("mark-done", FETCH, "--in-doubt", "5m", "--yes", "--timeout", str(PATIENCE), *way)
+    monkeypatch.setattr(
+        "dcl_processor.operator_writes.time.sleep", lambda _: signal.raise_signal(signal.SIGINT)
+    )
     lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
-    with another_session(lock, rows[1].pk), started(*arguments) as process:
-        written = Errand.objects.filter(done=True)
-        until(lambda: written.count() == 2, "the rows that are free")
-        now = database_now()
-        # The command notes the rows that it has written before it sends its next statement.
-        until(lambda: another_session_asks_after(now), "the command's next statement")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
+    with another_session(lock, rows[1].pk):
+        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--yes", *way)
+    assert done.code == 130
     if way:
-        document = json.loads(out)
+        document = json.loads(done.out)
         assert (document["changed"], document["error"]) == (2, "stopped")
     else:
-        assert out == ""
-    assert err == "CommandError: stopped; at least 2 of 3 rows had been marked as done before.\n"
+        assert done.out == ""
+    said = "CommandError: stopped; at least 2 of 3 rows had been marked as done before.\n"
+    assert done.err == said
     assert Errand.objects.filter(done=True).count() == 2
 
 
