@@ -20,8 +20,8 @@ from tests.models import Parcel
 
 #: What the default delivery promises.
 CONTRACT = (
-    "invariants batches process_batch stopping servers_end lost_transactions isolation threads "
-    "transaction_guard row_savepoints resource"
+    "invariants batches process_batch servers_end lost_transactions threads transaction_guard "
+    "row_savepoints"
 )
 
 #: These compare columns of flipped rows, count their statements, or the bytes that Django's
@@ -48,6 +48,7 @@ READ_THE_FLIPPED_ROW = {
         "an_exception_in_a_rows_place_is_its_outcome_and_keeps_what_was_written",
         "an_exception_in_a_rows_place_is_the_same_when_the_batch_is_redone",
     ],
+    "threads": ["it_watches_until_its_rows_are_tried"],
     "servers_end": ["a_session_that_the_server_ended_is_not_the_handlers_fault"],
     "row_savepoints": [
         "i7_a_nested_atomic_block_is_rolled_back_alone",

@@ -166,9 +166,8 @@ if connection.vendor == "postgresql":
 
     def test_counting_looks_at_no_more_rows_than_it_counts() -> None:
         the.errands(2000)
-        with connection.cursor() as cursor:
-            # By statistics of a table with a few rows the planner would sort all of them.
-            cursor.execute("ANALYZE tests_errand")
+        # By statistics of a table with a few rows the planner would sort all of them.
+        connection.cursor().execute("ANALYZE tests_errand")
         where = "CASE WHEN done THEN false ELSE nextval('tests_seen') > 0 END"
         run = the.transactional(the.ignore, pending=lambda: the.PENDING.extra(where=[where]))  # noqa: S610
         with temporary("CREATE SEQUENCE tests_seen", "DROP SEQUENCE tests_seen"):

@@ -100,7 +100,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(script=scripts("ok", "fail", "ok", *DEATHS), size=st.integers(1, 4))
     def run_and_perhaps_end(self, script: dict[int, str], size: int) -> None:
-        self._play(script, size)
+        # On an event loop a row without attempts is settled before or after the end of another one.
+        is_race = self.is_async and any(row.attempts >= MOST for row in self.model.rows.values())
+        self._play(script, 1 if is_race else size)
 
     @rule(
         place=st.integers(0, 5),
