@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -87,9 +86,3 @@ ENVIRONMENTS = (
     Environment(django="6.0", python="3.12"),
     Environment(django="6.1", python="3.13"),
 )
-
-
-def passed(output: str) -> int:
-    """Return how many tests have passed by what pytest has printed."""
-    found = re.search(r"(\d+) passed", output)
-    return int(found[1]) if found else 0

@@ -57,6 +57,7 @@ class Stage:
     database: str = "postgresql"
     django: str = ""
     environment: str = ""
+    plugins: tuple[str, ...] = ()
     share: int = 1
     whole: tuple[str, ...] = ()
     count: int | None = None
@@ -72,7 +73,9 @@ class Stage:
             options = [f"--expect-database={DATABASES[self.database]}"]
             options += [f"--expect-django={self.django}"] if self.django else []
             if not only:
-                options += [f"--ignore={each}" for each in self.but]
+                options += [f"-p{each}" for each in self.plugins]
+                left_out = {True: "--deselect", False: "--ignore"}
+                options += [f"{left_out['::' in each]}={each}" for each in self.but]
                 options += [f"--share={self.share}", *(f"--whole={each}" for each in self.whole)]
                 if kind == "gate" and self.count is not None and os.environ.get("CI") == "true":
                     options.append(f"--expect-tests={self.count}")

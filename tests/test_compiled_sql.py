@@ -20,10 +20,12 @@ from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processo
 from dcl_processor.candidates.question import ask
 from dcl_processor.clock import DatabaseNow, Later
 from dcl_processor.compiled_sql.cache import MOST_KEPT
+from dcl_processor.compiled_sql.placeholders import Placeholder
 from dcl_processor.compiled_sql.update import CompiledUpdate
 from dcl_processor.engine import compare_and_set
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.grouping import group
+from tests.contract.support import uncompiled
 from tests.contract.support.reports import assert_run
 from tests.models import Depot, Errand, Parcel, Sample, Seat, Trailer, Truck
 
@@ -408,3 +410,14 @@ def test_values_that_only_look_the_same_are_written_apart() -> None:
 
 def test_values_that_only_compare_equal_are_written_apart() -> None:
     assert [pks for _, pks in group({1: {"n": 1}, 2: {"n": True}, 3: {"n": 1}})] == [[1, 3], [2]]
+
+
+def test_the_plugin_of_a_stage_refuses_what_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Parcel.objects.create()
+    monkeypatch.setattr(Placeholder, "__init__", uncompiled.refuse)
+    run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(print)
+    report = run()
+    assert_run(report, failed=1)
+    assert "expected nothing of compiled_sql/ to be in use" in str(report.failures)

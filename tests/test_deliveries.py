@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,8 +13,11 @@ from django.db.models import Value
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze, batch_processor
-from dcl_processor.exceptions import InvalidDone, InvalidOption
-from tests.models import Errand
+from dcl_processor.definition.kinds import RULES, Rules
+from dcl_processor.engine.deliveries import DELIVERIES
+from dcl_processor.exceptions import InvalidDone, InvalidOption, Unsupported
+from tests.contract.support import archive
+from tests.models import Errand, Parcel
 
 MOST, LEAST = Delivery.AT_MOST_ONCE, Delivery.AT_LEAST_ONCE
 CLAIM, DONE = {"claimed": True}, {"done": True}
@@ -330,3 +334,33 @@ def test_without_a_limit_a_dead_letter_shows_which_rows_were_given_up(failed: An
     options: dict[str, Any] = {"pending": pending, "failed": failed, "retry": retry}
     processor = batch_processor(**options, done={"done": True})(lambda row: None)
     assert processor.retry is retry
+
+
+# --- another delivery, which costs a function and its rules
+
+
+def test_each_delivery_has_a_function_and_rules() -> None:
+    assert list(DELIVERIES) == list(RULES) == list(Delivery)
+
+
+ARCHIVE: dict[str, Any] = {"done": {"sent": True}, "delivery": "archive"}
+
+
+def test_a_delivery_without_rules_is_refused_when_it_is_defined() -> None:
+    with pytest.raises(InvalidOption, match=r"expected delivery to be one of .* got 'archive'"):
+        batch_processor(pending=Parcel.objects.all(), **ARCHIVE)(print)
+
+
+def test_a_delivery_without_a_function_is_refused_before_the_first_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(RULES, "archive", Rules())
+    run = batch_processor(pending=Parcel.objects.all(), **ARCHIVE)(print)
+    with pytest.raises(Unsupported, match=r"expected a delivery with a function, .*'archive'"):
+        run()
+
+
+def test_a_fourth_delivery_takes_forty_lines_at_most() -> None:
+    """Another stage of the suite shows that it keeps the contract."""
+    lines = inspect.getsource(archive.archive) + inspect.getsource(archive.pytest_configure)
+    assert len(lines.splitlines()) <= 40
