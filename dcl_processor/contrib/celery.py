@@ -190,7 +190,8 @@ def polite_stop() -> Iterator[Stop]:
         stop.set()
 
     # Outside the pool, such as in the worker's main process, other code handles these signals.
-    if _is_in_pool() and threading.current_thread() is threading.main_thread():
+    is_in_pool = hasattr(signal, "SIGUSR1") and current_process().name != "MainProcess"
+    if is_in_pool and threading.current_thread() is threading.main_thread():
         previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, time_is_up)
         previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminated)
     try:
@@ -205,10 +206,6 @@ class _Stop(Stop):
 
     def is_set(self) -> bool:
         return super().is_set() or bool(_shutting_down[0])
-
-
-def _is_in_pool() -> bool:
-    return hasattr(signal, "SIGUSR1") and current_process().name != "MainProcess"
 
 
 def _hand_over(

@@ -76,7 +76,8 @@ def _check_handler(processor: Definition[Any]) -> None:
             f"{processor._label}: expected {name} to be a function of {what}, got {handler!r}."
         )
     _check_kind(processor, handler, called)
-    resource = ["resource"] if _has_resource(processor) else []
+    is_own = getattr(processor.resource, "__qualname__", "") != "Definition.resource"
+    resource = ["resource"] if is_own else []
     if not takes(handler, "row or rows", *resource):
         raise InvalidOption(
             f"{processor._label}: expected the handler to take {what}"
@@ -141,10 +142,6 @@ def _check_flips(processor: Definition[Any]) -> None:
             raise InvalidDone(
                 f"{processor._label}: expected {option} as a callable to take {words}, got {get!r}."
             )
-
-
-def _has_resource(processor: Definition[Any]) -> bool:
-    return getattr(processor.resource, "__qualname__", "") != "Definition.resource"
 
 
 def takes(function: Any, *args: object) -> bool:

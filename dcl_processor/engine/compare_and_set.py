@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from django.db import connections
 from django.db.models import Q
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.update import CompiledUpdate
-from dcl_processor.locking.waiting import settling
+from dcl_processor.locking.waiting import lock_timeout, settling, written_parts
 from dcl_processor.settlement import writing
 from dcl_processor.values import Values
 
@@ -58,6 +59,21 @@ def write_all(
     table = question.table
     with settling(question, pks, {*expected, *values}):
         return writing.update_rows(table, pks, values, condition(expected))
+
+
+def write_free(
+    question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values, seconds: float
+) -> int:
+    """Do the same for the rows that are free within so many seconds, in a transaction."""
+    using, rows = question.using, question.table.filter(these(pks)).order_by()
+    is_own = written_parts(question.model, {*expected, *values}) == [question.model]
+    if is_own and connections[using].features.has_select_for_no_key_update:
+        # The limit of a wait would be one more message.
+        free = rows.select_for_update(skip_locked=True, no_key=True).values("pk")
+        ours = condition(expected) & Q(pk__in=free)
+        return writing.update_rows(question.table, pks, values, ours)
+    with lock_timeout(using, seconds, waits_alone=True):
+        return write_all(question, pks, expected, values)
 
 
 def held(question: Question[Any], pks: Sequence[Any], expected: Expected) -> set[Any]:

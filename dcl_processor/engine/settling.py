@@ -589,7 +589,9 @@ def _flip_together(
     question, pks = batch.question, [held.pk for held in rows]
     with settlement_transaction(question.using):
         # Race: lost lease that writes. A row that another worker has taken over does not match.
-        if compare_and_set.write_all(question, pks, expected, values) != len(pks):
+        # Nor does one that is locked, which would keep the others waiting.
+        write = compare_and_set.write_free
+        if write(question, pks, expected, values, LOCK_WAIT) != len(pks):
             raise _SomeRowsLostError
         if lane.run.needs_check("done"):
             writing.refuse_pending(lane.processor, question, pks)

@@ -89,7 +89,10 @@ class Source:
         with self._lock:
             run = self._run
             if self._waiting and (self._notes.known or time.monotonic() >= self._suspects.look_at):
-                self._leave_suspects()
+                # Rows that were in flight when their process died are put aside.
+                for pk in self._suspects.among(self._waiting):
+                    self._waiting.remove(pk)
+                    self._tried.add(pk)
             waiting = self._alone or self._waiting
             if not waiting or (self._is_stale and waiting is self._waiting):
                 return None
@@ -331,12 +334,6 @@ class Source:
         # The scan forgets the tried rows after each window, and these may be behind it.
         for pk in self._in_flight.union(self._probed).intersection(waiting):
             waiting.remove(pk)
-            self._tried.add(pk)
-
-    def _leave_suspects(self) -> None:
-        """Put rows aside that were in flight when their process died."""
-        for pk in self._suspects.among(self._waiting):
-            self._waiting.remove(pk)
             self._tried.add(pk)
 
     def _later(self) -> Iterator[Step]:

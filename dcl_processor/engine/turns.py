@@ -135,7 +135,9 @@ class Turns:
             turn.is_old = False
             self._check_waiting(question, turn)
         if not turn.waiting:
-            self._next_waiting(turn)
+            size = min(reads.ROWS, len(turn.behind))
+            # A new deque, because each one is searched for suspects once.
+            turn.waiting = deque(turn.behind.popleft() for _ in range(size))
         return bool(turn.waiting) or self._read_rows(question, turn)
 
     def _check_waiting(self, question: Question[Any], turn: Turn) -> None:
@@ -152,12 +154,6 @@ class Turns:
     def _read_again(self, turn: Turn) -> None:
         turn.waiting.clear()
         turn.size = 1
-
-    def _next_waiting(self, turn: Turn) -> None:
-        """Put the next rows in line of those that were read."""
-        size = min(reads.ROWS, len(turn.behind))
-        # A new deque, because each one is searched for suspects once.
-        turn.waiting = deque(turn.behind.popleft() for _ in range(size))
 
     def _read_rows(self, question: Question[Any], turn: Turn) -> bool:
         """Read the next rows of a key; return whether there are any."""

@@ -125,8 +125,9 @@ def read_attempts(processor: Definition[Any], question: Question[Any], rows: lis
         tried = _before(rows, retry.attempts) or column(question, rows, retry.attempts)
     if isinstance(most, str):
         limits = column(question, rows, most)
-    # Elsewhere the outcome of the last attempt was recorded with the row's lock.
-    is_known = rules_of(processor).in_transaction
+    # The outcome of the last attempt was recorded with the row's lock, or with the lease's end.
+    in_transaction, lease = rules_of(processor).in_transaction, processor.lease
+    leases = _before(rows, lease.field) if lease is not None else {}
     for held in rows:
         held.attempt = (tried.get(held.pk) or 0) + 1  # NULL counts as 0
         unlimited = None
@@ -135,9 +136,10 @@ def read_attempts(processor: Definition[Any], question: Question[Any], rows: lis
         else:
             held.most = limits.get(held.pk) if isinstance(most, str) else most
         held.refused = held.refused or unlimited
-        bounded = held.most is not None and (retry.bounds_attempts or not is_known)
+        bounded = held.most is not None and (retry.bounds_attempts or not in_transaction)
         if held.refused is None and bounded and held.attempt > (held.most or 0):
             # It was tried so often, and could not be given up: its handler is not called again.
+            is_known = in_transaction or (held.pk in leases and leases[held.pk] is None)
             held.refused = Failed(AttemptsUsedUp(held.most or 0, is_known=is_known))
 
 

@@ -152,19 +152,17 @@ def _lock_chunk(
 def _wait_for_each(
     question: Question[Any], tables: Sequence[type[Model]], pks: Sequence[Any]
 ) -> None:
-    """Wait for those of the rows that are locked, and keep the lock of none."""
+    """Wait for those of the rows that are locked, and keep the lock of none.
+
+    Each block is rolled back, because the locks of a savepoint that is released are kept.
+    """
     with settlement_transaction(question.using):
         free = {*lock_free(question, pks, tables)}
-        _release(question.using)
+        transaction.set_rollback(True, using=question.using)
     for pk in pks:
         if pk not in free:
             with locked_parts(question, tables, [pk]):
-                _release(question.using)
-
-
-def _release(using: str) -> None:
-    """Roll the block back, because the locks of a savepoint that is released are kept."""
-    transaction.set_rollback(True, using=using)
+                transaction.set_rollback(True, using=question.using)
 
 
 def _lock_parts(

@@ -51,7 +51,7 @@ def notes(
                 if retry is not None:
                     # The attempt counts, as that of a handler that discards its row does.
                     stays.pop(retry.attempts or "", None)
-                return Failed(_no_dead_letter(processor)), stays
+                return Failed(_without(processor, "failed", "Discard", "pending")), stays
             return outcome, {**(retry.given_up(error, attempt, model) if retry else {}), **values}
         case Snoozed():
             return _snoozed(processor, outcome, undone)
@@ -144,7 +144,7 @@ def _snoozed(
     processor: Definition[Any], snoozed: Snoozed, undone: Values | None
 ) -> tuple[Outcome, Values]:
     if undone is None:
-        return Failed(_no_way_back(processor)), {}
+        return Failed(_without(processor, "reset", "Snooze", "claimed")), {}
     retry = processor.retry
     if retry is not None and retry.next_attempt_at is not None:
         return snoozed, {**undone, **retry.snoozed(snoozed.delay, snoozed.until)}
@@ -153,17 +153,11 @@ def _snoozed(
     return snoozed, undone
 
 
-def _no_dead_letter(processor: Definition[Any]) -> InvalidOption:
+def _without(processor: Definition[Any], option: str, raised: str, state: str) -> InvalidOption:
+    way = "take a row out of pending" if option == "failed" else "put a row back into pending"
     return InvalidOption(
-        f"{processor.name}: expected failed=… for a handler that raises Discard, got none, so the "
-        "row stays pending; set failed to the values that take a row out of pending."
-    )
-
-
-def _no_way_back(processor: Definition[Any]) -> InvalidOption:
-    return InvalidOption(
-        f"{processor.name}: expected reset=… for a handler that raises Snooze, got none, so the "
-        "row stays claimed; set reset to the values that put a row back into pending."
+        f"{processor.name}: expected {option}=… for a handler that raises {raised}, got none, so "
+        f"the row stays {state}; set {option} to the values that {way}."
     )
 
 

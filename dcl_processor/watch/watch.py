@@ -182,16 +182,13 @@ class Watch:
         if did_something(report):
             self.tell(processor.name, report)
         if trouble is None:
-            self._ran(turn, report, started)
+            turn.pace.ran(report, started)
+            if turn.in_trouble:
+                turn.in_trouble = False
+                self.tell(processor.name, Recovered())
         else:
             self._broke(turn, trouble)
         self._recycler.between_runs()
-
-    def _ran(self, turn: _Turn, report: Report, started: float) -> None:
-        turn.pace.ran(report, started)
-        if turn.in_trouble:
-            turn.in_trouble = False
-            self.tell(turn.processor.name, Recovered())
 
     def _broke(self, turn: _Turn, trouble: Trouble) -> None:
         self.tell(turn.processor.name, trouble)

@@ -304,7 +304,9 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
     )
     assert_run(run(), processed=2, failed=1, to_retry=1)
     assert_run(run(), failed=1)
-    assert_run(run(), failed=1)  # without a call
+    report = run()  # without a call
+    assert_run(report, failed=1)
+    assert "the values of failed were not written to it" in str(report.failures[0].error)
     assert calls.count(1) == 2
     row = Errand.objects.get(place=1)
     assert (row.attempts, row.dead) == (2, False)
@@ -626,6 +628,25 @@ if HAS_ROW_LOCKS:
             assert_run(run(), processed=4)
         assert calls == [0, 1, 2, 3]
         assert Errand.objects.filter(done=True).count() == 4
+
+    @the.each_delivery
+    def test_i21_a_row_that_is_locked_keeps_no_row_of_its_call_waiting(make: the.Make) -> None:
+        """Another session lets go of it when the other rows are done."""
+        rows = the.errands(4)
+        others = Errand.objects.filter(pk__in=[row.pk for row in rows[1:]], done=True)
+        with ExitStack() as locks:
+
+            def handle(some: list[Errand]) -> list[None]:
+                locks.enter_context(part_locked(Errand, rows[0].pk))
+                return [None] * len(some)
+
+            def let_go() -> None:
+                until(lambda: others.count() == 3, "the other rows")
+                locks.close()
+
+            with the.meanwhile(let_go) as ended:
+                assert_run(make(the.ignore, process_batch=handle, batch_size=4)(), processed=4)
+        assert ended == [None]
 
     def test_a_lane_with_no_other_row_pauses_between_its_tries(
         monkeypatch: pytest.MonkeyPatch,

@@ -26,7 +26,10 @@ from dcl_processor import batch_processor
 from tests.models import Parcel
 
 @batch_processor(
-    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, batch_size=500
+    pending=lambda: Parcel.objects.filter(sent=False),
+    done={"sent": True},
+    batch_size=500,
+    max_pending=None,
 )
 def send(row): ...
 
@@ -45,7 +48,7 @@ def drain(pending: int) -> int:
     name = str(connection.settings_dict["NAME"])
     command = [sys.executable, "-c", DRAIN, name]
     patience = 4 * PATIENCE  # it drains 200,000 rows
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patience)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=patience)
     processed, megabytes = map(int, done.stdout.split())
     assert processed == pending
     assert not Parcel.objects.filter(sent=False).exists()
