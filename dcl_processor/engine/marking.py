@@ -183,10 +183,14 @@ def _write(lane: Lane, batch: Batch, mark: Mark) -> None:
     found = _read(table, [*names, *computed])
     for held in rows:
         show(held.row, found[held.pk])
-        # Without its conditions, pending may divide by zero, or read what is no number.
         if looks_at_loading(type(held.row)):
+            annotated = question.queryset.query.annotation_select.keys() & vars(held.row).keys()
+            # As they were read under the lock.
+            kept = {name: vars(held.row)[name] for name in annotated}
+            # Without its conditions, pending may divide by zero, or read what is no number.
             with suppress(DataError), transaction.atomic(using=question.using):
                 held.row = next(chain.from_iterable(question.as_pending(held.pk, names)), held.row)
+            vars(held.row).update(kept)
     after = {pk: {name: read[name] for name in names} for pk, read in found.items()}
     _record(lane, batch, mark, before, after)
 

@@ -80,7 +80,10 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     the cause.
     """
     lane.session.rollback()
-    _leave_marked(lane, batch, raised)
+    # The rows have, or may have, a mark that no rollback removes.
+    if batch.mark is not None and (batch.is_marked or ends_the_run(raised)):
+        lane.clear_up(batch)
+        raise raised
     if _is_settled(lane, batch, raised, waited=waited):
         lane.source.end(batch)
         if ends_the_run(raised):
@@ -113,13 +116,6 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     # that is known to be at fault would fail again, so its handler is not called again.
     redone = [pk for pk in ours if failed is None or pk != failed.pk]
     lane.source.end(batch, redone=redone)
-
-
-def _leave_marked(lane: Lane, batch: Batch, raised: BaseException) -> None:
-    """Raise the error if the rows have, or may have, a mark that no rollback removes."""
-    if batch.mark is not None and (batch.is_marked or ends_the_run(raised)):
-        lane.clear_up(batch)
-        raise raised
 
 
 def _is_settled(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool) -> bool:

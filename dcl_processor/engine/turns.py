@@ -160,7 +160,11 @@ class Turns:
         if turn.in_flight or (turn.left is not None and turn.left <= 0):
             return False
         whole = self._groups.whole
-        self._forget_finished(question, turn)
+        # Tried rows that are no longer pending are forgotten, such as those that were given up on.
+        if len(turn.tried) >= turn.forget_at:
+            turn.tried = reads.unfinished(question, turn.tried)
+            # Many may stay pending, and are not to be looked up again for each read.
+            turn.forget_at = 2 * max(reads.ROWS, len(turn.tried))
         found, is_full = self._candidates(question, turn)
         if turn.left is None:
             # Race: endless run. Rows of a key that keep arriving must not keep the run going.
@@ -204,13 +208,6 @@ class Turns:
             if not is_full or any(each.pk not in seen for each in found):
                 return found, is_full
             most *= 2
-
-    def _forget_finished(self, question: Question[Any], turn: Turn) -> None:
-        """Forget the tried rows that are no longer pending, such as those that were given up on."""
-        if len(turn.tried) >= turn.forget_at:
-            turn.tried = reads.unfinished(question, turn.tried)
-            # Many may stay pending, and are not to be looked up again for each read.
-            turn.forget_at = 2 * max(reads.ROWS, len(turn.tried))
 
     def _in_order(self, turn: Turn, found: list[reads.Candidate]) -> list[reads.Candidate]:
         """Return the rows up to the first one that blocks those behind it."""

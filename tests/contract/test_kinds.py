@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from freezegun import freeze_time
 
-from dcl_processor import Lease, Retry, batch_processor
+from dcl_processor import Delivery, Lease, Retry, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
@@ -35,7 +35,7 @@ from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import part_locked
 from tests.contract.support.temporary import at_update, temporary
-from tests.models import Caravan, Errand, Vehicle
+from tests.models import Caravan, Errand, Vehicle, Watched
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -719,6 +719,20 @@ if HAS_ROW_LOCKS:
             report = the.at_least_once(handle)(stop=stop)
         assert report.lease_lost == 1
         assert Errand.objects.filter(done=False, leased_until__isnull=False).count() == 1
+
+
+def test_an_annotation_has_the_value_from_before_the_claim() -> None:
+    """Also if the row is read again, because its model looks at how it was loaded."""
+    Watched.objects.create()
+    seen: list[Any] = []
+    run = batch_processor(
+        pending=Watched.objects.filter(state="new").annotate(before=F("state")),
+        done={"state": "done"},
+        claim={"state": "claimed"},
+        delivery=Delivery.AT_MOST_ONCE,
+    )(lambda row: seen.append((row.before, row.state, row.loaded[0])))
+    assert_run(run(), processed=1)
+    assert seen == [("new", "claimed", "claimed")]
 
 
 def test_i15_the_handler_gets_what_the_queryset_gives() -> None:
