@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from tests.admin_page.chromium import is_installed as chromium_is_installed
 from tests.environments import CHECKOUT, ENVIRONMENTS
 from tests.servers.mariadb import is_installed as mariadb_is_installed
 from tests.servers.pgbouncer import is_installed as pgbouncer_is_installed
+from tests.servers.postgresql import is_installed as postgresql_is_installed
 from tests.servers.redis import is_installed as redis_is_installed
 
 TRIES, PAUSE = 3, 5.0  # seconds between two
@@ -30,16 +31,17 @@ class PrepareFailedError(Exception):
     """A download or an installation failed each time; the message ends with what was printed."""
 
 
-def prepare(log: Path, djangos: Iterable[str], *, needs_mariadb: bool) -> Mapping[str, str]:
+def prepare(log: Path, djangos: Iterable[str], databases: Collection[str]) -> Mapping[str, str]:
     """Install what is missing; return what cannot be had, with its reason: "mariadb", "6.0" ….
 
     Raises ``PrepareFailedError``.
     """
+    needs_mariadb = "mariadb" in databases
     log.unlink(missing_ok=True)
     wanted = [each for each in ENVIRONMENTS if each.django in djangos]
     pythons = {each: each.find_python() for each in wanted}
     with ThreadPoolExecutor() as pool:
-        tasks = [pool.submit(_servers, log, needs_mariadb=needs_mariadb)]
+        tasks = [pool.submit(_servers, log, databases)]
         tasks += [
             pool.submit(each.make, python, partial(_call, log))
             for each, python in pythons.items()
@@ -55,12 +57,16 @@ def prepare(log: Path, djangos: Iterable[str], *, needs_mariadb: bool) -> Mappin
     }
     if needs_mariadb and not (mariadb_is_installed() and _has_driver()):
         missing["mariadb"] = f"MariaDB is not installed (packages: {', '.join(MARIADB)})"
+    if "debian" in databases and not postgresql_is_installed():
+        missing["debian"] = "PostgreSQL is not installed (package: postgresql)"
     return missing
 
 
-def _servers(log: Path, *, needs_mariadb: bool) -> None:
+def _servers(log: Path, databases: Collection[str]) -> None:
     """Install servers with apt-get if this is Debian, and we are root; then MariaDB's driver."""
+    needs_mariadb = "mariadb" in databases
     is_there = {
+        "postgresql": "debian" not in databases or postgresql_is_installed(),
         "redis-server": redis_is_installed(),
         "pgbouncer": pgbouncer_is_installed(),
         "chromium": chromium_is_installed(),

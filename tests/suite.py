@@ -39,7 +39,14 @@ LIMIT, LEAST_LIMIT = 3, 1800.0
 #: Waits that ran out are looked at again so often, if they are at most so many.
 REPEATS, MOST_LATE = 3, 5
 PATIENCE, MOST_PATIENCE = 120.0, 300.0  # seconds
-DATABASES = {"postgresql": "postgresql", "mariadb": "mysql", "sqlite": "sqlite"}
+DATABASES = {
+    "postgresql": "postgresql",
+    "debian": "postgresql",
+    "mariadb": "mysql",
+    "sqlite": "sqlite",
+}
+#: The modules that run a server.
+SERVERS = {"debian": "tests.servers.postgresql", "mariadb": "tests.servers.mariadb"}
 LONG = CHECKOUT / "tests" / "long.toml"
 
 
@@ -79,8 +86,8 @@ class Stage:
                 options += [f"--share={self.share}", *(f"--whole={each}" for each in self.whole)]
                 if kind == "gate" and self.count is not None and os.environ.get("CI") == "true":
                     options.append(f"--expect-tests={self.count}")
-            server = ["tests.servers.mariadb", "--", python, "-m"]
-            within = server if self.database == "mariadb" else []
+            server = SERVERS.get(self.database)
+            within = [server, "--", python, "-m"] if server else []
             yield [python, "-m", *within, "pytest", *(only or self.files()), *options]
 
     def files(self) -> list[str]:
@@ -234,7 +241,7 @@ def everything(kind: str) -> int:
         missing = prepare(
             FOLDER / "prepare.log",
             {each.django for each in listed},
-            needs_mariadb=any(each.database == "mariadb" for each in listed),
+            {each.database for each in listed},
         )
     except machine.TooSlowError as error:
         print(error)

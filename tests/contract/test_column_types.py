@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,6 +45,8 @@ TYPES: dict[str, dict[str, tuple[str, Callable[[int], str]]]] = {
     "sqlite": {},  # a column takes any value
 }
 HERE = TYPES[connection.vendor]
+if "CITEXT" in os.environ:  # not with the embedded server
+    HERE["citext"] = ("citext", "V{}".format)
 #: Types of which no text finds a row again that was made of a value as it is read.
 UNLIKE = {"array", "bytea"}
 ROLES = {"state": "state", "value": "value", "key": "code"}
@@ -63,6 +66,8 @@ def types(django_db_setup: None, django_db_blocker: Any) -> None:
     if connection.vendor == "postgresql":
         with django_db_blocker.unblock(), connection.cursor() as cursor:
             cursor.execute(f"CREATE TYPE tests_state AS ENUM ({LABELS})")
+            if "citext" in HERE:
+                cursor.execute("CREATE EXTENSION citext")
             cursor.execute(
                 "CREATE DOMAIN tests_words AS text; DO $$ BEGIN EXECUTE (SELECT 'DROP INDEX ' || "
                 "indexname FROM pg_indexes WHERE indexname LIKE 'kinds_typed_code%like'); END $$"

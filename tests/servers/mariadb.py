@@ -8,18 +8,15 @@ has utf8mb4, and the server's defaults otherwise.
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.waiting import PATIENCE
 
-from .software import ServerMissingError, Software
+from .software import Software, run_with
 
 SOFTWARE = Software(
     "MariaDB", ("mariadb-install-db", "mariadbd"), package="mariadb-server", user="mysql"
@@ -55,20 +52,5 @@ def _greets(path: Path) -> bool:
             return False
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command after ``--`` with a server, and return its exit code."""
-    if arguments[:1] != ["--"] or not arguments[1:]:
-        print("Usage: python -m tests.servers.mariadb -- COMMAND…", file=sys.stderr)
-        return 2
-    # Python would end at once, and the server with its folder would stay.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        with mariadb() as url:
-            return subprocess.call(arguments[1:], env={**os.environ, "DATABASE_URL": url})
-    except ServerMissingError as error:
-        print(error, file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_with(mariadb, sys.argv[1:]))

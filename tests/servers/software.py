@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +101,8 @@ class Software:
 
 def _find(program: str) -> str | None:
     # Debian puts servers where an ordinary user's PATH does not lead.
-    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    folders = ["/usr/sbin", "/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]
+    return shutil.which(program, path=":".join([os.environ.get("PATH", os.defpath), *folders]))
 
 
 def _log(folder: Path) -> Path:
@@ -114,3 +117,21 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def run_with(server: Callable[[], AbstractContextManager[str]], arguments: Sequence[str]) -> int:
+    """Run the command after ``--`` with a server's URL as ``DATABASE_URL``; return its exit code.
+
+    ``server``: runs the server for the ``with`` block, and gives its URL.
+    """
+    if arguments[:1] != ["--"] or not arguments[1:]:
+        print("Usage: python -m tests.servers.NAME -- COMMAND…", file=sys.stderr)
+        return 2
+    # Python would end at once, and the server with its folder would stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with server() as url:
+            return subprocess.call(arguments[1:], env={**os.environ, "DATABASE_URL": url})
+    except ServerMissingError as error:
+        print(error, file=sys.stderr)
+        return 2
