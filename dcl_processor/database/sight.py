@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError, connections
+from django.db.backends.signals import connection_created
 
 from dcl_processor.exceptions import Unsupported
 
@@ -33,12 +34,13 @@ def sight(connection: Any) -> dict[str, str]:
         return dict(cursor.fetchall())
 
 
-def refuse_others(seen: dict[str, str], connection: Any, whose: str, remedy: str) -> None:
-    """Raise ``Unsupported`` if a session sees other rows than the run's own; ``whose`` it is."""
+def refuse_others(seen: dict[str, str], connection: Any) -> None:
+    """Raise ``Unsupported`` if a worker's session sees other rows than this process's."""
     if others := _differing(seen, connection):
         raise Unsupported(
-            f"{whose} to see what the session on {connection.alias!r} sees, got other values of "
-            f"{', '.join(others)}; set them by OPTIONS or connection_created, or {remedy}."
+            f"expected workers to see what the session on {connection.alias!r} sees, got other "
+            f"values of {', '.join(others)}; set them by OPTIONS or connection_created, or run one "
+            "worker."
         )
 
 
@@ -53,28 +55,44 @@ def tenant_of(own: Any) -> tuple[Any, ...]:
 
 
 class Shared:
-    """What the session of a run sees, for further sessions of the run."""
+    """What the session of a run sees, for its further sessions, and for those that replace them."""
 
     def __init__(self, using: str) -> None:
-        own = connections[using]
-        self._using, self._tenant = using, tenant_of(own)
-        self._seen, self._before = dict[str, str](), dict[str, str]()
-        if own.vendor == "postgresql":
-            # The settlement finds out that a session was ended meanwhile.
-            with suppress(DatabaseError):
-                self._seen = sight(own)
+        own: Any = connections[using]
+        self._using, self._tenant, self._seen = using, tenant_of(own), dict[str, str]()
+        #: The connections that see the same, with what they had before.
+        self._before: dict[Any, dict[str, str]] = {own: {}}
+        if own.vendor in _SIGHT:
+            self._seen = sight(own)
+            # Otherwise a session that replaces a lost one sees another tenant's rows, perhaps under
+            # the same keys.
+            connection_created.connect(self._replace)
+
+    def close(self) -> None:
+        """Leave further sessions alone."""
+        connection_created.disconnect(self._replace)
 
     def share(self, other: Any) -> None:
-        """Let a new session of the same alias see the same; one of another is left alone."""
+        """Let the sessions of a connection see the same; one of another alias is left alone."""
         if other.alias != self._using or not self._seen:
             return
         if self._tenant:
             other.set_tenant(*self._tenant)
+        self._before.setdefault(other, {})
+        if other.connection is None:
+            other.ensure_connection()
+        else:
+            self._replace(connection=other)
+
+    def _replace(self, *, connection: Any, **_: Any) -> None:
+        if connection not in self._before:
+            return
         try:
-            self._before = _differing(self._seen, other)
-            self._choose(other, self._seen)
+            if before := _differing(self._seen, connection):
+                self._before[connection] = before
+                _set(connection, {name: self._seen[name] for name in before})
         except BaseException:
-            other.close()
+            connection.close()
             raise
 
     def undo(self) -> None:
@@ -82,9 +100,15 @@ class Shared:
         connection = connections[self._using]
         if connection.connection is not None:
             with suppress(DatabaseError):
-                self._choose(connection, self._before)
+                _set(connection, self._before.get(connection, {}))
 
-    def _choose(self, connection: Any, settings: dict[str, str]) -> None:
-        with connection.cursor() as cursor:
-            for name in self._before:
-                cursor.execute("SELECT set_config(%s, %s, false)", [name, settings[name]])
+
+def _set(connection: Any, settings: dict[str, str]) -> None:
+    with connection.cursor() as cursor:
+        for name, value in settings.items():
+            if connection.vendor == "postgresql":
+                cursor.execute("SELECT set_config(%s, %s, false)", [name, value])
+            elif name == "database":
+                cursor.execute(f"USE {connection.ops.quote_name(value)}")
+            else:
+                cursor.execute("SET time_zone = %s", [value])

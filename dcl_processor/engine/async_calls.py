@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.database.sight import Shared
 from dcl_processor.execution.handler import Failed, Outcome, Prepared, Together
 
 from .marked import is_left_by_another, is_to_be_redone, put_back, startable, tell_of_redone
@@ -42,7 +41,7 @@ class AsyncCalls:
         assert lane.run.event_loop is not None
         self._lane, self._batch, self._loop = lane, batch, lane.run.event_loop
         sessions = self._loop.sessions
-        sessions.shared = sessions.shared or Shared(batch.question.using)
+        sessions.shared = lane.run.shared
         self._together = lane.processor._handles_batches
         self._stack = ExitStack()
         self._resource = self._stack.enter_context(lane.resource.borrowed())

@@ -67,16 +67,22 @@ class Heartbeat:
         self._field: Any = None
         self._owner: Any = None
 
-    def hold(self, question: Question[Any], claimed: Mapping[Any, Values], since: float) -> None:
+    def hold(
+        self,
+        question: Question[Any],
+        claimed: Mapping[Any, Values],
+        since: float,
+        shared: Shared | None,
+    ) -> None:
         """Begin to renew the leases of these rows, whose claim has been committed.
 
         ``claimed``: the columns that the claim wrote, by row, with the lease token among them.
-        ``since``: when the claim began, by this process's monotonic clock.
+        ``since``: when the claim began, by this process's monotonic clock. ``shared``: what the
+        run's session sees.
         """
         if not claimed:
             return
-        if self._thread is None and not connections[question.using].in_atomic_block:
-            self._shared = Shared(question.using)
+        self._shared = shared
         with self._lock:
             self._question = question
             together = frozenset(claimed)

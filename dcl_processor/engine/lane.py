@@ -254,7 +254,7 @@ class Lane:
         if self.run.heartbeat is not None:
             assert batch.claimed is not None
             claimed = {held.pk: held.marked.after for held in batch.claimed.rows}
-            self.run.heartbeat.hold(batch.question, claimed, since)
+            self.run.heartbeat.hold(batch.question, claimed, since, self.run.shared)
 
     def _mark_of(self, make: Callable[[Lane], Mark]) -> Mark:
         mark = make(self)

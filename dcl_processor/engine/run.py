@@ -20,7 +20,7 @@ from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.compiled_sql.cache import StatementCache
 from dcl_processor.database.connection import is_connected
-from dcl_processor.database.sight import refuse_others, sight, tenant_of
+from dcl_processor.database.sight import Shared
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
 from dcl_processor.definition.kinds import rules_of
@@ -127,6 +127,8 @@ class Run:
         #: The values with which a claim's constants are read back.
         self.kept_constants: Values = {}
         self._verifying = Lock()
+        #: What the session sees that has verified the flips.
+        self.shared: Shared | None = None
         self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
@@ -196,7 +198,9 @@ class Run:
         return report
 
     def forget_source(self) -> None:
-        """Let go of the candidates, which refer to the run."""
+        """Let go of the candidates, which refer to the run, and of its session."""
+        if self.shared is not None:
+            self.shared.close()
         self.source.close()
         del self.source
 
@@ -274,7 +278,8 @@ class Run:
         mine: Any = connections[self.using]
         # A session that is not open yet will be as those of the threads; one that was ended is new.
         is_connected(self.using)
-        seen = None if mine.connection is None else sight(mine)
+        if mine.connection is not None:
+            self.shared = Shared(self.using)
         zone, language = timezone.get_current_timezone(), translation.get_language()
         name = f"{self.processor.name}: handlers"
         # Daemons: one that an interrupt leaves at work does not keep the process from its end.
@@ -282,7 +287,7 @@ class Run:
             Thread(
                 # The caller's context, which a log needs.
                 target=copy_context().run,
-                args=(self._drive_in_thread, seen, tenant_of(mine), zone, language, errors),
+                args=(self._drive_in_thread, zone, language, errors),
                 name=f"{name}: {number + 1}",
                 daemon=True,
             )
@@ -302,26 +307,19 @@ class Run:
             raise errors[0]
 
     def _drive_in_thread(
-        self,
-        seen: dict[str, str] | None,
-        tenant: tuple[Any, ...],
-        zone: tzinfo,
-        language: str | None,
-        errors: list[BaseException],
+        self, zone: tzinfo, language: str | None, errors: list[BaseException]
     ) -> None:
         try:
-            mine: Any = connections[self.using]
-            if tenant:
-                mine.set_tenant(*tenant)
-            if seen is not None:
-                whose = f"{self.processor.name}: expected the connections of all threads"
-                refuse_others(seen, mine, whose, "leave concurrency out")
+            if self.shared is not None:
+                self.shared.share(connections[self.using])
             # A question may depend on both, and Django keeps them for each thread.
             with timezone.override(zone), translation.override(language):
                 Lane(self).drive()
         except BaseException as error:  # noqa: BLE001  # raised in the run's own thread
             errors.append(error)
         finally:
+            if self.shared is not None:
+                self.shared.undo()
             connections.close_all()
 
     def leave(self) -> None:
@@ -403,6 +401,7 @@ class Run:
         """Try the flips on the run's first row, before the first handler of any lane."""
         with self._verifying:
             if self.rehearsal is None:
+                self.shared = self.shared or Shared(question.using)
                 self.trust(rehearse(self.processor, question, held.row, held.pk))
 
     def refuse_backlog(self, question: Question[Any], seen: Collection[Any] | None = None) -> None:

@@ -322,4 +322,4 @@ def _check_sight(connected: Any) -> None:
     fresh: Any = connected.copy()
     fresh.settings_dict["OPTIONS"].pop("pool", None)  # this process may have all of its sessions
     with closing(fresh):
-        refuse_others(sight(connected), fresh, "expected workers", "run one worker")
+        refuse_others(sight(connected), fresh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from itertools import count
@@ -25,7 +25,7 @@ from dcl_processor import Delivery, Lease, Retry, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
-from dcl_processor.exceptions import InsideTransaction, InvalidOption, Unsupported
+from dcl_processor.exceptions import InsideTransaction, InvalidOption
 from dcl_processor.watch import notify
 from tests import seams
 from tests.contract.support import errands as the
@@ -33,7 +33,7 @@ from tests.contract.support.heartbeat import HAS_ROW_LOCKS
 from tests.contract.support.marking import marking
 from tests.contract.support.messages import SENDS_SEVERAL
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import part_locked
+from tests.contract.support.sessions import end_session, part_locked
 from tests.contract.support.temporary import at_update, temporary
 from tests.models import Caravan, Errand, Vehicle, Watched
 from tests.waiting import until
@@ -55,6 +55,70 @@ stopped = pytest.mark.parametrize("stop", STOPPED.values(), ids=STOPPED)
 
 
 if HAS_ROW_LOCKS:
+    #: Where the tables of a tenant are, how they are made, how they are chosen, and how no longer.
+    TENANTS = {
+        "postgresql": (
+            "(LIKE public.tests_errand INCLUDING ALL)",
+            "SET search_path = tests_tenant, public",
+            "SET search_path = DEFAULT; DROP SCHEMA tests_tenant CASCADE",
+        ),
+        "mysql": (
+            "LIKE {0}.tests_errand",
+            "USE tests_tenant",
+            "USE {0}; DROP SCHEMA tests_tenant",
+        ),
+    }
+
+    @pytest.fixture
+    def others() -> Iterator[str]:
+        """Let the session see the six errands of a tenant; give the table of another tenant."""
+        the.errands(6)
+        like, choose, leave = TENANTS[connection.vendor]
+        create = f"CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand {like}; "
+        copy = "INSERT INTO tests_tenant.tests_errand SELECT * FROM tests_errand; "
+        name = "public" if IS_POSTGRESQL else connection.settings_dict["NAME"]
+        with temporary((create + copy + choose).format(name), leave.format(name)):
+            yield f"{name}.tests_errand"
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @the.all_deliveries
+    def test_i18_a_session_that_replaces_a_lost_one_sees_the_same_rows(
+        make: the.Make, batch_size: int, others: str
+    ) -> None:
+        """The other tenant's rows have the same keys."""
+        calls: list[int] = []
+
+        def handle(row: Errand) -> None:
+            calls.append(row.place)
+            if calls == [0, 1]:
+                end_session()
+
+        make(handle, batch_size=batch_size)()
+        assert {*calls} == {*range(6)}
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT count(*) FROM {others} WHERE done")  # noqa: S608  # a constant
+            assert cursor.fetchone() == (0,)
+
+    @pytest.mark.usefixtures("others")
+    @pytest.mark.parametrize("concurrency", [1, 2])
+    def test_i18_each_session_of_a_run_sees_the_same_rows(
+        beats_soon: None, concurrency: int
+    ) -> None:
+        """Another worker would take them over, while their handlers are at work."""
+        renewed: list[bool] = []
+
+        def handle(row: Errand) -> None:
+            mine = Errand.objects.filter(pk=row.pk)
+            first = mine.values_list("leased_until", flat=True).get()
+            until(mine.filter(leased_until__gt=first).exists, "a renewal")
+            renewed.append(True)
+
+        assert_run(
+            the.at_least_once(handle)(concurrency=concurrency, limit=2),
+            processed=2,
+            stopped="limit",
+        )
+        assert renewed == [True] * 2
 
     @stopped
     def test_i24_a_wait_ends_although_the_time_stands_still(stop: Callable[[], Any]) -> None:
@@ -207,41 +271,6 @@ if IS_POSTGRESQL:
         [told] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert "each row has its own statement for the rest of the run" in told
         assert "tests_unknown" in told
-
-    def test_i18_threads_that_would_see_other_rows_are_refused() -> None:
-        """The schema of a tenant was chosen for the session of the caller alone."""
-        the.errands(3)
-        calls: list[int] = []
-        with temporary(
-            "CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand (LIKE "
-            "public.tests_errand INCLUDING ALL); INSERT INTO tests_tenant.tests_errand "
-            "SELECT * FROM public.tests_errand; SET search_path = tests_tenant, public",
-            "SET search_path = DEFAULT; DROP SCHEMA tests_tenant CASCADE",
-        ):
-            run = the.transactional(lambda row: calls.append(row.pk))
-            with pytest.raises(Unsupported, match="connections of all threads to see"):
-                run(concurrency=3)
-        assert calls == []
-        assert Errand.objects.filter(done=False).count() == 3
-
-    def test_i18_leases_are_renewed_where_the_run_sees_its_rows(beats_soon: None) -> None:
-        """Another worker would take them over, while their handlers are at work."""
-        renewed: list[bool] = []
-
-        def handle(row: Errand) -> None:
-            mine = Errand.objects.filter(pk=row.pk)
-            first = mine.values_list("leased_until", flat=True).get()
-            until(mine.filter(leased_until__gt=first).exists, "a renewal")
-            renewed.append(True)
-
-        with temporary(
-            "CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand (LIKE "
-            "public.tests_errand INCLUDING ALL); SET search_path = tests_tenant, public",
-            "SET search_path = DEFAULT; DROP SCHEMA tests_tenant CASCADE",
-        ):
-            the.errands(2)
-            assert_run(the.at_least_once(handle)(), processed=2)
-        assert renewed == [True, True]
 
     @the.each_delivery
     def test_i18_marks_are_recognised_whatever_zone_a_handler_has_set(make: the.Make) -> None:
