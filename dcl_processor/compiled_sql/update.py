@@ -75,7 +75,7 @@ class CompiledUpdate:
     ) -> CompiledStatement | None:
         """Return the statement that writes the row unless another session has locked it.
 
-        On MariaDB it waits for a second. ``None``: the database has no such statement.
+        On MariaDB it fails if it would wait. ``None``: the database has no such statement.
         """
         connection, meta = self._connection, rows.model._meta
         if connection.features.has_select_for_no_key_update:
@@ -93,7 +93,7 @@ class CompiledUpdate:
             )
             return CompiledStatement(statement, [*keys, *values], self._keys, placeholders)
         if getattr(connection, "mysql_is_mariadb", False):
-            statement = f"SET STATEMENT innodb_lock_wait_timeout = 1 FOR {self._statement.sql}"
+            statement = f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {self._statement.sql}"
             params = self._statement.parameters
             return CompiledStatement(statement, params, self._keys, placeholders)
         return None

@@ -11,7 +11,8 @@ from django.db.models import Q
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql.update import CompiledUpdate
-from dcl_processor.locking.waiting import lock_timeout, settling, written_parts
+from dcl_processor.locking.parts import lock_free
+from dcl_processor.locking.waiting import settling, written_parts
 from dcl_processor.settlement import writing
 from dcl_processor.values import Values
 
@@ -62,18 +63,17 @@ def write_all(
 
 
 def write_free(
-    question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values, seconds: float
+    question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
 ) -> int:
-    """Do the same for the rows that are free within so many seconds, in a transaction."""
-    using, rows = question.using, question.table.filter(these(pks)).order_by()
-    is_own = written_parts(question.model, {*expected, *values}) == [question.model]
-    if is_own and connections[using].features.has_select_for_no_key_update:
-        # The limit of a wait would be one more message.
-        free = rows.select_for_update(skip_locked=True, no_key=True).values("pk")
-        ours = condition(expected) & Q(pk__in=free)
-        return writing.update_rows(question.table, pks, values, ours)
-    with lock_timeout(using, seconds, waits_alone=True):
-        return write_all(question, pks, expected, values)
+    """Do the same for the rows that no other session has locked, in a transaction."""
+    rows, tables = question.table, written_parts(question.model, {*expected, *values})
+    features = connections[question.using].features
+    if tables != [question.model] or not features.has_select_for_no_key_update:
+        return write_all(question, lock_free(question, pks, tables), expected, values)
+    # The lock would be one more message.
+    free = rows.filter(these(pks)).order_by().select_for_update(skip_locked=True, no_key=True)
+    ours = condition(expected) & Q(pk__in=free.values("pk"))
+    return writing.update_rows(rows, pks, values, ours)
 
 
 def held(question: Question[Any], pks: Sequence[Any], expected: Expected) -> set[Any]:

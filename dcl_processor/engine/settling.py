@@ -60,7 +60,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 #: Seconds for which the settlement of a row without a lease is tried again, and that of any row
 #: when the run is to stop.
-TRY_FOR, TRY_AT_STOP = 5.0, 1.0
+TRY_FOR, TRY_AT_STOP = 5.0, 0.6
 
 
 class _SomeRowsLostError(Exception):
@@ -590,8 +590,7 @@ def _flip_together(
     with settlement_transaction(question.using):
         # Race: lost lease that writes. A row that another worker has taken over does not match.
         # Nor does one that is locked, which would keep the others waiting.
-        write = compare_and_set.write_free
-        if write(question, pks, expected, values, LOCK_WAIT) != len(pks):
+        if compare_and_set.write_free(question, pks, expected, values) != len(pks):
             raise _SomeRowsLostError
         if lane.run.needs_check("done"):
             writing.refuse_pending(lane.processor, question, pks)

@@ -62,11 +62,7 @@ if HAS_ROW_LOCKS:
             "SET search_path = tests_tenant, public",
             "SET search_path = DEFAULT; DROP SCHEMA tests_tenant CASCADE",
         ),
-        "mysql": (
-            "LIKE {0}.tests_errand",
-            "USE tests_tenant",
-            "USE {0}; DROP SCHEMA tests_tenant",
-        ),
+        "mysql": ("LIKE {0}.tests_errand", "USE tests_tenant", "USE {0}; DROP SCHEMA tests_tenant"),
     }
 
     @pytest.fixture
