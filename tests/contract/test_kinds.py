@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import time_machine
+from asgiref.sync import sync_to_async
 from django.db import OperationalError, ProgrammingError, connection
 from django.db.backends.utils import CursorWrapper
 from django.db.models import CharField, F, Func, Value
@@ -655,22 +656,33 @@ if HAS_ROW_LOCKS:
         assert Errand.objects.filter(done=True).count() == 4
 
     @the.each_delivery
-    def test_i21_a_row_that_is_locked_keeps_no_row_of_its_call_waiting(make: the.Make) -> None:
+    @pytest.mark.parametrize("beside", ["one call", "threads", "an event loop"])
+    def test_i21_a_row_that_is_locked_keeps_none_beside_it_waiting(
+        make: the.Make, beside: str
+    ) -> None:
         """Another session lets go of it when the other rows are done."""
         rows = the.errands(4)
         others = Errand.objects.filter(pk__in=[row.pk for row in rows[1:]], done=True)
         with ExitStack() as locks:
 
-            def handle(some: list[Errand]) -> list[None]:
-                locks.enter_context(part_locked(Errand, rows[0].pk))
-                return [None] * len(some)
+            def handle(row: Errand) -> None:
+                if row.place == 0:
+                    locks.enter_context(part_locked(Errand, row.pk))
+
+            async def handle_beside(row: Errand) -> None:
+                await sync_to_async(handle)(row)
 
             def let_go() -> None:
                 until(lambda: others.count() == 3, "the other rows")
                 locks.close()
 
+            options: dict[str, Any] = {"concurrency": 2}
+            if beside == "one call":
+                call = lambda some: [handle(row) for row in some]  # noqa: E731  # one of several
+                options = {"process_batch": call, "batch_size": 4}
+            handler = handle_beside if beside == "an event loop" else handle
             with the.meanwhile(let_go) as ended:
-                assert_run(make(the.ignore, process_batch=handle, batch_size=4)(), processed=4)
+                assert_run(make(handler, **options)(), processed=4)
         assert ended == [None]
 
     def test_a_lane_with_no_other_row_pauses_between_its_tries(

@@ -191,3 +191,25 @@ if connection.vendor == "postgresql":
             assert_run(report, processed=rehearsed, skipped=3 - rehearsed)
             assert_run(run(), processed=3 - rehearsed)
         assert calls == [0, 1, 2]
+
+
+if MARIADB:
+
+    def test_i25_a_packet_that_is_too_large_costs_no_handler_call(
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """A statement for several rows has 200,000 characters of their values at most."""
+        the.errands(12)
+        calls: list[int] = []
+        with server_says("max_allowed_packet", 2**20, 2**24):
+            connection.close()
+            report = the.at_least_once(
+                the.ignore,
+                process_batch=lambda rows: calls.extend(row.place for row in rows),
+                done=lambda row: {"done": True, "last_error": f"{row.place % 10}" * 500_000},
+                batch_size=6,
+            )()
+        assert_run(report, processed=12, redone=0)
+        assert sorted(calls) == [*range(12)]
+        told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert told == []
