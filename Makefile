@@ -14,7 +14,7 @@ demo: .venv/sample.stamp ## the shop's main job, by four workers at once [ORDERS
 test: .venv/dev.stamp ## the gate: every promise, on each database and Django [SHARE= PATIENCE=]
 	@$(if $(SHARE),SHARE=$(SHARE)) $(if $(PATIENCE),PATIENCE=$(PATIENCE)) $(python) -m tests.suite
 
-long: .venv/dev.stamp .venv-bench/bench.stamp ## everything in full, one to two hours
+long: .venv/dev.stamp .venv-bench/bench.stamp ## everything in full, about three hours
 	@$(python) -m tests.suite long
 
 quick: .venv/dev.stamp ## style, types and the fast part of the contract, in a minute or two

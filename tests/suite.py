@@ -23,12 +23,11 @@ from typing import Any
 
 import psutil
 
-from tests import failures, machine
+from tests import failures, long_runs, machine
 from tests.environments import CHECKOUT, ENVIRONMENTS
 from tests.failures import Failure
 from tests.prepare import PrepareFailedError, own_django, prepare
 from tests.progress import Progress, Report
-from tests.shares import selected_by
 
 FOLDER = CHECKOUT / "build" / "gate"
 #: Twice as many as there are processors: tests of processes wait a good part of their time.
@@ -47,7 +46,6 @@ DATABASES = {
 }
 #: The modules that run a server.
 SERVERS = {"debian": "tests.servers.postgresql", "mariadb": "tests.servers.mariadb"}
-LONG = CHECKOUT / "tests" / "long.toml"
 
 
 @dataclass(frozen=True)
@@ -179,6 +177,8 @@ class Run:
         if not again:
             said = next((line for line in reversed(lines) if " passed" in line), "")
             progress.ended(stage.name, said.strip("= "), stage.budget, found)
+            if self.kind == "long" and not found:
+                long_runs.write_down(stage.name)
         return found
 
     def all(self, listed: Sequence[Stage], progress: Progress, report: Report) -> None:
@@ -234,6 +234,8 @@ def everything(kind: str) -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     listed = [each for each in stages(kind) if each.django != own_django()]
+    if kind == "long":
+        listed = [each for each in listed if not long_runs.is_green(each.name)]
     progress = Progress(began, [each.name for each in listed])
     try:
         run = Run(kind, machine.wait_until_quiet())
@@ -255,28 +257,9 @@ def everything(kind: str) -> int:
         if reason := missing.get(each.django) or missing.get(each.database):
             report.left_out[each.name] = reason
     run.all([each for each in listed if each.name not in report.left_out], progress, report)
-    if kind == "long" and not report.is_red():
-        _write_down(time.monotonic() - began)
-    else:
-        print(_age_of_the_long_suite())
+    print(long_runs.age([each.name for each in stages("long")]))
     report.print(FOLDER)
     return int(report.is_red())
-
-
-def _age_of_the_long_suite() -> str:
-    if not LONG.exists():
-        return "make long: no green run is written down"
-    last = tomllib.loads(LONG.read_text())
-    days = (time.time() - last["at"].timestamp()) / 86_400
-    return f"make long: last green {days:.0f} days ago, at commit {last['commit'][:9]}"
-
-
-def _write_down(seconds: float) -> None:
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    LONG.write_text(
-        "# The last green run of make long, which writes this file.\n"
-        f'at = {now}\ncommit = "{selected_by()}"\nseconds = {seconds:.0f}\n'
-    )
 
 
 def some(name: str, tests: Sequence[str]) -> int:

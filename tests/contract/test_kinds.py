@@ -676,10 +676,13 @@ if HAS_ROW_LOCKS:
                 until(lambda: others.count() == 3, "the other rows")
                 locks.close()
 
+            def handle_all(some: list[Errand]) -> None:
+                for row in some:
+                    handle(row)
+
             options: dict[str, Any] = {"concurrency": 2}
             if beside == "one call":
-                call = lambda some: [handle(row) for row in some]  # noqa: E731  # one of several
-                options = {"process_batch": call, "batch_size": 4}
+                options = {"process_batch": handle_all, "batch_size": 4}
             handler = handle_beside if beside == "an event loop" else handle
             with the.meanwhile(let_go) as ended:
                 assert_run(make(handler, **options)(), processed=4)
