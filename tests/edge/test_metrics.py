@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -586,6 +587,15 @@ def test_each_alert_is_complete_and_on_the_page() -> None:
         assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
         assert set(rule["annotations"]) == {"summary", "description"}
         assert rule["labels"]["severity"] in {"page", "ticket"}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="it comes with Prometheus")
+def test_each_alert_says_what_is_wrong_and_is_silent_beside_it(tmp_path: Path) -> None:
+    for each in (MONITORING / "alerts.yml", Path(__file__).parent / "alerts_test.yml"):
+        shutil.copy(each, tmp_path)
+    promtool = ["promtool", "test", "rules", str(tmp_path / "alerts_test.yml")]
+    done = subprocess.run(promtool, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_each_metric_is_on_the_dashboard() -> None:
