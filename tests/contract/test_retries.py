@@ -285,7 +285,9 @@ def test_attempts_that_the_queryset_defers_are_read_once_for_all() -> None:
     )(handle)
     with statements() as seen:
         assert_run(run(), failed=10, to_retry=10)
-    assert len([sql for sql in seen if sql.startswith("SELECT")]) <= 5
+    # MariaDB is asked by one, too, what the session sees.
+    most = 6 if connection.vendor == "mysql" else 5
+    assert len([sql for sql in seen if sql.startswith("SELECT")]) <= most
     assert set(Errand.objects.values_list("attempts", flat=True)) == {4}
 
 
