@@ -75,13 +75,10 @@ def _interrupts(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt | Interruption | HandlerCancelled):
         return True
     if isinstance(error, SystemExit):
-        return _was_raised_by_signal(error)
+        frames = traceback.walk_tb(error.__traceback__)
+        return any(_handles_signal(frame) for frame, _ in frames)
     kinds = {(kind.__module__, kind.__name__) for kind in type(error).__mro__}
     return ("billiard.exceptions", "SoftTimeLimitExceeded") in kinds
-
-
-def _was_raised_by_signal(error: BaseException) -> bool:
-    return any(_handles_signal(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _handles_signal(frame: FrameType) -> bool:

@@ -22,9 +22,19 @@ from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 
 from . import audit
-from .choosing import ACTIONS, LABELS, MOST, ROWS, Choosing, Wanted, anything, choose, offered
+from .choosing import (
+    ACTIONS,
+    LABELS,
+    MOST,
+    ROWS,
+    Choosing,
+    Wanted,
+    anything,
+    choose,
+    keys_of,
+    offered,
+)
 from .plan import InvalidPlan, Plan
-from .row_keys import keys_of
 
 #: What the states are called.
 STATES = {"given_up": "given up", "in_doubt": "in doubt", ROWS: "selected"}

@@ -20,7 +20,7 @@ from django.urls import reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
-from dcl_processor.checks import lists
+from dcl_processor.checks.questions import check_lists
 from dcl_processor.definition.model_columns import written_columns
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
@@ -76,7 +76,7 @@ class ProcessorAdminMixin(Base):
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return what ``manage.py check`` reports of the list."""
-        return [*super().check(**kwargs), *lists.check(self, self.processors)]
+        return [*super().check(**kwargs), *check_lists(self, self.processors)]
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may act on the processors' rows, and change the model's."""

@@ -17,8 +17,7 @@ from dcl_processor.masking import shown
 from dcl_processor.operator_writes import Written
 from dcl_processor.processor import BatchProcessor
 
-from .choosing import ACTIONS, BUDGET, Wanted, choose_chunk, chunks
-from .row_keys import of_plain, plain
+from .choosing import ACTIONS, BUDGET, Wanted, choose_chunk, chunks, of_plain, plain
 
 #: Seconds for which a confirmation can be used.
 MAX_AGE = 3600

@@ -20,6 +20,8 @@ from dcl_processor.locking.slots import refuse_without_locks
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.runner import limits
 
+from .questions import refused
+
 
 def check_names(processor: BatchProcessor[Any]) -> Iterator[CheckMessage]:
     """Yield an error if the processor's alias does not exist."""
@@ -38,12 +40,8 @@ def check_clock(processor: BatchProcessor[Any], question: Question[Any]) -> Iter
     except FieldDoesNotExist:
         return  # E009 reports it
     except Unsupported as error:
-        yield checks.Error(
-            str(error).removeprefix(f"{processor.name}: "),
-            hint="With USE_TZ=True, columns without a time zone store UTC.",
-            obj=processor.name,
-            id="dcl_processor.E011",
-        )
+        hint = "With USE_TZ=True, columns without a time zone store UTC."
+        yield refused(processor, error, hint, "dcl_processor.E011")
 
 
 def check_engines(
@@ -55,12 +53,8 @@ def check_engines(
     except DatabaseError:
         return  # the database does not answer, which is not for this check to report
     except Unsupported as error:
-        yield checks.Error(
-            str(error),
-            hint="InnoDB has transactions; MyISAM, MEMORY and Aria have none.",
-            obj=processor.name,
-            id="dcl_processor.E012",
-        )
+        hint = "InnoDB has transactions; MyISAM, MEMORY and Aria have none."
+        yield refused(processor, error, hint, "dcl_processor.E012")
 
 
 def check(
@@ -109,12 +103,8 @@ def _check_slots(alias: str, processor: BatchProcessor[Any]) -> Iterator[CheckMe
     try:
         refuse_without_locks(alias, processor.name)
     except Unsupported as error:
-        yield checks.Error(
-            str(error).removeprefix(f"{processor.name}: "),
-            hint="Or use one worker: on SQLite, workers wait for each other in any case.",
-            obj=processor.name,
-            id="dcl_processor.E014",
-        )
+        hint = "Or use one worker: on SQLite, workers wait for each other in any case."
+        yield refused(processor, error, hint, "dcl_processor.E014")
 
 
 def _skips_locked(alias: str) -> bool:

@@ -16,7 +16,7 @@ from dcl_processor.exceptions import InvalidDone, InvalidOption
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import Values, is_constant
 
-from .questions import is_frozen
+from .questions import is_frozen, refused
 
 Constants = Mapping[Any, Any]
 
@@ -28,12 +28,8 @@ def check(processor: BatchProcessor[Any], model: type[Model]) -> Iterator[CheckM
     try:
         check_own_columns(processor, model)
     except InvalidOption as error:
-        yield checks.Error(
-            str(error).removeprefix(f"{processor.name}: "),
-            hint="Abstract models with these columns are in dcl_processor.columns.",
-            obj=processor.name,
-            id="dcl_processor.E009",
-        )
+        hint = "Abstract models with these columns are in dcl_processor.columns."
+        yield refused(processor, error, hint, "dcl_processor.E009")
 
 
 class _Flip:

@@ -18,6 +18,7 @@ from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_
 from dcl_processor.processor import BatchProcessor
 
 from . import indexes
+from .questions import refused
 
 
 def check(
@@ -51,7 +52,7 @@ def check(
             refuse()
         except (InvalidOption, InvalidPending, Unsupported) as error:
             is_refused = True
-            yield checks.Error(_sentence(processor, error), hint=hint, obj=processor.name, id=code)
+            yield refused(processor, error, hint, code)
     if not is_refused:
         yield from indexes.check(processor, question, groups_of(processor, question.model))
     if not processor.in_order:
@@ -73,7 +74,3 @@ def _refuse_database(processor: BatchProcessor[Any], question: Question[Any], *,
         # A database that does not answer is not for this check to report.
         with suppress(DatabaseError):
             refuse_without_skip_locked(question.using, processor.name)
-
-
-def _sentence(processor: BatchProcessor[Any], error: Exception) -> str:
-    return str(error).removeprefix(f"{processor.name}: ")

@@ -15,9 +15,8 @@ from django.db.models.expressions import OrderBy
 from django.db.models.lookups import Exact
 from django.db.models.sql.where import AND, OR, WhereNode
 
-from dcl_processor.candidates.pending_index import imports, source
+from dcl_processor.candidates.pending_index import imports, source, suggested, time_in_flight
 from dcl_processor.candidates.question import Question
-from dcl_processor.candidates.suggested_index import suggested, time_in_flight
 from dcl_processor.definition.groups import Groups
 from dcl_processor.processor import BatchProcessor
 

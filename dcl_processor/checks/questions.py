@@ -1,8 +1,8 @@
-"""Checks of ``pending``."""
+"""Checks of ``pending``, and of lists in the admin that show its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Never
@@ -18,9 +18,18 @@ from django.db.models.sql.where import WhereNode
 from django.utils import timezone
 
 from dcl_processor.candidates.question import Question, ask
+from dcl_processor.definition.model_columns import shares_keys, written_columns
 from dcl_processor.diagnosis import describe
 from dcl_processor.exceptions import InvalidPending
 from dcl_processor.processor import BatchProcessor
+
+
+def refused(
+    processor: BatchProcessor[Any], error: Exception, hint: str, number: str
+) -> CheckMessage:
+    """Return the error of the check with this number for what a run would refuse."""
+    sentence = str(error).removeprefix(f"{processor.name}: ")
+    return checks.Error(sentence, hint=hint, obj=processor.name, id=number)
 
 
 def check(
@@ -185,3 +194,37 @@ def is_frozen(value: Any) -> bool:
     if isinstance(value, date):
         return value in (datetime.now(UTC).date(), datetime.now().astimezone().date())
     return False
+
+
+def check_lists(
+    model_admin: Any, processors: Sequence[BatchProcessor[Any]]
+) -> Iterator[CheckMessage]:
+    """Yield what is wrong between a list and each of its processors.
+
+    An error if the keys of the list name other rows of the processor, and a warning if the list
+    lets a user edit columns that the processor writes.
+    """
+    for processor in processors:
+        question, _ = check(processor)  # which has a check of its own
+        if question is not None and not shares_keys(model_admin.model, question.model):
+            yield checks.Error(
+                f"expected a list of {question.model._meta.label}, whose rows {processor.name} "
+                f"handles, got one of {model_admin.model._meta.label}: a key of it names another "
+                "row.",
+                hint="Name the processor in the list of its own model.",
+                obj=type(model_admin),
+                id="dcl_processor.E019",
+            )
+        written = written_columns(processor, model_admin.model)
+        # What is no name is reported by Django.
+        edited = [name for name in model_admin.list_editable if name in written]
+        if edited:
+            yield checks.Warning(
+                f"expected list_editable without columns that {processor.name} writes, got "
+                f"{', '.join(edited)}: a user who saves the list writes back the values that it "
+                "showed, over those that a worker has written since.",
+                hint="Remove them from list_editable. The actions of ProcessorAdminMixin change "
+                "such columns after a second check.",
+                obj=type(model_admin),
+                id="dcl_processor.W008",
+            )

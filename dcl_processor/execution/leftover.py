@@ -8,7 +8,6 @@ is asked, but only when a statement was sent that can begin a transaction withou
 from __future__ import annotations
 
 import re
-from types import TracebackType
 from typing import Any, Self
 
 from django.db import connections
@@ -42,12 +41,7 @@ class Leftover:
             self._driver.query = self._query
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._driver is not None:
             vars(self._driver).pop("query", None)
 

@@ -11,9 +11,8 @@ from django.db import connections
 from django.db.models import Index, QuerySet
 
 from dcl_processor.candidates import groups, scan
-from dcl_processor.candidates.pending_index import pending_index
+from dcl_processor.candidates.pending_index import Suggested, pending_index, suggested
 from dcl_processor.candidates.question import Question, ask
-from dcl_processor.candidates.suggested_index import Suggested, suggested
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.definition.kinds import rules_of

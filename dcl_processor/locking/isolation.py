@@ -9,7 +9,6 @@ statement for it, so their level is read once per connection.
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -156,12 +155,7 @@ class ReadCommitted:
             self._end(is_whole=False)
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:  # noqa: PYI036
         is_whole, handled = False, None
         try:
             handled = sys.exception() if error is None else error.__context__

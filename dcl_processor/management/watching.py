@@ -197,7 +197,7 @@ class _Log:
 
 
 def _interval(text: str) -> float:
-    seconds = _number(text)
+    seconds = number(text)
     if not SHORTEST_INTERVAL <= seconds < math.inf:
         raise argparse.ArgumentTypeError(
             f"expected a number of seconds from {SHORTEST_INTERVAL}, got {text!r}; write the names "
@@ -213,13 +213,13 @@ def _rows(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = _number(text)
+    seconds = number(text)
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return seconds
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

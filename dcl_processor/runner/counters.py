@@ -265,7 +265,9 @@ class Streak:
                 self.succeeded = True
             case Failed():
                 self.failed += 1
-                self.wrong += _is_wrong(outcome)
+                # If the handler itself raised the error, it may be another processor's error.
+                is_wrong = isinstance(outcome.error, StillPending | InvalidDone)
+                self.wrong += outcome.handled and is_wrong
             case Lost(called=True):
                 self.failed += 1
         self.goes_well = self.succeeded and not self.failed
@@ -297,8 +299,3 @@ class Streak:
         if most is None and not (self.succeeded or self.processor.strict_order):
             return MOST_FROM_THE_START
         return most or math.inf
-
-
-def _is_wrong(outcome: Failed) -> bool:
-    # If the handler itself raised the error, it may be another processor's error.
-    return outcome.handled and isinstance(outcome.error, StillPending | InvalidDone)

@@ -76,7 +76,8 @@ class Worker:
         self.course.call_off()
 
     def _statement(self, execute: Callable[..., Any], sql: str, params: Any, *more: Any) -> Any:
-        kind = Kind.READ if is_plain_read(sql) else Kind.STATEMENT
+        reads = sql.lstrip(" (").upper().startswith("SELECT") and not _LOCKS.search(sql)
+        kind = Kind.READ if reads else Kind.STATEMENT
         self._step(kind, summary(sql, params))
         return execute(sql, params, *more)
 
@@ -221,11 +222,6 @@ class Trace:
     def _line(self, number: str, cells: Sequence[str]) -> str:
         shown = (f"{cell:.{WIDTH}}".ljust(WIDTH) for cell in cells)
         return f"{number:>4}  {'  '.join(shown)}".rstrip()
-
-
-def is_plain_read(sql: str) -> bool:
-    """Return whether a statement reads, and locks nothing."""
-    return sql.lstrip(" (").upper().startswith("SELECT") and not _LOCKS.search(sql)
 
 
 def summary(sql: str, params: Any) -> str:

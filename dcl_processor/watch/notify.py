@@ -59,16 +59,11 @@ def alias(processor: Definition[Any], using: str | None = None) -> str:
     return ask(processor.pending, label=processor.name).using
 
 
-def can_notify(using: str) -> bool:
-    """Return whether the database has LISTEN and NOTIFY."""
-    return connections[using].vendor == "postgresql"
-
-
 def wake(processor: Definition[Any]) -> None:
     """Notify the processor's watchers once the rows that they are to find are committed."""
     using = alias(processor)
     connection = connections[using]
-    if not can_notify(using):
+    if connections[using].vendor != "postgresql":  # which alone has LISTEN and NOTIFY
         return
     if not connection.in_atomic_block:
         _notify(using, channel(processor.name))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow, recognisable
-from dcl_processor.definition.lease import Lease, was_taken_away
+from dcl_processor.definition.lease import was_taken_away
 from dcl_processor.engine import compare_and_set
 from dcl_processor.engine.marks import Mark, claim_mark, lease_mark
 from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked
@@ -108,15 +108,13 @@ def why_lost(processor: Definition[Any], question: Question[Any], hold: HandOut)
     rows = question.table.filter(pk=hold.pk).values_list(_time(processor), flat=True)
     for found in rows:
         time = recognisable(found, question.using)
-        if found is not None and _is_another(processor.lease, hold, time):
+        is_lease = processor.lease is not None
+        if found is not None and (
+            not was_taken_away(time) if is_lease else _stamp(time) != hold.since
+        ):
             return "taken_over"
         return "lapsed" if question.still_pending([hold.pk]).exists() else "settled"
     return "gone"
-
-
-def _is_another(lease: Lease | None, hold: HandOut, time: datetime) -> bool:
-    """Return whether the time that a row contains is that of another worker."""
-    return _stamp(time) != hold.since if lease is None else not was_taken_away(time)
 
 
 @dataclass(frozen=True, slots=True)

@@ -455,10 +455,7 @@ def _whole(text: str, least: int, words: str, most: float = math.inf) -> int:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
+    seconds = watching.number(text)
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number of seconds from 0, got {text!r}")
     return seconds
