@@ -97,7 +97,10 @@ def log(
     if exc_info is not None:
         # A formatter takes this text, and makes none of its own from ``exc_info``.
         record.exc_text = shown_traceback(traceback or traceback_text(exc_info)).rstrip("\n")
-    logger.handle(record)
+    try:
+        logger.handle(record)
+    except Exception:  # noqa: BLE001  # a handler or filter of the project; as logging's own do
+        logging.Handler().handleError(record)
 
 
 def _shown(argument: Any) -> Any:

@@ -268,3 +268,15 @@ def test_a_long_traceback_keeps_both_ends() -> None:
     short = 'Traceback:\n  File "a.py"\n    x()\n'
     assert shown_traceback(short) == short
     assert shown_traceback("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"
+
+
+def test_a_handler_of_the_log_that_raises_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(record: logging.LogRecord) -> bool:
+        raise RuntimeError("no room")
+
+    the.errands(1)
+    monkeypatch.setattr(logging.getLogger("dcl_processor"), "filters", [fail])
+    assert the.transactional(lambda row: 1 / 0)().failed == 1
+    assert "no room" in capsys.readouterr().err

@@ -12,6 +12,12 @@ from .placeholders import CompiledStatement, KeyPlaceholder
 R = TypeVar("R")
 
 
+class PartlyRead(list[Any]):
+    """Answers in which ``None`` stands for each value that the driver could not read."""
+
+    error: Exception
+
+
 class RowBuilder(Generic[R]):
     """Builds the rows of a queryset from given answers, repeatedly.
 
@@ -36,6 +42,8 @@ class RowBuilder(Generic[R]):
 
     def build(self, answers: Sequence[Sequence[Any]]) -> list[R]:
         """Return the rows; further columns of an answer are ignored."""
+        if isinstance(answers, PartlyRead):
+            raise answers.error
         queryset, compiler = self._queryset, self._compiler
         vars(compiler)["execute_sql"] = lambda *_, **__: [answers]
         # The queryset and its query are not shared. The compiler is set temporarily, because it

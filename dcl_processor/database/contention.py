@@ -142,11 +142,17 @@ def may_pass(error: BaseException | None) -> bool:
 _ABOUT_ROWS = frozenset({"20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 
 
+# PostgreSQL's functions for RAISE and ASSERT, with a code of the project's own, and for a policy.
+_RAISED_BY = frozenset({"exec_stmt_raise", "exec_stmt_assert", "ExecWithCheckOptions"})
+
+
 def is_about_rows(error: BaseException) -> bool:
     """Return whether a row's values caused the error, so that other rows may have none."""
     state = _sqlstate(error.__cause__)
     if state:
-        return state[:2] in _ABOUT_ROWS
+        is_of_the_moment = state[:2] in _OF_THE_MOMENT - {"55"} or state == _LOCK_NOT_AVAILABLE
+        source = getattr(getattr(error.__cause__, "diag", None), "source_function", None)
+        return state[:2] in _ABOUT_ROWS or (source in _RAISED_BY and not is_of_the_moment)
     number = _errno(error.__cause__) or 0
     is_of_values = number in _OF_VALUES or number > _HIGHEST_OF_SERVER
     return is_of_values or isinstance(error, DataError | IntegrityError)

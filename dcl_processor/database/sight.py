@@ -13,16 +13,17 @@ from dcl_processor.exceptions import Unsupported
 # PostgreSQL lists no variable that a session has made. So the names come from the policies of
 # row-level security, and from the functions that these call.
 _SIGHT = {
+    # Objects of users have numbers from 16384 on; 2077 and 3294 are current_setting().
     "postgresql": r"""WITH body AS (
-    SELECT concat(qual, with_check) AS sql FROM pg_policies
-    WHERE schemaname = ANY (current_schemas(false))
-    UNION ALL SELECT concat(prosrc, pg_get_function_sqlbody(f.oid)) FROM pg_depend
-    JOIN pg_proc f ON refclassid = 'pg_proc'::regclass AND refobjid = f.oid
-    WHERE classid = 'pg_policy'::regclass
+    SELECT concat(pg_get_expr(polqual, polrelid), pg_get_expr(polwithcheck, polrelid)) AS sql
+    FROM pg_policy
+    UNION ALL SELECT concat(prosrc, pg_get_function_sqlbody(oid)) FROM pg_proc WHERE oid >= 16384
+    UNION ALL SELECT pg_get_viewdef(ev_class) FROM pg_rewrite
+    WHERE oid >= 16384 AND rulename = '_RETURN' AND ev_action::text ~ ':funcid (2077|3294) '
 ) SELECT name, coalesce(current_setting(name, true), '') FROM (
     SELECT unnest('{session_authorization,role,search_path,row_security,TimeZone}'::text[]) AS name
     UNION ALL SELECT DISTINCT found[1] FROM body, regexp_matches(
-        sql, 'current_setting\(\s*''(\w+(?:\.\w+)+)''', 'g') AS found) AS names""",
+        sql, 'current_setting\s*\(\s*''(\w+(?:\.\w+)+)''', 'gi') AS found) AS names""",
     "mysql": "SELECT 'database', DATABASE() UNION ALL SELECT 'time_zone', @@SESSION.time_zone",
 }
 

@@ -40,8 +40,6 @@ class AsyncCalls:
     def __init__(self, lane: Lane, batch: Batch) -> None:
         assert lane.run.event_loop is not None
         self._lane, self._batch, self._loop = lane, batch, lane.run.event_loop
-        sessions = self._loop.sessions
-        sessions.shared = lane.run.shared
         self._together = lane.processor._handles_batches
         self._stack = ExitStack()
         self._resource = self._stack.enter_context(lane.resource.borrowed())

@@ -62,27 +62,20 @@ class Heartbeat:
         self._alive_until: dict[Any, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._shared: Any = None
+        #: What the run's session sees.
+        self.shared: Shared | None = None
         #: The column of the lease, and the model whose table it is in.
         self._field: Any = None
         self._owner: Any = None
 
-    def hold(
-        self,
-        question: Question[Any],
-        claimed: Mapping[Any, Values],
-        since: float,
-        shared: Shared | None,
-    ) -> None:
+    def hold(self, question: Question[Any], claimed: Mapping[Any, Values], since: float) -> None:
         """Begin to renew the leases of these rows, whose claim has been committed.
 
         ``claimed``: the columns that the claim wrote, by row, with the lease token among them.
-        ``since``: when the claim began, by this process's monotonic clock. ``shared``: what the
-        run's session sees.
+        ``since``: when the claim began, by this process's monotonic clock.
         """
         if not claimed:
             return
-        self._shared = shared
         with self._lock:
             self._question = question
             together = frozenset(claimed)
@@ -149,7 +142,8 @@ class Heartbeat:
                 # After a failed beat there is time for several more before the lease lapses.
                 pause = self._seconds / (3 if self._beat() else 12)
         finally:
-            self._shared.undo()
+            if self.shared is not None:
+                self.shared.undo()
             connections.close_all()
 
     def _beat(self) -> bool:
@@ -184,8 +178,8 @@ class Heartbeat:
             return None, []
         # Race: double claim. Without its row in sight, this worker would renew no lease.
         connection = connections[question.using]
-        if connection.connection is None:
-            self._shared.share(connection)
+        if connection.connection is None and self.shared is not None:
+            self.shared.share(connection)
         began = time.monotonic()
         now = clock.read(question.table, held)
         if now is None:

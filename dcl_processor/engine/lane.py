@@ -16,6 +16,7 @@ from dcl_processor.execution.handler import Handled
 from dcl_processor.execution.in_flight import InFlight
 from dcl_processor.execution.leftover import Leftover
 from dcl_processor.execution.row_savepoint import RowSavepoint
+from dcl_processor.execution.shared_sessions import close_lost
 from dcl_processor.interrupts import ends_the_run
 
 from . import marking, recovery, settling
@@ -94,6 +95,8 @@ class Lane:
         try:
             while True:
                 while batch := self.source.take(self._room() if self._loop else self._size):
+                    if self.run.driver is not None and self.run.shared is None:
+                        self.run.share()
                     self.deliver(batch)
                     self._pass_on()
                     if self._open:
@@ -164,6 +167,8 @@ class Lane:
         is_open = self.resource.is_open
         if not is_open:
             self.settle()
+        if self._loop is None and not self.run.counters.streak.goes_well:
+            close_lost(but=self.run.using)
         after, self.driver = self._after, self.session.connection.connection
         self._is_idle = False
         try:
@@ -254,7 +259,7 @@ class Lane:
         if self.run.heartbeat is not None:
             assert batch.claimed is not None
             claimed = {held.pk: held.marked.after for held in batch.claimed.rows}
-            self.run.heartbeat.hold(batch.question, claimed, since, self.run.shared)
+            self.run.heartbeat.hold(batch.question, claimed, since)
 
     def _mark_of(self, make: Callable[[Lane], Mark]) -> Mark:
         mark = make(self)

@@ -11,7 +11,7 @@ from functools import partial
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.models import Model, Q, QuerySet
 from django.utils import timezone, translation
 
@@ -127,8 +127,9 @@ class Run:
         #: The values with which a claim's constants are read back.
         self.kept_constants: Values = {}
         self._verifying = Lock()
-        #: What the session sees that has verified the flips.
+        #: What the run's session sees, if its driver's connection was open before.
         self.shared: Shared | None = None
+        self.driver: Any = None
         self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
@@ -160,8 +161,25 @@ class Run:
         question = self.ask(due=False)
         model_columns.check(self.processor, question.model, question.using)
         refuse_outer_transaction(question.using, self.processor.name)
-        self.using = question.using
+        self.using = self._alias = question.using
+        mine: Any = connections[self.using]
+        # One that was ended is replaced here; inside a transaction none is.
+        if is_connected(self.using) and not mine.in_atomic_block:
+            self.driver = mine.connection
         return question
+
+    def share(self) -> None:
+        """Find out what the run's session sees, for those that follow it, before its first claim.
+
+        Raises ``OperationalError`` if it is not the one that the run has begun with.
+        """
+        if connections[self.using].connection is not self.driver:
+            raise OperationalError(f"{self.processor.name}: the session was lost before a claim.")
+        self.shared = Shared(self.using)
+        if self.heartbeat is not None:
+            self.heartbeat.shared = self.shared
+        if self.event_loop is not None:
+            self.event_loop.sessions.shared = self.shared
 
     def _execute(self, question: Question[Any], running: Running) -> Report:
         self._prepare()
@@ -275,11 +293,8 @@ class Run:
             Lane(self).drive()
             return
         errors: list[BaseException] = []
-        mine: Any = connections[self.using]
-        # A session that is not open yet will be as those of the threads; one that was ended is new.
-        is_connected(self.using)
-        if mine.connection is not None:
-            self.shared = Shared(self.using)
+        if self.driver is not None:
+            self.share()
         zone, language = timezone.get_current_timezone(), translation.get_language()
         name = f"{self.processor.name}: handlers"
         # Daemons: one that an interrupt leaves at work does not keep the process from its end.
@@ -401,7 +416,6 @@ class Run:
         """Try the flips on the run's first row, before the first handler of any lane."""
         with self._verifying:
             if self.rehearsal is None:
-                self.shared = self.shared or Shared(question.using)
                 self.trust(rehearse(self.processor, question, held.row, held.pk))
 
     def refuse_backlog(self, question: Question[Any], seen: Collection[Any] | None = None) -> None:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from django.db import Error, connections
+from django.db import DataError, Error, connections
 from django.db.transaction import Atomic, atomic
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
+from dcl_processor.compiled_sql.select import PartlyRead
 from dcl_processor.database.connection import has_id, reconnected
 from dcl_processor.database.contention import (
     ends_transaction,
@@ -233,7 +234,10 @@ class Session:
         """Execute a statement in a message of its own; return its answer."""
         with self.connection.cursor() as cursor:
             cursor.execute(statement.sql, statement.params or None)
-            return cursor.fetchall() if cursor.description else cursor.rowcount
+            try:
+                return cursor.fetchall() if cursor.description else cursor.rowcount
+            except Exception as error:  # noqa: BLE001  # raised again if the server has raised it
+                return _partly_read(cursor.cursor, error)
 
     def execute_all(self, statements: Sequence[Statement]) -> Sequence[Answer]:
         """Execute statements in the transaction that is open, as one message if possible."""
@@ -365,9 +369,33 @@ def in_one_message(cursor: Any, statements: Sequence[Statement]) -> list[Answer]
     driver, answers = cursor.cursor, list[Answer]()
     with cursor.db.wrap_database_errors:
         for _ in statements:
-            answers.append(driver.fetchall() if driver.pgresult.nfields else driver.rowcount)
+            try:
+                answers.append(driver.fetchall() if driver.pgresult.nfields else driver.rowcount)
+            except Exception as error:  # noqa: BLE001  # as above
+                answers.append(_partly_read(driver, error))
             driver.nextset()
     return answers
+
+
+def _partly_read(driver: Any, error: Exception) -> PartlyRead:
+    """Return the answer of a statement that was executed; its rows are not built later."""
+    result = getattr(driver, "pgresult", None)
+    # An error of the server has a code; one without comes from a value, such as 'infinity'.
+    if result is None or getattr(error.__cause__ or error, "sqlstate", "") is not None:
+        raise error
+    from psycopg.adapt import Transformer
+
+    find, columns = Transformer.from_context(driver).get_loader, range(result.nfields)
+
+    def value(row: int, column: int) -> Any:
+        data = result.get_value(row, column)
+        with suppress(Exception):
+            return data and find(result.ftype(column), result.fformat(column)).load(data)
+        return None
+
+    found = PartlyRead(tuple([value(row, at) for at in columns]) for row in range(result.ntuples))
+    found.error = error if error.__cause__ else DataError(*error.args)
+    return found
 
 
 #: How the statements of a message are sent: a test kit interleaves them with other sessions'.

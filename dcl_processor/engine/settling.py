@@ -375,6 +375,10 @@ def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) 
     table = batch.question.table
     # A query is needed, because the handler may have deleted its row.
     if table.filter(pk=held.pk).exists():
+        if compare_and_set.held(batch.question, [held.pk], expected_of(lane, held)):
+            raise writing.not_written(lane.processor, [held.pk], 0)
+        if isinstance(outcome, Failed):
+            _warn(lane, held, "%s: row %s was taken over while it failed: %s", outcome.error)
         return Lost(duration=getattr(outcome, "duration", None))
     if isinstance(outcome, Handled):
         writing.refuse_moved(batch.question, {held.pk: held.row}, lane.processor)
@@ -451,6 +455,8 @@ def _error_of(
             return error
         raise
     if not is_written:
+        if compare_and_set.held(batch.question, [held.pk], expected_of(lane, held)):
+            return writing.not_written(lane.processor, [held.pk], 0)
         raise _SomeRowsLostError
     return None
 

@@ -251,7 +251,9 @@ class EventLoop:
             outcome = await self._outcome(
                 processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
             )
-            if outcome is not None and not _timed_out(outcome):
+            # The work in the thread may go on behind the limit.
+            error = outcome.error if isinstance(outcome, Failed) else None
+            if outcome is not None and not isinstance(error, HandlerTimeout):
                 outcome = await self._judged(pk, outcome)
         finally:
             del self._handlers[pk]
@@ -265,6 +267,7 @@ class EventLoop:
         """Return the outcome with what is known of the transaction; ``None``: interrupted."""
         try:
             is_lost = await self.sessions.were_left_open(pk, self._handlers.keys())
+            await self.sessions.renew()
         except asyncio.CancelledError:
             return None
         if is_lost and not isinstance(outcome, BaseException):
@@ -425,11 +428,6 @@ async def _announce(processor: Definition[Any], handling: observers.Handling) ->
             # Receivers that are no coroutines are called in the thread for database calls.
             await row_started.asend_robust(**sent)
     observers.tell("handler_started", handling, to=handling.observers)
-
-
-def _timed_out(outcome: Any) -> bool:
-    """Return whether the handler reached its limit: its work in the thread may go on."""
-    return isinstance(outcome, Failed) and isinstance(outcome.error, HandlerTimeout)
 
 
 def _cancelled(tasks: Iterable[asyncio.Task[Any] | None]) -> list[asyncio.Task[Any]]:

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.db import connections
 from django.db.backends.signals import connection_created
 
 from dcl_processor.database.sight import Shared
@@ -59,6 +60,11 @@ class SharedSessions:
         leftover.__enter__()
         others = [(thread, each) for thread, each in self._found if each.connection != connection]
         self._found = [*others, (threading.get_ident(), leftover)]
+
+    async def renew(self) -> None:
+        """Close sessions that were lost, or each later handler would fail on them."""
+        if any(leftover.connection.errors_occurred for _, leftover in self._found):
+            await sync_to_async(close_lost)()
 
     async def were_left_open(self, pk: Any, under_way: Collection[Any]) -> bool:
         """Return whether the work of a call that has ended is lost in an open transaction.
@@ -109,6 +115,13 @@ class SharedSessions:
         self._found = [(thread, leftover) for thread, leftover in self._found if thread == here]
         ended = [leftover.end() for _, leftover in self._found]  # each of them
         return any(ended)
+
+
+def close_lost(but: str | None = None) -> None:
+    """Close this thread's sessions that were lost, except that of one alias."""
+    for each in connections.all(initialized_only=True):
+        if each.alias != but and each.errors_occurred:
+            each.close_if_unusable_or_obsolete()
 
 
 def without_work(outcome: Together | Prepared) -> Together | Prepared:

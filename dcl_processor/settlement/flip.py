@@ -25,8 +25,8 @@ def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
     """Return the values that take a handled row out of pending, or raise ``InvalidDone``."""
     if processor._has_fixed_flip and processor.retry is None:
         return processor.done or {}
-    given = _given(processor, row, *([result] if processor._flip_needs_result else []))
-    return with_cleared_retry(processor, given)
+    values = given(processor, row, *([result] if processor._flip_needs_result else []))
+    return with_cleared_retry(processor, values)
 
 
 def flips(
@@ -39,11 +39,6 @@ def flips(
             values = with_cleared_retry(processor, values)
         return dict.fromkeys(results, values)
     return {pk: flip(processor, rows[pk], result) for pk, result in results.items()}
-
-
-def foreseen(processor: Definition[Any], row: Model) -> Values | None:
-    """Return the flip of a row that is not handled yet, or ``None`` if it needs the result."""
-    return None if processor._flip_needs_result else _given(processor, row)
 
 
 def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
@@ -76,7 +71,7 @@ def refusing_values(processor: Definition[Any]) -> Iterator[None]:
         raise invalid_done(processor, error) from error
 
 
-def _given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
+def given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
     if processor._has_fixed_flip:
         return processor.done or {}  # checked before the run
     label = processor.name

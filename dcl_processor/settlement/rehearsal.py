@@ -19,7 +19,7 @@ from dcl_processor.candidates.flip_coverage import decided, keeps_all
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.database.connection import has_id
-from dcl_processor.database.contention import is_about_rows, is_out_of_resources
+from dcl_processor.database.contention import is_contention, unwritable
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.definition.model_columns import by_attname, written
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
@@ -70,7 +70,10 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
             unproven.add(option)
     _check_reset(processor, question, pk)
     _check_on_failure(processor, question, pk)
-    kept = _check_kept(processor, question, pk)
+    try:
+        kept = _check_kept(processor, question, pk)
+    except writing.NotWritten as error:
+        raise RowRefused(error) from error
     if not processor._has_fixed_flip:
         _rehearse_function(processor, question, row, pk)
     has_rules, has_triggers = _rules_and_triggers(processor, question)
@@ -205,9 +208,9 @@ def _rehearse_function(
 ) -> None:
     """Try a flip that is a function of the row alone; a flip that needs the result has to wait."""
     try:
-        values = flip.foreseen(processor, row)
-        if values is None:
+        if processor._flip_needs_result:
             return
+        values = flip.given(processor, row)
         writes = _written(processor, question, "done", values)
         with flip.refusing_values(processor):
             effect = _rehearsed(processor, question, pk, writes)
@@ -358,9 +361,11 @@ def _rehearsed(
     alike = decided(question.unfiltered, constants)
     try:
         return _tried(processor, question, pk, writes, alike)
+    except writing.NotWritten:
+        return FlipEffect.UNKNOWN
     except Error as error:
         has_ended = connections[question.using].needs_rollback  # the transaction with the lock
-        if has_ended or not (is_about_rows(error) or is_out_of_resources(error)):
+        if has_ended or is_contention(error) or unwritable(error, question.using) is not None:
             raise
         return FlipEffect.UNKNOWN
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
 
 
+class NotWritten(ProcessorError):
+    """An update has left out a row that exists: a trigger, a rule or a policy dropped it."""
+
+
 def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Sequence[Any]) -> None:
     """Raise ``StillPending`` if one of the rows is still pending."""
     for pk in question.still_pending(pks).values_list("pk", flat=True)[:1]:
@@ -114,7 +118,7 @@ def explained(
     found = re.search(f"{FLIP}({LOST}|[0-9]+)", str(error))
     if found is None:
         return error
-    return TransactionLost() if found[1] == LOST else _not_written(processor, pks, int(found[1]))
+    return TransactionLost() if found[1] == LOST else not_written(processor, pks, int(found[1]))
 
 
 def refuse_moved(
@@ -153,11 +157,11 @@ def _look_up(
         refuse_another(question.using, transaction_id)
     # A query is needed, because rows that the handler deleted have left pending, too.
     if _rows(question, pks).count() > written:
-        raise _not_written(processor, pks, written)
+        raise not_written(processor, pks, written)
 
 
-def _not_written(processor: Definition[Any], pks: Sequence[Any], written: int) -> ProcessorError:
-    return ProcessorError(
+def not_written(processor: Definition[Any], pks: Sequence[Any], written: int) -> ProcessorError:
+    return NotWritten(
         f"{processor.name}: expected the flip to write {_named(pks)}, got {written} of "
         f"{len(pks)} rows written although they exist; look for a trigger, a rule or "
         "row-level security that drops the update."

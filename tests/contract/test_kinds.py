@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, date, datetime
 from itertools import count
 from threading import Event
@@ -77,20 +77,28 @@ if HAS_ROW_LOCKS:
         with temporary((create + copy + choose).format(name), leave.format(name)):
             yield f"{name}.tests_errand"
 
+    @pytest.mark.parametrize("lost", ["at the first claim", "in a handler"])
     @pytest.mark.parametrize("batch_size", [1, 3])
     @the.all_deliveries
     def test_i18_a_session_that_replaces_a_lost_one_sees_the_same_rows(
-        make: the.Make, batch_size: int, others: str
+        make: the.Make, batch_size: int, lost: str, others: str
     ) -> None:
         """The other tenant's rows have the same keys."""
         calls: list[int] = []
+        claims = count()
 
         def handle(row: Errand) -> None:
             calls.append(row.place)
-            if calls == [0, 1]:
+            if calls == [0, 1] and lost == "in a handler":
                 end_session()
 
-        make(handle, batch_size=batch_size)()
+        def look(execute: Any, sql: str, *arguments: Any) -> Any:
+            if "SKIP LOCKED" in sql and next(claims) == 0:
+                end_session()
+            return execute(sql, *arguments)
+
+        with connection.execute_wrapper(look) if lost != "in a handler" else nullcontext():
+            make(handle, batch_size=batch_size)()
         assert {*calls} == {*range(6)}
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT count(*) FROM {others} WHERE done")  # noqa: S608  # a constant
@@ -503,7 +511,69 @@ if IS_POSTGRESQL:
         assert sorted(calls) == [0, 1, 2]
         assert Errand.objects.get(done=False).attempts == 1
 
-    @pytest.mark.parametrize("code", ["20000", "21000", "54000"])
+    @the.all_deliveries
+    @pytest.mark.parametrize("code", ["AB001", "42501", "55000"])
+    def test_i14_a_rehearsal_that_is_refused_with_any_code_costs_no_row_an_attempt(
+        make: the.Make, code: str
+    ) -> None:
+        """The project's own rule asks for what the handler writes."""
+        the.errands(3)
+
+        def handle(row: Errand) -> None:
+            Errand.objects.filter(pk=row.pk).update(result="tracked")
+
+        refuse = f"RAISE EXCEPTION USING ERRCODE = '{code}'"
+        with at_update("NEW.done AND NEW.result = ''", refuse):
+            assert_run(make(handle)(), processed=3)
+
+    @the.all_deliveries
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_i13_a_row_whose_flip_is_dropped_fails_alone(make: the.Make, place: int) -> None:
+        the.errands(3)
+        with at_update(f"NEW.done AND NEW.place = {place}", "RETURN NULL"):
+            report = make(the.ignore)()
+        assert_run(report, processed=2, failed=1)
+        assert "look for a trigger" in str(report.failures[0].error)
+
+    @the.each_delivery
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    def test_i13_a_row_with_a_value_that_the_driver_cannot_read_fails_alone(
+        make: the.Make, batch_size: int
+    ) -> None:
+        """PostgreSQL has times that Python has not."""
+        the.errands(7)
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
+        calls: list[int] = []
+        run = make(lambda row: calls.append(row.place), batch_size=batch_size)
+        assert_run(run(), processed=6, failed=1)
+        assert sorted(calls) == [0, 1, 2, 3, 5, 6]
+
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_i16_a_dead_letter_that_is_refused_with_any_code_is_left_out(make: the.Make) -> None:
+        the.errands(1)
+
+        def fail(row: Errand) -> None:
+            raise ValueError(row.place)
+
+        with at_update("NEW.dead", "RAISE EXCEPTION USING ERRCODE = 'AB001'"):
+            run = make(fail, retry=the.retry(max_attempts=1), failed={"dead": True})
+            assert_run(run(), failed=1)
+        assert Errand.objects.get().attempts == 1
+
+    def test_i26_the_error_of_a_row_that_was_taken_over_is_logged(
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        the.errands(1)
+
+        def fail(row: Errand) -> None:
+            the.elsewhere(lambda: Errand.objects.update(leased_until=None))
+            raise ValueError("no such place")
+
+        assert_run(the.at_least_once(fail)(), lease_lost=1)
+        assert "was taken over while it failed: no such place" in caplog.text
+
+    @pytest.mark.parametrize("code", ["20000", "21000", "54000", "AB001"])
     def test_i17_a_row_that_is_refused_for_good_is_not_tried_until_its_lease_ends(
         code: str,
     ) -> None:

@@ -14,7 +14,6 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, batch_processor, clock
 from dcl_processor.candidates.question import Question, ask
-from dcl_processor.database.sight import Shared
 from dcl_processor.engine import heartbeat
 from dcl_processor.engine.compare_and_set import write
 from dcl_processor.engine.heartbeat import Heartbeat
@@ -104,7 +103,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     (row,) = the.errands(1, leased_until=start)
     question = ask(Errand.objects.all, label="tests", flips=None)
     heart = Heartbeat(Lease(60), "tests")
-    heart.hold(question, {row.pk: {"leased_until": start}}, time.monotonic(), Shared("default"))
+    heart.hold(question, {row.pk: {"leased_until": start}}, time.monotonic())
     yield row, question, heart
     heart.close()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import cycle
 from typing import Any
 
 import environ
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 
 from dcl_processor import Retry
@@ -15,7 +17,7 @@ from dcl_processor.exceptions import ReadOnlyDatabase, SessionLost, Unsupported
 from tests.contract.support import errands as the
 from tests.contract.support.parcels import UNSENT, parcels, processor
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import before_statement, connected, until_ended
+from tests.contract.support.sessions import before_statement, connected, end_session, until_ended
 from tests.models import Errand, Parcel
 from tests.servers.mariadb import mariadb
 
@@ -191,6 +193,31 @@ if connection.vendor == "postgresql":
             assert_run(report, processed=rehearsed, skipped=3 - rehearsed)
             assert_run(run(), processed=3 - rehearsed)
         assert calls == [0, 1, 2]
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    @the.each_delivery
+    def test_a_session_of_the_handlers_that_is_lost_costs_one_row(
+        make: the.Make, is_async: bool
+    ) -> None:
+        the.errands(5)
+
+        def handle(row: Errand) -> None:
+            Errand.objects.using("other").count()
+            if row.place == 1:
+                end_session(connections["other"])
+                Errand.objects.using("other").count()
+
+        async def handle_async(row: Errand) -> None:
+            await sync_to_async(handle)(row)
+
+        assert_run(make(handle_async if is_async else handle)(), processed=4, failed=1)
+
+    def test_a_run_keeps_to_the_alias_of_its_first_question() -> None:
+        """It would wait for its own locks."""
+        the.errands(2)
+        aliases = cycle(["default", "other"])
+        run = the.transactional(the.ignore, pending=lambda: the.PENDING.using(next(aliases)))
+        assert_run(run(), processed=2)
 
 
 if MARIADB:

@@ -21,7 +21,6 @@ from django.utils import timezone
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Report, Retry, batch_processor
 from dcl_processor.candidates.question import ask
-from dcl_processor.database.sight import Shared
 from dcl_processor.engine.heartbeat import Heartbeat
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
@@ -247,7 +246,7 @@ if HAS_ROW_LOCKS:
         heart = Heartbeat(Lease(60), "tests")
         held = {row.pk: {"leased_until": row.leased_until} for row in (one, two)}
         try:
-            heart.hold(question, held, time.monotonic(), Shared("default"))
+            heart.hold(question, held, time.monotonic())
             with part_locked(Vehicle, one.pk):
                 assert the.elsewhere(heart._renew)[1] == [one.pk]
         finally:

@@ -23,13 +23,14 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 CREATE = (
     "CREATE ROLE tests_clerk LOGIN; GRANT SELECT, UPDATE ON tests_errand TO tests_clerk; "
-    "CREATE FUNCTION tests_tenant() RETURNS text LANGUAGE plpgsql STABLE AS "
-    "'BEGIN RETURN current_setting(''user.tenant'', true); END'; "
+    "CREATE FUNCTION tests_asked() RETURNS text LANGUAGE plpgsql STABLE AS "
+    "'BEGIN RETURN CURRENT_SETTING (''user.tenant'', true); END'; "
+    "CREATE FUNCTION tests_tenant() RETURNS text LANGUAGE sql STABLE AS 'SELECT tests_asked()'; "
     "ALTER TABLE tests_errand ENABLE ROW LEVEL SECURITY; "
     "CREATE POLICY tests_mine ON tests_errand USING (result = "
 )
 DROP = (
-    "DROP POLICY tests_mine ON tests_errand; DROP FUNCTION tests_tenant; "
+    "DROP POLICY tests_mine ON tests_errand; DROP FUNCTION tests_tenant, tests_asked; "
     "ALTER TABLE tests_errand DISABLE ROW LEVEL SECURITY; "
     "DROP OWNED BY tests_clerk; DROP ROLE tests_clerk"
 )
