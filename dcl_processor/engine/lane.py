@@ -95,7 +95,7 @@ class Lane:
         try:
             while True:
                 while batch := self.source.take(self._room() if self._loop else self._size):
-                    if self.run.driver is not None and self.run.shared is None:
+                    if self.run.was_open and self.run.shared is None:
                         self.run.share()
                     self.deliver(batch)
                     self._pass_on()

@@ -11,7 +11,7 @@ from functools import partial
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from django.db import OperationalError, connections
+from django.db import Error, connections
 from django.db.models import Model, Q, QuerySet
 from django.utils import timezone, translation
 
@@ -19,7 +19,7 @@ from dcl_processor import observers, oversight
 from dcl_processor.candidates.groups import refuse_order
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.compiled_sql.cache import StatementCache
-from dcl_processor.database.connection import is_connected
+from dcl_processor.database.connection import is_connected, reconnected
 from dcl_processor.database.sight import Shared
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import groups_of
@@ -127,9 +127,9 @@ class Run:
         #: The values with which a claim's constants are read back.
         self.kept_constants: Values = {}
         self._verifying = Lock()
-        #: What the run's session sees, if its driver's connection was open before.
+        #: Whether the run's session was open before, and what it sees then.
+        self.was_open = False
         self.shared: Shared | None = None
-        self.driver: Any = None
         self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
@@ -165,17 +165,17 @@ class Run:
         mine: Any = connections[self.using]
         # One that was ended is replaced here; inside a transaction none is.
         if is_connected(self.using) and not mine.in_atomic_block:
-            self.driver = mine.connection
+            self.was_open = mine.connection is not None
         return question
 
     def share(self) -> None:
-        """Find out what the run's session sees, for those that follow it, before its first claim.
-
-        Raises ``OperationalError`` if it is not the one that the run has begun with.
-        """
-        if connections[self.using].connection is not self.driver:
-            raise OperationalError(f"{self.processor.name}: the session was lost before a claim.")
-        self.shared = Shared(self.using)
+        """Find out before the first claim what the session sees, for those that follow it."""
+        try:
+            self.shared = Shared(self.using)
+        except Error:
+            if not reconnected(self.using):
+                raise
+            self.shared = Shared(self.using)
         if self.heartbeat is not None:
             self.heartbeat.shared = self.shared
         if self.event_loop is not None:
@@ -293,7 +293,7 @@ class Run:
             Lane(self).drive()
             return
         errors: list[BaseException] = []
-        if self.driver is not None:
+        if self.was_open:
             self.share()
         zone, language = timezone.get_current_timezone(), translation.get_language()
         name = f"{self.processor.name}: handlers"

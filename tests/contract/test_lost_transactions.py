@@ -255,9 +255,9 @@ ENDED = {
         for code in ("1969", "1317", "1021", "1038")
     },
 }.get(connection.vendor, {})
-#: Without a permission.
+#: Without a table, or a permission.
 REFUSED = {
-    "postgresql": "DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '42501'; END $$",
+    "postgresql": "SELECT 1 FROM tests_missing",
     "mysql": "SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = 1142",
 }
 HAS_SERVER = connection.vendor in SAYS
