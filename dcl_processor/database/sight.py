@@ -11,7 +11,7 @@ from django.db.backends.signals import connection_created
 from dcl_processor.exceptions import Unsupported
 
 # PostgreSQL lists no variable that a session has made. So the names come from the policies of
-# row-level security, and from the functions that these call.
+# row-level security, from all functions, because policies call some, and from views.
 _SIGHT = {
     # Objects of users have numbers from 16384 on; 2077 and 3294 are current_setting().
     "postgresql": r"""WITH body AS (

@@ -390,7 +390,8 @@ def _partly_read(driver: Any, error: Exception) -> PartlyRead:
     def value(row: int, column: int) -> Any:
         data = result.get_value(row, column)
         with suppress(Exception):
-            return data and find(result.ftype(column), result.fformat(column)).load(data)
+            if data is not None:
+                return find(result.ftype(column), result.fformat(column)).load(data)
         return None
 
     found = PartlyRead(tuple([value(row, at) for at in columns]) for row in range(result.ntuples))

@@ -72,6 +72,7 @@ def refusing_values(processor: Definition[Any]) -> Iterator[None]:
 
 
 def given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:
+    """Return what ``done`` gives for a row; ``arguments``: the result, if it takes that."""
     if processor._has_fixed_flip:
         return processor.done or {}  # checked before the run
     label = processor.name

@@ -545,9 +545,11 @@ if IS_POSTGRESQL:
         with connection.cursor() as cursor:
             cursor.execute("UPDATE tests_errand SET next_attempt_at = '-infinity' WHERE place = 4")
         calls: list[int] = []
-        run = make(lambda row: calls.append(row.place), batch_size=batch_size)
+        claim = {"claimed": True, "result": "at work"} if make is the.at_most_once else None
+        run = make(lambda row: calls.append(row.place), batch_size=batch_size, claim=claim)
         assert_run(run(), processed=6, failed=1)
         assert sorted(calls) == [0, 1, 2, 3, 5, 6]
+        assert Errand.objects.filter(place=4, result="", claimed=False).count() == 1
 
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
     def test_i16_a_dead_letter_that_is_refused_with_any_code_is_left_out(make: the.Make) -> None:
