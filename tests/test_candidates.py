@@ -188,7 +188,7 @@ def test_a_scan_among_others_shows_every_row_however_few_are_taken_of_a_window()
     for _, waiting in among_others:
         seen.append(waiting.popleft())
         tried.add(seen[-1])
-        among_others.met_another()
+        among_others.scatter()
     assert sorted(seen) == [row.pk for row in rows]
 
 
@@ -198,7 +198,7 @@ def test_i6_a_scan_among_others_ends_though_rows_come_back() -> None:
     for visits, (_, waiting) in enumerate(among_others):
         assert visits < scan.WIDE_WINDOW + 8
         waiting.popleft()
-        among_others.met_another()
+        among_others.scatter()
 
 
 def test_a_short_run_counts_nothing() -> None:

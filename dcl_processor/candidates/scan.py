@@ -36,9 +36,6 @@ Window = tuple[Question[M], deque[Any]]
 #: Rows per window: large enough to make the read cheap, small enough to stay a fresh hint.
 WINDOW = 500
 
-#: Places at which rows are probed.
-PLACES = 5
-
 #: Rows per window among other workers: large enough that workers rarely meet.
 WIDE_WINDOW = 5_000
 
@@ -62,8 +59,8 @@ class KeyScan(Generic[M]):
         self._visited = 0
         self._left: int | None = None
 
-    def met_another(self) -> None:
-        """Record that another worker took a row, so that the rest of the window is stale, too."""
+    def scatter(self) -> None:
+        """Go on from random places: other workers are there, or the rows at the head all fail."""
         self.among_others = True
 
     def __iter__(self) -> Iterator[Window[M]]:
@@ -169,19 +166,6 @@ def first_window(question: Question[M], *, strict_order: bool) -> QuerySet[M, An
 def place_among(rows: Sequence[Any]) -> int:
     """Return a random place in a window, at which one of several workers begins."""
     return secrets.randbelow(len(rows)) if rows else 0
-
-
-def anywhere(question: Question[Any], number: int) -> list[Any]:
-    """Return about ``number`` keys from random places, at most an equal share from each."""
-    keys = _keys(question)
-    there = _retrying(keys.count, keys.db)
-    places = min(PLACES, number)
-    at_each = -(-number // places)
-    found: list[Any] = []
-    for _ in range(places):
-        place = secrets.randbelow(max(1, there - at_each + 1))
-        found += _look(keys[place : place + at_each])
-    return list(dict.fromkeys(found))[:number]
 
 
 def count(question: Question[Any], most: int) -> int:

@@ -64,8 +64,6 @@ class Source:
         self._locked: list[Any] = []
         self._tried: set[Any] = set()
         self._in_flight: set[Any] = set()
-        #: Rows that were tried out of order.
-        self._probed: set[Any] = set()
         #: Whether rows may be taken out of the window's order, at a random place.
         self._spreads = not run.processor.strict_order
         self._got = self._missed = self._since_miss = 0
@@ -96,7 +94,7 @@ class Source:
             waiting = self._alone or self._waiting
             if not waiting or (self._is_stale and waiting is self._waiting):
                 return None
-            if run.must_stop() or run.counters.streak.to_probe:
+            if run.must_stop() or run.counters.streak.is_to_move:
                 return None
             size = min(self._room(min(room, 1) if self._alone else room), len(waiting))
             if size <= 0:
@@ -155,31 +153,21 @@ class Source:
 
     def _next_step(self, *, is_waiting: bool) -> Step:
         """Return what to do next; ``is_waiting``: candidates are set, or held back."""
-        if self._run.counters.streak.to_probe:
+        streak = self._run.counters.streak
+        if streak.is_to_move:
             # A row that is in flight may still succeed.
             if self._in_flight:
                 return Step.WAIT
-            self._probe()
+            # Or rows at the head that always fail would keep the others out.
+            streak.is_to_move, streak.has_moved = False, True
+            self._is_stale = True
+            is_waiting = bool(self._alone) or self._is_held
         if not is_waiting:
             return next(self._phases, Step.END)
         no_room = self._in_flight and (self._is_held or self._room(1) <= 0)
         self._is_held = False
         # Only the end of the rows in flight shows whether there is room.
         return Step.WAIT if no_room else Step.GO_ON
-
-    def _probe(self) -> None:
-        """Go on at random places, or rows at the head that always fail would keep the others out.
-
-        Once in a run, and when no row is in flight that may still succeed.
-        """
-        streak = self._run.counters.streak
-        number, streak.to_probe, streak.has_probed = streak.to_probe, 0, True
-        found = scan.anywhere(self.question, number)
-        probed = [pk for pk in found if pk not in self._tried and pk not in self._alone]
-        self._probed.update(probed)
-        for pk in self._probed.intersection(self._waiting):
-            self._waiting.remove(pk)
-        self._alone.extend(probed)
 
     # --- what became of them
 
@@ -320,8 +308,8 @@ class Source:
             self._begin_window(question, waiting)
             while self.has_candidates:
                 yield Step.GO_ON
-            if self._among_others:
-                by_key.met_another()
+            if self._among_others or run.counters.streak.has_moved:
+                by_key.scatter()
             if len(self._absent) >= scan.WINDOW:
                 self._look_at_absent()
         self._waiting = deque()
@@ -332,7 +320,7 @@ class Source:
         self.question, self._waiting = question, waiting
         self._is_stale, self._got, self._missed = False, 0, 0
         # The scan forgets the tried rows after each window, and these may be behind it.
-        for pk in self._in_flight.union(self._probed).intersection(waiting):
+        for pk in self._in_flight.intersection(waiting):
             waiting.remove(pk)
             self._tried.add(pk)
 

@@ -66,7 +66,7 @@ class Counters:
         return self.processor._flip_needs_result and (seems_wrong or not self.handled)
 
     def fails_too_often(self, so_far: dict[Any, Outcome]) -> bool:
-        """Return whether these outcomes, once they are counted, end the run or begin probes.
+        """Return whether these outcomes, once they are counted, end the run, or let it move.
 
         ``so_far``: the outcomes of a batch in the order of its rows.
         """
@@ -75,7 +75,7 @@ class Counters:
         after = replace(self.streak)
         for each in so_far.values():
             after.note(each)
-        return after.to_probe > 0 or after.ends_the_run
+        return after.is_to_move or after.ends_the_run
 
     def count(self, pk: Any, outcome: Outcome) -> None:
         """Add an outcome to the report."""
@@ -237,7 +237,7 @@ class Streak:
     """The failures since a row was processed, and whether any row of the run succeeded.
 
     Rows at the head that always fail must not keep every run from trying the others. So a run in
-    which nothing succeeded probes some rows at random places before it ends.
+    which nothing succeeded goes on from a random place before it ends.
     """
 
     processor: Definition[Any]
@@ -249,17 +249,17 @@ class Streak:
     goes_well: bool = False
     #: Whether the run is to end, because the next row would fail like those before.
     ends_the_run: bool = False
-    #: The number of rows to take from random places before the failures end the run.
-    to_probe: int = 0
+    #: Whether to go on from a random place before the failures end the run.
+    is_to_move: bool = False
     #: Whether that was done, which is once in a run.
-    has_probed: bool = False
+    has_moved: bool = False
 
     def note(self, outcome: Outcome) -> None:
         """Take one more outcome into account."""
         match outcome:
             case Handled():
                 self.succeeded, self.failed, self.goes_well = True, 0, True
-                self.ends_the_run, self.to_probe = False, 0
+                self.ends_the_run = self.is_to_move = False
                 return
             case Snoozed() | Discarded():
                 self.succeeded = True
@@ -272,7 +272,10 @@ class Streak:
                 self.failed += 1
         self.goes_well = self.succeeded and not self.failed
         self.ends_the_run = self._processor_is_wrong or self.failed >= self._most
-        self.to_probe = self._number_to_probe()
+        # A strict order has no random places, and keys are visited from a random one.
+        is_fixed = self.processor.strict_order or self.processor.group_by is not None
+        if not (self.succeeded or self.has_moved or is_fixed):
+            self.is_to_move = self.wrong > 0 or self.failed >= self._most / 2
 
     @property
     def _processor_is_wrong(self) -> bool:
@@ -282,16 +285,6 @@ class Streak:
         because every later run would repeat each further handler call.
         """
         return self.wrong >= 2 and not self.succeeded
-
-    def _number_to_probe(self) -> int:
-        # A strict order has no random places, and keys are visited from a random one.
-        if self.succeeded or self.has_probed or self.processor.strict_order:
-            return 0
-        if self.processor.group_by is not None:
-            return 0
-        if self.wrong:
-            return 1
-        return int(self._most - self.failed) if self.failed >= self._most / 2 else 0
 
     @property
     def _most(self) -> float:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import F, QuerySet
+from django.db.models import F
 
-from dcl_processor import BatchProcessor, Report, batch_processor
-from dcl_processor.candidates import scan
+from dcl_processor import Report, batch_processor
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending
 from dcl_processor.runner.counters import MOST_FROM_THE_START
 from tests.contract.support import errands as the
@@ -207,38 +206,6 @@ def test_rows_that_always_fail_at_the_head_keep_no_others_waiting_for_ever(
     assert Errand.objects.filter(done=True, place__gte=poison).count() == poison
 
 
-def test_a_row_that_failed_at_a_random_place_is_not_read_again_among_other_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is tried before its window, and stays pending when all other rows are finished."""
-    monkeypatch.setattr(scan, "WINDOW", 4)
-    monkeypatch.setattr(scan, "WIDE_WINDOW", 50)
-    rows = the.errands(20)
-    monkeypatch.setattr(scan, "anywhere", lambda *_: [rows[8].pk, rows[9].pk])
-    calls: list[int] = []
-    reads: list[Any] = []
-
-    class Reading(BatchProcessor[Errand]):
-        done = {"done": True}
-        max_consecutive_failures = 4
-
-        def pending(self) -> QuerySet[Errand]:
-            reads.append(None)
-            return the.PENDING
-
-        def process(self, row: Errand, /) -> None:
-            calls.append(row.place)
-            if row.place == 4:  # as another worker does
-                Errand.objects.filter(pk=rows[5].pk).update(done=True)
-            if row.place in {0, 1, 8}:
-                fails()
-
-    assert_run(Reading()(), processed=16, failed=3, stale=1)
-    assert calls[:5] == [0, 1, 8, 9, 2]
-    assert len(calls) == len(set(calls))
-    assert len(reads) < 15
-
-
 # --- a trigger that keeps what a claim or a flip was to overwrite, in some rows
 
 
@@ -307,9 +274,12 @@ def test_a_row_whose_mark_is_not_kept_is_not_handled(
     assert_run(report, processed=6, failed=3)
     assert all(isinstance(each.error, ProcessorError) for each in report.failures)
     assert all(repr(kept) in str(each.error) for each in report.failures)
-    # No other row is left for the next run to try its claim on.
-    with pytest.raises(ProcessorError):
-        run()
+    # No other row is left for the next run to try its claim on; a flip may be one row's fault.
+    if kept == "done" and connection.vendor == "postgresql":
+        assert_run(run(), failed=2, stopped="failures")
+    else:
+        with pytest.raises(ProcessorError):
+            run()
     assert handled == [0, 1, 3, 4, 6, 7]
     refused = Errand.objects.filter(place__in=[2, 5, 8])
     assert refused.filter(done=False, result="", attempts=0).count() == 3
