@@ -217,3 +217,4 @@ class AttemptsUsedUp(ProcessorError):
             else "the last one ended without an outcome: the process died, or lost its lease"
         )
         super().__init__(f"all {attempts} attempts were used up, and {why}")
+        self.is_known = is_known

@@ -56,10 +56,11 @@ _NO_ROOM, _SQLITE_NO_ROOM = frozenset({1021, 1037, 1038, 1041, 1114, 1135, 1206}
 # The driver's class for these is that of the server's own trouble, although a value is at fault.
 # 1365 division by zero, 1292, 1366, 1367 and 1411 a wrong value, as an emoji is in utf8mb3, 1300 a
 # wrong encoding, 1242 and 1172 more than one row, 1329 and 1339 no row and no case in a trigger,
-# 1369 WITH CHECK OPTION, 1526 no partition, 3140 no JSON. 1644: by SIGNAL, which may have a number
-# of its own.
+# 1369 WITH CHECK OPTION, 1526 no partition, 3140 no JSON. 1105 and 1644: by a function, and by
+# SIGNAL, which may have a number of its own; 1422, 1424, 1442 and 1456 what a trigger must not do.
 _OF_VALUES = frozenset(
-    {1172, 1242, 1292, 1300, 1329, 1339, 1365, 1366, 1367, 1369, 1411, 1526, 1644, 3140}
+    {1105, 1172, 1242, 1292, 1300, 1329, 1339, 1365, 1366, 1367, 1369, 1411, 1422, 1424, 1442}
+    | {1456, 1526, 1644, 3140}
 )
 _HIGHEST_OF_SERVER = 20_000
 
@@ -142,17 +143,16 @@ def may_pass(error: BaseException | None) -> bool:
 _ABOUT_ROWS = frozenset({"20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0"})
 
 
-# PostgreSQL's functions for RAISE and ASSERT, with a code of the project's own, and for a policy.
-_RAISED_BY = frozenset({"exec_stmt_raise", "exec_stmt_assert", "ExecWithCheckOptions"})
-
-
 def is_about_rows(error: BaseException) -> bool:
     """Return whether a row's values caused the error, so that other rows may have none."""
     state = _sqlstate(error.__cause__)
     if state:
         is_of_the_moment = state[:2] in _OF_THE_MOMENT - {"55"} or state == _LOCK_NOT_AVAILABLE
-        source = getattr(getattr(error.__cause__, "diag", None), "source_function", None)
-        return state[:2] in _ABOUT_ROWS or (source in _RAISED_BY and not is_of_the_moment)
+        found = getattr(error.__cause__, "diag", None)
+        # A function of the project, such as a trigger's, may raise any error, for some rows only;
+        # the one that is named is PostgreSQL's, for policies.
+        by_row = found and (found.context or found.source_function == "ExecWithCheckOptions")
+        return state[:2] in _ABOUT_ROWS or bool(by_row and not is_of_the_moment)
     number = _errno(error.__cause__) or 0
     is_of_values = number in _OF_VALUES or number > _HIGHEST_OF_SERVER
     return is_of_values or isinstance(error, DataError | IntegrityError)

@@ -17,7 +17,7 @@ from dcl_processor.database.contention import (
     is_refused_statement,
 )
 from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone
-from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
+from dcl_processor.execution.handler import Discarded, Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.settlement import flip, grouping, writing
 from dcl_processor.settlement.failure_columns import notes
@@ -208,11 +208,12 @@ def _write_notes(lane: Lane, batch: Batch, noted: Writes) -> None:
     """
     if len(noted) > 1 and _is_written(lane, batch, noted) is None:
         return
+    ended = {held.pk: (held, outcome) for held, outcome in batch.ended}
     for values, pks in noted:
         refused: Exception | None = None
         error: Exception | None = None
         some = values
-        for some in reduced(lane.processor, values):
+        for some in reduced(lane.processor, values, *ended.get(pks[0], (None, None))):
             error = _is_written(lane, batch, [(some, pks)])
             refused = refused or error
             if error is None or not _is_of_values(error):
@@ -251,21 +252,34 @@ def _is_of_values(error: Exception) -> bool:
 
 
 def reduced(
-    processor: Definition[Any], values: Values, kept: Collection[str] = ()
+    processor: Definition[Any],
+    values: Values,
+    held: Held | None,
+    outcome: Outcome | None,
+    kept: Collection[str] = (),
 ) -> Iterator[Values]:
     """Yield the values, and then less of them: with a plain text, without, the count alone.
 
-    ``kept``: columns that are always written.
+    ``held``, ``outcome``: whose they are. ``kept``: columns that are always written.
     """
     yield values
     retry = processor.retry
     if retry is None:
         return
-    text, own = retry.last_error or "", {*retry.columns, *kept}
-    for some in (values, {name: each for name, each in values.items() if name in own}):
+    text, count, time = (
+        each or "" for each in (retry.last_error, retry.attempts, retry.next_attempt_at)
+    )
+    own = {*retry.columns, *kept}
+    alone = {name: each for name, each in values.items() if name in own}
+    is_last = isinstance(outcome, Discarded) or getattr(outcome, "again_in", 0.0) is None
+    if is_last and count in alone and held is not None and held.most is not None:
+        # Without its dead letter nothing else shows that it is given up.
+        alone[count] = max(alone[count], held.most)
+    for some in (values, alone):
         if isinstance(some.get(text), str):
             yield {**some, text: some[text].encode("ascii", "replace").decode()}
         yield {name: each for name, each in some.items() if name != text}
+        yield {name: each for name, each in some.items() if name not in {text, time}}
 
 
 def tell_of_rest(

@@ -379,6 +379,10 @@ def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) 
             raise writing.not_written(lane.processor, [held.pk], 0)
         if isinstance(outcome, Failed):
             _warn(lane, held, "%s: row %s was taken over while it failed: %s", outcome.error)
+        else:
+            name, message = lane.processor.name, "%s: row %s was taken over before it was settled"
+            extra = log_fields.fields(name, pk=held.pk, attempt=held.attempt)
+            log_fields.log(logger, logging.WARNING, message, name, str(held.pk), extra=extra)
         return Lost(duration=getattr(outcome, "duration", None))
     if isinstance(outcome, Handled):
         writing.refuse_moved(batch.question, {held.pk: held.row}, lane.processor)
@@ -417,7 +421,7 @@ def _note_failure(lane: Lane, batch: Batch, held: Held, outcome: Outcome) -> Out
     try:
         decided = held.marked.decided or _values_of_failure(lane, batch, held, outcome)
         final, values = decided[0] or outcome, decided[1]
-        for some in _reduced(lane, batch, values):
+        for some in _reduced(lane, batch, held, final, values):
             error = _error_of(lane, batch, held, some, final)
             if error is None:
                 left_out = values.keys() - some.keys()
@@ -461,7 +465,9 @@ def _error_of(
     return None
 
 
-def _reduced(lane: Lane, batch: Batch, values: Values) -> Iterator[Values]:
+def _reduced(
+    lane: Lane, batch: Batch, held: Held, outcome: Outcome, values: Values
+) -> Iterator[Values]:
     """Yield the values, and then less of them; at last those of the ``retry`` and the lease alone.
 
     If even the mark cannot be removed, because ``reset`` is refused, the lease lasts for as long
@@ -471,16 +477,16 @@ def _reduced(lane: Lane, batch: Batch, values: Values) -> Iterator[Values]:
     assert mark is not None
     # A claim loses its time only together with what takes the row out of doubt.
     kept = {*mark.removed, *mark.reset} if mark.is_lease else ()
-    yield from flips.reduced(lane.processor, values, kept)
+    some: Values = values
+    for some in flips.reduced(lane.processor, values, held, outcome, kept):
+        yield some
     if retry is None:
         return
-    own = {name: each for name, each in values.items() if name in retry.columns}
-    if retry.last_error is not None:
-        own.pop(retry.last_error, None)
-    if mark.lease is not None and retry.next_attempt_at in own:
-        own[mark.lease.field] = own[retry.next_attempt_at]
-    if own:
-        yield own
+    count = {name: each for name, each in some.items() if name == retry.attempts}
+    own = {name: each for name, each in values.items() if name == retry.next_attempt_at}
+    if mark.lease is not None and own:
+        own[mark.lease.field] = own[str(retry.next_attempt_at)]
+    yield from [each for each in ({**own, **count}, count) if each]
 
 
 def _warn(lane: Lane, held: Held, message: str, error: Exception) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dcl_processor.candidates.question import Question, these
-from dcl_processor.database.contention import ends_transaction
+from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import (
     AttemptsUsedUp,
     InvalidOption,
-    SessionLost,
     TransactionLost,
     UnseenWork,
 )
@@ -192,11 +191,3 @@ def column(question: Question[Any], rows: list[Held], name: str) -> dict[Any, An
     # Deferred by the user's queryset: one query for all rows, instead of one per instance.
     pks = [held.pk for held in rows]
     return dict(question.table.filter(these(pks)).values_list("pk", name))
-
-
-def was_ended_by_server(lost: Exception) -> bool:
-    """Return whether the transaction ended without a statement of the handler that ends it."""
-    cause = lost.__cause__
-    return isinstance(lost, SessionLost) or (
-        isinstance(cause, Exception) and ends_transaction(cause)
-    )

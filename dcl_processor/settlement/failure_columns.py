@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import Model
+from django.db.transaction import atomic
 
 from dcl_processor import log_fields
 from dcl_processor.definition.model_columns import check_columns
 from dcl_processor.errors import add_note
-from dcl_processor.exceptions import InvalidDone, InvalidOption
+from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone, InvalidOption
 from dcl_processor.execution.calls import beside
 from dcl_processor.execution.handler import Discarded, Failed, Outcome, Snoozed
 from dcl_processor.interrupts import ends_the_run
@@ -46,13 +49,15 @@ def notes(
     match outcome:
         case Discarded(error):
             values = _dead_letter(processor, row, error)
-            if not values:
-                stays = {**(undone or {})} if outcome.unprepared else {}
-                if retry is not None:
-                    # The attempt counts, as that of a handler that discards its row does.
-                    stays.pop(retry.attempts or "", None)
-                return Failed(_without(processor, "failed", "Discard", "pending")), stays
-            return outcome, {**(retry.given_up(error, attempt, model) if retry else {}), **values}
+            if values:
+                noted: Values = retry.given_up(error, attempt, model) if retry else {}
+                return outcome, {**noted, **values}
+            if not processor._has_dead_letter:
+                error = _without(processor, "failed", "Discard", "pending")
+            stays = {**(undone or {})} if outcome.unprepared else {}
+            # The attempt counts, as that of a handler that discards its row does.
+            tried = retry.after(error, attempt, model) if retry else {}
+            return Failed(error), {**stays, **tried}
         case Snoozed():
             return _snoozed(processor, outcome, undone)
         case Failed(error) if retry is None:
@@ -92,7 +97,10 @@ def _after_failure(
             if not dead_letter and processor.claim is not None and processor.lease is None:
                 on_failure = {}  # the row stays claimed, for a person to look at
             tried = replace(outcome, attempt=last if counts else None)
-            return tried, {**retry.given_up(error, last, model), **on_failure, **dead_letter}
+            noted = retry.given_up(error, last, model)
+            if isinstance(error, AttemptsUsedUp) and error.is_known:
+                noted.pop(retry.last_error or "", None)  # the row has that of its last attempt
+            return tried, {**noted, **on_failure, **dead_letter}
     after = retry.after(error, attempt, model)
     at = retry.next_attempt_at
     again_in = 0.0 if at is None else after[at].delay.total_seconds()
@@ -106,9 +114,15 @@ def _dead_letter(processor: Definition[Any], row: Model, error: Exception) -> Va
     An error in that function does not replace the row's own error: it is logged, and added to the
     row's error as a note.
     """
+    alias = row._state.db or DEFAULT_DB_ALIAS  # noqa: SLF001  # documented
+    # A query of that function that fails must not take the row's record with it.
+    may_query = processor._has_dead_letter and processor.failed is None
+    may_query = may_query and connections[alias].in_atomic_block
     try:
         name, hook = processor.name, processor.get_failed
-        return _checked(processor, row, beside(name, "get_failed()", (row.pk,), hook, row, error))
+        with atomic(using=alias) if may_query else nullcontext():
+            values = beside(name, "get_failed()", (row.pk,), hook, row, error)
+        return _checked(processor, row, values)
     except BaseException as second:
         if ends_the_run(second):
             raise

@@ -60,14 +60,10 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     """
     unproven: set[str] = set()
     _check_foreign_keys(processor, question)
+    has_rules, has_triggers = _rules_and_triggers(processor, question)
     if processor.claim and processor.lease and not _stays_pending(processor, question, pk):
         unproven.add("claim")
-    for option, values in _fixed(processor):
-        effect = _rehearsed(processor, question, pk, _written(processor, question, option, values))
-        if effect is FlipEffect.STILL_PENDING:
-            raise StillPending(still_pending(processor, option, pk, values))
-        if effect is not FlipEffect.EVERY_ROW_LEAVES:
-            unproven.add(option)
+    unproven.update(_not_proven(processor, question, pk, has_triggers=has_triggers))
     _check_reset(processor, question, pk)
     _check_on_failure(processor, question, pk)
     try:
@@ -76,7 +72,6 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
         raise RowRefused(error) from error
     if not processor._has_fixed_flip:
         _rehearse_function(processor, question, row, pk)
-    has_rules, has_triggers = _rules_and_triggers(processor, question)
     # A trigger may put back the flip of another row, which is then still pending, although the
     # update has written it. A flip that is the mark of a claim is compared when it is read back.
     is_mark = bool(rules_of(processor).marked_by) and not processor.claim
@@ -84,6 +79,21 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     if varies and not processor.repeats:
         unproven.add("done")
     return Rehearsal(unproven, kept, has_rules)
+
+
+def _not_proven(
+    processor: Definition[Any], question: Question[Any], pk: Any, *, has_triggers: bool
+) -> Iterator[str]:
+    """Yield the options whose flip may leave another row pending; raise if it leaves this one."""
+    for option, values in _fixed(processor):
+        effect = _rehearsed(processor, question, pk, _written(processor, question, option, values))
+        if effect is FlipEffect.STILL_PENDING:
+            said = still_pending(processor, option, pk, values)
+            if has_triggers:  # one may put back the flip of this row alone
+                raise RowRefused(StillPending(f"{said[:-1]}, or look for a trigger."))
+            raise StillPending(said)
+        if effect is not FlipEffect.EVERY_ROW_LEAVES:
+            yield option
 
 
 def _fixed(processor: Definition[Any]) -> Iterator[tuple[str, Values]]:
@@ -179,7 +189,7 @@ _RULES_AND_TRIGGERS = """SELECT bool_or(relhasrules), bool_or(EXISTS (
 #: does none of these, and costs nothing.
 _WRITES = (
     r'\mnew\s*\.\s*"?({columns})"?\s*:?=|\mnew\s*:?=|\minto\s+new\M|\mreturn\s+old\M'
-    r"|\mupdate\s[^;]*\mset\M"
+    r"|\mupdate\s[^;]*\mset\M|\mdelete\s+from\M"
 )
 
 

@@ -21,18 +21,9 @@ from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
-#: Every pending question in two kinds: claimed in one statement where that can be, and never.
-QUESTIONS = {
-    "own": lambda: the.PENDING,
-    "spanning": lambda: the.PENDING.filter(pk__in=Errand.objects.filter(done=False).values("pk")),
-}
-each_question = pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
 
-each_size = pytest.mark.parametrize("size", [1, 3])
-
-
-@each_question
-@each_size
+@the.each_question
+@the.each_size
 def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size: int) -> None:
     rows = the.errands(5)
     seen: list[Any] = []
@@ -50,8 +41,8 @@ def test_the_claim_is_committed_before_the_handler_is_called(question: Any, size
     assert [the.state(row) for row in rows] == [expected] * 5
 
 
-@each_question
-@each_size
+@the.each_question
+@the.each_size
 def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, size: int) -> None:
     the.errands(5)
     seen: list[bool] = []
@@ -66,8 +57,8 @@ def test_without_claim_the_flip_is_committed_before_the_handler(question: Any, s
     assert seen == [True] * 5
 
 
-@each_question
-@each_size
+@the.each_question
+@the.each_size
 def test_racing_copies_call_one_handler_for_each_row(question: Any, size: int) -> None:
     """The second copy runs in full between the first one's snapshot and its lock."""
     rows = the.errands(4)
@@ -96,7 +87,7 @@ def test_racing_copies_call_one_handler_for_each_row(question: Any, size: int) -
     assert sum(report.lease_lost + report.failed for report in reports) == 0
 
 
-@each_question
+@the.each_question
 def test_racing_copies_in_a_later_batch(question: Any) -> None:
     """The same where no rehearsal is needed any more."""
     rows = the.errands(4)

@@ -22,7 +22,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from freezegun import freeze_time
 
-from dcl_processor import Delivery, Lease, Retry, batch_processor
+from dcl_processor import Delivery, Discard, Lease, Retry, batch_processor
 from dcl_processor.candidates import scan
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.engine import lane, session, settling
@@ -45,6 +45,17 @@ IS_POSTGRESQL = connection.vendor == "postgresql"
 
 #: A flip that no other statement writes.
 FLIP = {"done": True, "result": "done"}
+
+
+def failing(calls: list[int]) -> Callable[[Errand], None]:
+    """Return a handler that notes its calls, and fails for the second row."""
+
+    def fail(row: Errand) -> None:
+        calls.append(row.place)
+        if row.place == 1:
+            raise ValueError("no such place")
+
+    return fail
 
 
 #: What a user's test may have stopped the time with.
@@ -187,6 +198,52 @@ if IS_POSTGRESQL:
             assert "trapped" in str(report.failures[0].error)
         assert sorted(calls) == [0, 1, 3, 4]
 
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @the.all_deliveries
+    def test_i13_a_trigger_with_a_mistake_in_one_branch_ends_no_run(
+        make: the.Make, batch_size: int
+    ) -> None:
+        """Its error is that of a statement which is wrong for every row."""
+        the.errands(5)
+        calls: list[int] = []
+        with at_update("NEW.place = 2", "PERFORM tests_no_such_function()"):
+            report = make(lambda row: calls.append(row.place), batch_size=batch_size)()
+        assert_run(report, processed=4, failed=1, redone=report.redone)
+        assert {*calls} - {2} == {0, 1, 3, 4}
+
+    @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+    def test_i13_a_first_row_whose_flip_a_trigger_puts_back_ends_no_run(make: the.Make) -> None:
+        the.errands(4)
+        with at_update("NEW.done AND NEW.place = 0", "NEW.done = false"):
+            report = make(the.ignore, retry=the.retry())()
+        assert_run(report, processed=3, failed=1)
+        assert "or look for a trigger" in str(report.failures[0].error)
+        assert Errand.objects.get(place=0).attempts == 0
+
+    @pytest.mark.parametrize("batch_size", [1, 3])
+    @the.all_deliveries
+    def test_i26_a_row_that_a_trigger_moves_away_is_done(make: the.Make, batch_size: int) -> None:
+        the.errands(4)
+        archive = "DELETE FROM tests_errand WHERE id = NEW.id; RETURN NULL"
+        with at_update("NEW.done", archive):
+            assert_run(make(the.ignore, batch_size=batch_size)(), processed=4)
+        assert not Errand.objects.exists()
+
+    @pytest.mark.parametrize("make", [the.transactional, marking, the.at_least_once])
+    def test_i16_a_failure_is_counted_although_its_time_is_refused(make: the.Make) -> None:
+        the.errands(2)
+        calls: list[int] = []
+        fail = failing(calls)
+        run = make(fail, retry=the.retry(max_attempts=2))
+        with temporary(
+            "ALTER TABLE tests_errand ADD CONSTRAINT tests_now CHECK (next_attempt_at IS NULL)",
+            "ALTER TABLE tests_errand DROP CONSTRAINT tests_now",
+        ):
+            assert_run(run(), processed=1, failed=1, to_retry=1)
+            assert_run(run(), failed=1)
+            assert_run(run())
+        assert calls == [0, 1, 1]
+
     @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
     def test_i14_a_rehearsal_that_fails_costs_no_row_an_attempt(make: the.Make) -> None:
         """The constraint needs a value that only the handler knows."""
@@ -327,12 +384,7 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
     """The dead letter does not fit its column, and PostgreSQL ends the transaction for that."""
     the.errands(3)
     calls: list[int] = []
-
-    def fail(row: Errand) -> None:
-        calls.append(row.place)
-        if row.place == 1:
-            raise ValueError("no such place")
-
+    fail = failing(calls)
     run = make(
         fail, retry=Retry(2, backoff=0), failed={"code": None, "dead": None}, batch_size=batch_size
     )
@@ -347,16 +399,52 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
 
 
 @pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-def test_i16_a_dead_letter_that_is_refused_costs_no_other_row_anything(make: the.Make) -> None:
-    """Without a retry there is nothing else to write; the row stays pending."""
-    the.errands(3)
+@pytest.mark.parametrize("error", [KeyError("no such place"), Discard("no such place")])
+def test_i16_a_row_that_is_given_up_on_stays_so_although_its_dead_letter_is_refused(
+    make: the.Make, error: Exception
+) -> None:
+    """Its attempts show it, and its error is the one that it was given up on for."""
+    the.errands(1)
     calls: list[int] = []
 
     def fail(row: Errand) -> None:
         calls.append(row.place)
-        if row.place == 1:
-            raise ValueError("no such place")
+        raise error
 
+    run = make(fail, retry=the.retry(give_up_on=KeyError), failed={"dead": None})
+    for _ in range(2):
+        run()
+    row = Errand.objects.get()
+    assert (calls, row.attempts, row.last_error) == ([0], 3, f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+@pytest.mark.parametrize("error", [ValueError("no such place"), Discard("no such place")])
+def test_i16_a_failure_is_recorded_although_a_query_of_failed_is_refused(
+    make: the.Make, error: Exception
+) -> None:
+    the.errands(1)
+
+    def fail(row: Errand) -> None:
+        raise error
+
+    def failed(row: Errand, error: Exception) -> dict[str, Any]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM tests_no_such_table")
+        return {"dead": True}
+
+    run = make(fail, retry=the.retry(max_attempts=1), get_failed=failed)
+    assert_run(run(), failed=1)
+    row = Errand.objects.get()
+    assert (row.attempts, row.last_error) == (1, f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+def test_i16_a_dead_letter_that_is_refused_costs_no_other_row_anything(make: the.Make) -> None:
+    """Without a retry there is nothing else to write; the row stays pending."""
+    the.errands(3)
+    calls: list[int] = []
+    fail = failing(calls)
     assert_run(make(fail, failed={"dead": None}, batch_size=3)(), processed=2, failed=1, redone=0)
     assert sorted(calls) == [0, 1, 2]
 
@@ -621,7 +709,7 @@ if IS_POSTGRESQL:
 
 if connection.vendor == "mysql":
 
-    @pytest.mark.parametrize("number", [1644, 1242, 1365, 1366, 30001])
+    @pytest.mark.parametrize("number", [1105, 1442, 1644, 1242, 1365, 1366, 30001])
     def test_i17_a_row_that_a_trigger_refuses_is_not_tried_until_its_lease_ends(
         number: int,
     ) -> None:

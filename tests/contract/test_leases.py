@@ -63,7 +63,9 @@ def with_result(row: Errand, result: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["handled", "failed"])
-def test_a_lease_that_was_lost_in_the_work_settles_nothing(fails: bool) -> None:
+def test_a_lease_that_was_lost_in_the_work_settles_nothing(
+    fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two handlers have run, one has settled, the other says that it lost the lease."""
     [row] = the.errands(1)
     reports: list[Report] = []
@@ -81,6 +83,7 @@ def test_a_lease_that_was_lost_in_the_work_settles_nothing(fails: bool) -> None:
     run = the.at_least_once(handle, done=with_result, retry=the.retry(), failed={"dead": True})
     reports.insert(0, run())
     before, after = reports
+    assert f"row {row.pk} was taken over" in caplog.text
     assert_run(before, lease_lost=1)
     assert_run(after, processed=1)
     assert Errand.objects.values().get(pk=row.pk) == settled
@@ -486,16 +489,8 @@ def test_a_lease_lives_from_the_beginning_of_its_renewal(time: Clock, pauses: Pa
 # --- aT_LEAST_ONCE: leased and committed before the work, settled if the lease is still held
 
 
-QUESTIONS = {
-    "own": lambda: the.PENDING,
-    "spanning": lambda: the.PENDING.filter(pk__in=Errand.objects.filter(done=False).values("pk")),
-}
-each_question = pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
-each_size = pytest.mark.parametrize("size", [1, 3])
-
-
-@each_question
-@each_size
+@the.each_question
+@the.each_size
 def test_lease_and_attempt_are_committed_before_the_handler(question: Any, size: int) -> None:
     rows = the.errands(5)
     seen: list[Any] = []
@@ -514,8 +509,8 @@ def test_lease_and_attempt_are_committed_before_the_handler(question: Any, size:
     assert [the.state(row) for row in rows] == [expected] * 5
 
 
-@each_question
-@each_size
+@the.each_question
+@the.each_size
 @pytest.mark.parametrize("at", [0, 1], ids=["first batch", "later batch"])
 def test_racing_copies_call_one_handler_for_each_row(question: Any, size: int, at: int) -> None:
     """The second copy runs in full between the first one's snapshot and its lock."""

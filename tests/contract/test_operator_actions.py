@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from itertools import count
 from operator import itemgetter
@@ -523,44 +524,29 @@ def test_a_callable_among_the_values_is_called_for_each_row(act: str) -> None:
 
 
 if HAS_ROW_LOCKS:
-
+    # MariaDB and MySQL keep a lock until the end of the transaction, whatever is rolled back.
+    @pytest.mark.parametrize(
+        "is_inside", [False, True] if connection.vendor == "postgresql" else [False]
+    )
     @each_action
-    def test_an_action_that_waits_for_a_row_holds_no_other(act: str) -> None:
-        """A worker has the row for as long as its handler takes."""
+    def test_an_action_that_waits_for_a_row_holds_no_other(act: str, is_inside: bool) -> None:
+        """A worker has the row for as long as its handler takes. ``is_inside``: a transaction."""
         rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
         run, is_locked = processor(), Event()
 
         def write() -> Any:
             the.wait(is_locked)
-            return getattr(run, act)(Errand.objects.all())
+            with transaction.atomic() if is_inside else nullcontext():
+                return getattr(run, act)(Errand.objects.all())
 
-        with the.meanwhile(write) as counts, part_locked(Errand, rows[2].pk):
+        with the.meanwhile(write) as counts, part_locked(Errand, rows[1].pk):
             is_locked.set()
             wait_until_a_session_waits()
             with transaction.atomic():
                 Errand.objects.select_for_update(nowait=True).get(pk=rows[0].pk)
-        assert counts == [3]
-
-    # MariaDB and MySQL keep a lock until the end of the transaction, whatever is rolled back.
-    if connection.vendor == "postgresql":
-
-        @each_action
-        def test_an_action_in_a_transaction_that_waits_for_a_row_holds_no_other(act: str) -> None:
-            rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
-            run, is_locked = processor(), Event()
-
-            def write() -> Any:
-                the.wait(is_locked)
-                with transaction.atomic():
-                    return getattr(run, act)(Errand.objects.all())
-
-            with the.meanwhile(write) as counts, part_locked(Errand, rows[1].pk):
-                is_locked.set()
-                wait_until_a_session_waits()
-                with transaction.atomic():
-                    Errand.objects.select_for_update(nowait=True).get(pk=rows[0].pk)
+                if is_inside:
                     Errand.objects.select_for_update(nowait=True).get(pk=rows[2].pk)
-            assert counts == [3]
+        assert counts == [3]
 
     def test_two_actions_for_the_same_rows_are_in_no_deadlock(
         monkeypatch: pytest.MonkeyPatch,

@@ -148,22 +148,22 @@ RETRYING = [
 ]
 
 
+def check_once(processor: BatchProcessor[Any], left: Left) -> None:
+    assert those(lambda row: row.done) == left.settled
+    assert work() == Counter(left.settled)
+    rest = left.rows - left.settled
+    assert_run(processor(), processed=len(rest))
+    assert those(lambda row: row.done) == left.rows
+    assert work() == Counter(left.rows)
+    assert effects() == left.effects + Counter(rest)
+
+
 @pytest.mark.parametrize("name", TRANSACTIONAL)
 def test_i9_transactional_work_in_the_database_happens_exactly_once(
     nursery: None, audit: str, name: str
 ) -> None:
     """An effect outside it is repeated if the process died between it and the commit."""
-
-    def check(processor: BatchProcessor[Any], left: Left) -> None:
-        assert those(lambda row: row.done) == left.settled
-        assert work() == Counter(left.settled)
-        rest = left.rows - left.settled
-        assert_run(processor(), processed=len(rest))
-        assert those(lambda row: row.done) == left.rows
-        assert work() == Counter(left.rows)
-        assert effects() == left.effects + Counter(rest)
-
-    kill_at_each(name, audit, check)
+    kill_at_each(name, audit, check_once)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -171,13 +171,7 @@ def test_i9_transactional_a_kill_frees_the_key_at_once(
     nursery: None, audit: str, mode: str
 ) -> None:
     def check(processor: BatchProcessor[Any], left: Left) -> None:
-        assert those(lambda row: row.done) == left.settled
-        assert work() == Counter(left.settled)
-        rest = left.rows - left.settled
-        assert_run(processor(), processed=len(rest))
-        assert those(lambda row: row.done) == left.rows
-        assert work() == Counter(left.rows)
-        assert effects() == left.effects + Counter(rest)
+        check_once(processor, left)
         check_order(mode)
 
     kill_at_each(f"transactional_{mode}", audit, check)

@@ -53,6 +53,15 @@ each_delivery = pytest.mark.parametrize("make", [at_most_once, at_least_once])
 all_deliveries = pytest.mark.parametrize("make", [transactional, at_most_once, at_least_once])
 
 
+#: Every pending question in two kinds: claimed in one statement where that can be, and never.
+QUESTIONS = {
+    "own": lambda: PENDING,
+    "spanning": lambda: PENDING.filter(pk__in=Errand.objects.filter(done=False).values("pk")),
+}
+each_question = pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+each_size = pytest.mark.parametrize("size", [1, 3])
+
+
 def retry(**options: Any) -> Retry:
     return Retry(**{"max_attempts": 3, "backoff": 0, "jitter": 0, **options})
 
