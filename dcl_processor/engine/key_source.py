@@ -61,8 +61,9 @@ class KeySource(Source):
         self._at_once = at_once
         #: Whether a batch has rows of several keys.
         self._joins_keys = at_once and not groups.whole
-        #: How many keys are read at once; rows that are handled together, as late as possible.
-        self._ready = 1 if groups.whole else READY
+        #: How many keys are read at once: while their handlers are at work, those that come next;
+        #: rows that are handled together, as late as possible.
+        self._ready = 1 if groups.whole else max(READY, run.concurrency if at_once else 1)
         #: Keys that are to be ready before the next batch of several; 0: it may be taken.
         self._to_be_ready = 0
         #: Keys whose rows are handled last, and these rows.

@@ -47,12 +47,11 @@ def _run(options: argparse.Namespace) -> int:
     from tests.benchmarks.audit import AuditError
     from tests.benchmarks.measuring import Bench
     from tests.benchmarks.network import ProxyFailedError
-    from tests.benchmarks.scenarios import FORGETFUL, SCENARIOS
+    from tests.benchmarks.scenarios import SCENARIOS
     from tests.benchmarks.team import WorkerFailedError, team
 
-    known = {**SCENARIOS, **FORGETFUL}
     chosen = options.only.split(",") if options.only else list(SCENARIOS)
-    if unknown := [name for name in chosen if name not in known]:
+    if unknown := [name for name in chosen if name not in SCENARIOS]:
         print(f"Expected scenarios out of {', '.join(SCENARIOS)}; got {', '.join(unknown)}.")
         return 2
     server = scratch.describe()
@@ -68,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         try:
             for name in chosen:
-                known[name](bench)
+                SCENARIOS[name](bench)
                 _write(options.json, server, bench.results)
         except (AuditError, WorkerFailedError, ProxyFailedError) as error:
             print(f"Failed: {error}")

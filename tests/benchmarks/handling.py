@@ -6,14 +6,17 @@ transaction can take back and no process can lose when it is killed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 #: Handle the row of that key; set anew by ``open_log()`` in each copy and for each measurement.
 handle: Callable[[int], None]
+#: The same for asynchronous handlers.
+handle_soon: Callable[[int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Call:
 
 def open_log(path: Path, copy: int, delay: float) -> Callable[[], None]:
     """Make ``handle`` take so many seconds and then note its call; return what closes the log."""
-    global handle  # noqa: PLW0603  # the contenders know nothing of logs
+    global handle, handle_soon  # the contenders know nothing of logs
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     clock, write, sleep = time.monotonic_ns, os.write, time.sleep
 
@@ -38,7 +41,12 @@ def open_log(path: Path, copy: int, delay: float) -> Callable[[], None]:
         sleep(delay)
         no_op(pk)
 
-    handle = slow if delay else no_op
+    async def soon(pk: int) -> None:
+        if delay:
+            await asyncio.sleep(delay)
+        no_op(pk)
+
+    handle, handle_soon = slow if delay else no_op, soon
     return lambda: os.close(log)
 
 

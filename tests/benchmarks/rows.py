@@ -8,6 +8,8 @@ from django.db.models import Model
 from tests.models import Depot, Errand, Parcel
 
 TABLE = Errand._meta.db_table
+#: The key of a row, where it has one: that of one of a hundred customers, as they come.
+KEY = "mod(abs(hashtext(id::text)), 100)"
 COLUMNS = tuple(str(field.column) for field in Errand._meta.concrete_fields)
 
 
@@ -24,6 +26,7 @@ def make_tables() -> None:
 
 def fill(number: int) -> None:
     """Put so many pending rows, with keys from 1, into an otherwise empty table."""
+    _execute("DROP INDEX IF EXISTS errands_of_keys, errands_leased")
     _fill(Errand(), number)
 
 
@@ -31,6 +34,17 @@ def fill_spanning(number: int) -> None:
     """Put rows there whose question asks another table, too."""
     _execute(f"TRUNCATE {Depot._meta.db_table} RESTART IDENTITY CASCADE")
     _fill(Parcel(depot=Depot.objects.create()), number)
+
+
+def fill_keys(number: int) -> None:
+    """Put rows there that have a key, and the indexes that these need."""
+    fill(number)
+    _execute(
+        f"UPDATE {TABLE} SET place = {KEY}",  # noqa: S608  # constants
+        f"CREATE INDEX errands_of_keys ON {TABLE} (place, id) WHERE NOT done",
+        f"CREATE INDEX errands_leased ON {TABLE} (place) WHERE leased_until IS NOT NULL",
+    )
+    settle_down(TABLE)
 
 
 def left() -> int:

@@ -15,6 +15,8 @@ from .contenders import (
     ARTICLE,
     BATCH,
     CONCURRENT,
+    IN_ORDER,
+    LOCKS,
     ONE_MESSAGE,
     OURS,
     SPANNING,
@@ -84,6 +86,13 @@ def queues(bench: Bench) -> None:
     """One worker each, with one commit or more for each row, and one or ten handlers in flight."""
     number = max(bench.unit // 2, 10)
     take_turns(_more(bench), "queues", (OURS, CONCURRENT, *QUEUES), number)
+
+
+def in_order(bench: Bench) -> None:
+    """Rows of a hundred keys, each key's in order, and twenty handlers in flight of 50 ms each."""
+    delay = 10 * SLOW
+    take_turns(bench, "in order", (IN_ORDER, LOCKS), bench.unit, delay=delay)
+    take_turns(_fewer(bench), "statements", (IN_ORDER,), bench.unit, delay=delay, traced=True)
 
 
 def network(bench: Bench) -> None:
@@ -190,23 +199,16 @@ def _more(bench: Bench) -> Bench:
     return replace(bench, rounds=2 * bench.rounds if bench.rounds > 1 else 1)
 
 
-def forgetful(bench: Bench) -> None:
-    """Measure nothing: a row is lost, and the audit has to say so."""
-    take_turns(bench, "forgetful", ("forgetful",), bench.unit)
-
-
 SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "one-by-one": one_by_one,
     "batches": batches,
     "extras": extras,
     "watched": watched,
     "queues": queues,
+    "in order": in_order,
     "network": network,
     "workers": workers,
     "statements": statements,
     "backlog": backlog,
     "snapshot": snapshot,
 }
-
-#: Run only when asked for by name.
-FORGETFUL: Mapping[str, Callable[[Bench], None]] = {"forgetful": forgetful}

@@ -12,6 +12,8 @@ from .contenders import (
     BATCH,
     CONCURRENT,
     FAILING,
+    IN_ORDER,
+    LOCKS,
     ONE_MESSAGE,
     OURS,
     SPANNING,
@@ -169,6 +171,28 @@ def _racing() -> Iterator[Target]:
         )
 
 
+def _in_order() -> Iterator[Target]:
+    what = "in order of 100 keys, 20 handlers of 50 ms in flight"
+    ours = Side([IN_ORDER])
+    yield Target(
+        what=f"{what}, vs procrastinate with locks",
+        scenario="in order",
+        ours=ours,
+        theirs=Side([LOCKS]),
+        bound=1.5,
+    )
+    # 19 of 20 in flight are 380 rows in a second.
+    yield Target(what=f"{what}: rows per second, of 400", scenario="in order", ours=ours, bound=380)
+    yield Target(
+        what="statements per row, in order",
+        scenario="statements",
+        ours=ours,
+        figure="statements per row",
+        bound=3,
+        at_most=True,
+    )
+
+
 def _extras() -> Iterator[Target]:
     """In this process's own time: what the server takes depends on what else runs there."""
     ratios = (
@@ -237,6 +261,7 @@ TARGETS: Sequence[Target] = (
         theirs=Side(["procrastinate, concurrency 10"]),
         bound=2,
     ),
+    *_in_order(),
     *_extras(),
     *_racing(),
     *_crowd("own-table", OURS, 2.2),

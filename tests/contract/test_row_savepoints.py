@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,54 +20,39 @@ from tests.models import Errand, Parcel, Scan
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-def test_i7_set_rollback_takes_back_the_row_that_asked_for_it() -> None:
+def ask(row: Parcel) -> None:
+    note(row)
+    transaction.set_rollback(True)
+
+
+def ask_first(row: Parcel) -> None:
+    transaction.set_rollback(True)
+    with pytest.raises(DatabaseError):
+        note(row)
+
+
+def leave_marked(row: Parcel) -> None:
+    note(row)
+    with suppress(ValueError), transaction.atomic(savepoint=False):
+        int("inside")
+
+
+@pytest.mark.parametrize("spoil", [ask, ask_first, leave_marked])
+def test_i7_a_rollback_takes_back_the_row_that_asked_for_it(
+    spoil: Callable[[Parcel], None],
+) -> None:
     parcels(3)
     calls: list[int] = []
 
     def handle(row: Parcel) -> None:
         calls.append(row.priority)
-        note(row)
-        if row.priority == 1:
-            transaction.set_rollback(True)
+        (spoil if row.priority == 1 else note)(row)
 
     report = in_batches(handle)()
     assert_run(report, processed=2, failed=1)
     assert sent() == worked() == [0, 2]
     assert "marked the transaction for rollback" in str(report.failures[0].error)
     assert calls == [0, 1, 2]  # the others' work is kept, and not redone
-
-
-def test_i7_set_rollback_before_any_statement_takes_back_the_row_that_asked_for_it() -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        if row.priority == 1:
-            transaction.set_rollback(True)
-            with pytest.raises(DatabaseError):
-                note(row)
-        else:
-            note(row)
-
-    report = in_batches(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert sent() == worked() == [0, 2]
-
-
-def test_i7_an_atomic_block_that_marked_the_transaction_costs_its_own_row() -> None:
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        note(row)
-        if row.priority == 1:
-            try:
-                with transaction.atomic(savepoint=False):
-                    int("inside")
-            except ValueError:
-                pass
-
-    report = in_batches(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert sent() == worked() == [0, 2]
 
 
 def test_i7_a_nested_atomic_block_is_rolled_back_alone() -> None:

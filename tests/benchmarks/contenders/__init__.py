@@ -74,6 +74,8 @@ SPANNING = "spanning, batch 1"
 #: Of a hundred rows.
 FAILING = 3
 WITH_FAILURES = f"transactional, batch 100, {FAILING} % fail"
+IN_ORDER = "at least once, in order, concurrency 20"
+LOCKS = "procrastinate, lock, concurrency 20"
 WATCHED = "transactional, batch 1, ledger, metrics and traces"
 
 CONTENDERS: Mapping[str, Contender] = {
@@ -109,7 +111,9 @@ CONTENDERS: Mapping[str, Contender] = {
     "pgqueuer, batch 100": Contender(
         "pgqueuer", {"batch_size": 100}, needs="pgqueuer", clock="handler"
     ),
+    IN_ORDER: Contender("in_order", {"concurrency": 20}),
+    LOCKS: Contender(
+        "procrastinate_locks", {"concurrency": 20}, needs="procrastinate", clock="handler"
+    ),
     "django-mailer": Contender("django_mailer", needs="mailer", clock="handler"),
-    # No system, but what the audit is for; no scenario has it unless it is asked for.
-    "forgetful": Contender("forgetful"),
 }

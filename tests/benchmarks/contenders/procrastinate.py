@@ -19,7 +19,7 @@ def make_app(connector: Any) -> App:
 
     @app.task(name="errand")
     async def errand(number: int) -> None:
-        handling.handle(number)
+        await handling.handle_soon(number)
 
     return app
 
@@ -32,10 +32,15 @@ def install() -> App:
     return app
 
 
-def prepare(jobs: int) -> None:
+def empty() -> App:
     app = install()
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE procrastinate_jobs, procrastinate_events RESTART IDENTITY CASCADE")
+    return app
+
+
+def prepare(jobs: int) -> None:
+    app = empty()
     app.tasks["errand"].batch_defer(*({"number": number} for number in range(1, jobs + 1)))
     settle_down("procrastinate_jobs", "procrastinate_events")
 
