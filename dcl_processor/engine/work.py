@@ -50,7 +50,7 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
                 batch.ended.append((held, held.refused))
                 continue
             if several:
-                lane.in_flight.narrow(place, held.pk)
+                lane.in_flight.narrow(place)
             _handle(lane, batch, held, shared=shared)
     finally:
         if shared:

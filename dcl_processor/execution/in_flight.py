@@ -11,14 +11,11 @@ The kernel keeps each file locked with ``flock()`` for as long as its process li
 
 from __future__ import annotations
 
-import ast
-import errno
 import hashlib
-import mmap
+import json
 import os
 import secrets
 import stat
-import struct
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -37,16 +34,15 @@ from dcl_processor.errors import printable
 # Windows has no fcntl: there a dead process looks like a live one.
 fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
 
-#: Bytes of a file, and of the number that it begins with; the last one says whether its process
-#: was killed for its rows.
-SIZE, FIRST = 16_384, 8
-_KILLED = b"!"
-
-_at = struct.Struct("<q")
-_NONE, _ALL = -1, -2
+#: What a note begins with: the place of the row in flight among its rows, or one of these; then
+#: whether its process was killed for them.
+_NONE, _ALL, _WIDTH, _KILLED = -1, -2, 8, b"!"
 
 #: Seconds for which a file without a note may be one that its process is still creating.
 YOUNG = 60.0
+
+#: What is raised for the content of another file, or of one that is being written.
+_UNREADABLE = (ValueError, TypeError, IndexError)
 
 #: Rows of one process that the log line names.
 MOST_NAMED = 10
@@ -175,80 +171,58 @@ class InFlight:
     """One lane's note; each lane of a run has its own.
 
     A note is a number, followed by the rows of a batch. The number is the place of the row in
-    flight, or stands for all of the rows, or for none. The file is mapped into memory, so that the
-    kernel has each write at once: it outlives the process, and costs less than a system call.
+    flight, or stands for all of the rows, or for none. Nothing is buffered, so that the kernel has
+    each write at once: it outlives the process.
     """
 
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
-        self._map: mmap.mmap | None = None
-        self._file = -1
+        self._file: int | None = None
         self._path: Path | None = None
         self._is_useless = False
-        self._named = 0
 
     def note(self, pks: Collection[Any]) -> None:
         """Note that all of these rows are in flight."""
         if self.notes.using is None or self._is_useless:
             return
+        keys, known = [str(pk) for pk in pks], self.notes.known
+        number = 1 + max((known.get(key, 0) for key in keys), default=0) if known else 1
+        note = f"{_ALL:{_WIDTH}} {json.dumps([time.time(), number, keys])}\n"
         try:
-            at = self._map or self._make()
+            os.pwrite(self._make() if self._file is None else self._file, note.encode(), 0)
         except OSError:
             self._is_useless = True
+            self.close()
             return
-        keys = [str(pk) for pk in pks]
-        known = self.notes.known
-        number = 1 + max((known.get(key, 0) for key in keys), default=0) if known else 1
-        note = f"{time.time()} {number} {keys!a}\n".encode()
-        while len(note) >= SIZE - FIRST:
-            keys = keys[: len(keys) // 2]
-            note = f"{time.time()} {number} {keys!a}\n".encode()
-        self._named = len(keys)
-        _at.pack_into(at, 0, _NONE)
-        at[FIRST : FIRST + len(note)] = note
-        _at.pack_into(at, 0, _ALL)
         if number > 1:
             self.notes.replace(keys)
 
-    def narrow(self, index: int, pk: Any) -> None:
+    def narrow(self, index: int) -> None:
         """Note that only the row at this place of the batch, counted from 0, is in flight."""
-        at = self._map
-        if at is not None:
-            if index < self._named:
-                _at.pack_into(at, 0, index)
-            else:  # a row that had no room in the note
-                self.note([pk])
+        if self._file is not None:
+            os.pwrite(self._file, b"%*d" % (_WIDTH, index), 0)
 
     def forget(self) -> None:
         """Note that no row is in flight any more."""
-        if self._map is not None:
-            _at.pack_into(self._map, 0, _NONE)
+        self.narrow(_NONE)
 
     def close(self) -> None:
         """Remove this thread's file."""
-        at, self._map = self._map, None
-        if at is not None and self._path is not None:
+        file, self._file = self._file, None
+        if file is not None and self._path is not None:
             self.notes.drop(self._path)
-            at.close()
-            os.close(self._file)
+            os.close(file)
 
-    def _make(self) -> mmap.mmap:
+    def _make(self) -> int:
         place = self.notes.place()
         if place is None:
             raise OSError("no folder can be used for the notes")
         self._path = place.with_name(f"{place.name}-{os.getpid()}-{secrets.token_hex(4)}")
         self.notes.own.add(self._path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        file = os.open(self._path, flags, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fill(file, _at.pack(_NONE) + b" " * (SIZE - FIRST))
-            self._file, self._map = file, mmap.mmap(file, SIZE)
-        except OSError:
-            os.close(file)
-            self.notes.drop(self._path)
-            raise
-        return self._map
+        self._file = os.open(self._path, flags, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self._file
 
 
 def _folder() -> Path | None:
@@ -283,25 +257,24 @@ def _died(path: Path) -> Death | None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        try:
-            death = _read(path, os.pread(file, SIZE, 0))
-        except (ValueError, SyntaxError, IndexError, TypeError, struct.error):
-            death = None
+        death = None
+        with suppress(*_UNREADABLE):
+            death = _read(path, file)
         if death is None and time.time() - os.fstat(file).st_mtime > YOUNG:
             _drop(path)  # of a process that died between two rows
         return death
 
 
-def _read(path: Path, content: bytes) -> Death | None:
-    (place,) = _at.unpack_from(content)
-    if place == _NONE:
+def _read(path: Path, file: int) -> Death | None:
+    content = os.pread(file, os.fstat(file).st_size, 0)
+    head, note = content[:_WIDTH], content[_WIDTH + 1 :].partition(b"\n")[0]
+    if (place := int(head)) == _NONE:
         return None
-    since, number, keys = content[FIRST:].partition(b"\n")[0].decode().split(" ", 2)
-    named = tuple(ast.literal_eval(keys))
-    in_flight = named if place == _ALL else (named[place],)
-    is_for_rows = content[SIZE - 1 : SIZE] == _KILLED
+    since, number, keys = json.loads(note)
+    named = tuple(map(str, keys if place == _ALL else [keys[place]]))
+    is_for_rows = content[_WIDTH : _WIDTH + 1] == _KILLED
     pid = int(path.name.split("-")[1])
-    return Death(path, pid, float(since), int(number), in_flight, is_for_rows)
+    return Death(path, pid, float(since), int(number), named, is_for_rows)
 
 
 @contextmanager
@@ -319,12 +292,9 @@ def rows_of(pid: int) -> list[Death]:
     if folder is not None:
         for path in sorted(folder.glob(f"*-{pid}-*")):
             # Its process may write it meanwhile, and then it is of no use.
-            with suppress(OSError, ValueError, SyntaxError, IndexError, TypeError, struct.error):
-                with _opened(path) as file:
-                    note = _read(path, os.pread(file, SIZE, 0))
-                if note is not None:
-                    found.append(note)
-    return found
+            with suppress(OSError, *_UNREADABLE), _opened(path) as file:
+                found.append(_read(path, file))
+    return [note for note in found if note is not None]
 
 
 def note_killed(pid: int) -> None:
@@ -334,7 +304,7 @@ def note_killed(pid: int) -> None:
         with suppress(OSError):
             file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
             try:
-                os.pwrite(file, _KILLED, SIZE - 1)
+                os.pwrite(file, _KILLED, _WIDTH)
             finally:
                 os.close(file)
 
@@ -342,10 +312,3 @@ def note_killed(pid: int) -> None:
 def _drop(path: Path) -> None:
     with suppress(OSError):
         path.unlink()
-
-
-def fill(file: int, content: bytes) -> None:
-    """Write a new file, given by its descriptor; raise ``OSError`` unless all of it has room."""
-    # A disk with some room left takes a part of it, without an error.
-    if os.write(file, content) < len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

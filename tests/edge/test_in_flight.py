@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import re
 import stat
@@ -128,12 +129,14 @@ def deliver(handle: Any = lambda row: None, **options: Any) -> BatchProcessor[Pa
     return batch_processor(**options)(handle)
 
 
+ALL = f"{-2:8}"
+
+
 def left_by_the_dead(*keys: object, number: int = 1, processor: BatchProcessor[Parcel]) -> Path:
     place = in_flight.Notes(processor.name, connection.alias).place()
     assert place is not None
     path = place.with_name(f"{place.name}-{4711 + number}-{number}")
-    note = f"1700000000.0 {number} {[str(key) for key in keys]!a}\n"
-    path.write_bytes(in_flight._at.pack(-2) + note.encode())
+    path.write_text(f"{ALL} {json.dumps([1_700_000_000.0, number, [*map(str, keys)]])}\n")
     return path
 
 
@@ -393,7 +396,6 @@ def test_a_note_stays_if_its_lease_lapses_after_the_run_has_looked_for_rows(
 
 
 def test_in_a_batch_of_single_rows_the_one_at_hand_is_noted(folder: Path) -> None:
-    """Also of a batch whose keys have no room in a note."""
     rows = parcels(*[""] * 3_000)
     noted: list[str] = []
 
@@ -445,17 +447,13 @@ def test_where_the_folder_is_not_ours_alone_a_run_does_without(
     assert list(elsewhere.iterdir()) == []
 
 
-def write_a_part(file: int, content: bytes) -> int:
-    return os.pwrite(file, content[:4_096], 0)
-
-
 def refuse(*_: object) -> int:
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
 @pytest.mark.parametrize(
     ("module", "function", "instead"),
-    [(os, "write", write_a_part), (os, "write", refuse), (in_flight.fcntl, "flock", refuse)],
+    [(os, "pwrite", refuse), (in_flight.fcntl, "flock", refuse)],
 )
 def test_where_a_note_cannot_be_made_a_run_does_without(
     folder: Path,
@@ -479,16 +477,17 @@ def test_where_a_note_cannot_be_made_a_run_does_without(
     assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
-ALL, NONE, TENTH = (in_flight._at.pack(place) for place in (-2, -1, 9))
+NOTE = ' [1, 2, ["1"]]\n'
 UNREADABLE = [
-    b"",
-    b"short",
+    "",
+    "short",
     ALL,
-    ALL + b"1 2 [[[\n",
-    ALL + b"1 2 5\n",
-    ALL + b"x y ['1']\n",
-    TENTH + b"1 2 ['1']\n",
-    NONE + b"1 2 ['1']\n",
+    f"{ALL}\u20ac",
+    f"{ALL} [1, 2, [[\n",
+    f"{ALL} [1, 2, 5]\n",
+    f'{ALL} ["x", "y", ["1"]]\n',
+    f"{9:8}{NOTE}",
+    f"{-1:8}{NOTE}",
 ]
 
 
@@ -496,5 +495,5 @@ def test_what_is_no_note_is_passed(folder: Path) -> None:
     parcels("")
     processor = deliver()
     for number, text in enumerate(UNREADABLE, 1):
-        left_by_the_dead("1", number=number, processor=processor).write_bytes(text)
+        left_by_the_dead("1", number=number, processor=processor).write_text(text)
     assert_run(processor(), processed=1)
