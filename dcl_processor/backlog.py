@@ -36,8 +36,5 @@ def question_of(
     """Return the question whose rows are counted: all pending rows, also those not due yet."""
     limits.check_alias("using", using or processor.using)
     return ask(
-        processor.pending,
-        label=processor.name,
-        filter=filter,
-        using=using or processor.using,
+        processor.pending, label=processor.name, filter=filter, using=using or processor.using
     )

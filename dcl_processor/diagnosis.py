@@ -100,11 +100,7 @@ def one_line(error: BaseException) -> str:
 
 def _find_fault(processor: BatchProcessor[Any], using: str | None) -> str | None:
     try:
-        question = ask(
-            processor.pending,
-            label=processor.name,
-            using=using or processor.using,
-        )
+        question = ask(processor.pending, label=processor.name, using=using or processor.using)
     except Exception:  # noqa: BLE001  # the error that is being explained, in most cases
         return None
     alias = question.using

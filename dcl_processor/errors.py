@@ -6,6 +6,8 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
+from dcl_processor.interrupts import ends_the_run
+
 
 def describe(error: BaseException) -> str:
     """Return the error's text, or a replacement if it is empty or ``str()`` raises."""
@@ -16,7 +18,9 @@ def text(error: BaseException) -> str:
     """Return the error's text, which may be empty, or a replacement if ``str()`` raises."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # an error's own __str__() is arbitrary code
+    except BaseException as raised:  # an error's own __str__() is arbitrary code
+        if ends_the_run(raised):
+            raise
         return represent(error)
 
 
@@ -41,7 +45,9 @@ def represent(error: BaseException) -> str:
     """Return ``repr(error)``, or the name of its class if ``repr()`` raises."""
     try:
         return repr(error)
-    except Exception:  # noqa: BLE001  # as above
+    except BaseException as raised:
+        if ends_the_run(raised):
+            raise
         return f"<{type(error).__name__}>"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, DataError, IntegrityError, connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.models import BooleanField, Case, Exists, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Substr
 
@@ -18,12 +18,13 @@ from dcl_processor import steady as time
 
 from .candidates.question import Question
 from .candidates.scan import WINDOW
-from .database.contention import is_contention
+from .database.contention import is_about_rows, is_contention
 from .exceptions import StillPending
 from .locking.isolation import refuse_old_snapshot
 from .locking.parts import lock_free
 from .locking.waiting import lock_timeout, locked_rows, settlement_transaction, written_parts
 from .operator_choice import Chosen, Marks, plain
+from .settlement.writing import NotWritten, not_written
 from .values import Values, constants_of, resolve
 
 if TYPE_CHECKING:
@@ -233,7 +234,12 @@ class Write:
                 tables = written_parts(self.question.model, self.values)
                 free = lock_free(self.question, some, tables)
                 done = self._compare_and_write(chosen, free)
-        except (IntegrityError, DataError) as error:
+        except (DatabaseError, NotWritten) as error:
+            # A lock of the whole table, for instance, is not passed over.
+            if is_contention(error):
+                return [*some]
+            if not (isinstance(error, NotWritten) or is_about_rows(error)):
+                raise
             if len(some) == 1:
                 written.failed[some[0]] = error
                 return []
@@ -244,11 +250,6 @@ class Write:
                 if time.monotonic() >= stop_at:
                     break
             return again
-        except DatabaseError as error:
-            # A lock of the whole table, for instance, is not passed over.
-            if is_contention(error):
-                return [*some]
-            raise
         # The transaction is committed.
         written.written += done
         written.changed += [pk for pk in free if pk not in done]
@@ -274,11 +275,11 @@ class Write:
 
     def _update(self, pks: Sequence[Any], values: Values) -> None:
         rows = self.question.table
-        if not any(map(callable, values.values())):
-            rows.filter(pk__in=pks).update(**values)
-            return
-        for pk in pks:
-            rows.filter(pk=pk).update(**resolve(values))
+        written = 0
+        for some in [[pk] for pk in pks] if any(map(callable, values.values())) else [pks]:
+            written += rows.filter(pk__in=some).update(**resolve(values))
+        if written < len(pks):
+            raise not_written(self.name, pks, written)
 
     def _rehearse(self, proof: Proof, pks: Sequence[Any]) -> None:
         """Raise if only the claim would keep a row out of ``pending``, and undo the attempt."""

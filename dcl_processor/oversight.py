@@ -208,9 +208,7 @@ def command(kind: str, names: Collection[str]) -> Iterator[Command | None]:
 
 @contextmanager
 def worker(
-    names: Collection[str],
-    send: Callable[[str, Progress], None],
-    stops: Mapping[str, int | None],
+    names: Collection[str], send: Callable[[str, Progress], None], stops: Mapping[str, int | None]
 ) -> Iterator[Command | None]:
     """Send what the worker of the block does to its parent; ``stops``: by ``begin_worker()``."""
     found = installed()

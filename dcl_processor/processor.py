@@ -127,11 +127,7 @@ class BatchProcessor(Definition[M]):
         return operator_actions.in_progress(self)
 
     def mark_done(
-        self,
-        rows: QuerySet[M, M],
-        *,
-        values: Mapping[str, Any] | None = None,
-        force: bool = False,
+        self, rows: QuerySet[M, M], *, values: Mapping[str, Any] | None = None, force: bool = False
     ) -> int:
         """Write ``done`` to rows whose work turned out to be done; return how many.
 
@@ -197,11 +193,7 @@ class BatchProcessor(Definition[M]):
         return reservation.from_token(self, token, bound_to=bound_to)
 
     def discard(
-        self,
-        rows: QuerySet[M, M],
-        *,
-        reason: str = "",
-        values: Mapping[str, Any] | None = None,
+        self, rows: QuerySet[M, M], *, reason: str = "", values: Mapping[str, Any] | None = None
     ) -> int:
         """Give up on rows that are pending or claimed, as ``Discard`` does; return how many.
 

@@ -161,9 +161,7 @@ def test_an_entry_for_beat_has_a_budget_below_its_interval_and_expires_with_it()
     nightly = every(crontab(hour=2, minute=0), "shop.send", timeout=timedelta(hours=1), limit=5)
     assert nightly["kwargs"] == {"workers": 1, "timeout": 3600.0, "limit": 5}
     assert nightly["options"] == {"expires": 3600.0}
-    waits: dict[str, Any] = {
-        "wait_for_locked": timedelta(seconds=5),
-    }
+    waits: dict[str, Any] = {"wait_for_locked": timedelta(seconds=5)}
     patient = every(60, "shop.send", limit=9, **waits)
     in_seconds = {"wait_for_locked": 5.0}
     assert patient["kwargs"] == {"workers": 1, "timeout": 54.0, "limit": 9, **in_seconds}

@@ -412,9 +412,7 @@ def test_values_that_only_compare_equal_are_written_apart() -> None:
     assert [pks for _, pks in group({1: {"n": 1}, 2: {"n": True}, 3: {"n": 1}})] == [[1, 3], [2]]
 
 
-def test_the_plugin_of_a_stage_refuses_what_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_plugin_of_a_stage_refuses_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     Parcel.objects.create()
     monkeypatch.setattr(Placeholder, "__init__", uncompiled.refuse)
     run = batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(print)

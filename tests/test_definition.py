@@ -124,11 +124,7 @@ REFUSED: list[tuple[dict[str, Any], type[ProcessorError], str]] = [
     ({"done": {}}, InvalidDone, r"expected done to name at least one column, got {}; leave it out"),
     ({"done": "sent"}, InvalidDone, r"expected done to be a mapping .* got 'sent'"),
     ({"done": {1: True}}, InvalidDone, r"expected done to be a mapping .* got {1: True}"),
-    (
-        {"done": lambda *, row: {}},
-        InvalidDone,
-        r"take \(row, result\), or \(row\) where",
-    ),
+    ({"done": lambda *, row: {}}, InvalidDone, r"take \(row, result\), or \(row\) where"),
     ({"pending": None}, InvalidPending, r"expected pending to be a queryset .* got None"),
     ({"pending": [1]}, InvalidPending, r"expected pending to be a queryset .* got \[1\]"),
     ({"pending": Parcel.objects}, InvalidPending, r"got <.*Manager.*>; write …objects.filter"),

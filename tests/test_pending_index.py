@@ -47,10 +47,7 @@ def condition(rows: QuerySet[Any]) -> str:
         (Q(priority__in=[2, 1]), "Q(priority__in=[2, 1])"),
         (Q(weight__range=(9, 10)), "Q(weight__range=[9, 10])"),
         (Q(sent=False) | Q(tries=0), "Q(sent=False) | Q(tries=0)"),
-        (
-            Q(tries=0) & (Q(sent=False) | Q(weight=5)),
-            "Q(tries=0) & (Q(sent=False) | Q(weight=5))",
-        ),
+        (Q(tries=0) & (Q(sent=False) | Q(weight=5)), "Q(tries=0) & (Q(sent=False) | Q(weight=5))"),
         (~Q(note=""), '~Q(note="")'),
         (~Q(weight=5), "~Q(weight=5)"),
         (~Q(sent=True, tries=0), "~Q(sent=True, tries=0)"),

@@ -265,9 +265,7 @@ def test_the_part_of_a_row_in_its_parents_table_is_looked_at_as_well(
     assert run(wait_for_locked=0).processed == 0
 
 
-def test_with_more_pending_rows_than_are_looked_at_no_lock_is_not_the_answer(
-    session: Open,
-) -> None:
+def test_with_more_pending_rows_than_are_looked_at_no_lock_is_not_the_answer(session: Open) -> None:
     parcels = [Parcel.objects.create() for _ in range(3)]
     answer = status(RUN, only=["locked"], most=2).answers["locked"]
     assert (answer.value, answer.how) == (None, How.UNKNOWN)

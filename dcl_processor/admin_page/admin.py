@@ -43,9 +43,7 @@ class ProcessorAdmin(Base):
             path("control/", self._view("control"), name="dcl_admin_processor_control_all"),
             # The admin's log links to this name.
             path(
-                "<path:object_id>/change/",
-                self._view("detail"),
-                name="dcl_admin_processor_change",
+                "<path:object_id>/change/", self._view("detail"), name="dcl_admin_processor_change"
             ),
         ]
 

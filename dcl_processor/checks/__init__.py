@@ -59,9 +59,7 @@ def register() -> None:
 
 
 def check_processors(
-    app_configs: Iterable[AppConfig] | None = None,
-    databases: Sequence[str] | None = None,
-    **_: Any,
+    app_configs: Iterable[AppConfig] | None = None, databases: Sequence[str] | None = None, **_: Any
 ) -> list[CheckMessage]:
     """Check the processors of the apps; raise what the import of a ``processors.py`` raises."""
     found, messages = _find(apps.get_app_configs() if app_configs is None else app_configs)

@@ -32,17 +32,11 @@ def refused(
     return checks.Error(sentence, hint=hint, obj=processor.name, id=number)
 
 
-def check(
-    processor: BatchProcessor[Any],
-) -> tuple[Question[Any] | None, list[CheckMessage]]:
+def check(processor: BatchProcessor[Any]) -> tuple[Question[Any] | None, list[CheckMessage]]:
     """Return the question, if it can be built without a database, and what is wrong with it."""
     try:
         with offline():
-            question = ask(
-                processor.pending,
-                label=processor.name,
-                using=processor.using,
-            )
+            question = ask(processor.pending, label=processor.name, using=processor.using)
     except DatabaseAskedError:
         return None, []
     except InvalidPending as error:

@@ -145,10 +145,7 @@ def _taken(first: QuerySet[Any, Any], values: Values, using: str) -> tuple[str, 
     select, params = found.query.get_compiler(using).as_sql()
     lock = connection.ops.for_update_sql(skip_locked=True, no_key=True)
     # If it is not materialised, the planner may lock one set of rows and update another.
-    return (
-        f"WITH {_TAKEN} (taken, {', '.join(stored)}) AS MATERIALIZED ({select} {lock})",
-        params,
-    )
+    return (f"WITH {_TAKEN} (taken, {', '.join(stored)}) AS MATERIALIZED ({select} {lock})", params)
 
 
 def _update(model: Any, values: Values, using: str) -> tuple[str, Sequence[Any]]:

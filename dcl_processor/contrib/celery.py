@@ -221,11 +221,7 @@ def _hand_over(
 
 
 def _check(
-    *,
-    limit: Any = None,
-    timeout: Any = None,
-    wait_for_locked: Any = 0,
-    concurrency: Any = None,
+    *, limit: Any = None, timeout: Any = None, wait_for_locked: Any = 0, concurrency: Any = None
 ) -> None:
     """Raise ``InvalidOption`` for values that ``run()`` would refuse."""
     if concurrency is not None:

@@ -12,12 +12,7 @@ from django.db import (
     ProgrammingError,
 )
 
-from dcl_processor.exceptions import (
-    ProcessorError,
-    ReadOnlyDatabase,
-    SessionLost,
-    Unsupported,
-)
+from dcl_processor.exceptions import ProcessorError, ReadOnlyDatabase, SessionLost, Unsupported
 
 # 40001 serialization_failure, 40P01 deadlock_detected, 55P03 lock_not_available (NOWAIT,
 # lock_timeout): PostgreSQL. 57014 (statement_timeout, cancel) is a person's wish, not contention.

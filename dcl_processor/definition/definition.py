@@ -138,9 +138,7 @@ class Definition(Generic[M]):
         """
         raise NotImplementedError
 
-    def resource(
-        self,
-    ) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None:
+    def resource(self) -> AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | None:
         """Return what the handler needs open, such as a connection to a mail server.
 
         It is opened before the first row of a run, once per thread, and passed to the handler as

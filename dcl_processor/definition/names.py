@@ -20,13 +20,7 @@ HOOKS = (
 )
 
 #: Parameters of one run, which belong in its call.
-PARAMETERS = (
-    "filter",
-    "limit",
-    "timeout",
-    "wait_for_locked",
-    "stop",
-)
+PARAMETERS = ("filter", "limit", "timeout", "wait_for_locked", "stop")
 
 #: Up to this many letters, one letter more, less or moved makes another word, not a misspelling.
 SHORT = 5

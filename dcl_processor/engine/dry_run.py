@@ -53,13 +53,16 @@ def dry_run(run: Run) -> DryRun:
 def _rehearsed(run: Run, question: Question[Any], pks: Sequence[Any]) -> Any:
     """Try the flips on the first of the rows that is free; return its key if its flip is known."""
     processor, session = run.processor, Session(question.using, run.processor.name)
+    error: Exception | None = None
     for pk in pks:
         try:
             for held in claim(session, question, Wanted([pk]), None).rows:
                 rehearse(processor, question, held.row, pk)
                 return None if processor._flip_needs_result or processor.repeats else pk
         except RowRefused as refused:
-            raise refused.error from refused
+            error = error or refused.error
         finally:
             session.rollback()
+    if error is not None:
+        raise error
     return None

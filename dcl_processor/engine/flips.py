@@ -16,7 +16,7 @@ from dcl_processor.database.contention import (
     is_database_error,
     is_refused_statement,
 )
-from dcl_processor.exceptions import AttemptsUsedUp, InvalidDone
+from dcl_processor.exceptions import AttemptsUsedUp, TransactionLost
 from dcl_processor.execution.handler import Discarded, Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
 from dcl_processor.settlement import flip, grouping, writing
@@ -247,8 +247,9 @@ def _is_written(lane: Lane, batch: Batch, noted: Writes) -> Exception | None:
 
 
 def _is_of_values(error: Exception) -> bool:
-    is_refused = is_about_rows(error) or is_refused_statement(error)
-    return is_refused or isinstance(error, (*flip.UNWRITABLE, writing.NotWritten, InvalidDone))
+    if is_database_error(error):
+        return is_about_rows(error) or is_refused_statement(error)
+    return not isinstance(error, TransactionLost)
 
 
 def reduced(

@@ -201,11 +201,7 @@ def _read(rows: QuerySet[Any], names: list[str]) -> dict[Any, Values]:
 
 
 def _record(
-    lane: Lane,
-    batch: Batch,
-    mark: Mark,
-    before: Mapping[Any, Values],
-    after: Mapping[Any, Values],
+    lane: Lane, batch: Batch, mark: Mark, before: Mapping[Any, Values], after: Mapping[Any, Values]
 ) -> None:
     """Record the old and the new values of the marked columns, and refuse rows without the new.
 

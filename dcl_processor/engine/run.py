@@ -31,10 +31,7 @@ from dcl_processor.execution.in_flight import Notes
 from dcl_processor.execution.resource import OpenFailure, Resource
 from dcl_processor.execution.time_limit import TimeLimit
 from dcl_processor.interrupts import LOOK
-from dcl_processor.locking.isolation import (
-    refuse_other_transactions,
-    refuse_outer_transaction,
-)
+from dcl_processor.locking.isolation import refuse_other_transactions, refuse_outer_transaction
 from dcl_processor.locking.key_lock import refuse_database, refuse_without_skip_locked
 from dcl_processor.locking.slots import Slot
 from dcl_processor.log_fields import Running, error_fields, fields, known_as, log
@@ -89,10 +86,7 @@ class Run:
         limits.check_concurrency(self.concurrency, is_async=processor._is_async)
         limits.check_stop(stop)
         self.limits = limits.Limits(
-            limit=limit,
-            timeout=timeout,
-            wait_for_locked=wait_for_locked,
-            stop=stop,
+            limit=limit, timeout=timeout, wait_for_locked=wait_for_locked, stop=stop
         )
         self.processor = processor
         self._calls_no_code_before_a_claim = (

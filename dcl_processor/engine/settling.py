@@ -376,7 +376,7 @@ def _not_written(lane: Lane, batch: Batch, held: Held, outcome: Outcome | None) 
     # A query is needed, because the handler may have deleted its row.
     if table.filter(pk=held.pk).exists():
         if compare_and_set.held(batch.question, [held.pk], expected_of(lane, held)):
-            raise writing.not_written(lane.processor, [held.pk], 0)
+            raise writing.not_written(lane.processor.name, [held.pk], 0)
         if isinstance(outcome, Failed):
             _warn(lane, held, "%s: row %s was taken over while it failed: %s", outcome.error)
         else:
@@ -455,12 +455,12 @@ def _error_of(
     try:
         is_written = _write(lane, batch, held, values, outcome)
     except Exception as error:
-        if is_for_good(error) or isinstance(error, UNWRITABLE):
+        if is_for_good(error) or not is_database_error(error):
             return error
         raise
     if not is_written:
         if compare_and_set.held(batch.question, [held.pk], expected_of(lane, held)):
-            return writing.not_written(lane.processor, [held.pk], 0)
+            return writing.not_written(lane.processor.name, [held.pk], 0)
         raise _SomeRowsLostError
     return None
 
@@ -541,7 +541,13 @@ def _settle_together(lane: Lane, batch: Batch, places: Sequence[int]) -> None:
 
     Any error rolls back all of them; settling each row alone then finds the one to blame.
     """
-    for values, expected, some in _alike(lane, batch, places):
+    try:
+        alike = [*_alike(lane, batch, places)]
+    except Exception as error:
+        if ends_the_run(error):
+            raise
+        return  # a value that cannot be compared is its row's failure, if it cannot be written
+    for values, expected, some in alike:
         if not _settle_alike(lane, batch, values, expected, some):
             # The rows that were taken over, or are gone, are settled alone.
             ours = _still_held(batch, some, expected)

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.definition.kinds import rules_of
-from dcl_processor.exceptions import (
-    AttemptsUsedUp,
-    InvalidOption,
-    TransactionLost,
-    UnseenWork,
-)
+from dcl_processor.exceptions import AttemptsUsedUp, InvalidOption, TransactionLost, UnseenWork
 from dcl_processor.execution.handler import (
     Failed,
     Handled,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context, ContextVar
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,7 @@ from dcl_processor.execution.handler import (
     Lost,
     Prepared,
     Together,
+    as_exception,
     judge,
     not_prepared,
     prepared,
@@ -134,10 +136,22 @@ class EventLoop:
         ``attempt``: its number, if one is counted.
         """
         self._given[pk] = [*given] if processor._handles_batches else [pk]
-        coroutine = self._execute(
-            processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
+        call = partial(
+            self._outcome, processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
         )
-        self._begin(coroutine)
+        self._begin(self._execute(pk, call)).add_done_callback(partial(self._over, pk))
+
+    def _over(self, pk: Any, task: Future[None]) -> None:
+        """Take note of a handler whose task ended without an outcome, and not by this run's will.
+
+        Another task may have cancelled it; a thread may have raised what ends the coroutine.
+        """
+        if pk in self._outcomes or pk in self._given_up or pk not in self._given:
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is not None or task.cancelled():
+            self._outcomes[pk] = Failed(as_exception(error or asyncio.CancelledError()))
+            self._ended.put(None)
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until there is an outcome that is not forgotten yet, or for ``timeout`` seconds.
@@ -234,23 +248,12 @@ class EventLoop:
             self._thread.join()
         loop.close()
 
-    async def _execute(
-        self,
-        processor: Definition[Any],
-        pk: Any,
-        given: Any,
-        arguments: tuple[Any, ...],
-        *,
-        still_ours: Callable[[], bool] | None,
-        attempt: int | None,
-    ) -> None:
+    async def _execute(self, pk: Any, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._handlers[pk] = task
         try:
-            outcome = await self._outcome(
-                processor, pk, given, arguments, still_ours=still_ours, attempt=attempt
-            )
+            outcome = await call()
             # The work in the thread may go on behind the limit.
             error = outcome.error if isinstance(outcome, Failed) else None
             if outcome is not None and not isinstance(error, HandlerTimeout):
@@ -269,7 +272,7 @@ class EventLoop:
             is_lost = await self.sessions.were_left_open(pk, self._handlers.keys())
             await self.sessions.renew()
         except asyncio.CancelledError:
-            return None
+            return None if pk in self._given_up else outcome
         if is_lost and not isinstance(outcome, BaseException):
             return without_work(outcome)
         return outcome
@@ -293,7 +296,7 @@ class EventLoop:
             if still_ours is not None:
                 row = given[pk] if together else given
                 result = await self._call(self._noted([pk]), processor.taken_over, row)
-                if (unprepared := prepared(processor, result)) is not None:
+                if (unprepared := prepared(result)) is not None:
                     return unprepared
                 judged = judge
             if together and still_ours is not None:

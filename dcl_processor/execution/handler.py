@@ -137,8 +137,6 @@ def execute(
             result = announced(processor, call, limit, processor.process, row, *arguments)
         else:
             result = noted(call, limit, processor.process, row, *arguments)
-        if result is not None:
-            _refuse_coroutine(processor, result)
     except BaseException as error:
         if ends_the_run(error):
             raise
@@ -148,10 +146,7 @@ def execute(
 
 
 def _refused(
-    processor: Definition[Any],
-    row: Any,
-    limit: TimeLimit | None,
-    still_ours: Callable[[], bool],
+    processor: Definition[Any], row: Any, limit: TimeLimit | None, still_ours: Callable[[], bool]
 ) -> Outcome | None:
     """Call ``taken_over()``; return the outcome if the handler is not to be called after it."""
     if (unprepared := prepare(processor, row, limit)) is not None:
@@ -169,14 +164,14 @@ def prepare(processor: Definition[Any], row: Any, limit: TimeLimit | None = None
         if ends_the_run(error):
             raise
         return not_prepared(error)
-    return None if result is None else prepared(processor, result)
+    return None if result is None else prepared(result)
 
 
-def prepared(processor: Definition[Any], result: Any) -> Outcome | None:
+def prepared(result: Any) -> Outcome | None:
     """Return the outcome that a result of ``taken_over()`` stands for; ``None``: go on."""
     if (error := returned_error(result)) is None:
         try:
-            _refuse_coroutine(processor, result)
+            _refuse_coroutine(result)
         except Unsupported as refused:
             error = refused
     return None if error is None else not_prepared(error)
@@ -273,10 +268,7 @@ def understood(
 
 
 def outcomes_of(
-    processor: Definition[Any],
-    rows: Iterable[Any],
-    results: Any,
-    duration: float | None = None,
+    processor: Definition[Any], rows: Iterable[Any], results: Any, duration: float | None = None
 ) -> dict[Any, Outcome]:
     """Return the outcome of each row, by key, from what ``process_batch()`` returned.
 
@@ -291,7 +283,7 @@ def outcomes_of(
         return {pk: Handled(None, duration) for pk in keys}
     if isinstance(results, Mapping):
         return _by_key(processor, keys, results, duration)
-    _refuse_coroutine(processor, results)
+    _refuse_coroutine(results)
     if not _is_one_per_row(results):
         raise Unsupported(
             f"{processor.name}: expected process_batch() to return None, a list with one result "
@@ -308,10 +300,7 @@ def outcomes_of(
 
 
 def _by_key(
-    processor: Definition[Any],
-    keys: list[Any],
-    results: Mapping[Any, Any],
-    duration: float | None,
+    processor: Definition[Any], keys: list[Any], results: Mapping[Any, Any], duration: float | None
 ) -> dict[Any, Outcome]:
     """Return the outcomes from results by key; a row without a result has failed."""
     known = set(keys)
@@ -332,7 +321,17 @@ def _by_key(
 
 def returned(result: Any, duration: float | None, *, kept: bool = False) -> Outcome:
     """Return the outcome that a row's result stands for; a returned exception is as one raised."""
-    error = returned_error(result)
+    if result is None:
+        return Handled(None, duration)
+    try:
+        if (error := returned_error(result)) is None:
+            _refuse_coroutine(result)
+    except Unsupported as refused:
+        error = refused
+    except BaseException as raised:  # by an object that stands for another one
+        if ends_the_run(raised):
+            raise
+        return Failed(as_exception(raised), handled=True, kept=kept, duration=duration)
     return (
         Handled(result, duration) if error is None else judge(error, kept=kept, duration=duration)
     )
@@ -361,11 +360,11 @@ def _is_one_per_row(results: Any) -> bool:
     )
 
 
-def _refuse_coroutine(processor: Definition[Any], result: Any) -> None:
+def _refuse_coroutine(result: Any) -> None:
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         kind = "generator" if inspect.isgenerator(result) else "coroutine"
         getattr(result, "close", bool)()
         raise Unsupported(
-            f"{processor.name}: expected the handler to do its work and return, got a {kind} that "
-            "is never run; write 'def', and call async code with async_to_sync()."
+            f"expected the handler to do its work and return, got a {kind} that is never run; "
+            "write 'def', and call async code with async_to_sync()."
         )

@@ -103,10 +103,7 @@ class Asker:
     """
 
     def __init__(
-        self,
-        processor: BatchProcessor[Any],
-        seconds: float,
-        down: dict[str, str] | None = None,
+        self, processor: BatchProcessor[Any], seconds: float, down: dict[str, str] | None = None
     ) -> None:
         self._processor = processor
         self._seconds = seconds

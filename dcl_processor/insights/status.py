@@ -68,12 +68,7 @@ class Status:
     def as_dict(self) -> dict[str, Any]:
         """Return the status for JSON."""
         answers = {name: answer.as_dict() for name, answer in self.answers.items()}
-        return {
-            "name": self.name,
-            "delivery": self.delivery,
-            "database": self.using,
-            **answers,
-        }
+        return {"name": self.name, "delivery": self.delivery, "database": self.using, **answers}
 
 
 @dataclass(frozen=True, slots=True)

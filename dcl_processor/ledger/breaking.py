@@ -83,10 +83,7 @@ def probe_succeeded(name: str, run: UUID, worker: UUID) -> None:
 def probe_failed(name: str, breaker: Breaker, worker: UUID) -> None:
     """Begin the pause again."""
     row_of(name).filter(probe=worker).update(
-        failures=F("failures") + 1,
-        open_until=_later(breaker.seconds),
-        probe=None,
-        probe_until=None,
+        failures=F("failures") + 1, open_until=_later(breaker.seconds), probe=None, probe_until=None
     )
 
 

@@ -141,7 +141,7 @@ class Look(models.Model):
     class Meta:
         verbose_name = "look"
         constraints = [
-            models.UniqueConstraint(fields=["processor", "host"], name="dcl_ledger_look"),
+            models.UniqueConstraint(fields=["processor", "host"], name="dcl_ledger_look")
         ]
 
     def __str__(self) -> str:

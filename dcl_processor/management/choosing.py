@@ -137,8 +137,7 @@ def typed_values(model: type[Model], texts: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise CommandError(
-                f"expected --set COLUMN=VALUE, got {text!r} without '='.",
-                returncode=USAGE_ERROR,
+                f"expected --set COLUMN=VALUE, got {text!r} without '='.", returncode=USAGE_ERROR
             )
         try:
             values[name] = _typed(model._meta.get_field(name), value)

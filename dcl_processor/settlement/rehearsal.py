@@ -68,8 +68,10 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     _check_on_failure(processor, question, pk)
     try:
         kept = _check_kept(processor, question, pk)
-    except writing.NotWritten as error:
-        raise RowRefused(error) from error
+    except (writing.NotWritten, InvalidOption) as error:
+        if isinstance(error, InvalidOption) and not has_triggers:
+            raise
+        raise RowRefused(error) from error  # a trigger may do that to this row alone
     if not processor._has_fixed_flip:
         _rehearse_function(processor, question, row, pk)
     # A trigger may put back the flip of another row, which is then still pending, although the
@@ -86,7 +88,13 @@ def _not_proven(
 ) -> Iterator[str]:
     """Yield the options whose flip may leave another row pending; raise if it leaves this one."""
     for option, values in _fixed(processor):
-        effect = _rehearsed(processor, question, pk, _written(processor, question, option, values))
+        writes = _written(processor, question, option, values)
+        try:
+            effect = _rehearsed(processor, question, pk, writes)
+        except Exception as error:
+            if option != "failed" or isinstance(error, Error | ProcessorError):
+                raise
+            effect = FlipEffect.UNKNOWN  # it costs no row an attempt that does not fail
         if effect is FlipEffect.STILL_PENDING:
             said = still_pending(processor, option, pk, values)
             if has_triggers:  # one may put back the flip of this row alone
@@ -181,8 +189,14 @@ _RULES_AND_TRIGGERS = """SELECT bool_or(relhasrules), bool_or(EXISTS (
     JOIN pg_language ON pg_language.oid = prolang
     WHERE tgrelid = pg_class.oid
     AND NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & 16 <> 0
-    AND (lanname <> 'plpgsql' OR prosrc ~* %s)
+    AND (lanname <> 'plpgsql' OR prosrc ~* %s OR (tgtype & 2 <> 0 AND prosrc ~* %s))
 )) FROM pg_class WHERE oid = ANY(%s::regclass[])"""
+
+_TRIGGERS = {
+    "mysql": "SELECT count(*) FROM information_schema.triggers WHERE event_manipulation = 'UPDATE' "
+    "AND trigger_schema = DATABASE() AND event_object_table",
+    "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'trigger' AND tbl_name",
+}
 
 #: How the source of a trigger in PL/pgSQL writes to the row: to a column of the flip, to the whole
 #: row, or by a statement of its own. One that sets the time of an update, or notes it elsewhere,
@@ -196,19 +210,25 @@ _WRITES = (
 def _rules_and_triggers(processor: Definition[Any], question: Question[Any]) -> tuple[bool, bool]:
     """Return whether PostgreSQL rewrites statements on the tables of a row, or they are views.
 
-    And whether a trigger that may write to the flip's columns fires for an UPDATE of one of them;
-    the 16 in its type says so.
+    And whether a trigger that may write to what a settlement writes, or a mark, fires for an UPDATE
+    of one of them, as the 16 in its type says; the 2 says that it fires before. Elsewhere than on
+    PostgreSQL, whether there is a trigger.
     """
     connection = connections[question.using]
-    if not has_id(connection):
-        return False, False
     fields = question.model._meta.concrete_fields
-    tables = {connection.ops.quote_name(field.model._meta.db_table) for field in fields}
-    done = processor.done or {}
-    columns = [field.column for field in fields if {field.name, field.attname} & done.keys()]
-    writes = _WRITES.format(columns="|".join(map(re.escape, columns)) or "no column")
+    tables = sorted({field.model._meta.db_table for field in fields})
     with connection.cursor() as cursor:
-        cursor.execute(_RULES_AND_TRIGGERS, [writes, sorted(tables)])
+        if not has_id(connection):
+            named = ", ".join(["%s"] * len(tables))
+            cursor.execute(f"{_TRIGGERS[connection.vendor]} IN ({named})", tables)
+            return False, bool(cursor.fetchone()[0])
+        marks = {processor.claimed_at, processor.lease and processor.lease.field}
+        flips = (processor.done, processor.failed, processor.claim)
+        written = marks.union(*[each or () for each in flips])
+        columns = [field.column for field in fields if {field.name, field.attname} & written]
+        writes = _WRITES.format(columns="|".join(map(re.escape, columns)) or "no column")
+        quoted = [connection.ops.quote_name(table) for table in tables]
+        cursor.execute(_RULES_AND_TRIGGERS, [writes, r"\mreturn\s+null\M", quoted])
         rules, triggers = cursor.fetchone()
     return bool(rules), bool(triggers)
 

@@ -15,7 +15,7 @@ from dcl_processor.compiled_sql import own_values
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
-from dcl_processor.values import Values, resolve
+from dcl_processor.values import Values, constants_of, resolve
 
 from .flip import UNWRITABLE, invalid_done
 
@@ -35,6 +35,14 @@ def refuse_pending(processor: Definition[Any], question: Question[Any], pks: Seq
             "that is still pending; make the handler or done change a column that pending tests, "
             "or set repeats=True."
         )
+    claim, done = constants_of(processor.claim or {}), constants_of(processor.done or {})
+    if claim and done and processor.lease is None:
+        # Its claim alone keeps a row out of pending whose flip a trigger has put back.
+        rows = question.table.filter(these(pks), **claim)
+        for name, value in done.items():
+            rows = rows.exclude(**{name: value})
+        for pk in rows.values_list("pk", flat=True)[:1]:
+            raise not_written(processor.name, [pk], 0)
 
 
 def write(
@@ -118,7 +126,9 @@ def explained(
     found = re.search(f"{FLIP}({LOST}|[0-9]+)", str(error))
     if found is None:
         return error
-    return TransactionLost() if found[1] == LOST else not_written(processor, pks, int(found[1]))
+    return (
+        TransactionLost() if found[1] == LOST else not_written(processor.name, pks, int(found[1]))
+    )
 
 
 def refuse_moved(
@@ -157,12 +167,12 @@ def _look_up(
         refuse_another(question.using, transaction_id)
     # A query is needed, because rows that the handler deleted have left pending, too.
     if _rows(question, pks).count() > written:
-        raise not_written(processor, pks, written)
+        raise not_written(processor.name, pks, written)
 
 
-def not_written(processor: Definition[Any], pks: Sequence[Any], written: int) -> ProcessorError:
+def not_written(name: str, pks: Sequence[Any], written: int) -> ProcessorError:
     return NotWritten(
-        f"{processor.name}: expected the flip to write {_named(pks)}, got {written} of "
+        f"{name}: expected the update to write {_named(pks)}, got {written} of "
         f"{len(pks)} rows written although they exist; look for a trigger, a rule or "
         "row-level security that drops the update."
     )

@@ -22,10 +22,7 @@ M = TypeVar("M", bound=Model)
 def question_of(processor: BatchProcessor[M], using: str | None) -> Question[M]:
     """Return the user's question, with the processor's own conditions for a row."""
     question: Question[M] = ask(
-        processor.pending,
-        label=processor.name,
-        using=using or processor.using,
-        due=processor._due,
+        processor.pending, label=processor.name, using=using or processor.using, due=processor._due
     )
     return question
 
@@ -102,8 +99,7 @@ def _locked(row: Model, session: BaseDatabaseWrapper, alias: str) -> bool:
     # Without waiting: if the test itself holds the lock, the wait would never end.
     rows: QuerySet[Any] = QuerySet(model, using=alias).order_by().filter(pk=row.pk)
     rows = rows.select_for_update(
-        nowait=features.has_select_for_update_nowait,
-        no_key=features.has_select_for_no_key_update,
+        nowait=features.has_select_for_update_nowait, no_key=features.has_select_for_no_key_update
     )
     sql, params = rows.query.get_compiler(connection=session).as_sql()
     with session.cursor() as cursor:

@@ -180,7 +180,7 @@ class Packing(LeaseColumn, RetryColumns):
                 fields=["id"],
                 name="shop_packing_open",
                 condition=models.Q(state__in=["waiting", "packing"]),
-            ),
+            )
         ]
 
     def __str__(self) -> str:
@@ -196,10 +196,8 @@ class Invoice(models.Model):
     class Meta:
         indexes: ClassVar[list[models.Index]] = [
             models.Index(
-                fields=["order"],
-                name="shop_invoice_to_print",
-                condition=models.Q(printed=False),
-            ),
+                fields=["order"], name="shop_invoice_to_print", condition=models.Q(printed=False)
+            )
         ]
 
     def __str__(self) -> str:
@@ -228,10 +226,8 @@ class Cart(models.Model):
     class Meta:
         indexes: ClassVar[list[models.Index]] = [
             models.Index(
-                fields=["touched_at"],
-                name="shop_cart_open",
-                condition=models.Q(expired=False),
-            ),
+                fields=["touched_at"], name="shop_cart_open", condition=models.Q(expired=False)
+            )
         ]
 
     def __str__(self) -> str:

@@ -256,9 +256,7 @@ def test_a_forged_form_does_nothing(
 
 
 def test_a_confirmation_is_for_one_user_and_for_an_hour(
-    operator: Client,
-    refused: list[Payment],
-    monkeypatch: pytest.MonkeyPatch,
+    operator: Client, refused: list[Payment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = post(operator, ACT, action="requeue", state="given_up")
     other = Client()

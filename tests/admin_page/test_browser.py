@@ -66,10 +66,7 @@ def _patient_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log_in(
-    browser: Browser,
-    live_server: LiveServer,
-    users: dict[str, User | None],
-    settings: Settings,
+    browser: Browser, live_server: LiveServer, users: dict[str, User | None], settings: Settings
 ) -> Iterator[Callable[..., Page]]:
     # Fast, for a password that keeps nothing secret.
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
@@ -326,11 +323,7 @@ def test_an_operator_pauses_a_processor_resolves_its_doubts_and_resumes_it(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_pause_recorded_runs_and_the_page_of_one_row_are_accessible(
-    browser: Browser,
-    log_in: Callable[..., Page],
-    refused: list[Payment],
-    runs: None,
-    scheme: str,
+    browser: Browser, log_in: Callable[..., Page], refused: list[Payment], runs: None, scheme: str
 ) -> None:
     ledger.pause(NAME, reason="no route")
     page = log_in("operator", color_scheme=scheme)

@@ -602,10 +602,7 @@ class SoftTimeLimitExceeded(Exception):  # Celery's name
 
 @pytest.mark.parametrize("kind", [SoftTimeLimitExceeded, KeyboardInterrupt])
 def test_rows_of_a_run_that_raised_midway_are_in_the_log(
-    operator: Client,
-    carts: list[Cart],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[BaseException],
+    operator: Client, carts: list[Cart], monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     monkeypatch.setattr(expire_carts, "batch_size", 1)
     handle = type(expire_carts).process_batch

@@ -10,16 +10,7 @@ from django.template.loader import render_to_string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcl_processor.admin_page.pace import (
-    FEW,
-    Estimate,
-    Expected,
-    Pace,
-    pace,
-    parse,
-    rates,
-    text_of,
-)
+from dcl_processor.admin_page.pace import FEW, Estimate, Expected, Pace, pace, parse, rates, text_of
 from dcl_processor.admin_page.views import chart
 from dcl_processor.insights.answer import Answer, How
 
@@ -122,8 +113,7 @@ def test_any_address_is_read(text: str) -> None:
         st.sampled_from(["a", "b,", "ü", "\ud800"]),
         st.lists(
             st.tuples(
-                st.integers(0, 9),
-                st.integers(0, 10_000) | st.integers(0, 2**40).map(Estimate),
+                st.integers(0, 9), st.integers(0, 10_000) | st.integers(0, 2**40).map(Estimate)
             ),
             max_size=6,
         ).map(tuple),
@@ -146,10 +136,7 @@ def test_a_time_of_another_day_has_its_date() -> None:
     old = now - timedelta(days=13)
     found = chart("pace", "Throughput", "rows", [(old.timestamp(), 1), (now.timestamp(), 2)])
     assert found is not None
-    assert found.rows == [
-        (old, f"{old:%Y-%m-%d %H:%M:%S}", "1"),
-        (now, f"{now:%H:%M:%S}", "2"),
-    ]
+    assert found.rows == [(old, f"{old:%Y-%m-%d %H:%M:%S}", "1"), (now, f"{now:%H:%M:%S}", "2")]
     assert found.summary == (
         f"Throughput: 1 at {old:%Y-%m-%d %H:%M:%S}, 2 at {now:%H:%M:%S} UTC, 2 at most."
     )

@@ -121,10 +121,7 @@ def test_each_action_needs_the_same_permissions_on_the_page_and_in_a_list(
     asked = post(as_user(user), address("act", row), **sent)
     assert (asked.status_code == 200) is may
     listed = post(
-        as_user(user),
-        "/admin/shop/payment/",
-        action=f"dcl_{action}_0",
-        _selected_action=[row.pk],
+        as_user(user), "/admin/shop/payment/", action=f"dcl_{action}_0", _selected_action=[row.pk]
     )
     assert (b"dcl-confirm" in listed.content) is may
 

@@ -52,12 +52,7 @@ BATCHES = (
     "raw claim at the head, batch 500",
     "pgqueuer, batch 100",
 )
-QUEUES = (
-    "django-tasks-db",
-    "procrastinate",
-    "procrastinate, concurrency 10",
-    "django-mailer",
-)
+QUEUES = ("django-tasks-db", "procrastinate", "procrastinate, concurrency 10", "django-mailer")
 
 
 def one_by_one(bench: Bench) -> None:

@@ -205,9 +205,7 @@ def _is_drained(
 
 
 def _figures(
-    calls: Sequence[audit.Call],
-    blows: Sequence[Blow],
-    *spans: figures.Span,
+    calls: Sequence[audit.Call], blows: Sequence[Blow], *spans: figures.Span
 ) -> dict[str, Any]:
     """Return the figures of the times before, during and after the chaos."""
     before, during, after = (figures.rate(calls, span) for span in spans)

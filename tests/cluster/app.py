@@ -19,10 +19,7 @@ EXPIRY = 60
 
 app = Celery("cluster", set_as_current=False)
 app.conf.beat_schedule = {
-    "deliver": {
-        **every(INTERVAL, "cluster.deliver", workers=2),
-        "options": {"expires": EXPIRY},
-    },
+    "deliver": {**every(INTERVAL, "cluster.deliver", workers=2), "options": {"expires": EXPIRY}}
 }
 # A worker takes no more than it has processes for: what waited with one while the other is free
 # would keep the workers apart.

@@ -52,15 +52,8 @@ IS_OPEN_READS = """
 """
 
 INSTALL = {
-    "postgresql": [
-        INSTALL_GATE,
-        IS_OPEN_STABLE,
-        OPEN_PARCELS,
-    ],
-    "mysql": [
-        IS_OPEN_READS,
-        OPEN_PARCELS,
-    ],
+    "postgresql": [INSTALL_GATE, IS_OPEN_STABLE, OPEN_PARCELS],
+    "mysql": [IS_OPEN_READS, OPEN_PARCELS],
     "sqlite": [],
 }
 

@@ -101,6 +101,15 @@ async def leave_in_several_tasks() -> None:
     await asyncio.gather(leave(), leave())
 
 
+async def leave_from_a_thread() -> None:
+    """End the task of the handler without an outcome."""
+
+    def leave_it() -> None:
+        raise GeneratorExit
+
+    await asyncio.to_thread(leave_it)
+
+
 async def stop_the_loop() -> None:
     asyncio.get_running_loop().stop()
     await asyncio.sleep(0)
@@ -108,7 +117,9 @@ async def stop_the_loop() -> None:
 
 
 @each_delivery
-@pytest.mark.parametrize("end", [leave, leave_in_a_task, leave_in_several_tasks, stop_the_loop])
+@pytest.mark.parametrize(
+    "end", [leave, leave_in_a_task, leave_in_several_tasks, leave_from_a_thread, stop_the_loop]
+)
 def test_a_handler_that_ends_the_loop_has_failed_and_the_others_go_on(make: Make, end: Any) -> None:
     rows = the.errands(5)
     at_work = asyncio.Event()

@@ -12,6 +12,7 @@ import pytest
 from django.db import connection
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
+from django.utils.functional import SimpleLazyObject
 
 from dcl_processor import BatchProcessor, Discard, Snooze
 from dcl_processor.exceptions import TransactionLeftOpen, Unsupported
@@ -273,6 +274,32 @@ def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) ->
     assert_run(report, failed=3)
     assert {type(each.error) for each in report.failures} == {TransactionLeftOpen}
     assert places(result="worked") == places(done=True) == []
+
+
+@the.all_deliveries
+@pytest.mark.parametrize("by_key", [False, True])
+def test_work_that_a_call_only_promised_is_not_done(make: Make, by_key: bool) -> None:
+    the.errands(3)
+
+    async def send(row: Errand) -> None: ...
+
+    def handle(given: Rows) -> Any:
+        promised = {row.pk: send(row) for row in given}
+        return promised if by_key else [*promised.values()]
+
+    report = bulk(make, handle)()
+    assert_run(report, failed=3)
+    assert "is never run" in str(report.failures[0].error)
+    assert places(done=True) == []
+
+
+@each_delivery
+def test_a_result_that_raises_when_it_is_looked_at_costs_no_other_row(make: Make) -> None:
+    the.errands(3)
+    lazy = SimpleLazyObject(lambda: Errand.objects.get(pk=0))
+    report = bulk(make, lambda _: [None, lazy, None])()
+    assert_run(report, processed=2, failed=1)
+    assert isinstance(report.failures[0].error, Errand.DoesNotExist)
 
 
 class Line:

@@ -64,10 +64,7 @@ if connection.vendor == "postgresql":
             cursor.execute(SHIFTED, [instant.timestamp()])
         path = {"options": "-c search_path=shifted,public,pg_catalog"}
         try:
-            with (
-                override_settings(USE_TZ=False, TIME_ZONE="America/New_York"),
-                connected(path),
-            ):
+            with override_settings(USE_TZ=False, TIME_ZONE="America/New_York"), connected(path):
                 yield instant
         finally:
             with connection.cursor() as cursor:

@@ -103,6 +103,11 @@ class WithoutRepresentationError(WithoutWordsError):
         raise RuntimeError("no words either")
 
 
+class WithoutEndError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("no words, and no run")
+
+
 @dataclasses.dataclass(frozen=True)
 class FrozenError(Exception):
     """What generated clients of web services raise: nothing can be set on it."""
@@ -135,6 +140,7 @@ ANY = [
     FrozenError(404),
     ReadOnlyError("x"),
     WithoutTracebackError("x"),
+    WithoutEndError(),
     caused(FrozenError(404)),
     caused(WithoutTracebackError("x")),
     ExceptionGroup("frozen", [FrozenError(404), ReadOnlyError("x")]),

@@ -238,14 +238,8 @@ def with_claim(**options: Any) -> BatchProcessor[Any]:
 
 
 SENT: dict[str, tuple[Callable[[], BatchProcessor[Any]], Callable[[], Model]]] = {
-    "one statement": (
-        lambda: processor(lambda: Parcel.objects.filter(sent=False)),
-        Parcel,
-    ),
-    "batches": (
-        lambda: processor(lambda: Parcel.objects.filter(sent=False), batch_size=2),
-        Parcel,
-    ),
+    "one statement": (lambda: processor(lambda: Parcel.objects.filter(sent=False)), Parcel),
+    "batches": (lambda: processor(lambda: Parcel.objects.filter(sent=False), batch_size=2), Parcel),
     "a spanning question": (
         lambda: processor(lambda: Parcel.objects.filter(sent=False).exclude(depot__open=True)),
         Parcel,

@@ -162,7 +162,7 @@ DROPS: dict[str, tuple[list[str], list[str]]] = {
     "sqlite": (
         [
             """CREATE TRIGGER tests_drop BEFORE UPDATE ON tests_parcel WHEN OLD.priority = 1
-            BEGIN SELECT RAISE(IGNORE); END""",
+            BEGIN SELECT RAISE(IGNORE); END"""
         ],
         ["DROP TRIGGER tests_drop"],
     ),

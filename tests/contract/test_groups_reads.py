@@ -361,9 +361,7 @@ def test_a_row_without_a_key_is_alone() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_the_suggested_index_begins_with_the_key_and_serves_the_read_of_keys(
-    ordered: bool,
-) -> None:
+def test_the_suggested_index_begins_with_the_key_and_serves_the_read_of_keys(ordered: bool) -> None:
     # So many that the plan does not depend on how full the table's pages are.
     Errand.objects.bulk_create(Errand(place=n % 3_000, done=n % 3_000 > 2) for n in range(30_000))
     analyze(Errand)

@@ -18,12 +18,7 @@ from django.db import connection, connections, transaction
 from dcl_processor import BatchProcessor, Delivery, Lease, Snooze
 from dcl_processor.engine import recovery
 from dcl_processor.engine.settlement import Claimed
-from dcl_processor.exceptions import (
-    HandlerTimeout,
-    InsideTransaction,
-    InvalidOption,
-    Unsupported,
-)
+from dcl_processor.exceptions import HandlerTimeout, InsideTransaction, InvalidOption, Unsupported
 from dcl_processor.execution import calls, time_limit
 from dcl_processor.interrupts import HandlerCancelled
 from tests.contract.support import errands as the
@@ -33,9 +28,7 @@ from tests.contract.support.parcels import in_batches, parcels
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-]
+pytestmark = [pytest.mark.django_db(transaction=True, databases=["default", "other"])]
 
 POSTGRESQL = connection.vendor == "postgresql"
 

@@ -337,9 +337,7 @@ def test_i5_a_flip_that_is_right_for_one_row_and_wrong_for_another_is_found_out(
     parcels(3)
     Parcel.objects.filter(priority=1).update(tries=-5)
     run = processor(
-        ignore,
-        pending=Parcel.objects.filter(tries__lt=1),
-        done={"tries": F("tries") + 1},
+        ignore, pending=Parcel.objects.filter(tries__lt=1), done={"tries": F("tries") + 1}
     )
     report = run()
     assert_run(report, processed=2, failed=1)

@@ -15,12 +15,7 @@ from django.test import TestCase
 
 from dcl_processor import BatchProcessor, Snooze
 from dcl_processor.candidates.question import Question, RowFilter
-from dcl_processor.exceptions import (
-    InsideTransaction,
-    InvalidOption,
-    RowsFailed,
-    Unsupported,
-)
+from dcl_processor.exceptions import InsideTransaction, InvalidOption, RowsFailed, Unsupported
 from dcl_processor.testing import hold_lock, race, turns
 from tests import seams
 from tests.contract.support.errands import (

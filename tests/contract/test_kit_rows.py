@@ -317,10 +317,7 @@ if HAS_ROW_LOCKS:
             pytest.fail("the block was entered")
         with transaction.atomic():
             [row] = errands(1)
-            with (
-                pytest.raises(AssertionError, match=r"session sees|not committed"),
-                hold_lock(row),
-            ):
+            with pytest.raises(AssertionError, match=r"session sees|not committed"), hold_lock(row):
                 pytest.fail("the block was entered")
 
     def test_a_row_that_is_locked_already_is_told_at_once() -> None:

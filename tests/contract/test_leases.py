@@ -583,8 +583,7 @@ def test_a_column_that_the_question_leaves_out_stays_out_of_every_instance(
 def test_the_result_is_written_with_the_flip() -> None:
     [row] = the.errands(1)
     run = the.at_least_once(
-        lambda row: f"number {row.place}",
-        done=lambda row, result: {"done": True, "result": result},
+        lambda row: f"number {row.place}", done=lambda row, result: {"done": True, "result": result}
     )
     assert_run(run(), processed=1)
     assert the.state(row)["result"] == "number 0"
@@ -724,8 +723,7 @@ def test_each_row_is_checked_where_one_that_stays_does_not_show_that_all_stay() 
 
 
 @pytest.mark.parametrize(
-    "claim",
-    [{"result": F("last_error")}, {"result": Concat("last_error", Value("!"))}],
+    "claim", [{"result": F("last_error")}, {"result": Concat("last_error", Value("!"))}]
 )
 def test_a_mark_of_an_expression_is_read_back(claim: dict[str, Any]) -> None:
     [row] = the.errands(1, last_error="x")

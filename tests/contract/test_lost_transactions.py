@@ -420,8 +420,7 @@ if connection.features.has_select_for_update:
         calls: list[Any] = []
 
         @batch_processor(
-            pending=lambda: Parcel.objects.filter(sent=False, depot__open=True),
-            done={"sent": True},
+            pending=lambda: Parcel.objects.filter(sent=False, depot__open=True), done={"sent": True}
         )
         def send(row: Parcel) -> None:
             calls.append(row.depot_id)
@@ -470,10 +469,7 @@ if connection.features.has_select_for_update:
                     assert level().replace("-", " ") == "serializable"
 
 
-ASKS_LEVEL = {
-    "postgresql": "SHOW transaction_isolation",
-    "mysql": "SELECT @@session.tx_isolation",
-}
+ASKS_LEVEL = {"postgresql": "SHOW transaction_isolation", "mysql": "SELECT @@session.tx_isolation"}
 
 
 def test_the_server_is_asked_at_most_once_per_connection() -> None:

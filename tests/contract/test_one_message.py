@@ -72,7 +72,7 @@ def test_a_flip_of_own_values_that_is_dropped_costs_its_own_row_alone() -> None:
         report = processor(the.ignore, batch_size=10, done=done)()
     assert_run(report, processed=29, failed=1)
     assert report.failures[0].pk == rows[17].pk
-    assert "expected the flip to write" in str(report.failures[0].error)
+    assert "expected the update to write" in str(report.failures[0].error)
 
 
 @the.each_delivery
@@ -182,7 +182,7 @@ def test_a_flip_that_is_dropped_costs_its_own_row_alone() -> None:
         report = processor(lambda row: None)()
     assert (report.processed, report.failed, report.stopped) == (4, 1, "drained")
     assert report.failures[0].pk == rows[2].pk
-    assert "expected the flip to write row" in str(report.failures[0].error)
+    assert "expected the update to write row" in str(report.failures[0].error)
     assert "look for a trigger" in str(report.failures[0].error)
     assert list(OWN.values_list("place", flat=True)) == [2]
 

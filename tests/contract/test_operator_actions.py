@@ -25,12 +25,8 @@ from dcl_processor.operator_writes import Write, Written
 from tests.contract.support import errands as the
 from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.reports import assert_run
-from tests.contract.support.sessions import (
-    before_statement,
-    connected,
-    part_locked,
-    uncommitted,
-)
+from tests.contract.support.sessions import before_statement, connected, part_locked, uncommitted
+from tests.contract.support.temporary import at_update
 from tests.models import Errand, Express, Freight, Trailer, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -182,11 +178,7 @@ def test_a_copy_that_is_still_at_work_overwrites_nothing(act: str) -> None:
         said.append(Errand.objects.using("other").values().get())
         return "late"
 
-    run = the.at_most_once(
-        handle,
-        done={"done": True},
-        reset={"claimed": False},
-    )
+    run = the.at_most_once(handle, done={"done": True}, reset={"claimed": False})
     report = run()
     assert_run(report, lease_lost=1)
     assert said == [Errand.objects.values().get(pk=row.pk)]
@@ -477,6 +469,18 @@ def test_a_row_that_the_database_refuses_is_left_and_the_session_is_as_before() 
     assert time_limits() == before
     assert [the.state(row)["claimed"] for row in rows] == [False, True, True]
     assert the.state(rows[1])["claimed_at"]
+
+
+if connection.vendor == "postgresql":
+
+    @pytest.mark.parametrize("action", ["RAISE SQLSTATE '42501'", "RETURN NULL"])
+    def test_a_row_that_a_trigger_refuses_is_left(action: str) -> None:
+        rows = [as_a_killed_process_leaves_it(minutes=10) for _ in range(3)]
+        run, written = processor(), Written()
+        write = to_requeue(run, run.in_doubt(older_than=60))
+        with at_update(f"OLD.id = {rows[1].pk}", action):
+            write.to_free(write.choose(), written, seconds=7)
+        assert (written.written, list(written.failed)) == ([rows[0].pk, rows[2].pk], [rows[1].pk])
 
 
 def test_an_error_that_no_row_has_alone_is_raised_and_the_session_is_as_before() -> None:

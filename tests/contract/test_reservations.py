@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 from django.core import signing
-from django.db import OperationalError, connection, transaction
+from django.db import DataError, OperationalError, connection, transaction
 from django.db.models import Count, Exists, F, Model, OuterRef, Q, QuerySet, Value
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
-from dcl_processor import (
-    BatchProcessor,
-    Delivery,
-    Discard,
-    Lease,
-    Snooze,
-    batch_processor,
-)
+from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Snooze, batch_processor
 from dcl_processor.contrib.reservations import Reservation
 from dcl_processor.contrib.reservations import handing_out as hand_out
 from dcl_processor.contrib.reservations import hold as held
@@ -422,6 +415,20 @@ def test_a_token_survives_renewals(kind: Any) -> None:
         assert (one.expires_at - first) % timedelta(seconds=60) == timedelta(0)
     again(run, handed).settle("still mine")
     assert the.state(row)["result"] == "still mine"
+
+
+if connection.vendor == "postgresql":
+
+    def test_a_row_that_cannot_be_read_is_not_said_to_be_lost() -> None:
+        [row] = the.errands(1)
+        run = make()
+        [handed] = run.reserve()
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE tests_errand SET next_attempt_at = 'infinity'")
+        with pytest.raises(DataError):
+            again(run, handed).settle()
+        handed.settle()
+        assert Errand.objects.filter(pk=row.pk, done=True).exists()
 
 
 def test_a_renewal_that_is_not_needed_changes_nothing() -> None:

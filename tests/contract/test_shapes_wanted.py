@@ -116,9 +116,7 @@ ORDERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("asked", ORDERS.values(), ids=ORDERS)
-def test_a_strict_order_is_kept_among_others_and_costs_a_row_no_statement_more(
-    asked: Any,
-) -> None:
+def test_a_strict_order_is_kept_among_others_and_costs_a_row_no_statement_more(asked: Any) -> None:
     """Every other row is held, from the head on."""
     depots = [Depot.objects.create(name=name) for name in ("south", "north")]
     rows = parcels(40, weight=1)

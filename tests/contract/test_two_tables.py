@@ -422,9 +422,7 @@ CLAIMS = {
 }
 #: What is written to a row that was not handled, by the transaction that has its lock.
 NOTES: dict[str, dict[str, Any]] = {
-    "last_error": {
-        "retry": Retry(None, attempts=None, next_attempt_at=None, last_error="plate"),
-    },
+    "last_error": {"retry": Retry(None, attempts=None, next_attempt_at=None, last_error="plate")},
     "on_failure": {
         "retry": Retry(
             None,
@@ -432,7 +430,7 @@ NOTES: dict[str, dict[str, Any]] = {
             next_attempt_at=None,
             last_error=None,
             on_failure={"plate": "failed"},
-        ),
+        )
     },
     "failed": {"failed": {"weighed": True, "plate": "failed"}},
     "function": {"failed": lambda row, error: {"weighed": True, "plate": "failed"}},

@@ -21,15 +21,7 @@ from tests.contract.support.reports import assert_run
 from tests.crash import processors, tally, victims
 from tests.crash.audit import effects, effects_in_order
 from tests.crash.left import KEPT, Left, rows_of
-from tests.crash.rows import (
-    FIRST,
-    fresh,
-    rows,
-    state,
-    those,
-    time_passes,
-    work,
-)
+from tests.crash.rows import FIRST, fresh, rows, state, those, time_passes, work
 from tests.crash.trace import Boundary
 from tests.shares import has_point
 
@@ -142,10 +134,7 @@ TRANSACTIONAL = [
     *("transactional", "transactional_spanning", "transactional_batch"),
     "transactional_two_tables",
 ]
-RETRYING = [
-    *("transactional_retry", "transactional_retry_batch"),
-    "transactional_two_tables_retry",
-]
+RETRYING = [*("transactional_retry", "transactional_retry_batch"), "transactional_two_tables_retry"]
 
 
 def check_once(processor: BatchProcessor[Any], left: Left) -> None:

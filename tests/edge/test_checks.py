@@ -721,10 +721,7 @@ EITHER = Errand.objects.filter(Q(done=False, place__lt=5) | Q(place__in=[1, 2]),
             {"pending": Errand.objects.filter(done=False).order_by("-code", "id", "attempts")},
             [(["place", "-code", "id", "attempts"], Q(done=False))],
         ),
-        (
-            LEASE,
-            [(["place", "id"], Q(done=False)), (["place"], Q(leased_until__isnull=False))],
-        ),
+        (LEASE, [(["place", "id"], Q(done=False)), (["place"], Q(leased_until__isnull=False))]),
         (
             CLAIMED,
             [

@@ -513,10 +513,7 @@ RUN = "manage.py processors run"
             ["show"],
             "the following arguments are required: NAME, PK; see manage.py processors show --help.",
         ),
-        (
-            [],
-            "the following arguments are required: ACTION; see manage.py processors --help.",
-        ),
+        ([], "the following arguments are required: ACTION; see manage.py processors --help."),
     ],
 )
 def test_a_mistake_is_one_sentence(manage: Manage, arguments: list[str], sentence: str) -> None:
@@ -777,9 +774,7 @@ def test_a_run_says_how_many_rows_are_in_doubt(
 
 @pytest.mark.django_db(transaction=False)
 @pytest.mark.parametrize("asked", [{}, {"concurrency": 5}], ids=["option", "parameter"])
-def test_in_a_test_case_handlers_run_one_by_one_however_concurrency_is_given(
-    asked: Any,
-) -> None:
+def test_in_a_test_case_handlers_run_one_by_one_however_concurrency_is_given(asked: Any) -> None:
     """It commits no rows, so that no other connection sees them."""
     Errand.objects.bulk_create([Errand(), Errand()])
     at_once: list[bool] = []

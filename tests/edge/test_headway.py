@@ -148,11 +148,7 @@ def test_a_size_that_could_not_be_found_out_is_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "shown"),
-    [
-        (500, "0 of 500 (0 %)"),
-        (20_000, "0 of ~20,000 (0 %)"),
-        (90_000, "0 of ~50,000 (0 %)"),
-    ],
+    [(500, "0 of 500 (0 %)"), (20_000, "0 of ~20,000 (0 %)"), (90_000, "0 of ~50,000 (0 %)")],
 )
 def test_a_limit_is_exact_as_far_as_rows_were_counted(limit: int, shown: str) -> None:
     assert headway(Size(MANY, 50_000, "monday"), limit=limit).position() == shown
@@ -387,10 +383,7 @@ def test_without_rich_there_are_lines() -> None:
     # Without a rate, which the machine decides.
     how: dict[str, Any] = {"lines_each": 0, "rich": False, "sample": 600}
     shown = on_a_terminal("run", "warehouse.deliver", **how).splitlines()
-    assert shown[:2] == [
-        "warehouse.deliver: 1 of ~8 (12 %)",
-        "warehouse.deliver: 2 of ~8 (25 %)",
-    ]
+    assert shown[:2] == ["warehouse.deliver: 1 of ~8 (12 %)", "warehouse.deliver: 2 of ~8 (25 %)"]
     assert shown[7] == "warehouse.deliver: 8 rows"  # an estimate is reached before the run ends
     assert len(shown) == 9
 
@@ -432,10 +425,7 @@ def test_a_line_is_written_now_and_then(seconds: float, written: int) -> None:
     ],
 )
 def test_a_worker_that_died_is_named_in_its_record(
-    names: list[str],
-    name: str | None,
-    expected: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
+    names: list[str], name: str | None, expected: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     written, _, _ = output()
     with caplog.at_level(logging.INFO, "dcl_processor"):

@@ -452,8 +452,7 @@ def refuse(*_: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("module", "function", "instead"),
-    [(os, "pwrite", refuse), (in_flight.fcntl, "flock", refuse)],
+    ("module", "function", "instead"), [(os, "pwrite", refuse), (in_flight.fcntl, "flock", refuse)]
 )
 def test_where_a_note_cannot_be_made_a_run_does_without(
     folder: Path,

@@ -9,12 +9,7 @@ import pytest
 
 from dcl_processor import Report, Retry, batch_processor
 from dcl_processor.watch import polling
-from dcl_processor.watch.polling import (
-    BACKOFF,
-    MOST_INTERVALS,
-    Pace,
-    did_something,
-)
+from dcl_processor.watch.polling import BACKOFF, MOST_INTERVALS, Pace, did_something
 from tests.models import Parcel
 
 BURST = 0.01

@@ -93,10 +93,7 @@ def url(home: Path) -> str:
     return url
 
 
-VARIABLES = {
-    "DJANGO_SETTINGS_MODULE": "tests.warehouse.settings",
-    "PYTHONPATH": str(CHECKOUT),
-}
+VARIABLES = {"DJANGO_SETTINGS_MODULE": "tests.warehouse.settings", "PYTHONPATH": str(CHECKOUT)}
 
 
 @pytest.fixture

@@ -92,11 +92,7 @@ def test_status_as_json_has_how_each_number_was_found(manage: Manage) -> None:
     assert found["in_doubt"] == {"value": 1, "how": "exact"}
     assert found["in_doubt_since"]["seconds"] == pytest.approx(600, abs=30)
     assert found["in_doubt_since"]["value"].endswith("+00:00")
-    assert found["oldest"] == {
-        "value": None,
-        "how": "not recorded",
-        "why": "set pending_since=…",
-    }
+    assert found["oldest"] == {"value": None, "how": "not recorded", "why": "set pending_since=…"}
     assert json.loads(manage("status", "--json").out)[0]["name"] != ""
 
 
@@ -527,11 +523,7 @@ def test_the_conditions_of_the_ledger_need_it(manage: Manage) -> None:
                 "--help."
             ),
         ),
-        (
-            [],
-            3,
-            "DCL UNKNOWN - expected --fail-if or --warn-if beside --nagios, got neither.",
-        ),
+        ([], 3, "DCL UNKNOWN - expected --fail-if or --warn-if beside --nagios, got neither."),
         (
             ["--warn-if", "pending>0", "--json"],
             3,
@@ -567,10 +559,7 @@ def test_what_nagios_cannot_be_told_is_unknown(
 
     monkeypatch.setattr(status_action, "_ask", fail)
     failed = manage("status", "warehouse.fetch", "--nagios", *condition)
-    assert (failed.code, failed.out) == (
-        3,
-        "DCL UNKNOWN - RuntimeError: a / b password=***\n",
-    )
+    assert (failed.code, failed.out) == (3, "DCL UNKNOWN - RuntimeError: a / b password=***\n")
 
 
 def test_the_figures_are_what_the_answers_are() -> None:

@@ -437,10 +437,7 @@ def test_a_literal_forges_no_line(manage: Manage, install: Install) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [
-        (("status", FETCH), 3),
-        (("requeue", FETCH, "--in-doubt", "5m", "--yes", "--json"), 1),
-    ],
+    [(("status", FETCH), 3), (("requeue", FETCH, "--in-doubt", "5m", "--yes", "--json"), 1)],
 )
 def test_an_answer_that_could_not_be_written_is_no_success(
     arguments: tuple[str, ...], code: int

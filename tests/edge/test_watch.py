@@ -169,9 +169,7 @@ def test_what_can_never_run_is_not_waited_for(workers: str) -> None:
     assert end == f"CommandError: {name} did not run to the end."
 
 
-def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(
-    tmp_path: Path,
-) -> None:
+def test_a_resource_that_cannot_be_opened_is_told_once_and_when_it_is_over(tmp_path: Path) -> None:
     parcels("")
     mailbox = tmp_path / "mailbox"
     options = ["--watch", "0.1", "--workers", "2"]

@@ -55,11 +55,7 @@ def watching(*arguments: str, **variables: str) -> Iterator[Watcher]:
         yield Watcher(process)
 
 
-def _follow(
-    stream: IO[str] | None,
-    operations: list[str],
-    about_itself: list[str],
-) -> Lines:
+def _follow(stream: IO[str] | None, operations: list[str], about_itself: list[str]) -> Lines:
     lines: Lines = SimpleQueue()
     assert stream is not None
     pipe = stream

@@ -373,11 +373,7 @@ MARKED = [
     errands("lease_marked", pending=marked, **MARK),
     errands("lease_marked_rehearsed", pending=marked, rehearsed=True, **MARK),
     errands(
-        "lease_marked_unproven",
-        pending=marked,
-        rehearsed=True,
-        unproven={"claim", "done"},
-        **MARK,
+        "lease_marked_unproven", pending=marked, rehearsed=True, unproven={"claim", "done"}, **MARK
     ),
 ]
 #: A row that is handed out, and settled by its token while a worker may take it over.

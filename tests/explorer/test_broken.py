@@ -112,11 +112,7 @@ def test_a_broken_variant_is_found(
 
     # What was printed is enough to see it again.
     digits = note.rpartition(":")[2].split()[0]
-    with (
-        variant(),
-        staged(ALL[name], **setting) as stage,
-        pytest.raises(Violation, match=words),
-    ):
+    with variant(), staged(ALL[name], **setting) as stage, pytest.raises(Violation, match=words):
         stage.replay(digits)
 
 

@@ -170,10 +170,7 @@ def processor(case: Case, met: Met, actor: Actor | None = None) -> BatchProcesso
         await actor.act_on_loop(handle, row)
 
     make: Callable[..., Any] = batch_processor(
-        pending=case.queryset,
-        done=case.done(),
-        name="fuzz",
-        **{**case.options, **case.delivered()},
+        pending=case.queryset, done=case.done(), name="fuzz", **{**case.options, **case.delivered()}
     )
     is_async = case.trouble is not None and case.trouble.is_async and actor is not None
     made: BatchProcessor[Any] = make(handle_on_loop if is_async else handle)

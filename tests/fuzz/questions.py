@@ -36,11 +36,7 @@ def heart(world: World, column: str, value: str) -> Text:
     same, name = f"{column}={value}", world.name
     if value == "None":
         same = f"{column}__isnull=True"
-    plain = (
-        f".filter({same})",
-        f".exclude(~Q({same}))",
-        f".filter(Q({same}) | Q(pk__in=[]))",
-    )
+    plain = (f".filter({same})", f".exclude(~Q({same}))", f".filter(Q({same}) | Q(pk__in=[]))")
     joined: tuple[str, ...] = (
         f".filter(pk__in={name}._base_manager.filter({same}))",
         f".filter(Exists({name}._base_manager.filter(pk=OuterRef('pk'), {same})))",

@@ -13,9 +13,7 @@ from tests.fuzz.broken import BROKEN, attempts_that_stay, no_key_lock, unread_an
 from tests.fuzz.cases import Case, keyed_cases, plain_cases, steady_cases, working_cases
 from tests.fuzz.test_fuzz import search
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True, databases=["default", "other"]),
-]
+pytestmark = [pytest.mark.django_db(transaction=True, databases=["default", "other"])]
 
 
 @pytest.mark.parametrize(

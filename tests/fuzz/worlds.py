@@ -119,10 +119,7 @@ DEPOT: dict[str, Any] = {
 }
 
 #: Models with all the columns that a delivery may write: in one table, and in two.
-WORKERS = (
-    World("Errand.objects", {**WORKER, "place": "int"}),
-    World("Express.objects", WORKER),
-)
+WORKERS = (World("Errand.objects", {**WORKER, "place": "int"}), World("Express.objects", WORKER))
 
 WORLDS = (
     World("Parcel.objects", PARCEL, **AROUND_PARCEL),

@@ -89,10 +89,7 @@ def load(path: Path, *options: str) -> tuple[str, list[str]]:
 def test_loads_a_whole_file(order_file: Path) -> None:
     closing, complaints = load(order_file)
 
-    assert (closing, complaints) == (
-        "Orders: 830 loaded, 0 already there, 0 bad lines skipped",
-        [],
-    )
+    assert (closing, complaints) == ("Orders: 830 loaded, 0 already there, 0 bad lines skipped", [])
     assert Order.objects.count() == ORDERS
     assert Order.objects.filter(shipped_at__isnull=False).count() == SHIPPED
     assert Customer.objects.count() == 89
@@ -105,10 +102,7 @@ def test_loading_twice_changes_nothing(order_file: Path) -> None:
 
     closing, complaints = load(order_file)
 
-    assert (closing, complaints) == (
-        "Orders: 0 loaded, 830 already there, 0 bad lines skipped",
-        [],
-    )
+    assert (closing, complaints) == ("Orders: 0 loaded, 830 already there, 0 bad lines skipped", [])
     assert (list(Order.objects.values()), list(Customer.objects.values())) == before
 
 

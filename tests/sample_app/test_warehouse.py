@@ -83,11 +83,7 @@ class Impatient(AsyncClient):
     ],
 )
 def test_after_a_failed_answer_the_order_is_sent_again_and_packed_once(
-    load_paid: LoadOrders,
-    monkeypatch: pytest.MonkeyPatch,
-    mood: Mood,
-    arrivals: int,
-    error: str,
+    load_paid: LoadOrders, monkeypatch: pytest.MonkeyPatch, mood: Mood, arrivals: int, error: str
 ) -> None:
     load_paid(7, 8)
     with warehouse({7: mood}) as stub:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -74,10 +73,7 @@ def from_token(processor: Definition[M], token: str, *, bound_to: str | None) ->
     _check(processor, bound_to, "reservation()")
     using, contents = tokens.unsign(processor, token, bound_to)
     question: Question[M] = ask(
-        processor.pending,
-        label=processor.name,
-        using=using,
-        flips=processor._locked_columns,
+        processor.pending, label=processor.name, using=using, flips=processor._locked_columns
     )
     hold = tokens.hold(processor, question.model, contents)
     return Reservation(processor, question, hold, token=token)
@@ -284,13 +280,18 @@ class Reservation(Generic[M]):
         """Read the row as ``pending`` returns it; a claim may have taken it out of there."""
         processor, columns = self._processor, holds.deferred(self._processor)
         marked = [*(processor.claim or {}), *filter(None, [processor.claimed_at])]
+        refused: DataError | None = None
         for rows in self._question.as_pending(self._hold.pk, marked):
-            # Without its conditions, pending may divide by zero, or read what is no number.
-            with suppress(DataError):
+            try:
                 found = list(rows.defer(*columns)[:2])
-                if len(found) == 1:
-                    return found[0]
-        raise self._lost()
+            except DataError as error:
+                # Without its conditions, pending may divide by zero, or read what is no number.
+                refused = error
+                continue
+            if len(found) == 1:
+                return found[0]
+        self._look()
+        raise refused or self._lost()
 
     def _lost(self) -> ReservationLost:
         reason = holds.why_lost(self._processor, self._question, self._hold)

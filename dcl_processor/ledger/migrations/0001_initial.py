@@ -34,9 +34,7 @@ class Migration(migrations.Migration):
                 ("window", models.BigIntegerField(default=0)),
                 ("used", models.BigIntegerField(default=0)),
             ],
-            options={
-                "verbose_name": "control",
-            },
+            options={"verbose_name": "control"},
         ),
         migrations.CreateModel(
             name="Look",

@@ -414,11 +414,7 @@ def _base_options() -> OneSentenceParser:
     """
     options = OneSentenceParser(add_help=False, argument_default=argparse.SUPPRESS)
     options.add_argument(
-        "-v",
-        "--verbosity",
-        type=int,
-        choices=range(4),
-        help="0: errors only; 2: tracebacks, too.",
+        "-v", "--verbosity", type=int, choices=range(4), help="0: errors only; 2: tracebacks, too."
     )
     options.add_argument(
         "--traceback",

@@ -39,9 +39,7 @@ def invent_carts() -> None:
     ages = [CART_KEPT + timedelta(days=1)] * FORGOTTEN + [timedelta(days=1)] * FRESH
     Cart.objects.bulk_create(
         Cart(
-            customer_id=chance.choice(customers),
-            pieces=chance.randint(1, 20),
-            touched_at=now - age,
+            customer_id=chance.choice(customers), pieces=chance.randint(1, 20), touched_at=now - age
         )
         for age in ages
         if customers

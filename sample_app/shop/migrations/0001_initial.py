@@ -24,9 +24,7 @@ class Migration(migrations.Migration):
                 ("contact_name", models.CharField(blank=True, max_length=80)),
                 ("email", models.EmailField(max_length=254)),
             ],
-            options={
-                "ordering": ["code"],
-            },
+            options={"ordering": ["code"]},
         ),
         migrations.CreateModel(
             name="Order",
@@ -60,9 +58,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-            options={
-                "ordering": ["number"],
-            },
+            options={"ordering": ["number"]},
         ),
         migrations.CreateModel(
             name="OrderLine",

@@ -5,9 +5,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [
-        ("shop", "0001_initial"),
-    ]
+    dependencies = [("shop", "0001_initial")]
 
     operations = [
         migrations.CreateModel(
@@ -102,9 +100,7 @@ class Migration(migrations.Migration):
             field=models.PositiveIntegerField(default=0, editable=False),
         ),
         migrations.AddField(
-            model_name="order",
-            name="in_warehouse",
-            field=models.BooleanField(default=False),
+            model_name="order", name="in_warehouse", field=models.BooleanField(default=False)
         ),
         migrations.AddField(
             model_name="order",

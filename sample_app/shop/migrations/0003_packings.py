@@ -5,9 +5,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [
-        ("shop", "0002_payments_invoices_carts"),
-    ]
+    dependencies = [("shop", "0002_payments_invoices_carts")]
 
     operations = [
         migrations.CreateModel(
@@ -55,7 +53,7 @@ class Migration(migrations.Migration):
                         fields=["id"],
                         name="shop_packing_open",
                     )
-                ],
+                ]
             },
-        ),
+        )
     ]

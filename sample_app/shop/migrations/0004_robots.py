@@ -2,9 +2,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [
-        ("shop", "0003_packings"),
-    ]
+    dependencies = [("shop", "0003_packings")]
 
     operations = [
         migrations.CreateModel(

@@ -221,12 +221,7 @@ ANNOTATIONS = [
         parcels.annotate(most=Greatest("tries", "priority")).filter(most__lt=9),
         is_double=False,
     ),
-    span(
-        "distinct",
-        parcels.filter(scans__ok=True).distinct(),
-        leave=spoil_scans,
-        is_double=False,
-    ),
+    span("distinct", parcels.filter(scans__ok=True).distinct(), leave=spoil_scans, is_double=False),
     span(
         "distinct keys of two columns",
         Seat.objects.filter(sent=False).distinct(),

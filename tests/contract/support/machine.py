@@ -22,15 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dcl_processor import (
-    BatchProcessor,
-    Delivery,
-    Discard,
-    Lease,
-    Retry,
-    Snooze,
-    batch_processor,
-)
+from dcl_processor import BatchProcessor, Delivery, Discard, Lease, Retry, Snooze, batch_processor
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.interrupts import Interruption
 from dcl_processor.report import COUNTS

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.db.models import (
-    FilteredRelation,
-    Q,
-)
+from django.db.models import FilteredRelation, Q
 
 from tests.contract.support.changes import (
     add_scan,

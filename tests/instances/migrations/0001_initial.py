@@ -9,9 +9,7 @@ import tests.instances.models
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [
-        ("contenttypes", "0002_remove_content_type_name"),
-    ]
+    dependencies = [("contenttypes", "0002_remove_content_type_name")]
 
     operations = [
         migrations.CreateModel(
@@ -41,9 +39,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-            options={
-                "abstract": False,
-            },
+            options={"abstract": False},
         ),
         migrations.CreateModel(
             name="Secret",
@@ -63,9 +59,7 @@ class Migration(migrations.Migration):
                 ("claimed", models.BooleanField(default=False)),
                 ("claimed_at", models.DateTimeField(null=True)),
             ],
-            options={
-                "abstract": False,
-            },
+            options={"abstract": False},
         ),
         migrations.CreateModel(
             name="MailJob",
@@ -83,9 +77,7 @@ class Migration(migrations.Migration):
                 ),
                 ("address", models.CharField(default="", max_length=50)),
             ],
-            options={
-                "abstract": False,
-            },
+            options={"abstract": False},
             bases=("instances.job",),
         ),
         migrations.CreateModel(
@@ -104,9 +96,7 @@ class Migration(migrations.Migration):
                 ),
                 ("pages", models.IntegerField(default=1)),
             ],
-            options={
-                "abstract": False,
-            },
+            options={"abstract": False},
             bases=("instances.job",),
         ),
     ]

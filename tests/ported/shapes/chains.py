@@ -7,18 +7,12 @@ from tests.ported import outside
 from tests.ported.models import Account, Item, Part
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "packed"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "packed"})
 def pack(item: Item) -> None:
     outside.perform(f"pack {item.name}")
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="packed"),
-    done={"state": "sent"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="packed"), done={"state": "sent"})
 def send(item: Item) -> None:
     outside.perform(f"send {item.name}")
 
@@ -40,8 +34,7 @@ def depends(item: Item) -> None:
 
 @batch_processor(
     pending=lambda: Item.objects.filter(
-        ~Exists(Item.objects.filter(parent=OuterRef("pk")).exclude(state="done")),
-        state="waiting",
+        ~Exists(Item.objects.filter(parent=OuterRef("pk")).exclude(state="done")), state="waiting"
     ),
     done={"state": "complete"},
 )
@@ -55,10 +48,7 @@ def bury(item: Item) -> None:
     item.delete()
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def lock_related(item: Item) -> None:
     account = Account.objects.select_for_update(no_key=True).get(pk=item.owner_id)
     account.balance += item.amount
@@ -66,9 +56,7 @@ def lock_related(item: Item) -> None:
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-    retry=Retry(),
+    pending=lambda: Item.objects.filter(state="new"), done={"state": "done"}, retry=Retry()
 )
 def related_is_busy(item: Item) -> None:
     accounts = Account.objects.select_for_update(skip_locked=True)

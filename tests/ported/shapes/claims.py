@@ -7,18 +7,13 @@ from tests.ported import outside
 from tests.ported.models import Item
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def lock_each(item: Item) -> None:
     outside.perform(item.name)
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-    batch_size=100,
+    pending=lambda: Item.objects.filter(state="new"), done={"state": "done"}, batch_size=100
 )
 def lock_many(item: Item) -> None:
     outside.perform(item.name)
@@ -101,10 +96,7 @@ def delete_after_work(item: Item) -> None:
     item.delete()
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def any_item(item: Item) -> None:
     outside.perform(item.name)
 

@@ -24,8 +24,7 @@ digest = Digest()
 
 
 @batch_processor(
-    pending=lambda: Account.objects.filter(items__state="new").distinct(),
-    repeats=True,
+    pending=lambda: Account.objects.filter(items__state="new").distinct(), repeats=True
 )
 def over_parents(account: Account) -> None:
     items = list(account.items.filter(state="new").order_by("pk"))
@@ -46,9 +45,7 @@ def in_order(item: Item) -> None:
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-    group_by="kind",
+    pending=lambda: Item.objects.filter(state="new"), done={"state": "done"}, group_by="kind"
 )
 def one_at_a_time(item: Item) -> None:
     outside.perform(item.name)
@@ -67,17 +64,13 @@ def capped(item: Item) -> None:
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new", owner__closed=False),
-    done={"state": "done"},
+    pending=lambda: Item.objects.filter(state="new", owner__closed=False), done={"state": "done"}
 )
 def state_of_parent(item: Item) -> None:
     outside.perform(item.name)
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def of_a_tenant(item: Item) -> None:
     outside.perform(item.name)
 

@@ -17,8 +17,7 @@ def priority(item: Item) -> None:
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new", due_at__lte=Now()),
-    done={"state": "done"},
+    pending=lambda: Item.objects.filter(state="new", due_at__lte=Now()), done={"state": "done"}
 )
 def scheduled(item: Item) -> None:
     outside.perform(item.name)

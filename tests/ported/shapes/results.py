@@ -9,17 +9,13 @@ from tests.ported import outside
 from tests.ported.models import Account, Item
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(finished_at=None),
-    done={"finished_at": Now()},
-)
+@batch_processor(pending=lambda: Item.objects.filter(finished_at=None), done={"finished_at": Now()})
 def stamp(item: Item) -> None:
     outside.perform(item.name)
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done=lambda item, answer: {"state": answer},
+    pending=lambda: Item.objects.filter(state="new"), done=lambda item, answer: {"state": answer}
 )
 def outcomes(item: Item) -> str:
     return outside.ask(item.name)
@@ -42,19 +38,13 @@ def error_text(item: Item) -> None:
     outside.perform(item.name)
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def child_rows(item: Item) -> None:
     item.parts.create(text="from work")
     outside.perform(item.name)
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def rollup(item: Item) -> None:
     Account.objects.filter(pk=item.owner_id).update(balance=F("balance") + item.amount)
 
@@ -65,10 +55,7 @@ def own_method(item: Item) -> None:
     item.finish()
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def after_commit(item: Item) -> None:
     transaction.on_commit(lambda: outside.push(item.pk, [item.name]))
 

@@ -77,9 +77,7 @@ def permanent(item: Item) -> None:
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-    retry=Retry(),
+    pending=lambda: Item.objects.filter(state="new"), done={"state": "done"}, retry=Retry()
 )
 def not_yet(item: Item) -> None:
     if item.amount == 0:

@@ -5,10 +5,7 @@ from tests.ported import outside
 from tests.ported.models import Item
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def some(item: Item) -> None:
     outside.perform(item.name)
 
@@ -17,10 +14,7 @@ def most_rows() -> None:
     some(limit=2)
 
 
-@batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-)
+@batch_processor(pending=lambda: Item.objects.filter(state="new"), done={"state": "done"})
 def for_a_time(item: Item) -> None:
     outside.perform(item.name)
 
@@ -39,18 +33,14 @@ def stop_after_failures(item: Item) -> None:
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-    max_workers=1,
+    pending=lambda: Item.objects.filter(state="new"), done={"state": "done"}, max_workers=1
 )
 def one_worker(item: Item) -> None:
     outside.perform(item.name)
 
 
 @batch_processor(
-    pending=lambda: Item.objects.filter(state="new"),
-    done={"state": "done"},
-    max_workers=2,
+    pending=lambda: Item.objects.filter(state="new"), done={"state": "done"}, max_workers=2
 )
 def two_workers(item: Item) -> None:
     outside.perform(item.name)

@@ -93,11 +93,7 @@ CLAIMS = [
         end={"a": "done", "due": "done", "later": "new", "bad": "new"},
         calls=("a", "due"),
     ),
-    Shape(
-        "delete_after_work",
-        "locks a row, works, deletes it, commits",
-        end={"bad": "new"},
-    ),
+    Shape("delete_after_work", "locks a row, works, deletes it, commits", end={"bad": "new"}),
     Shape(
         "one_by_id",
         "gets the row's key in a message, and locks this row only",
@@ -192,11 +188,7 @@ RESULTS = [
 ]
 
 RETRIES = [
-    Shape(
-        "one_try",
-        "writes `failed` at the first error",
-        end=FAILED,
-    ),
+    Shape("one_try", "writes `failed` at the first error", end=FAILED),
     Shape(
         "counted",
         "counts the attempts, and gives up after the third one",
@@ -419,11 +411,7 @@ RUNS = [
         workers=1,
     ),
     Shape("one_worker", "holds a lock while it runs, so that one worker is at work"),
-    Shape(
-        "two_workers",
-        "lets so many workers be at work, on all machines together",
-        workers=3,
-    ),
+    Shape("two_workers", "lets so many workers be at work, on all machines together", workers=3),
 ]
 
 AGAIN = [
