@@ -120,9 +120,10 @@ def _unreachable(alias: str) -> str | None:
 def _unmigrated(connection: BaseDatabaseWrapper, models: tuple[Any, ...]) -> str | None:
     try:
         with connection.cursor() as cursor:
-            there = set(connection.introspection.table_names(cursor))
+            there = set(connection.introspection.table_names(cursor, include_views=True))
             for options in (model._meta for model in models):
-                if options.db_table not in there:
+                # One with quotes names its schema.
+                if '"' not in options.db_table and options.db_table not in there:
                     return _migrate(connection.alias, f"the table {options.db_table}")
                 found = connection.introspection.get_table_description(cursor, options.db_table)
                 names = {column.name for column in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,12 +17,8 @@ def describe(error: BaseException) -> str:
 
 def text(error: BaseException) -> str:
     """Return the error's text, which may be empty, or a replacement if ``str()`` raises."""
-    try:
-        return str(error)
-    except BaseException as raised:  # an error's own __str__() is arbitrary code
-        if ends_the_run(raised):
-            raise
-        return represent(error)
+    said = _said(str, error)
+    return represent(error) if said is None else said
 
 
 def printable(text: str) -> str:
@@ -43,12 +40,16 @@ def _shown(character: str) -> str:
 
 def represent(error: BaseException) -> str:
     """Return ``repr(error)``, or the name of its class if ``repr()`` raises."""
+    return _said(repr, error) or f"<{type(error).__name__}>"
+
+
+def _said(ask: Callable[[BaseException], str], error: BaseException) -> str | None:
     try:
-        return repr(error)
-    except BaseException as raised:
+        return ask(error)
+    except BaseException as raised:  # an error's own methods are arbitrary code
         if ends_the_run(raised):
             raise
-        return f"<{type(error).__name__}>"
+        return None
 
 
 def traceback_text(error: BaseException) -> str:

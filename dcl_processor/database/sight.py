@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, Error, connections
 from django.db.backends.signals import connection_created
 
 from dcl_processor.exceptions import Unsupported
@@ -17,13 +17,14 @@ _SIGHT = {
     "postgresql": r"""WITH body AS (
     SELECT concat(pg_get_expr(polqual, polrelid), pg_get_expr(polwithcheck, polrelid)) AS sql
     FROM pg_policy
-    UNION ALL SELECT concat(prosrc, pg_get_function_sqlbody(oid)) FROM pg_proc WHERE oid >= 16384
+    UNION ALL SELECT concat(prosrc, pg_get_function_sqlbody(oid)) FROM pg_proc
+    WHERE oid >= 16384 AND prorettype <> 'trigger'::regtype
     UNION ALL SELECT pg_get_viewdef(ev_class) FROM pg_rewrite
     WHERE oid >= 16384 AND rulename = '_RETURN' AND ev_action::text ~ ':funcid (2077|3294) '
 ) SELECT name, coalesce(current_setting(name, true), '') FROM (
     SELECT unnest('{session_authorization,role,search_path,row_security,TimeZone}'::text[]) AS name
     UNION ALL SELECT DISTINCT found[1] FROM body, regexp_matches(
-        sql, 'current_setting\s*\(\s*''(\w+(?:\.\w+)+)''', 'gi') AS found) AS names""",
+        sql, E'current_setting\\s*\\(\\s*''(\\w+(?:\\.\\w+)+)''', 'gi') AS found) AS names""",
     "mysql": "SELECT 'database', DATABASE() UNION ALL SELECT 'time_zone', @@SESSION.time_zone",
 }
 
@@ -68,6 +69,10 @@ class Shared:
             # Otherwise a session that replaces a lost one sees another tenant's rows, perhaps under
             # the same keys.
             connection_created.connect(self._replace)
+        #: Whether a schema or a tenant was chosen, and whether row-level security hides rows.
+        usual = {None, '"$user", public'}
+        self.is_chosen = bool(self._tenant) or self._seen.get("search_path") not in usual
+        self.has_policies = False
 
     def close(self) -> None:
         """Leave further sessions alone."""
@@ -95,6 +100,20 @@ class Shared:
         except BaseException:
             connection.close()
             raise
+
+    def keep(self, connection: Any) -> None:
+        """Take back what a handler has set that decides which rows its session sees."""
+        # The driver knows the schemas from PostgreSQL 18 on, and no other variable.
+        pgconn, moved = getattr(connection.connection, "pgconn", None), self.has_policies
+        if pgconn and not pgconn.status and (path := pgconn.parameter_status(b"search_path")):
+            moved = moved or path.decode() != self._seen["search_path"]
+        if tenant_of(connection) != self._tenant:
+            connection.set_tenant(*self._tenant)
+            moved = True
+        with suppress(Error):  # of a session that is lost: what replaces it sees the same
+            if moved and not connection.needs_rollback:
+                names = _differing(self._seen, connection)
+                _set(connection, {name: self._seen[name] for name in names})
 
     def undo(self) -> None:
         """Leave the session of this thread to a pool as it was."""

@@ -47,7 +47,7 @@ def _compiled(
     """Return the statement that is compiled once, if there is one, and what it compares."""
     only = {column: known[0] for column, known in expected.items() if len(known) == 1}
     # NULL needs a comparison of its own.
-    if len(only) != len(expected) or None in only.values():
+    if len(only) != len(expected) or [1 for each in only.values() if each is None]:
         return None, only
     make = partial(CompiledUpdate, question.model, question.using, values, expected=only)
     return question.writes.to_write(values, ("settle", *only), make), only

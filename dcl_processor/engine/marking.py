@@ -216,11 +216,23 @@ def _record(
     for held in batch.claimed.rows:
         old, new = was[held.pk], became[held.pk]
         held.marked = Marked(old, new)
-        wrong = [name for name in constants.keys() & new.keys() if new[name] != constants[name]]
+        names = constants.keys() & new.keys()
+        try:
+            wrong = [name for name in names if new[name] != constants[name]]
+        except Exception:  # noqa: BLE001  # the comparison is the value's own
+            wrong = [*names]
+        wrong = [name for name in wrong if _differs(batch.question, name, new, constants)]
         if mark.time is not None and new[mark.time] in (None, old[mark.time]):
             wrong.append(mark.time)
         if wrong:
             held.refused = Failed(_not_kept(lane, held, wrong[0]), unstarted=True)
+
+
+def _differs(question: Question[Any], name: str, new: Values, constants: Values) -> bool:
+    """Return whether a column has another value, as the database has it."""
+    connection, field = connections[question.using], question.model._meta.get_field(name)
+    one, other = (field.get_db_prep_value(each[name], connection) for each in (new, constants))
+    return bool(one != other)
 
 
 def _not_kept(lane: Lane, held: Held, column: str) -> ProcessorError:

@@ -124,6 +124,8 @@ class Run:
         #: Whether the run's session was open before, and what it sees then.
         self.was_open = False
         self.shared: Shared | None = None
+        #: The same, where it decides on rows of the table.
+        self.choosy: Shared | None = None
         self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
@@ -392,6 +394,10 @@ class Run:
         self.kept_constants = rehearsal.kept
         self.flips_may_wait = not (rehearsal.has_rules or "done" in rehearsal.unproven)
         self.rehearsal = rehearsal
+        if rehearsal.has_policies and self.shared is None:
+            self.share()
+        if self.shared is not None and (rehearsal.has_policies or self.shared.is_chosen):
+            self.choosy, self.shared.has_policies = self.shared, rehearsal.has_policies
 
     def refuse_joins(self, error: Exception) -> None:
         """Write each row by a statement of its own from now on, because the database wants that."""

@@ -149,13 +149,15 @@ class Session:
             self.connection.run_and_clear_commit_hooks()
 
     def keep_zone(self) -> None:
-        """Take another time zone of the session back, in which Django misreads the marks' times."""
+        """Take back a time zone and a style of dates in which the marks' times are misread."""
         connection, driver = self.connection, self.connection.connection
         if connection.vendor != "postgresql" or driver is None:
             return
         pgconn, zone = getattr(driver, "pgconn", None), connection.timezone_name
         if pgconn is not None:  # psycopg 3, which calls Python for the same
             found = None if pgconn.status else pgconn.parameter_status(b"TimeZone")
+            if found and not pgconn.parameter_status(b"DateStyle").startswith(b"ISO"):
+                self.execute(Statement("SET DateStyle TO ISO"))
         else:
             found = None if driver.closed else driver.info.parameter_status("TimeZone")
         if found not in {None, zone, zone.encode()}:
@@ -289,7 +291,9 @@ class Session:
         It is, if the message was refused before the server executed any of it, as a pooler does
         that accepts one statement at a time. From then on every statement is sent alone.
         """
-        if not (self.is_open and is_healthy(self.connection)):
+        status = getattr(self.connection.connection, "pgconn", None)
+        # 2 is libpq's PQTRANS_INTRANS: a transaction is open that has met no error.
+        if not self.is_open or status is None or status.transaction_status != 2:
             return False
         try:
             answers = [self.execute(each) for each in after.statements]
@@ -353,12 +357,6 @@ def is_observed(connection: Any) -> bool:
 def is_usable(connection: Any) -> bool:
     """Return whether the session is still there, after an error."""
     return connection.connection is not None and connection.is_usable()
-
-
-def is_healthy(connection: Any) -> bool:
-    """Return whether the transaction that is open on the server has met no error."""
-    status = getattr(connection.connection, "pgconn", None)
-    return status is not None and status.transaction_status == 2  # libpq's PQTRANS_INTRANS
 
 
 def in_one_message(cursor: Any, statements: Sequence[Statement]) -> list[Answer]:

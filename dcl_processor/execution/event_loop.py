@@ -20,7 +20,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.conf import settings
 from django.db import connections
+from django.utils import timezone, translation
 
 from dcl_processor import observers
 from dcl_processor import steady as time
@@ -94,6 +96,8 @@ class EventLoop:
         # forever. In a separate context they have a separate thread.
         self._context = Context()
         self._context.run(entered_now.set, entered_now.get())
+        language = translation.get_language() or settings.LANGUAGE_CODE
+        self._zone, self._language = timezone.get_current_timezone(), language
         self._scope: Any = ThreadSensitiveContext()  # which has no types
         self.sessions = SharedSessions()
         self._context.run(self.sessions.watch)
@@ -380,6 +384,8 @@ class EventLoop:
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
+            with suppress(AttributeError):  # of a loop that is not Python's own
+                self._loop.time = time.monotonic  # type: ignore[method-assign]  # nobody stops it
             self._thread.start()
             self._ready.wait()
         return self._loop
@@ -388,6 +394,9 @@ class EventLoop:
         loop = self._loop
         assert loop is not None
         asyncio.set_event_loop(loop)
+        # Here, because Django keeps them for each thread.
+        self._context.run(timezone.activate, self._zone)
+        self._context.run(translation.activate, self._language)
         enter = self._scope.__aenter__()
         loop.run_until_complete(loop.create_task(enter, context=self._context))
         loop.call_soon(self._ready.set)

@@ -204,7 +204,8 @@ class InFlight:
 
     def forget(self) -> None:
         """Note that no row is in flight any more."""
-        self.narrow(_NONE)
+        if self._file is not None:
+            os.pwrite(self._file, b"%*d" % (_WIDTH, _NONE), 0)
 
     def close(self) -> None:
         """Remove this thread's file."""

@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.signals import connection_created
 
+from dcl_processor.database.driver import in_transaction
 from dcl_processor.database.sight import Shared
 from dcl_processor.exceptions import TransactionLeftOpen
 
@@ -120,8 +121,11 @@ class SharedSessions:
 def close_lost(but: str | None = None) -> None:
     """Close this thread's sessions that were lost, except that of one alias."""
     for each in connections.all(initialized_only=True):
-        if each.alias != but and each.errors_occurred:
-            each.close_if_unusable_or_obsolete()
+        if each.alias == but or not each.errors_occurred or each.connection is None:
+            continue
+        # Not close_if_unusable_or_obsolete(): the caller may have a transaction open there.
+        if not (each.in_atomic_block or in_transaction(each) or each.is_usable()):
+            each.close()
 
 
 def without_work(outcome: Together | Prepared) -> Together | Prepared:

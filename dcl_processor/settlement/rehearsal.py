@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -23,6 +24,7 @@ from dcl_processor.database.contention import is_contention, unwritable
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.definition.model_columns import by_attname, written
 from dcl_processor.exceptions import InvalidDone, InvalidOption, ProcessorError, StillPending
+from dcl_processor.interrupts import ends_the_run
 from dcl_processor.values import Values, constants_of
 
 from . import flip, writing
@@ -46,11 +48,13 @@ class Rehearsal:
     ``unproven``: the options whose flip may leave another row pending, although this row left.
     ``has_rules``: the table has a rule that rewrites statements, or is a view.
     ``kept``: the values with which a claim's constants are read back, by ``attname``.
+    ``has_policies``: row-level security may hide rows from the session.
     """
 
     unproven: Collection[str]
     kept: Values
     has_rules: bool = False
+    has_policies: bool = False
 
 
 def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk: Any) -> Rehearsal:
@@ -60,7 +64,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     """
     unproven: set[str] = set()
     _check_foreign_keys(processor, question)
-    has_rules, has_triggers = _rules_and_triggers(processor, question)
+    has_rules, has_triggers, has_policies = _rules_and_triggers(processor, question)
     if processor.claim and processor.lease and not _stays_pending(processor, question, pk):
         unproven.add("claim")
     unproven.update(_not_proven(processor, question, pk, has_triggers=has_triggers))
@@ -77,10 +81,10 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     # A trigger may put back the flip of another row, which is then still pending, although the
     # update has written it. A flip that is the mark of a claim is compared when it is read back.
     is_mark = bool(rules_of(processor).marked_by) and not processor.claim
-    varies = not processor._has_fixed_flip or (has_triggers and not is_mark)
+    varies = not processor._has_fixed_flip or has_policies or (has_triggers and not is_mark)
     if varies and not processor.repeats:
         unproven.add("done")
-    return Rehearsal(unproven, kept, has_rules)
+    return Rehearsal(unproven, kept, has_rules, has_policies)
 
 
 def _not_proven(
@@ -89,12 +93,8 @@ def _not_proven(
     """Yield the options whose flip may leave another row pending; raise if it leaves this one."""
     for option, values in _fixed(processor):
         writes = _written(processor, question, option, values)
-        try:
-            effect = _rehearsed(processor, question, pk, writes)
-        except Exception as error:
-            if option != "failed" or isinstance(error, Error | ProcessorError):
-                raise
-            effect = FlipEffect.UNKNOWN  # it costs no row an attempt that does not fail
+        raised = flip.UNWRITABLE if option == "done" else ()
+        effect = _rehearsed(processor, question, pk, writes, raised)
         if effect is FlipEffect.STILL_PENDING:
             said = still_pending(processor, option, pk, values)
             if has_triggers:  # one may put back the flip of this row alone
@@ -190,7 +190,7 @@ _RULES_AND_TRIGGERS = """SELECT bool_or(relhasrules), bool_or(EXISTS (
     WHERE tgrelid = pg_class.oid
     AND NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & 16 <> 0
     AND (lanname <> 'plpgsql' OR prosrc ~* %s OR (tgtype & 2 <> 0 AND prosrc ~* %s))
-)) FROM pg_class WHERE oid = ANY(%s::regclass[])"""
+)), bool_or(relrowsecurity) FROM pg_class WHERE oid = ANY(%s::regclass[])"""
 
 _TRIGGERS = {
     "mysql": "SELECT count(*) FROM information_schema.triggers WHERE event_manipulation = 'UPDATE' "
@@ -207,12 +207,14 @@ _WRITES = (
 )
 
 
-def _rules_and_triggers(processor: Definition[Any], question: Question[Any]) -> tuple[bool, bool]:
+def _rules_and_triggers(
+    processor: Definition[Any], question: Question[Any]
+) -> tuple[bool, bool, bool]:
     """Return whether PostgreSQL rewrites statements on the tables of a row, or they are views.
 
     And whether a trigger that may write to what a settlement writes, or a mark, fires for an UPDATE
     of one of them, as the 16 in its type says; the 2 says that it fires before. Elsewhere than on
-    PostgreSQL, whether there is a trigger.
+    PostgreSQL, whether there is a trigger. And whether row-level security is on.
     """
     connection = connections[question.using]
     fields = question.model._meta.concrete_fields
@@ -221,7 +223,7 @@ def _rules_and_triggers(processor: Definition[Any], question: Question[Any]) -> 
         if not has_id(connection):
             named = ", ".join(["%s"] * len(tables))
             cursor.execute(f"{_TRIGGERS[connection.vendor]} IN ({named})", tables)
-            return False, bool(cursor.fetchone()[0])
+            return False, bool(cursor.fetchone()[0]), False
         marks = {processor.claimed_at, processor.lease and processor.lease.field}
         flips = (processor.done, processor.failed, processor.claim)
         written = marks.union(*[each or () for each in flips])
@@ -229,8 +231,8 @@ def _rules_and_triggers(processor: Definition[Any], question: Question[Any]) -> 
         writes = _WRITES.format(columns="|".join(map(re.escape, columns)) or "no column")
         quoted = [connection.ops.quote_name(table) for table in tables]
         cursor.execute(_RULES_AND_TRIGGERS, [writes, r"\mreturn\s+null\M", quoted])
-        rules, triggers = cursor.fetchone()
-    return bool(rules), bool(triggers)
+        rules, triggers, policies = cursor.fetchone()
+    return bool(rules), bool(triggers), bool(policies)
 
 
 def _rehearse_function(
@@ -243,7 +245,7 @@ def _rehearse_function(
         values = flip.given(processor, row)
         writes = _written(processor, question, "done", values)
         with flip.refusing_values(processor):
-            effect = _rehearsed(processor, question, pk, writes)
+            effect = _rehearsed(processor, question, pk, writes, flip.UNWRITABLE)
         if effect is FlipEffect.STILL_PENDING and not processor.repeats:
             raise StillPending(still_pending(processor, "done", pk, values))
     except ProcessorError as error:
@@ -343,8 +345,9 @@ def _is_found(rows: QuerySet[Any], name: str, written: Any, read: Any) -> bool:
     # The same query as in a settlement, because the database decides which values are equal.
     if not rows.filter(**{name: written}).exists():
         return False
-    if read == written:
-        return True
+    with suppress(Exception):  # the comparison is the value's own
+        if read == written:
+            return True
     try:
         with transaction.atomic(using=rows.db):
             return rows.filter(**{name: read}).exists()
@@ -383,7 +386,11 @@ class FlipEffect(Enum):
 
 
 def _rehearsed(
-    processor: Definition[Any], question: Question[Any], pk: Any, writes: Sequence[Values]
+    processor: Definition[Any],
+    question: Question[Any],
+    pk: Any,
+    writes: Sequence[Values],
+    raised: tuple[type[Exception], ...] = (),
 ) -> FlipEffect:
     meta = question.model._meta
     values = {name: value for write in writes for name, value in write.items()}
@@ -398,6 +405,10 @@ def _rehearsed(
         if has_ended or is_contention(error) or unwritable(error, question.using) is not None:
             raise
         return FlipEffect.UNKNOWN
+    except Exception as error:
+        if ends_the_run(error) or isinstance(error, (ProcessorError, *raised)):
+            raise
+        return FlipEffect.UNKNOWN  # a check of the package's own costs no row anything
 
 
 def _tried(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 import time_machine
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, ProgrammingError, connection
+from django.db import OperationalError, ProgrammingError, connection, transaction
 from django.db.backends.utils import CursorWrapper
 from django.db.models import CharField, F, Func, Value
 from django.db.models.functions import Cast
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils import timezone, translation
 from freezegun import freeze_time
 
 from dcl_processor import Delivery, Discard, Lease, Retry, batch_processor
@@ -282,7 +283,7 @@ if IS_POSTGRESQL:
         run = the.at_least_once(lambda row: calls.append(row.place))
         with change():
             try:
-                error: Exception = run().failures[0].error
+                error: BaseException = run().failures[0].error
             except InvalidOption as raised:
                 error = raised
             assert re.search(rf"Errand\.leased_until to keep .*; {fix}", str(error))
@@ -341,16 +342,20 @@ if IS_POSTGRESQL:
         assert "tests_unknown" in told
 
     @the.each_delivery
-    def test_i18_marks_are_recognised_whatever_zone_a_handler_has_set(make: the.Make) -> None:
+    @pytest.mark.parametrize("batch_size", [1, 2])
+    @pytest.mark.parametrize("setting", ["TIME ZONE 'Asia/Tokyo'", "DateStyle TO German"])
+    def test_i18_marks_are_recognised_whatever_a_handler_has_set(
+        make: the.Make, setting: str, batch_size: int
+    ) -> None:
         """Django reads each time as one in the zone that it has set itself."""
-        the.errands(3)
+        the.errands(4)
 
         def handle(row: Errand) -> None:
             with connection.cursor() as cursor:
-                cursor.execute("SET TIME ZONE 'Asia/Tokyo'")
+                cursor.execute(f"SET {setting}")
 
         try:
-            assert_run(make(handle)(), processed=3)
+            assert_run(make(handle, batch_size=batch_size)(), processed=4)
         finally:
             connection.close()
 
@@ -362,6 +367,32 @@ if IS_POSTGRESQL:
         run = the.transactional(the.ignore, pending=pending.all)
         with timezone.override("Asia/Tokyo"):
             assert_run(run(concurrency=3), processed=3)
+
+    def test_i18_asynchronous_handlers_have_the_callers_time_zone_and_language() -> None:
+        the.errands(1)
+        seen: list[Any] = []
+
+        async def handle(row: Errand) -> None:
+            seen.append((timezone.get_current_timezone_name(), translation.get_language()))
+
+        with timezone.override("Asia/Tokyo"), translation.override("de"):
+            assert_run(the.at_least_once(handle)(), processed=1)
+        assert seen == [("Asia/Tokyo", "de")]
+
+    def test_i18_a_session_may_take_a_backslash_for_an_escape() -> None:
+        the.errands(2)
+        setting = "SET standard_conforming_strings ="
+        with temporary(f"{setting} off", f"{setting} on"):
+            assert_run(the.transactional(the.ignore)(), processed=2)
+
+    def test_i24_the_time_of_a_handler_ends_although_the_time_stands_still() -> None:
+        the.errands(1)
+
+        async def handle(row: Errand) -> None:
+            await asyncio.Event().wait()
+
+        with freeze_time("2050-01-01"):
+            assert_run(the.at_least_once(handle, handler_timeout=0.1)(), failed=1)
 
 
 def test_a_row_of_several_tables_that_is_gone_before_its_claim_is_no_failure() -> None:
@@ -843,17 +874,19 @@ if HAS_ROW_LOCKS:
         """Another session lets go of it when the other rows are done."""
         rows = the.errands(4)
         others = Errand.objects.filter(pk__in=[row.pk for row in rows[1:]], done=True)
+        is_locked = Event()
         with ExitStack() as locks:
 
             def handle(row: Errand) -> None:
                 if row.place == 0:
                     locks.enter_context(part_locked(Errand, row.pk))
+                    is_locked.set()
 
             async def handle_beside(row: Errand) -> None:
                 await sync_to_async(handle)(row)
 
             def let_go() -> None:
-                until(lambda: others.count() == 3, "the other rows")
+                until(lambda: is_locked.is_set() and others.count() == 3, "the other rows")
                 locks.close()
 
             def handle_all(some: list[Errand]) -> None:
@@ -953,6 +986,46 @@ def test_an_annotation_has_the_value_from_before_the_claim() -> None:
     )(lambda row: seen.append((row.before, row.state, row.loaded[0])))
     assert_run(run(), processed=1)
     assert seen == [("new", "claimed", "claimed")]
+
+
+class Odd:
+    """A value of a field whose comparison is of no use."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_i14_a_mark_may_have_values_that_cannot_be_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    field = Errand._meta.get_field("result")
+    monkeypatch.setattr(field, "from_db_value", lambda value, *_: Odd(value), raising=False)
+    monkeypatch.setattr(field, "get_prep_value", lambda value: getattr(value, "text", value))
+    the.errands(3)
+    run = the.at_most_once(
+        the.ignore, claim={"result": "mine"}, pending=the.PENDING.exclude(result="mine")
+    )
+    assert_run(run(), processed=3)
+
+
+@pytest.mark.parametrize("make", [the.at_most_once, the.at_least_once])
+def test_i13_a_refused_settlement_inside_testcase_ends_no_run(make: the.Make) -> None:
+    the.errands(5)
+
+    def fail(row: Errand) -> None:
+        if row.place == 1:
+            raise ValueError("no such place")
+
+    block = transaction.atomic()
+    block._from_testcase = True  # type: ignore[attr-defined]  # Django's own mark
+    with block:
+        report = make(fail, failed={"dead": None})()
+    assert_run(report, processed=4, failed=1)
 
 
 def test_i15_the_handler_gets_what_the_queryset_gives() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -498,3 +499,21 @@ def test_a_connection_without_autocommit_is_refused() -> None:
         with pytest.raises(Unsupported, match=r"expected .* autocommit .* got AUTOCOMMIT=False"):
             processor([])()
         wrapper.rollback()
+
+
+if HAS_ROW_LOCKS:
+
+    def test_i20_a_transaction_of_the_caller_on_another_alias_is_left_alone() -> None:
+        """Although the handler has met an error there."""
+        the.errands(2)
+
+        def handle(row: Errand) -> None:
+            with suppress(DatabaseError), transaction.atomic(using="other"):
+                Errand.objects.using("other").extra(where=["tests_no_such"]).exists()
+            if row.place == 0:
+                raise ValueError(row.place)
+
+        with transaction.atomic(using="other"):
+            Errand.objects.using("other").create(place=9)
+            assert_run(the.at_least_once(handle)(), processed=1, failed=1)
+        assert Errand.objects.filter(place=9).exists()

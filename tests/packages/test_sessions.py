@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from dcl_processor.database.sight import sight
 from dcl_processor.exceptions import Unsupported
 from dcl_processor.processes import pool
 from dcl_processor.processes.graceful_stop import Stop
@@ -26,11 +27,13 @@ CREATE = (
     "CREATE FUNCTION tests_asked() RETURNS text LANGUAGE plpgsql STABLE AS "
     "'BEGIN RETURN CURRENT_SETTING (''user.tenant'', true); END'; "
     "CREATE FUNCTION tests_tenant() RETURNS text LANGUAGE sql STABLE AS 'SELECT tests_asked()'; "
+    "CREATE FUNCTION tests_audit() RETURNS trigger LANGUAGE plpgsql AS "
+    "'BEGIN NEW.result = current_setting (''user.audit''); RETURN NEW; END'; "
     "ALTER TABLE tests_errand ENABLE ROW LEVEL SECURITY; "
     "CREATE POLICY tests_mine ON tests_errand USING (result = "
 )
 DROP = (
-    "DROP POLICY tests_mine ON tests_errand; DROP FUNCTION tests_tenant, tests_asked; "
+    "DROP POLICY tests_mine ON tests_errand; DROP FUNCTION tests_tenant, tests_asked, tests_audit; "
     "ALTER TABLE tests_errand DISABLE ROW LEVEL SECURITY; "
     "DROP OWNED BY tests_clerk; DROP ROLE tests_clerk"
 )
@@ -87,6 +90,53 @@ def test_threads_see_what_the_runs_session_sees_and_workers_are_refused(setting:
     with pytest.raises(Unsupported, match=refused):
         pool.run(run, workers=2, stop=Stop(), using="other")
     assert_run(run(using="other", concurrency=3), processed=3)
+
+
+@the.all_deliveries
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_handler_that_chooses_other_rows_loses_no_flip(
+    make: the.Make, batch_size: int, is_local: bool, setting: str
+) -> None:
+    """Also until the end of a transaction, and so of the one that is around it."""
+
+    def handle(row: Errand) -> None:
+        with transaction.atomic(using="other"), connections["other"].cursor() as cursor:
+            other = "none" if setting == "role" else "8"
+            cursor.execute("SELECT set_config(%s, %s, %s)", [setting, other, is_local])
+
+    assert_run(make(handle, batch_size=batch_size).run(using="other"), processed=3)
+    assert {*Errand.objects.filter(done=True).values_list("result", flat=True)} == {"7"}
+    assert Errand.objects.filter(done=True).count() == 3
+
+
+@the.all_deliveries
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_handler_that_chooses_another_schema_touches_none_of_its_rows(
+    make: the.Make, batch_size: int
+) -> None:
+    """The rows there have the same keys."""
+    the.errands(6)
+
+    def handle(row: Errand) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path = public")
+
+    with temporary(
+        "CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand "
+        "(LIKE public.tests_errand INCLUDING ALL); INSERT INTO tests_tenant.tests_errand "
+        "SELECT * FROM tests_errand; SET search_path = tests_tenant, public",
+        "SET search_path = DEFAULT; DROP SCHEMA tests_tenant CASCADE",
+    ):
+        assert_run(make(handle, batch_size=batch_size)(), processed=6)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM public.tests_errand WHERE done")
+            assert cursor.fetchone() == (0,)
+
+
+def test_what_a_trigger_alone_asks_for_hides_no_row(setting: str) -> None:
+    """An audit has a value of its own in each session."""
+    assert "user.audit" not in sight(connections["other"])
 
 
 @the.all_deliveries
