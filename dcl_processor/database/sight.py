@@ -101,19 +101,19 @@ class Shared:
             connection.close()
             raise
 
-    def keep(self, connection: Any) -> None:
+    def keep(self, own: Any) -> None:
         """Take back what a handler has set that decides which rows its session sees."""
         # The driver knows the schemas from PostgreSQL 18 on, and no other variable.
-        pgconn, moved = getattr(connection.connection, "pgconn", None), self.has_policies
+        pgconn, moved = getattr(own.connection, "pgconn", None), self.has_policies
         if pgconn and not pgconn.status and (path := pgconn.parameter_status(b"search_path")):
             moved = moved or path.decode() != self._seen["search_path"]
-        if tenant_of(connection) != self._tenant:
-            connection.set_tenant(*self._tenant)
+        if tenant_of(own) != self._tenant:
+            own.set_tenant(*self._tenant)
             moved = True
         with suppress(Error):  # of a session that is lost: what replaces it sees the same
-            if moved and not connection.needs_rollback:
-                names = _differing(self._seen, connection)
-                _set(connection, {name: self._seen[name] for name in names})
+            if moved and not own.needs_rollback:
+                names = _differing(self._seen, own)
+                _set(own, {name: self._seen[name] for name in names})
 
     def undo(self) -> None:
         """Leave the session of this thread to a pool as it was."""

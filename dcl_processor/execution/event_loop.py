@@ -385,7 +385,7 @@ class EventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             with suppress(AttributeError):  # of a loop that is not Python's own
-                self._loop.time = time.monotonic  # type: ignore[method-assign]  # nobody stops it
+                self._loop.time = time.monotonic  # type: ignore[method-assign]  # as it goes on
             self._thread.start()
             self._ready.wait()
         return self._loop
