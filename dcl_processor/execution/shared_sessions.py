@@ -121,10 +121,11 @@ class SharedSessions:
 def close_lost(but: str | None = None) -> None:
     """Close this thread's sessions that were lost, except that of one alias."""
     for each in connections.all(initialized_only=True):
-        if each.alias == but or not each.errors_occurred or each.connection is None:
+        if each.alias == but or not each.errors_occurred or each.in_atomic_block:
             continue
         # Not close_if_unusable_or_obsolete(): the caller may have a transaction open there.
-        if not (each.in_atomic_block or in_transaction(each) or each.is_usable()):
+        is_closed = getattr(each.connection, "closed", False)
+        if is_closed or not (in_transaction(each) or each.is_usable()):
             each.close()
 
 
