@@ -44,7 +44,7 @@ YOUNG = 60.0
 #: What is raised for the content of another file, or of one that is being written.
 _UNREADABLE = (ValueError, TypeError, IndexError)
 
-#: Rows of one process that the log line names.
+#: Rows of a process that the log line names.
 MOST_NAMED = 10
 
 #: When the command began whose worker this process is, in seconds since 1970.

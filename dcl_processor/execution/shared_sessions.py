@@ -124,7 +124,7 @@ def close_lost(but: str | None = None) -> None:
         if each.alias == but or not each.errors_occurred or each.in_atomic_block:
             continue
         # Not close_if_unusable_or_obsolete(): the caller may have a transaction open there.
-        is_closed = getattr(each.connection, "closed", False)
+        is_closed = getattr(each.connection, "closed", each.connection is None)
         if is_closed or not (in_transaction(each) or each.is_usable()):
             each.close()
 
