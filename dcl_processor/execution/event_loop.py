@@ -146,10 +146,7 @@ class EventLoop:
         self._begin(self._execute(pk, call)).add_done_callback(partial(self._over, pk))
 
     def _over(self, pk: Any, task: Future[None]) -> None:
-        """Take note of a handler whose task ended without an outcome, and not by this run's will.
-
-        Another task may have cancelled it; a thread may have raised what ends the coroutine.
-        """
+        """Take note of a task that another one has cancelled, or a thread's error has ended."""
         if pk in self._outcomes or pk in self._given_up or pk not in self._given:
             return
         error = None if task.cancelled() else task.exception()

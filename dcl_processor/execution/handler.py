@@ -363,8 +363,9 @@ def _is_one_per_row(results: Any) -> bool:
 def _refuse_coroutine(result: Any) -> None:
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         kind = "generator" if inspect.isgenerator(result) else "coroutine"
+        fix = "iterate over it" if kind == "generator" else "await it, or use async_to_sync()"
         getattr(result, "close", bool)()
         raise Unsupported(
             f"expected the handler to do its work and return, got a {kind} that is never run; "
-            "write 'def', and call async code with async_to_sync()."
+            f"{fix}."
         )
