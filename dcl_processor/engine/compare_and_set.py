@@ -57,9 +57,8 @@ def write_all(
     question: Question[Any], pks: Sequence[Any], expected: Expected, values: Values
 ) -> int:
     """Write to the rows that have the expected values; return how many were written."""
-    table = question.table
     with settling(question, pks, {*expected, *values}):
-        return writing.update_rows(table, pks, values, condition(expected))
+        return writing.update_rows(question, pks, values, condition(expected))
 
 
 def write_free(
@@ -73,7 +72,7 @@ def write_free(
     # The lock would be one more message.
     free = rows.filter(these(pks)).order_by().select_for_update(skip_locked=True, no_key=True)
     ours = condition(expected) & Q(pk__in=free.values("pk"))
-    return writing.update_rows(rows, pks, values, ours)
+    return writing.update_rows(question, pks, values, ours)
 
 
 def held(question: Question[Any], pks: Sequence[Any], expected: Expected) -> set[Any]:

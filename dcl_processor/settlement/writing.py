@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql import own_values
 from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
+from dcl_processor.locking.parts import parts_of
 from dcl_processor.values import Values, constants_of, resolve
 
 from .flip import UNWRITABLE, invalid_done
@@ -70,7 +71,7 @@ def write(
         if written is None:
             # Race: flip without work. Another transaction may have replaced the one with the locks.
             fence = [] if transaction_id is None else [is_in_transaction(transaction_id)]
-            written = update_rows(question.table, pks, resolved, *fence)
+            written = update_rows(question, pks, resolved, *fence)
     except UNWRITABLE as error:
         if is_flip:
             raise invalid_done(processor, error) from error
@@ -83,14 +84,39 @@ def write(
 
 
 def update_rows(
-    table: QuerySet[Any, Any], pks: Sequence[Any], values: Values, *conditions: Any
+    question: Question[Any], pks: Sequence[Any], values: Values, *conditions: Any
 ) -> int:
-    """Write those of the rows that meet the conditions by one statement; return how many."""
+    """Write those of the rows that meet the conditions; return how many.
+
+    Raises ``NotWritten`` if a trigger drops the part of a row in one table, and not in another.
+    """
+    rows = question.table.filter(*conditions)
     if own_values.own_values(values):
-        joined = own_values.statement(table.filter(*conditions), pks, values)
+        joined = own_values.statement(rows, pks, values)
         if joined is not None:
-            return own_values.execute(*joined, using=table.db)
-    return table.filter(these(pks), *conditions).update(**values)
+            return own_values.execute(*joined, using=rows.db)
+    rows = rows.filter(these(pks))
+    tables = _by_table(question, values)
+    if len(tables) == 1:
+        return rows.update(**values)
+    # Race: work without flip. Django would write each table as well, and count the rows of one.
+    keys = [*rows.values_list("pk", flat=True)]
+    counts = []
+    for table, columns in tables.items():
+        parts = parts_of(question, table, keys).values()
+        counts.append(QuerySet(table, using=rows.db).filter(these(parts)).update(**columns))
+    if min(counts) < max(counts) and _rows(question, keys).count() > min(counts):
+        raise not_written(question.model._meta.label, keys, min(counts))
+    return counts[0]
+
+
+def _by_table(question: Question[Any], values: Values) -> dict[type[Model], dict[str, Any]]:
+    """Return the values by the model whose table has their columns, the row's own model first."""
+    tables = {question.model: dict[str, Any]()}
+    for name, value in values.items():
+        model = question.model._meta.get_field(name).model._meta.concrete_model
+        tables.setdefault(model, {})[name] = value
+    return {table: columns for table, columns in tables.items() if columns}
 
 
 def checked_flips(

@@ -27,6 +27,7 @@ from tests.contract.support.deadlocks import wait_until_a_session_waits
 from tests.contract.support.gate import HAS_GATE, HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
 from tests.contract.support.sessions import before_statement, part_locked
+from tests.contract.support.temporary import at_update
 from tests.models import Express, Freight, RoadTrain, Truck, Vehicle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -345,6 +346,25 @@ def test_a_process_that_dies_in_a_settlement_has_written_all_of_it_or_nothing(
     else:
         assert_run(run(), processed=1)
     assert state(row)["done"]
+
+
+if connection.vendor == "postgresql":
+
+    @pytest.mark.parametrize("table", ["tests_freight", "tests_express"])
+    @pytest.mark.parametrize(
+        "kind", [*KINDS.values(), {"retry": the.retry()}], ids=[*KINDS, "lock"]
+    )
+    def test_i26_a_flip_that_a_trigger_drops_in_one_table_is_in_neither(
+        kind: Any, table: str
+    ) -> None:
+        [row] = rows(1)
+        run = processor(the.ignore, kind, done={"done": True, "claimed": False, "attempts": 9})
+        flips = "NEW.done" if table == "tests_freight" else "NEW.attempts = 9"
+        with at_update(flips, "RETURN NULL", table=table):
+            report = run()
+        assert (report.processed, report.failed) == (0, 1)
+        assert not state(row)["done"]
+        assert state(row)["attempts"] < 9
 
 
 @pytest.mark.parametrize("act", ["mark_done", "requeue"])
