@@ -31,6 +31,7 @@ from dcl_processor.locking.wanted import Wanted
 from dcl_processor.values import resolve
 
 from .claim import Read, claim, read_of
+from .marks import column
 from .session import Session
 from .settlement import Busy, Claimed, Held, Settlement, Statement
 
@@ -223,13 +224,7 @@ def moved_rows(question: Question[Any], wanted: Wanted, rows: Sequence[Held]) ->
     # that is not locked.
     if not rows:
         return ()
-    column = next(iter(wanted.keys.values())).groups.column
-    if not [held for held in rows if column not in vars(held.row)]:
-        now = {held.pk: vars(held.row)[column] for held in rows}
-    else:
-        # Deferred by the user's queryset: one query for all rows, instead of one per instance.
-        named = these([held.pk for held in rows])
-        now = dict(question.table.filter(named).values_list("pk", column))
+    now = column(question, rows, next(iter(wanted.keys.values())).groups.column)
     return [held.pk for held in rows if now.get(held.pk) != wanted.keys[held.pk].value]
 
 

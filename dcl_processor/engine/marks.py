@@ -6,7 +6,7 @@ mark, because another worker may have taken the row over, or an operator may hav
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
@@ -16,6 +16,7 @@ from django.db.models import F, Model, Value
 from django.db.models.functions import Coalesce, Least
 from django.db.models.signals import post_init
 
+from dcl_processor.candidates.question import these
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.compiled_sql.cache import signature
 from dcl_processor.definition.lease import Lease
@@ -25,6 +26,8 @@ from dcl_processor.values import Values, resolve
 if TYPE_CHECKING:
     from dcl_processor.candidates.question import Question
     from dcl_processor.definition.definition import Definition
+
+    from .settlement import Held
 
 _NOW = DatabaseNow()
 
@@ -92,6 +95,17 @@ def looks_at_loading(model: Any) -> bool:
     """Return whether an instance may know how it was loaded, and take a mark for a change."""
     plain = (model.__init__, model.from_db.__func__) == (Model.__init__, Model.from_db.__func__)  # type: ignore[attr-defined]
     return not plain or post_init.has_listeners(model)
+
+
+def column(question: Question[Any], rows: Sequence[Held], name: str) -> dict[Any, Any]:
+    """Return a column's values by the rows' keys, as they were read under the lock."""
+    if not [
+        held for held in rows if name not in vars(held.row) or looks_at_loading(type(held.row))
+    ]:
+        return {held.pk: vars(held.row)[name] for held in rows}
+    # Deferred by the user's queryset, or an instance that may be an older one: one query for all.
+    pks = [held.pk for held in rows]
+    return dict(question.table.filter(these(pks)).values_list("pk", name))
 
 
 class Claiming(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dcl_processor.candidates.question import Question, these
+from dcl_processor.candidates.question import Question
 from dcl_processor.database.contention import was_ended_by_server
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.exceptions import AttemptsUsedUp, InvalidOption, TransactionLost, UnseenWork
@@ -18,6 +18,7 @@ from dcl_processor.execution.handler import (
 )
 from dcl_processor.execution.row_savepoint import alone
 
+from .marks import column
 from .settlement import Batch, Held
 
 if TYPE_CHECKING:
@@ -177,12 +178,3 @@ def _ended_with_its_worker(processor: Definition[Any], held: Held) -> bool:
     if lease is None or not processor._has_dead_letter or not held.has_mark:
         return False
     return held.marked.before[lease.field] is not None
-
-
-def column(question: Question[Any], rows: list[Held], name: str) -> dict[Any, Any]:
-    """Return a column's values by the rows' keys."""
-    if not [held for held in rows if name not in vars(held.row)]:
-        return {held.pk: vars(held.row)[name] for held in rows}
-    # Deferred by the user's queryset: one query for all rows, instead of one per instance.
-    pks = [held.pk for held in rows]
-    return dict(question.table.filter(these(pks)).values_list("pk", name))

@@ -14,9 +14,12 @@ from django.db import connection, models
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.contract.support import core
+from tests.contract.support import errands as the
+from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
 from tests.instances.models import Job, MailJob, PrintJob, Secret
 from tests.kinds import models as kinds
+from tests.models import Errand
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -111,6 +114,29 @@ def test_i15_instances_of_every_kind_are_handled_once(
     asked = {"is_over": False} if kind is kinds.Computed else {}
     rows = kind.objects.filter(**asked)
     core.Core(rows, delivery, size, core.STATES).check(caplog)
+
+
+@pytest.mark.parametrize("make", [the.transactional, marking, the.at_least_once])
+def test_i15_attempts_are_not_read_from_an_instance_that_is_an_older_one(
+    make: the.Make, monkeypatch: Any
+) -> None:
+    """An identity map returns the same instance for a row, however often it is loaded."""
+    the.errands(1)
+    load, made, calls = Errand.from_db.__func__, dict[Any, Errand](), list[int]()  # type: ignore[attr-defined]
+
+    def from_db(model: Any, *loaded: Any) -> Errand:
+        row = load(model, *loaded)
+        return made.setdefault(row.pk, row)
+
+    def fail(row: Errand) -> None:
+        calls.append(row.pk)
+        raise ValueError
+
+    monkeypatch.setattr(Errand, "from_db", classmethod(from_db))
+    run = make(fail, retry=the.retry(max_attempts=3))
+    for _ in range(5):
+        run()
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("makes", ["fewer", "none"])
