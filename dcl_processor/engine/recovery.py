@@ -6,8 +6,11 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from django.db.models.base import ModelState
+
 from dcl_processor import log_fields
 from dcl_processor import steady as time
+from dcl_processor.candidates.question import KeyList, Question
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import (
     is_about_rows,
@@ -26,6 +29,7 @@ from dcl_processor.exceptions import (
 )
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
+from dcl_processor.locking.parts import lock_free
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.masking import described
 from dcl_processor.settlement import writing
@@ -33,7 +37,7 @@ from dcl_processor.settlement.rehearsal import RowRefused
 
 from . import flips, settling, work
 from .claim import claim
-from .settlement import COMMIT, Batch, Held, NotSettled, Settlement
+from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -157,8 +161,39 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
         return True
     # Whatever the database answers to one row is that row's failure.
     if batch.claimed is None and not (is_about_rows(error) or is_out_of_resources(error)):
-        raise error
+        _refuse_for_all(lane, batch, error)
     return False
+
+
+def _refuse_for_all(lane: Lane, batch: Batch, error: Exception) -> None:
+    """Raise the error of a claim, unless one of its instances is what could not be made."""
+    try:
+        _lock_bare(lane, batch.question, batch.wanted.pks[0])
+    except Exception:  # noqa: BLE001  # the first is the one to be reported
+        raise error from None
+    finally:
+        lane.session.rollback()
+
+
+def _lock_bare(lane: Lane, question: Question[Any], pk: Any) -> Claimed:
+    """Lock a row and check it again, without loading it."""
+    lane.session.begin([], None)
+    # Race: stale second check. Under the lock, by a statement with a snapshot of its own.
+    locked = lock_free(question, [pk], question.tables)
+    is_ours = question.narrowed(KeyList(locked)).exists()
+    rows = [Held(pk, _bare(question, pk))] if is_ours else []
+    return Claimed(rows, driver=lane.session.connection.connection)
+
+
+def _bare(question: Question[Any], pk: Any) -> Any:
+    """Return an instance with all fields but its key deferred, past code of the user's."""
+    row = object.__new__(question.model)
+    row._state = ModelState()
+    row._state.db, row._state.adding = question.using, False
+    fields = question.model._meta.pk_fields
+    keys = [f.attname for f in fields]
+    vars(row).update(zip(keys, pk if len(keys) > 1 else [pk], strict=True))
+    return row
 
 
 def _tell_of_redone(lane: Lane, batch: Batch, failed: Held | None, error: Exception) -> None:
@@ -270,7 +305,12 @@ def _note(lane: Lane, batch: Batch, held: Held, failed: Outcome) -> Outcome:
         # Race: double claim. Without the lock another worker may have finished the row.
         again = Batch(batch.question, Wanted([held.pk]))
         try:
-            again.claimed = claim(lane.session, again.question, again.wanted, None)
+            # A row without an instance is one that could not be loaded.
+            again.claimed = (
+                _lock_bare(lane, again.question, held.pk)
+                if held.row is None
+                else claim(lane.session, again.question, again.wanted, None)
+            )
             if again.rows:
                 work.read_attempts(lane.processor, again.question, again.rows)
                 known = again.rows[0].refused or failed

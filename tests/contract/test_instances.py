@@ -139,6 +139,40 @@ def test_i15_attempts_are_not_read_from_an_instance_that_is_an_older_one(
     assert len(calls) == 3
 
 
+def broken() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT no_such_column FROM tests_errand")
+
+
+def unreadable() -> None:
+    raise ValueError("corrupt")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("fault", [broken, unreadable])
+@pytest.mark.parametrize("make", [the.transactional, marking, the.at_least_once])
+def test_i13_a_row_that_cannot_be_loaded_fails_alone_and_is_counted(
+    make: the.Make, fault: Any, batch_size: int, monkeypatch: Any
+) -> None:
+    bad = the.errands(5)[1]
+    load = Errand.from_db.__func__  # type: ignore[attr-defined]
+
+    def from_db(model: Any, *loaded: Any) -> Errand:
+        row: Errand = load(model, *loaded)
+        if row.pk == bad.pk:
+            fault()
+        return row
+
+    run = make(the.ignore, retry=the.retry(max_attempts=2), batch_size=batch_size)
+    with monkeypatch.context() as patch:
+        patch.setattr(Errand, "from_db", classmethod(from_db))
+        assert_run(run(), processed=4, failed=1, to_retry=1)
+        assert_run(run(), failed=1)
+        assert_run(run())
+    bad.refresh_from_db()
+    assert (bad.done, bad.attempts, bad.leased_until) == (False, 2, None)
+
+
 @pytest.mark.parametrize("makes", ["fewer", "none"])
 def test_rows_that_the_queryset_drops_are_put_back(makes: str, monkeypatch: Any) -> None:
     """A queryset may make fewer instances than there are rows: their claims must not stay."""
