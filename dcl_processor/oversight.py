@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from .definition.definition import Definition
-    from .report import Report, Stopped
+
+    # For the types alone: no stage imports the ledger.
+    from .ledger.ledger import Ledger, Record
+    from .ledger.overseer import RunOverseer
+    from .report import Stopped
+
+    Oversight = Ledger
+    Command = Record
+    Overseer = RunOverseer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,101 +70,6 @@ class Progress:
     #: Seconds that its handlers have taken, and those of the slowest call.
     handler_seconds: float = 0.0
     slowest: float = 0.0
-
-
-class Overseer(Protocol):
-    """Oversees one run; the run's own thread calls it, except for ``must_stop()``."""
-
-    def must_stop(self) -> bool:
-        """Return whether no row may start, also within a batch; called by all threads."""
-        raise NotImplementedError
-
-    def hold(self) -> Hold | None:
-        """Return why no row may start now; called before each batch."""
-        raise NotImplementedError
-
-    def take(self, rows: int, *, whole: bool = False) -> int:
-        """Return how many of so many rows may start; ``whole``: all of them or none."""
-        raise NotImplementedError
-
-    @property
-    def window(self) -> int:
-        """The window of the rate to which the rows belong that were let start last."""
-        raise NotImplementedError
-
-    def give_back(self, rows: int, window: int) -> None:
-        """Take note that a batch of a window has ended, of which so many rows did not start."""
-        raise NotImplementedError
-
-    def note(self, outcome: str) -> None:
-        """Take note of what became of a row: "processed", "failed", "discarded" or "snoozed"."""
-        raise NotImplementedError
-
-    def end(self, report: Report, error: BaseException | None) -> None:
-        """Take note of the end of the run; ``error``: what ended it, if an error did."""
-        raise NotImplementedError
-
-
-class Command(Protocol):
-    """Records one command, in the process that was started for it."""
-
-    def begin_worker(self, worker: int) -> Mapping[str, int | None]:
-        """Take note that a worker is started; return the orders to stop that it is to ignore.
-
-        For each processor, how many there were when the command began; ``None``: it is not known.
-        """
-        raise NotImplementedError
-
-    def progress(self, worker: int, name: str, progress: Progress) -> None:
-        """Take note of what a worker of the command has done."""
-        raise NotImplementedError
-
-    def worker_died(self, worker: int, why: str) -> None:
-        """Take note that a worker has died; ``why``: a sentence for people."""
-        raise NotImplementedError
-
-    def ended(self, name: str, report: Report) -> None:
-        """Take note of the report of all workers of the command."""
-        raise NotImplementedError
-
-    def take_orders(self) -> tuple[Collection[str], Collection[str]]:
-        """Return the processors that are to look for rows now, and those whose watch is to end.
-
-        Each of them once, since the last call.
-        """
-        raise NotImplementedError
-
-
-class Oversight(Protocol):
-    """What the app does in a process."""
-
-    def of_run(self, processor: Definition[Any], counts: Counts, *, hands_out: bool) -> Overseer:
-        """Return the overseer of a run that begins."""
-        raise NotImplementedError
-
-    def command(self, kind: str, names: Collection[str]) -> Command:
-        """Begin to record a command."""
-        raise NotImplementedError
-
-    def end_command(self, command: Command, error: BaseException | None) -> None:
-        """End the record of a command."""
-        raise NotImplementedError
-
-    def worker(
-        self,
-        names: Collection[str],
-        send: Callable[[str, Progress], None],
-        stops: Mapping[str, int | None],
-    ) -> Command:
-        """Begin to send what this process does, which is a worker of a command, to its parent.
-
-        ``stops``: the orders to stop that are older than the command, as by ``begin_worker()``.
-        """
-        raise NotImplementedError
-
-    def connections(self, using: str) -> int:
-        """Return the number of the alias's connections that a run needs beside its own."""
-        raise NotImplementedError
 
 
 _find: Callable[[], Oversight | None] | None = None

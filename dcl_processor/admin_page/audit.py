@@ -13,7 +13,7 @@ from django.db import router, transaction
 from django.db.models import Model
 
 from dcl_processor.insights import rows
-from dcl_processor.insights.keys import key_text
+from dcl_processor.insights.rows import key_text
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor
 

@@ -17,7 +17,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.database.time_limit import reading
 from dcl_processor.definition.model_columns import shares_keys
 from dcl_processor.insights import failures, rows
-from dcl_processor.insights.keys import parse_pk
+from dcl_processor.insights.rows import parse_pk
 from dcl_processor.management.acting import (
     CHANGED,
     DISCARD,

@@ -15,7 +15,7 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.insights import rows
 from dcl_processor.insights.failures import LONGEST_KIND
-from dcl_processor.insights.keys import key_text
+from dcl_processor.insights.rows import key_text
 from dcl_processor.management.acting import named
 from dcl_processor.management.choosing import typed_values
 from dcl_processor.masking import shown

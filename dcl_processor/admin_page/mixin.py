@@ -285,7 +285,7 @@ def _display(column: str) -> Callable[[Any], str]:
 
 
 def _address(site: str, processor: BatchProcessor[Any], row: Any) -> str:
-    from dcl_processor.insights.keys import key_text  # as above
+    from dcl_processor.insights.rows import key_text  # as above
 
     return reverse(
         "admin:dcl_admin_processor_row",

@@ -14,7 +14,7 @@ from dcl_processor import steady as time
 from dcl_processor.diagnosis import explain
 from dcl_processor.insights import backlog_size, failures, rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment, as_utc
-from dcl_processor.insights.keys import key_text
+from dcl_processor.insights.rows import key_text
 from dcl_processor.insights.status import status
 from dcl_processor.management import wording
 from dcl_processor.masking import shown

@@ -19,8 +19,8 @@ from dcl_processor import steady as time
 from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 from dcl_processor.exceptions import ProcessorError
-from dcl_processor.insights.keys import parse_pk
 from dcl_processor.insights.row import show
+from dcl_processor.insights.rows import parse_pk
 from dcl_processor.management.wording import holder
 from dcl_processor.masking import shown
 from dcl_processor.processor import BatchProcessor

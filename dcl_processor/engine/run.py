@@ -38,7 +38,7 @@ from dcl_processor.log_fields import Running, error_fields, fields, known_as, lo
 from dcl_processor.report import Report, Stopped
 from dcl_processor.runner import limits
 from dcl_processor.runner.counters import Counters, attach_report, log_end
-from dcl_processor.runner.holds import LONGEST, Holds, refuse_without_ledger
+from dcl_processor.runner.limits import LONGEST_HOLD, Holds, refuse_without_ledger
 from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started
 from dcl_processor.values import Values
@@ -64,7 +64,7 @@ class Run:
     """
 
     hands_out = False
-    longest_hold = LONGEST
+    longest_hold = LONGEST_HOLD
     deferred: Collection[str] = ()
 
     def __init__(

@@ -17,8 +17,7 @@ from dcl_processor.processor import BatchProcessor
 
 from . import catalog
 from .answer import Answer, Asker, How
-from .plan import estimated_rows
-from .statements import compiled
+from .statements import estimated_rows
 
 #: Seconds that each question may take: a run waits for the first ones.
 SECONDS = 1.0
@@ -100,8 +99,7 @@ def _count(question: Question[Any], most: int) -> Answer[int]:
 
 def estimate(question: Question[Any]) -> Answer[tuple[int, Any]]:
     """Return the rows that the planner expects, and the basis of the estimate."""
-    statement = compiled(scan.every(question))
-    number = None if statement is None else estimated_rows(statement)
+    number = estimated_rows(scan.every(question))
     if number is None:
         return Answer.not_recorded("the database has no estimate")
     using = question.using

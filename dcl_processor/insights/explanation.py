@@ -13,8 +13,7 @@ from dcl_processor.candidates import pending_index
 from dcl_processor.database.time_limit import reading
 from dcl_processor.processor import BatchProcessor
 
-from .plan import Plan, plan_of
-from .statements import Asked, Statement
+from .statements import Asked, Plan, Statement, plan_of
 from .status import TIMEOUT
 
 #: Rows: a database reads a smaller table as a whole, which is as fast as an index.

@@ -16,7 +16,7 @@ from dcl_processor.processor import BatchProcessor
 
 from . import rows
 from .answer import Answer, How
-from .keys import key_text
+from .rows import key_text
 
 #: Characters of an error that are read, and those of the name of its class.
 LONGEST_TEXT, LONGEST_KIND = 300, 100
@@ -44,6 +44,10 @@ class FailureGroup:
         """The key of the row as an operator types it."""
         return key_text(self.pk)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the group for JSON."""
+        return {"kind": self.kind, "rows": self.rows, "example": self.example, "pk": self.key}
+
 
 def failures(
     processor: BatchProcessor[Any], question: Question[Any], *, most: int
@@ -58,7 +62,14 @@ def failures(
         return Answer(())
     if column is None:
         return Answer.not_recorded("set retry=Retry(…) with last_error, which stores the error")
-    texts = found.annotate(dcl_error=Substr(column, 1, LONGEST_TEXT)).order_by("pk")
+    return by_kind(found.order_by("pk"), column, most=most)
+
+
+def by_kind(
+    found: QuerySet[Any, Any], column: str, *, most: int
+) -> Answer[tuple[FailureGroup, ...]]:
+    """Return the rows by the class of the error in this column; ``most``: rows that are read."""
+    texts = found.annotate(dcl_error=Substr(column, 1, LONGEST_TEXT))
     read = list(texts.values_list("pk", "dcl_error")[: most + 1])
     numbers: Counter[str] = Counter()
     first: dict[str, FailureGroup] = {}

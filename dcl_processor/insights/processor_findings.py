@@ -16,7 +16,7 @@ from dcl_processor.operator_states import default_age
 from . import findings, rows
 from .answer import as_utc
 from .findings import Finding, Level, ok
-from .keys import key_text
+from .rows import key_text
 from .statements import Asked
 
 #: A lease is to be at least so many times as long as the slowest handler.

@@ -19,8 +19,8 @@ from dcl_processor.values import constants_of, span
 
 from . import rows
 from .answer import Answer, Asker, How, Moment, as_utc, document_of
-from .keys import key_text
 from .locks import Locked, Probed, locked, locked_places, probe
+from .rows import key_text
 from .status import TIMEOUT
 
 #: Rows that hold a key, which are named, and characters of the key of each.

@@ -1,4 +1,4 @@
-"""The rows of a processor by their condition: querysets, which count, show and act alike.
+"""The rows of a processor, by their condition or by their key: what counts, shows and acts alike.
 
 A function returns ``None`` where no row can be in that condition, and raises ``NotRecordedError``
 where rows may be, but no column shows it.
@@ -6,9 +6,12 @@ where rows may be, but no column shows it.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.core.exceptions import ValidationError
+from django.db.models import Model, Q, QuerySet
 
 from dcl_processor.candidates.question import Question, ask
 from dcl_processor.clock import DatabaseNow
@@ -21,13 +24,21 @@ from dcl_processor.values import as_timedelta
 __all__ = ["NotRecordedError", "Rows", "given_up"]
 
 
-def question_of(processor: BatchProcessor[Any], using: str | None) -> Question[Any]:
-    """Return the processor's question, as ``run()`` would ask it; raises the same errors."""
+def question_of(
+    processor: BatchProcessor[Any],
+    using: str | None,
+    due: Callable[[type[Model]], Q | None] | None = None,
+) -> Question[Any]:
+    """Return the processor's question, as ``run()`` would ask it; raises the same errors.
+
+    ``due``: the condition for a row that may be tried now, as for ``ask()``.
+    """
     check_alias("using", using or processor.using)
     return ask(
         processor.pending,
         label=processor.name,
         using=using or processor.using,
+        due=due,
         flips=processor._locked_columns,
     )
 
@@ -81,3 +92,46 @@ def with_error(processor: BatchProcessor[Any], question: Question[Any]) -> Query
 
 def _name(processor: BatchProcessor[Any]) -> str:
     return str(processor.delivery).upper()
+
+
+# --- primary keys as operators write and read them; the columns of a composite one have commas
+
+
+def parse_pk(processor: BatchProcessor[Any], text: str, *, using: str | None = None) -> Any:
+    """Return the primary key that the text names; columns of a composite key are joined by commas.
+
+    A comma or a backslash in such a column follows a backslash, as ``key_text()`` writes it.
+    Raises ``ValidationError`` or ``ValueError`` for a text that is no key.
+    """
+    fields = question_of(processor, using).model._meta.pk_fields
+    if len(fields) == 1:
+        return _parsed(fields[0], text)
+    texts = _split(text)
+    if len(texts) != len(fields):
+        raise ValueError(f"expected {len(fields)} values joined by commas, got {text!r}")
+    return tuple(_parsed(each, part) for each, part in zip(fields, texts, strict=True))
+
+
+def _parsed(field: Any, text: str) -> Any:
+    while field.remote_field:
+        field = field.target_field
+    try:
+        return field.to_python(text)  # spaces may be a part of a text
+    except (ValidationError, ValueError):
+        return field.to_python(text.strip())
+
+
+def key_text(pk: Any) -> str:
+    """Return a primary key as ``parse_pk()`` reads it."""
+    if not isinstance(pk, tuple):
+        return str(pk)
+    return ",".join(re.sub(r"([\\,])", r"\\\1", str(each)) for each in pk)
+
+
+def _split(text: str) -> list[str]:
+    parts = [""]
+    for escaped, comma, other in re.findall(r"\\([\\,])|(,)|(.)", text, re.DOTALL):
+        if comma:
+            parts.append("")
+        parts[-1] += escaped or other
+    return parts

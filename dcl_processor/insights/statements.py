@@ -1,18 +1,20 @@
-"""The statements that a run sends first, as they are sent; none of them is executed here."""
+"""The statements that a run sends first, and their plans; none of them is executed here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet, ValidationError
 from django.db import connections
-from django.db.models import Index, QuerySet
+from django.db.models import Index, Model, QuerySet
 
 from dcl_processor.candidates import groups, scan
 from dcl_processor.candidates.pending_index import Suggested, pending_index, suggested
-from dcl_processor.candidates.question import Question, ask
+from dcl_processor.candidates.question import Question
 from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.definition.kinds import rules_of
@@ -20,7 +22,8 @@ from dcl_processor.engine import claim, marking
 from dcl_processor.engine.marks import claim_mark, lease_mark
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.processor import BatchProcessor
-from dcl_processor.runner import limits
+
+from . import catalog, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +73,10 @@ class Asked:
     @classmethod
     def of(cls, processor: BatchProcessor[Any], using: str | None = None) -> Asked:
         """Ask as a run does; raises what a run would raise for the options."""
-        limits.check_alias("using", using or processor.using)
-        options: dict[str, Any] = {
-            "label": processor.name,
-            "using": using or processor.using,
-            "flips": processor._locked_columns,
-        }
         # Without the processor's own conditions, because their columns are not checked yet.
-        question = ask(processor.pending, **options)
+        question = rows.question_of(processor, using)
         model_columns.check(processor, question.model, question.using)
-        return cls(processor, ask(processor.pending, **options, due=processor._due))
+        return cls(processor, rows.question_of(processor, using, processor._due))
 
     def read(self) -> Statement | None:
         """Return the lock-free read; ``None`` if the question has no row and is not sent."""
@@ -88,11 +85,6 @@ class Asked:
             rows = groups.first_window(self.question, of_key)
         else:
             rows = scan.first_window(self.question, strict_order=self.processor.strict_order)
-        return compiled(rows)
-
-    def estimated(self) -> Statement | None:
-        """Return a read of all pending rows, whose plan has the estimated number of them."""
-        rows = self.question.unfiltered.order_by().values_list("pk").using(self.question.using)
         return compiled(rows)
 
     def claim(self, pks: Sequence[Any]) -> list[Statement]:
@@ -154,3 +146,181 @@ class Asked:
         if rules.in_transaction:
             return None
         return claim_mark(self) if rules.marked_by else lease_mark(self)
+
+
+# --- how the database would execute a statement, which is not executed for that
+#
+# The statement is sent with EXPLAIN before it on the connection of its run, with the same
+# parameters: a server that gets the parameters apart from the statement may plan differently.
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan. ``lines``: as the database shows it.
+
+    ``index``: the index of the table by which only some of its rows are read, if there is one.
+    ``walks``: an index whose every entry is read instead, in its order. ``rows``: of the table, as
+    the database estimates them; ``None`` if it does not.
+    """
+
+    lines: tuple[str, ...]
+    index: str | None = None
+    walks: str | None = None
+    rows: float | None = None
+
+
+def plan_of(statement: Statement, model: type[Model]) -> Plan | None:
+    """Return the plan by which the statement reads the model's table.
+
+    ``None``: this database is not asked, because its plans are not known here.
+    """
+    match connections[statement.using].vendor:
+        case "postgresql":
+            return _of_postgresql(statement, model)
+        case "mysql":
+            return _of_mysql(statement, model)
+        case "sqlite":
+            return _of_sqlite(statement, model)
+        case _:
+            return None
+
+
+def estimated_rows(rows: QuerySet[Any, Any]) -> float | None:
+    """Return how many rows the database expects the queryset to have; 0: it cannot have any.
+
+    ``None``: this database has no such number, as SQLite has none.
+    """
+    statement = compiled(rows)
+    if statement is None:
+        return 0.0
+    match connections[statement.using].vendor:
+        case "postgresql":
+            return float(_json(statement)["Plan Rows"])
+        case "mysql":
+            return _expected_by_mysql(statement)
+        case _:
+            return None
+
+
+def _of_postgresql(statement: Statement, model: type[Model]) -> Plan:
+    lines = tuple(line for (line,) in _explain(statement, "EXPLAIN"))
+    parts = catalog.partitions(statement.using, model)
+    known = catalog.indexes(statement.using, model, of=parts)
+    partial = {each.name for each in known if each.is_partial}
+    rows = catalog.table(statement.using, model).rows
+    tables = set(map(_bare, [model._meta.db_table, *parts]))
+    reads = [node for node in _nodes(_json(statement)) if node.get("Relation Name") in tables]
+    used = [each for node in reads for each in _used(node)]
+    # All rows of a partial index are asked for; of another one, those that meet a condition.
+    narrow = [name for name, has_condition in used if has_condition or name in partial]
+    wide = [name for name, _ in used if name not in narrow]
+    is_served = bool(reads) and len(narrow) >= len(reads)
+    index = narrow[0] if is_served else None
+    return Plan(lines, index, walks=wide[0] if wide else None, rows=rows)
+
+
+def _json(statement: Statement) -> Any:
+    ((found,),) = _explain(statement, "EXPLAIN (FORMAT JSON)")
+    return (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _bare(table: str) -> str:
+    """Return a table's name without its schema and its quotes, as a plan has it."""
+    return re.sub(r'^.*?"?\."?(?=[^.]+$)', "", table).strip('"')
+
+
+def _used(node: Any) -> Iterator[tuple[str, bool]]:
+    """Yield the indexes that a read of a table uses, and whether it looks up a part of them."""
+    for each in _nodes(node):
+        if "Index Name" in each:
+            yield each["Index Name"], "Index Cond" in each
+
+
+def _of_mysql(statement: Statement, model: type[Model]) -> Plan:
+    connection: Any = connections[statement.using]
+    # explain_format may be another one on MySQL; MariaDB has no such variable, and no such word.
+    how = "EXPLAIN" if connection.mysql_is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
+    names, found = _table(statement, how)
+    lines = tuple(_line(names, row) for row in found)
+    query = (
+        "SELECT TABLE_ROWS FROM information_schema.TABLES"
+        " WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
+    )
+    (rows,) = next(iter(catalog.rows(statement.using, query, [model._meta.db_table])), (None,))
+    of_table = [dict(zip(names, row, strict=True)) for row in found]
+    reads = [row for row in of_table if row["table"] == model._meta.db_table and row["key"]]
+    narrow = [row["key"] for row in reads if _is_narrow(row, rows)]
+    wide = [row["key"] for row in reads if not _is_narrow(row, rows)]
+    index = narrow[0] if narrow and not wide else None
+    return Plan(lines, index, walks=wide[0] if wide else None, rows=rows)
+
+
+def _expected_by_mysql(statement: Statement) -> float:
+    connection: Any = connections[statement.using]
+    # Only with this word MariaDB shows which part of the rows it expects a condition to leave.
+    how = "EXPLAIN EXTENDED" if connection.mysql_is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
+    names, found = _table(statement, how)
+    expected = 1.0
+    for row in (dict(zip(names, each, strict=True)) for each in found):
+        # A subquery and a derived table have lines of their own.
+        if row["select_type"] in {"SIMPLE", "PRIMARY"}:
+            expected *= _number(row["rows"]) * float(row["filtered"] or 100) / 100
+    return expected
+
+
+def _number(rows: Any) -> int:
+    """Return a number of rows, behind which MariaDB may write a percentage."""
+    return int(str(rows or 0).split(maxsplit=1)[0])
+
+
+def _is_narrow(read: dict[str, Any], rows: float | None) -> bool:
+    """Return whether a read by an index of MariaDB or MySQL is one of a small part of the table."""
+    expected = _number(read["rows"])
+    # Of the type index are reads of all entries; a lookup may expect most of the rows as well.
+    return read["type"] != "index" and expected <= max(1, (rows or 0) / 4)
+
+
+def _of_sqlite(statement: Statement, model: type[Model]) -> Plan:
+    details = tuple(row[3] for row in _explain(statement, "EXPLAIN QUERY PLAN"))
+    table = model._meta.db_table
+    index = walks = None
+    for detail in details:
+        # Such as: SEARCH shop_order USING COVERING INDEX name (sent=?)
+        how, _, rest = detail.partition(" ")
+        if rest.split(" ")[0] != table:
+            continue
+        name = rest.partition(" INDEX ")[2].split(" ")[0]
+        if how == "SEARCH":
+            index = name or "the primary key"
+        elif name and _is_partial(statement.using, table, name):
+            index = name
+        else:
+            walks = name or None
+    return Plan(details, index, walks=walks)
+
+
+def _is_partial(using: str, table: str, name: str) -> bool:
+    quoted = connections[using].ops.quote_name(table)
+    found = catalog.rows(using, f"PRAGMA index_list({quoted})")
+    return any(each == name and partial for _, each, _, _, partial in found)
+
+
+def _explain(statement: Statement, how: str) -> list[Any]:
+    return _table(statement, how)[1]
+
+
+def _table(statement: Statement, how: str) -> tuple[list[str], list[Any]]:
+    with connections[statement.using].cursor() as cursor:
+        cursor.execute(f"{how} {statement.sql}", statement.params)
+        return [column[0] for column in cursor.description or ()], cursor.fetchall()
+
+
+def _line(names: list[str], row: Any) -> str:
+    pairs = zip(names, row, strict=True)
+    return ", ".join(f"{name}={value}" for name, value in pairs if value is not None)

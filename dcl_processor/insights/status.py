@@ -2,56 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from django.db.models import F, QuerySet
-from django.db.models.functions import Substr
 
 from dcl_processor import backlog
 from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.diagnosis import explain
-from dcl_processor.masking import shown
 from dcl_processor.operator_states import default_age
 from dcl_processor.processor import BatchProcessor
 
 from . import rows
 from .answer import Answer, Asker, How, Moment
-from .failures import kind_of
+from .failures import FailureGroup, by_kind, error_column
 from .findings import NAMES, has_ledger, of_ledger
-from .keys import key_text
 from .locks import Locked, locked
-from .plan import estimated_rows
-from .statements import compiled
+from .statements import estimated_rows
 
 #: Seconds that each question may take.
 TIMEOUT = 5.0
-
-#: Kinds of errors that are kept, and characters of an error that are read.
-MOST_KINDS, LONGEST_TEXT = 20, 300
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorGroup:
-    """Rows whose last error is of one class; ``example``: the error of the row ``pk``."""
-
-    kind: str
-    rows: int
-    example: str
-    pk: Any
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the group for JSON."""
-        return {
-            "kind": self.kind,
-            "rows": self.rows,
-            "example": self.example,
-            "pk": key_text(self.pk),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +135,9 @@ def _expect_pending(find: Callable[..., rows.Rows], subject: Subject) -> Answer[
     """Return how many rows the planner expects, if the database has an estimate."""
     question = subject.question
     found = find(subject.processor, question)
-    statement = None
-    if found is not None:
-        keys = _keys(found, question.using, distinct=not question.own_table)
-        statement = compiled(keys)
-    number = None if statement is None else estimated_rows(statement)
+    if found is None:
+        return Answer(0)
+    number = estimated_rows(_keys(found, question.using, distinct=not question.own_table))
     if number is None:
         return Answer.not_recorded("the database has no estimate")
     return Answer(round(number), How.ESTIMATED)
@@ -237,24 +208,9 @@ def _in_doubt_since(subject: Subject) -> Answer[Moment]:
     return _first(_in_doubt(subject), time, subject.question.using)
 
 
-def _errors(subject: Subject) -> Answer[tuple[ErrorGroup, ...]]:
-    retry = subject.processor.retry
-    column = (retry.last_error if retry else None) or ""
+def _errors(subject: Subject) -> Answer[tuple[FailureGroup, ...]]:
     found = rows.with_error(subject.processor, subject.question)
-    texts = found.annotate(dcl_error=Substr(column, 1, LONGEST_TEXT)).order_by()
-    read = list(texts.values_list("pk", "dcl_error")[: subject.most + 1])
-    numbers: Counter[str] = Counter()
-    first: dict[str, tuple[Any, str]] = {}
-    for pk, text in read[: subject.most]:
-        kind = kind_of(text)
-        numbers[kind] += 1
-        first.setdefault(kind, (pk, shown(text, LONGEST_TEXT)))
-    groups = tuple(
-        ErrorGroup(kind, number, first[kind][1], first[kind][0])
-        for kind, number in numbers.most_common(MOST_KINDS)
-    )
-    is_part = len(read) > subject.most or len(numbers) > MOST_KINDS
-    return Answer(groups, How.MORE_THAN if is_part else How.EXACT)
+    return by_kind(found.order_by(), error_column(subject.processor) or "", most=subject.most)
 
 
 def _locked(subject: Subject) -> Answer[Locked]:

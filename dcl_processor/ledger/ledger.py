@@ -12,7 +12,7 @@ from uuid import uuid4
 from dcl_processor import steady as time
 from dcl_processor.database.contention import may_pass
 from dcl_processor.diagnosis import describe
-from dcl_processor.oversight import Counts, Overseer, Progress
+from dcl_processor.oversight import Counts, Progress
 from dcl_processor.report import Report
 
 from . import reading
@@ -109,7 +109,7 @@ class Ledger:
 
     # --- what runs and commands call
 
-    def of_run(self, processor: Definition[Any], counts: Counts, *, hands_out: bool) -> Overseer:
+    def of_run(self, processor: Definition[Any], counts: Counts, *, hands_out: bool) -> RunOverseer:
         """Return the overseer of a run that begins; a hand-out is not recorded."""
         name = name_of(processor.name)
         command: Record | None = getattr(self._own, "command", None)

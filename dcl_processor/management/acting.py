@@ -31,14 +31,22 @@ from dcl_processor.processor import BatchProcessor
 from dcl_processor.worker import this_user
 
 from . import wording
-from .choosing import USAGE_ERROR, add_time_limit, choose, duration, keys, typed_values
+from .choosing import (
+    NOT_FOUND_OUT,
+    USAGE_ERROR,
+    add_time_limit,
+    choose,
+    duration,
+    keys,
+    typed_values,
+)
 from .output import Output
 
 #: Keys that are shown.
 SHOWN = 10
 
-#: Exit codes: rows were left, or not all was done; the rows could not be chosen.
-LEFT, NOT_FOUND_OUT = 1, 3
+#: The exit code if rows were left, or not all was done.
+LEFT = 1
 
 #: The exit code after Ctrl-C, as a shell has it: 128 and the number of the signal.
 INTERRUPTED = 130
@@ -180,8 +188,7 @@ class Action:
             raise CommandError(f"{said}; {number} had been {self.did} before.") from error
         finally:
             if (written := result.done.written) or trouble:
-                trace = Trace.of(processor, self.name, options, error=trouble)
-                trace.leave(len(written), first_keys(written))
+                leave_trace(processor, self.name, options, written, error=trouble)
 
     def _choose(self, processor: BatchProcessor[Any], options: dict[str, Any]) -> Choice:
         """Choose the rows; nothing is written, so that no error leaves anything half done."""
@@ -290,13 +297,20 @@ class Chooser:
         return rows, [pk for pk in wanted if pk not in there]
 
     def _given_up(self) -> QuerySet[Any]:
-        found = self._recorded_given_up(self.question)
+        from dcl_processor.insights import failures, rows  # as above
+
+        try:
+            found = rows.given_up(self.processor, self.question)
+        except rows.NotRecordedError as error:
+            raise CommandError(
+                f"expected a processor that records which rows it gave up on, got "
+                f"{self.processor.name}: {error}; or name the rows with --pk.",
+                returncode=USAGE_ERROR,
+            ) from error
         found = self.question.table.none() if found is None else found
         kind: str | None = self.options["error"]
         if kind is None:
             return found
-        from dcl_processor.insights import failures  # as above
-
         # Without a column for it there would be no rows, which looks like good news.
         if failures.error_column(self.processor) is None:
             raise CommandError(
@@ -306,34 +320,16 @@ class Chooser:
             )
         return failures.of_kind(self.processor, found, kind)
 
-    def _recorded_given_up(self, question: Question[Any]) -> QuerySet[Any] | None:
-        from dcl_processor.insights import rows  # as above
-
-        try:
-            return rows.given_up(self.processor, question)
-        except rows.NotRecordedError as error:
-            if not self.options["given_up"]:
-                return None
-            raise CommandError(
-                f"expected a processor that records which rows it gave up on, got "
-                f"{self.processor.name}: {error}; or name the rows with --pk.",
-                returncode=USAGE_ERROR,
-            ) from error
-
     def _needs(self) -> Iterator[Need]:
-        """Yield what a row has to meet besides the action's own condition."""
+        """Yield that a claim is old enough for its worker to be gone, if that is to be so."""
         processor = self.processor
         if self.options["given_up"] or self.options["force"]:
             return
-        if processor.claim is not None and processor.lease is None:
-            yield from self._old_claim()
-
-    def _old_claim(self) -> Iterator[Need]:
-        """Yield that a claim is old enough for its worker to be gone."""
-        processor, held = self.processor, operator_states.claimed(self.processor)
+        if processor.claim is None or processor.lease is not None:
+            return
         if processor.claimed_at is None:
             why = "claimed, and no column has the time: a worker may be at work; use --force"
-            yield why, ~held
+            yield why, ~operator_states.claimed(processor)
             return
         age = operator_states.default_age(processor)
         why = f"claimed less than {age:g} s ago: a worker may be at work; use --force"
@@ -401,7 +397,7 @@ def first_keys(pks: Collection[Any]) -> str:
 
 def _key(pk: Any) -> str:
     """Return a primary key as ``--pk`` reads it."""
-    from dcl_processor.insights.keys import key_text  # not for other actions
+    from dcl_processor.insights.rows import key_text  # not for other actions
 
     return key_text(pk)
 
@@ -464,52 +460,34 @@ LONGEST = 300
 logger = logging.getLogger("dcl_processor.operations")
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What an operator has done, with which values and why; ``error``: what ended it."""
+def leave_trace(
+    processor: BatchProcessor[Any],
+    action: str,
+    options: dict[str, Any],
+    written: Collection[Any],
+    *,
+    error: str,
+) -> None:
+    """Record who has written what to which rows; ``error``: what ended it, if anything did.
 
-    processor: BatchProcessor[Any]
-    action: str
-    using: str | None
-    values: str = ""
-    reason: str = ""
-    error: str = ""
+    Secrets in texts are masked. An error is logged and not raised, because the rows are written to
+    already.
+    """
+    name, by, rows, keys = processor.name, this_user(), len(written), first_keys(written)
+    texts = {
+        "values": shown(", ".join(options.get("set", [])), LONGEST),
+        "reason": shown(options.get("reason", ""), LONGEST),
+        "error": shown(error, LONGEST),
+    }
+    extra = log_fields.fields(name, using=options["using"], row_count=rows)
+    said = wording.action(rows, keys, **texts)
+    log_fields.log(logger, logging.INFO, "%s: %s by %s: %s", name, action, by, said, extra=extra)
+    if oversight.installed() is None:
+        return
+    from dcl_processor.ledger import reading
 
-    @classmethod
-    def of(
-        cls, processor: BatchProcessor[Any], action: str, options: dict[str, Any], *, error: str
-    ) -> Trace:
-        """Return the trace of an action with these options; secrets in texts are masked."""
-        texts = (", ".join(options.get("set", [])), options.get("reason", ""), error)
-        shown_texts = [shown(text, LONGEST) for text in texts]
-        return cls(processor, action, options["using"], *shown_texts)
-
-    def leave(self, rows: int, keys: str) -> None:
-        """Record who has written to how many rows; ``keys``: the first of them.
-
-        An error is logged and not raised, because the rows are written to already.
-        """
-        name, by = self.processor.name, this_user()
-        extra = log_fields.fields(name, using=self.using, row_count=rows)
-        said = wording.action(rows, keys, self.values, self.reason, self.error)
-        log_fields.log(
-            logger, logging.INFO, "%s: %s by %s: %s", name, self.action, by, said, extra=extra
-        )
-        if oversight.installed() is None:
-            return
-        from dcl_processor.ledger import reading
-
-        try:
-            reading.add_action(
-                self.processor,
-                self.action,
-                by=by,
-                rows=rows,
-                keys=keys,
-                values=self.values,
-                reason=self.reason,
-                error=self.error,
-            )
-        except Exception as error:  # noqa: BLE001  # as above
-            message = "%s: the ledger has no record of this %s: %s"
-            log_fields.log(logger, logging.WARNING, message, name, self.action, error, extra=extra)
+    try:
+        reading.add_action(processor, action, by=by, rows=rows, keys=keys, **texts)
+    except Exception as raised:  # noqa: BLE001  # as above
+        message = "%s: the ledger has no record of this %s: %s"
+        log_fields.log(logger, logging.WARNING, message, name, action, raised, extra=extra)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
@@ -19,7 +20,8 @@ from dcl_processor.exceptions import InvalidOption, ProcessorError, UnknownProce
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.values import DAY, parse_duration
 
-USAGE_ERROR = 2
+#: Exit codes: the command line is wrong; an answer could not be found out.
+USAGE_ERROR, NOT_FOUND_OUT = 2, 3
 
 #: Seconds: the least time limit that all databases have, and that of a question by default.
 SHORTEST, TIMEOUT = 0.001, 5.0
@@ -65,7 +67,6 @@ def keys(
     ``unknown``: the exit code if ``pending``, which knows the model, raises an error.
     """
     from dcl_processor.insights import rows  # not for a run without keys
-    from dcl_processor.insights.keys import parse_pk
 
     try:
         # Apart from the parsing, because an error of the user's code may be a ValueError, too.
@@ -74,21 +75,48 @@ def keys(
         raise CommandError(explain(error, processor, using), returncode=USAGE_ERROR) from error
     except Exception as error:
         raise CommandError(explain(error, processor, using), returncode=unknown) from error
-    return [_key(parse_pk, processor, text, using) for text in texts]
+    found = []
+    for text in texts:
+        try:
+            found.append(rows.parse_pk(processor, text, using=using))
+        except (ValidationError, ValueError, TypeError) as error:
+            said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
+            raise CommandError(
+                f"expected a primary key of the rows of {processor.name}, got {text!r}: "
+                f"{printable(said)}",
+                returncode=USAGE_ERROR,
+            ) from error
+    return found
 
 
-def _key(
-    parse: Callable[..., Any], processor: BatchProcessor[Any], text: str, using: str | None
-) -> Any:
-    try:
-        return parse(processor, text, using=using)
-    except (ValidationError, ValueError, TypeError) as error:
-        said = " ".join(error.messages) if isinstance(error, ValidationError) else str(error)
-        raise CommandError(
-            f"expected a primary key of the rows of {processor.name}, got {text!r}: "
-            f"{printable(said)}",
-            returncode=USAGE_ERROR,
-        ) from error
+def whole(words: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return the parser of an option that is a whole number; ``words``: which one."""
+
+    def parse(text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected {words}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def number_of_seconds(
+    words: str, fits: Callable[[float], bool], fix: str = ""
+) -> Callable[[str], float]:
+    """Return the parser of an option that is a number of seconds; ``words``: which ones fit."""
+
+    def parse(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not (seconds < math.inf and fits(seconds)):
+            raise argparse.ArgumentTypeError(
+                f"expected a number of seconds {words}, got {text!r}{fix}"
+            )
+        return seconds
+
+    return parse
 
 
 def duration(text: str) -> float:

@@ -26,7 +26,7 @@ from dcl_processor.report import Report
 from dcl_processor.values import parse_duration
 
 from . import wording
-from .choosing import USAGE_ERROR, choose
+from .choosing import NOT_FOUND_OUT, USAGE_ERROR, choose, whole
 from .output import Output
 
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from dcl_processor.ledger.records import Recorded
 
 LEDGER = "dcl_processor.ledger"
-
-#: The exit code if the ledger cannot be read or written.
-NOT_FOUND_OUT = 3
 
 #: Seconds that a statement may take which only reads.
 READ_WITHIN = 10.0
@@ -112,7 +109,7 @@ class History:
         parser.add_argument("names", nargs="*", metavar="NAME", help="Processors; default: all.")
         parser.add_argument(
             "--limit",
-            type=_number,
+            type=whole("a number from 1 to 10000", 1, 10_000),
             default=SHOWN,
             metavar="NUMBER",
             help=f"Records that are shown for each processor (default: {SHOWN}).",
@@ -243,12 +240,6 @@ def _line(found: Recorded) -> str:
 def _act_line(found: RecordedAction) -> str:
     said = wording.action(found.rows, found.keys, found.values, found.reason, found.error)
     return f"{wording.time(found.at)}  {found.processor}  {found.action} by {found.by}: {said}"
-
-
-def _number(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 10000, got {text!r}")
-    return int(text)
 
 
 def parse_until(text: str) -> datetime | timedelta:

@@ -10,8 +10,7 @@ from django.core.management.base import CommandError
 from dcl_processor import registry
 from dcl_processor.errors import printable
 
-from .choosing import add_time_limit, choose
-from .explaining import UNKNOWN
+from .choosing import NOT_FOUND_OUT, add_time_limit, choose
 from .output import Output
 
 HELP = "Examine what processors need of their databases, tables and options."
@@ -36,7 +35,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     from dcl_processor.insights.findings import Level
 
     names = options["names"]
-    chosen = choose(names, run_all=not names, left_out=UNKNOWN)
+    chosen = choose(names, run_all=not names, left_out=NOT_FOUND_OUT)
     left_out = registry.broken()
     output.left_out(left_out)
     among = list(registry.processors().values())
@@ -49,4 +48,4 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     if number := sum(level in bad for level in levels):
         raise CommandError(f"{number} of {len(found)} findings need attention.", returncode=1)
     if left_out or Level.UNKNOWN in levels:
-        raise CommandError("not everything could be found out.", returncode=UNKNOWN)
+        raise CommandError("not everything could be found out.", returncode=NOT_FOUND_OUT)

@@ -14,16 +14,13 @@ from dcl_processor.candidates import pending_index
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.errors import escaped
 
-from .choosing import add_time_limit, choose
+from .choosing import NOT_FOUND_OUT, add_time_limit, choose
 from .output import Output
 
 if TYPE_CHECKING:
     from dcl_processor.insights.explanation import Explanation
 
 HELP = "Show the SQL of a processor, the plan of its read, and the index that serves it."
-
-#: The exit code if something could not be found out, which is neither success nor a finding.
-UNKNOWN = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +33,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
     from dcl_processor.insights.explanation import explanation  # not for a run
 
     failed = []
-    for processor in choose(options["names"], run_all=False, left_out=UNKNOWN):
+    for processor in choose(options["names"], run_all=False, left_out=NOT_FOUND_OUT):
         try:
             found = explanation(processor, options["using"], seconds=options["timeout"])
         except Exception as error:  # noqa: BLE001  # the others can be explained
@@ -45,7 +42,9 @@ def handle(output: Output, options: dict[str, Any]) -> None:
         else:
             output.answer(found.as_dict(), "\n".join(_lines(found)))
     if failed:
-        raise CommandError(f"{' and '.join(failed)} could not be explained.", returncode=UNKNOWN)
+        raise CommandError(
+            f"{' and '.join(failed)} could not be explained.", returncode=NOT_FOUND_OUT
+        )
 
 
 def _lines(found: Explanation) -> Iterator[str]:

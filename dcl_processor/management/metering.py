@@ -14,14 +14,14 @@ from django.core.management.base import CommandError, CommandParser
 from dcl_processor import observers
 from dcl_processor.masking import described
 
+from .choosing import USAGE_ERROR
+
 if TYPE_CHECKING:
     from dcl_processor.contrib.prometheus.textfile import TextFile
     from dcl_processor.metrics.collector import Collector, Tally
     from dcl_processor.processes.pool import OnCounts
 
 logger = logging.getLogger("dcl_processor.operations")
-
-USAGE_ERROR = 2
 
 #: The address that is listened on unless another is given: metrics are for this machine.
 ADDRESS = "127.0.0.1"

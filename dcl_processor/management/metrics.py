@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from dcl_processor import registry
 
-from .choosing import USAGE_ERROR, choose, time_limit
+from .choosing import NOT_FOUND_OUT, USAGE_ERROR, choose, time_limit
 from .metering import refuse_without_client, unwritable
 from .output import Output
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 HELP = "Read what waits and what is stuck from the database, as metrics for Prometheus."
-
-#: The exit code if a metric could not be read; a wrong command line ends with 2.
-NOT_FOUND_OUT = 3
 
 
 def add_arguments(parser: CommandParser) -> None:

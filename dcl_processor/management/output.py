@@ -50,7 +50,8 @@ class Output:
     ) -> None:
         self._stdout = stdout
         self._stderr = stderr
-        self._json = as_json
+        #: Whether stdout gets only JSON.
+        self.as_json = as_json
         self._verbosity = verbosity
         self._tracebacks = tracebacks or verbosity >= 2
         self._color = color
@@ -86,7 +87,7 @@ class Output:
         if not self.is_followed:
             yield None
             return
-        from .following import followed, lines  # not for other runs
+        from .headway import followed, lines  # not for other runs
 
         if self.has_bar:
             from .progress import bar  # needs rich
@@ -99,7 +100,7 @@ class Output:
 
     def _headway(self, headway: Headway) -> None:
         # Not to stdout, which has one document for each processor.
-        text = json.dumps(headway.as_dict()) if self._json else headway.line()
+        text = json.dumps(headway.as_dict()) if self.as_json else headway.line()
         self._write(self._stderr, text, style_func=str)
 
     def stopping(self, stop: Stop) -> None:
@@ -136,8 +137,8 @@ class Output:
         self._failures(report)
         if report.error is not None:
             self.trouble(report.name, Trouble.of_resource(report.error))
-        if self._json:
-            self._document(_document(report, workers))
+        if self.as_json:
+            self.document(_document(report, workers))
         elif self._verbosity > 0 and (always or self._terminal or report.did_something):
             others = f"; {report.stale} already done by another worker" if report.stale else ""
             others = others if self._verbosity > 1 else ""
@@ -145,8 +146,8 @@ class Output:
 
     def dry_run(self, found: DryRun) -> None:
         """Write what a run would do."""
-        if self._json:
-            self._document(found.as_dict())
+        if self.as_json:
+            self.document(found.as_dict())
         elif self._verbosity > 0:
             self._write(self._stdout, f"{found}")
 
@@ -155,16 +156,16 @@ class Output:
         self.trouble(name, trouble)
         if trouble.report is not None:
             self._failures(trouble.report)
-        if self._json:
-            self._document({"name": name, **_broken_document(trouble)})
+        if self.as_json:
+            self.document({"name": name, **_broken_document(trouble)})
         elif trouble.report is not None and self._verbosity > 0:
             self._write(self._stdout, f"{trouble.report}")
 
     def watched(self, report: Report, worker: int | None) -> None:
         """Write what a run of a watch did; ``worker``: its number, if there are several."""
         self._failures(report)
-        if self._json:
-            self._document(_of_worker(report.as_dict(), worker))
+        if self.as_json:
+            self.document(_of_worker(report.as_dict(), worker))
         elif self._verbosity > 0:
             line = f"{report}" if worker is None else f"{report} (worker {worker})"
             self._write(self._stdout, line)
@@ -173,9 +174,9 @@ class Output:
         """Write why a run of a watch could not be made, or why a worker is gone."""
         if not self._logged:
             self.trouble(who, trouble)
-        if self._json:
+        if self.as_json:
             document = {"name": name, "ok": False, "error": trouble.sentence}
-            self._document(_of_worker(document, worker))
+            self.document(_of_worker(document, worker))
 
     def goes_on(self, who: str, sentence: str) -> None:
         """Write that a processor can be run again."""
@@ -218,7 +219,7 @@ class Output:
             ("stdout", self._stderr) if stream is self._stdout else ("stderr", self._stdout)
         )
         sentence = f"{name} cannot be written to, but the run continues: {describe(error)}"
-        if other is self._stdout and self._json:
+        if other is self._stdout and self.as_json:
             sentence = json.dumps({"ok": False, "error": sentence})
         with suppress(OSError, ValueError):
             other.write(sentence)
@@ -230,20 +231,12 @@ class Output:
 
     def answer(self, document: Any, text: str) -> None:
         """Write the answer to a question, whatever the verbosity: as JSON, or else as text."""
-        self._write(self._stdout, json.dumps(document) if self._json else text)
-
-    def _document(self, document: Any) -> None:
-        self._write(self._stdout, json.dumps(document))
+        self._write(self._stdout, json.dumps(document) if self.as_json else text)
 
     @property
     def is_terminal(self) -> bool:
         """Whether a person reads stdout or stderr at once."""
         return self._terminal and self._verbosity > 0
-
-    @property
-    def as_json(self) -> bool:
-        """Whether stdout gets only JSON."""
-        return self._json
 
     def line(self, text: str) -> None:
         """Write a line of an answer to stdout."""
@@ -265,7 +258,7 @@ class Output:
 
     def document(self, document: Any) -> None:
         """Write an answer to stdout as JSON."""
-        self._document(document)
+        self._write(self._stdout, json.dumps(document))
 
     def _lost(self, name: str, workers: Sequence[Outcome]) -> None:
         numbers: dict[str, list[str]] = {}
@@ -294,7 +287,7 @@ class Output:
         line = f"{name}: row {printable(str(failure.pk))} failed{failure.attempts}: "
         line += describe(failure.error)
         if not failure.is_final:
-            if self._verbosity > 0 and not self._json:
+            if self._verbosity > 0 and not self.as_json:
                 self._write(self._stdout, line)
             return
         self._write(self._stderr, line)

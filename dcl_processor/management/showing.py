@@ -11,7 +11,7 @@ from dcl_processor.diagnosis import explain
 from dcl_processor.errors import printable
 
 from . import wording
-from .choosing import add_time_limit, choose, keys
+from .choosing import NOT_FOUND_OUT, add_time_limit, choose, keys
 from .output import Output
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 HELP = "Show why a row is handled, or not: its condition, its columns, and who has locked it."
 
-NOT_THERE, NOT_FOUND_OUT = 1, 3
+#: The exit code if there is no such row.
+NOT_THERE = 1
 
 #: The parts of the question, as they are shown.
 PARTS = {
@@ -84,7 +85,7 @@ def handle(output: Output, options: dict[str, Any]) -> None:
 
 def lines(row: Row) -> Iterator[str]:
     """Yield the lines about a row."""
-    from dcl_processor.insights.keys import key_text  # as above
+    from dcl_processor.insights.rows import key_text  # as above
 
     yield f"{row.name}, row {printable(key_text(row.pk))}: {row.reason}"
     for name, label in PARTS.items():

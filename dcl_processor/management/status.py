@@ -13,7 +13,7 @@ from dcl_processor.diagnosis import Trouble, describe
 from dcl_processor.errors import printable
 
 from . import conditions, liveness, wording
-from .choosing import USAGE_ERROR, add_time_limit, choose, duration
+from .choosing import NOT_FOUND_OUT, USAGE_ERROR, add_time_limit, choose, duration
 from .output import Output
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 HELP = "Show what waits, what is in progress, and what is stuck, since when and why."
 
-#: Exit codes for a monitor; a wrong command line ends with 2.
-MET, NOT_FOUND_OUT = 1, 3
+#: The exit code for a monitor if a condition is met.
+MET = 1
 
 
 def tell_of_doubts(processor: BatchProcessor[Any], output: Output, using: str | None) -> int:
@@ -279,7 +279,7 @@ def _with_time(found: Status, number: str, time: str, words: str) -> str:
 
 
 def _errors(found: Status) -> list[str]:
-    from dcl_processor.insights.keys import key_text  # not for other actions
+    from dcl_processor.insights.rows import key_text  # not for other actions
 
     answer = found.answers["errors"]
     if answer.value is None:

@@ -5,9 +5,7 @@ It prints a line for each run that did something, and otherwise nothing.
 
 from __future__ import annotations
 
-import argparse
 import logging
-import math
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +26,7 @@ from dcl_processor.report import Report
 from dcl_processor.watch.listener import aliases, check_can_listen
 from dcl_processor.watch.watch import Plan, Recovered
 
+from .choosing import USAGE_ERROR, number_of_seconds, whole
 from .output import Output
 from .status import tell_of_doubts
 
@@ -36,15 +35,17 @@ logger = logging.getLogger("dcl_processor")
 #: Seconds between two looks: the default, and the minimum.
 INTERVAL, SHORTEST_INTERVAL = 5.0, 0.1
 
-USAGE_ERROR = 2
-
 
 def add_arguments(parser: CommandParser) -> None:
     """Add the options of a watch."""
     parser.add_argument(
         "--watch",
         nargs="?",
-        type=_interval,
+        type=number_of_seconds(
+            f"from {SHORTEST_INTERVAL}",
+            lambda seconds: seconds >= SHORTEST_INTERVAL,
+            "; write the names of processors before --watch",
+        ),
         const=INTERVAL,
         metavar="SECONDS",
         help=f"Keep running, and look for rows at this interval (default: {INTERVAL:g}).",
@@ -56,14 +57,14 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--max-rows",
-        type=_rows,
+        type=whole("a number of rows from 1", 1),
         metavar="ROWS",
         help="With --watch: end after this number of tried rows, for all processors and workers "
         "together.",
     )
     parser.add_argument(
         "--max-runtime",
-        type=_seconds,
+        type=number_of_seconds("above 0", lambda seconds: seconds > 0),
         metavar="SECONDS",
         help="With --watch: end after this many seconds; the current row is finished.",
     )
@@ -194,36 +195,6 @@ class _Log:
         self._log(logging.ERROR, label, who, worker, sentence)
         trouble = Trouble(sentence, death.trouble.traceback)
         self._output.watch_broke(label, trouble, None, worker)
-
-
-def _interval(text: str) -> float:
-    seconds = number(text)
-    if not SHORTEST_INTERVAL <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"expected a number of seconds from {SHORTEST_INTERVAL}, got {text!r}; write the names "
-            "of processors before --watch"
-        )
-    return seconds
-
-
-def _rows(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of rows from 1, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    seconds = number(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds
-
-
-def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 #: Seconds after which a lasting trouble is reported again.

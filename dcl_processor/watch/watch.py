@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
-from dcl_processor.oversight import Command, Progress
+from dcl_processor.oversight import Progress
 from dcl_processor.report import Report
 from dcl_processor.signals import row_callback
 
@@ -24,6 +24,7 @@ from .listener import Listener, Recycler, aliases
 from .polling import POLL_IDLE, Pace, did_something
 
 if TYPE_CHECKING:
+    from dcl_processor.oversight import Command
     from dcl_processor.processor import BatchProcessor
 
 # Seconds. Before a shorter wait, a connection that Django would close stays open.

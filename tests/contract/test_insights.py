@@ -16,7 +16,7 @@ from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.exceptions import InvalidOption
 from dcl_processor.insights import row as rows
 from dcl_processor.insights.answer import Answer, Asker, How, Moment
-from dcl_processor.insights.keys import parse_pk
+from dcl_processor.insights.rows import parse_pk
 from dcl_processor.insights.status import NUMBERS, status
 from tests.contract.support import errands as the
 from tests.contract.support.sessions import connected

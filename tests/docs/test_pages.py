@@ -18,7 +18,7 @@ from dcl_processor.engine import source
 from dcl_processor.execution import calls
 from dcl_processor.ledger import desk, records, tables
 from dcl_processor.processes import monitor, supervisor
-from dcl_processor.runner import counters, holds
+from dcl_processor.runner import counters, limits
 from dcl_processor.watch import polling
 from tests.docs.signatures import WIDTH
 from tests.environments import ENVIRONMENTS
@@ -108,8 +108,8 @@ SENTENCES = {
     ],
     "docs/howto/define.md": [f"within windows of {scan.WINDOW} rows"],
     "docs/howto/operate.md": [
-        f"A run waits up to {holds.LONGEST:g} seconds",
-        f"`True` for {holds.PAUSE:g} seconds",
+        f"A run waits up to {limits.LONGEST_HOLD:g} seconds",
+        f"`True` for {limits.HELD_FOR:g} seconds",
         f"Orders wait {tables.LOCK_WAIT:g} seconds for a lock",
         f"deleted after {records.KEEP.days} days",
         f"`lost` after {WORD[records.LOST_AFTER]} without a heartbeat",

@@ -543,14 +543,6 @@ def test_a_program_that_calls_the_command_gets_the_sentence(installed: None) -> 
     call_command("processors", "run", "warehouse.deliver", limit=1, verbosity=0)
 
 
-@pytest.mark.django_db(transaction=True)
-def test_in_a_process_of_its_own_it_ends_in_the_same_way() -> None:
-    done = processors("run", "warehouse.deliver", "--limitt", "5")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    help_ = processors("run", "--help")
-    assert (help_.returncode, "--fail-in-doubt" in help_.stdout) == (0, True)
-
-
 # --- what a first processor gets wrong is refused, or named, before it does harm
 
 

@@ -23,9 +23,8 @@ from dcl_processor.diagnosis import Trouble
 from dcl_processor.execution.calls import Call
 from dcl_processor.insights.answer import Answer, How
 from dcl_processor.insights.backlog_size import Size, size
-from dcl_processor.management import following
-from dcl_processor.management.following import corrected, lines
-from dcl_processor.management.headway import Headway
+from dcl_processor.management import headway as headway_module
+from dcl_processor.management.headway import Headway, corrected, lines
 from dcl_processor.management.watching import _Log
 from dcl_processor.processes.beats import AtWork
 from dcl_processor.processes.graceful_stop import Stop
@@ -251,7 +250,7 @@ def test_an_exact_total_is_never_less_than_what_is_done() -> None:
 
 @contextmanager
 def each_moment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(following, "CORRECTED_EACH", 0.001)
+    monkeypatch.setattr(headway_module, "CORRECTED_EACH", 0.001)
     yield
     assert "dcl_processor.following" not in {each.name for each in threading.enumerate()}
 
@@ -364,8 +363,8 @@ def on_a_terminal(
     program += (
         "from django.core.management import execute_from_command_line\n"
         "from dcl_processor import backlog\n"
-        "from dcl_processor.management import following, headway\n"
-        f"backlog.MOST, following.LINE_EACH, headway.SAMPLE = 3, {lines_each}, {sample}\n"
+        "from dcl_processor.management import headway\n"
+        f"backlog.MOST, headway.LINE_EACH, headway.SAMPLE = 3, {lines_each}, {sample}\n"
         f"execute_from_command_line(['manage.py', 'processors', *{list(arguments)!r}])"
     )
     code, shown = shown_on_a_terminal([sys.executable, "-c", program], NO_COLOR="1")

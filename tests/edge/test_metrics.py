@@ -216,17 +216,6 @@ def test_the_workers_of_a_command_are_counted_by_their_parent(
     assert "dcl_processor_last_success_timestamp_seconds" not in samples(text)
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_run(
-    tmp_path: Path, manage: Manage
-) -> None:
-    parcels("")
-    path = tmp_path / "nowhere" / "dcl.prom"
-    done = manage("run", "warehouse.deliver", "--metrics-file", str(path))
-    assert done.code == 2
-    assert "create its folder" in done.err
-    assert Parcel.objects.filter(sent=False).count() == 1
-
-
 # --- the port
 
 
@@ -611,12 +600,19 @@ def test_no_label_has_a_key_a_host_or_a_message() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--metrics-file", ""), ("--metrics-file", "/"), ("--metrics-port", "a..b:9100")],
+    [
+        ("--metrics-file", ""),
+        ("--metrics-file", "/"),
+        ("--metrics-file", "/nowhere/dcl.prom"),
+        ("--metrics-port", "a..b:9100"),
+    ],
 )
 def test_a_place_that_cannot_be_is_a_mistake_in_the_command_line(
     manage: Manage, option: str, value: str
 ) -> None:
+    parcels("")
     done = manage("run", "warehouse.deliver", option, value)
     assert done.code == 2
     assert option in done.err
     assert "Traceback" not in done.err
+    assert Parcel.objects.filter(sent=False).count() == 1

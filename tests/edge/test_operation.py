@@ -295,17 +295,6 @@ def test_what_strangers_wrote_forges_no_line_and_commands_no_terminal(more: list
         assert len(done.stderr.splitlines()) == 2
 
 
-def test_in_the_log_it_is_one_line_too(caplog: pytest.LogCaptureFixture) -> None:
-    parcels("")
-
-    def handle(_: Parcel) -> None:
-        raise ValueError(FORGED)
-
-    batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
-    [record] = [each for each in caplog.records if "failed" in each.getMessage()]
-    assert record.getMessage().isprintable()
-
-
 # --- colours
 
 

@@ -22,7 +22,7 @@ from dcl_processor.ledger.ledger import Ledger
 from dcl_processor.ledger.models import Control, Look, RecordedRun
 from dcl_processor.ledger.tables import ensure
 from dcl_processor.ledger.tokens import Grant, Share, Tokens
-from dcl_processor.runner import holds
+from dcl_processor.runner import limits
 from tests.contract.support import errands as the
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
@@ -488,7 +488,7 @@ def test_a_throttle_is_asked_once_a_second_and_not_for_each_row() -> None:
 
 def test_a_throttle_is_asked_outside_any_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also between two batches, when the COMMIT of the last one may wait for the next claim."""
-    monkeypatch.setattr(holds, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(limits, "ASK_EVERY", 0.0)
     the.errands(10)
     open_: list[bool] = []
     handled: list[int] = []

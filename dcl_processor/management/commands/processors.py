@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -31,7 +30,14 @@ from dcl_processor.management import (
     status,
     watching,
 )
-from dcl_processor.management.choosing import USAGE_ERROR, choose, keys
+from dcl_processor.management.choosing import (
+    NOT_FOUND_OUT,
+    USAGE_ERROR,
+    choose,
+    keys,
+    number_of_seconds,
+    whole,
+)
 from dcl_processor.management.command_line import OneSentenceParser
 from dcl_processor.management.output import Output
 from dcl_processor.processes import child, pool
@@ -41,9 +47,6 @@ from dcl_processor.processes.news import Finishing
 from dcl_processor.processes.visible import label, named_sessions, quiet_unless_configured
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import Report
-
-#: The exit code of a question whose answer could not be written.
-NOT_FOUND_OUT = 3
 
 #: Actions with a module of their own, each of which has ``HELP``, ``add_arguments(parser)`` and
 #: ``handle(output, options)``; an ``Action`` writes to rows, and the others ask.
@@ -102,7 +105,7 @@ class Command(BaseCommand):
         return own
 
     def add_arguments(self, parser: CommandParser) -> None:
-        common = _base_options()
+        common, most = _base_options(), pool.MOST_WORKERS
         actions = parser.add_subparsers(
             dest="action", required=True, metavar="ACTION", parser_class=OneSentenceParser
         )
@@ -128,26 +131,26 @@ class Command(BaseCommand):
         )
         run.add_argument(
             "--limit",
-            type=_rows,
+            type=whole("a number of rows from 0", 0),
             metavar="ROWS",
             help="Maximum number of rows to try, for each processor; with --watch, in each run.",
         )
         run.add_argument(
             "--timeout",
-            type=_seconds,
+            type=number_of_seconds("from 0", lambda seconds: seconds >= 0),
             metavar="SECONDS",
             help="Seconds after which no row starts, for all processors; with --watch, per run.",
         )
         run.add_argument(
             "--workers",
-            type=_processes,
+            type=whole(f"a number of processes from 1 to {most}", 1, most),
             default=1,
             metavar="N",
             help="Worker processes on this machine that share the rows, and the limit.",
         )
         run.add_argument(
             "--concurrency",
-            type=_handlers,
+            type=whole("a number of handlers from 1", 1),
             metavar="N",
             help="Handlers in flight at once, in each worker, instead of the processors' own "
             "concurrency: threads, or tasks for async handlers.",
@@ -429,29 +432,3 @@ def _base_options() -> OneSentenceParser:
     options.add_argument("--no-color", action="store_true", help=argparse.SUPPRESS)
     options.add_argument("--force-color", action="store_true", help=argparse.SUPPRESS)
     return options
-
-
-def _rows(text: str) -> int:
-    return _whole(text, 0, "a number of rows from 0")
-
-
-def _processes(text: str) -> int:
-    most = pool.MOST_WORKERS
-    return _whole(text, 1, f"a number of processes from 1 to {most}", most)
-
-
-def _handlers(text: str) -> int:
-    return _whole(text, 1, "a number of handlers from 1")
-
-
-def _whole(text: str, least: int, words: str, most: float = math.inf) -> int:
-    if not text.strip().isdecimal() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"expected {words}, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    seconds = watching.number(text)
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds from 0, got {text!r}")
-    return seconds
