@@ -111,7 +111,9 @@ class ProcessorAdminMixin(Base):
 
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
         """Return the list's filters, and one by state for each processor."""
-        from .states import state_filter  # Workers load the project's admin, and need no answers.
+        from .changelist import (
+            state_filter,  # Workers load the project's admin, and need no answers.
+        )
 
         # A filter by an error would list the texts of all errors.
         given = [each for each in super().get_list_filter(request) if not self._is_error(each)]
@@ -251,14 +253,14 @@ def _actions(processor: BatchProcessor[Any], at: int) -> Iterator[Any]:
 
 def _act(processor: BatchProcessor[Any], name: str) -> Callable[..., HttpResponseBase | None]:
     def act(model_admin: Any, request: HttpRequest, chosen: Any) -> HttpResponseBase | None:
-        from . import handing_over  # as above
+        from . import changelist  # as above
 
         may = model_admin.has_operate_permission(request)
         permissions.require(may and permissions.may_act(request, processor))
         if name != "process":
             site = model_admin.admin_site
-            return handing_over.confirm(processor, name, site, request, chosen)
-        handing_over.process_now(processor, request, chosen)
+            return changelist.confirm(processor, name, site, request, chosen)
+        changelist.process_now(processor, request, chosen)
         return None
 
     return act

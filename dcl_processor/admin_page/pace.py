@@ -24,19 +24,17 @@ Point = tuple[float, int]
 _NO_RATE = "The rate is not known: it needs a run that the ledger records, or two new estimates."
 
 #: Looks that a link carries for many processors, and for one alone.
-FEW, MANY = 4, 40
+FEW, MANY = 3, 40
 
 #: Seconds over which a rate is computed, and the shortest time that gives one.
 WINDOW, SHORTEST = 120.0, 0.5
 
 #: Bytes of an address: the digest of the names, a time in milliseconds, and a count.
-_NAMES, _TIME, _COUNT = 4, 6, 3
+_NAMES, _TIME, _COUNT = 4, 6, 4
 
-#: A count has a bit for an estimate, then 3 bits for a power of 4, and 20 bits that it multiplies:
-#: up to a million each row counts, and up to 17 billion the first five digits. One value is that of
-#: a count that is not known.
-_ESTIMATE, _POWERS, _DIGITS = 2**23, 8, 2**20
-_NONE: int = 256**_COUNT - 1
+#: The bit of a count that is an estimate; the highest value is that of a count that is not known.
+_ESTIMATE: int = 2**31
+_NONE: int = 2**32 - 1
 
 
 class Estimate(int):
@@ -150,7 +148,7 @@ def text_of(seen: Mapping[str, Sequence[Point]], most: int) -> str:
 
     All of them are counted at each look, so that the times are written once; and the names are
     those of the page, so that a digest of them is enough. With 200 processors and ``FEW`` looks
-    these are 3,239 characters: servers refuse longer addresses from 4,094 on.
+    these are 3,231 characters: servers refuse longer addresses from 4,094 on.
     """
     times = sorted({_thousandths(at) for points in seen.values() for at, _ in points})
     kept = times if len(times) <= most else [times[0], *times[1 - most :]]
@@ -192,16 +190,12 @@ def parse(text: str, names: Collection[str]) -> dict[str, tuple[Point, ...]]:
 def _code(count: int | None) -> int:
     if count is None:
         return _NONE
-    power = next((each for each in range(_POWERS) if count < _DIGITS * 4**each), _POWERS - 1)
     mark = _ESTIMATE if isinstance(count, Estimate) else 0
-    code: int = mark + power * _DIGITS + min(count // 4**power, _DIGITS - 1)
-    return min(code, _NONE - 1)
+    return mark + min(count, _ESTIMATE - 2)
 
 
 def _count(code: int) -> int:
-    power, digits = divmod(code % _ESTIMATE, _DIGITS)
-    count: int = digits * 4**power
-    return Estimate(count) if code >= _ESTIMATE else count
+    return Estimate(code - _ESTIMATE) if code >= _ESTIMATE else code
 
 
 def _digest(names: Iterable[str]) -> bytes:

@@ -25,13 +25,7 @@ RECENT = 2.0
 PROBE_FOR = 30.0
 
 #: The columns of a breaker that is closed after a pause.
-CLOSED: Mapping[str, Any] = {
-    "failures": 0,
-    "opened_at": None,
-    "open_until": None,
-    "probe": None,
-    "probe_until": None,
-}
+CLOSED: Mapping[str, Any] = {"failures": 0, "open_until": None, "probe": None, "probe_until": None}
 
 
 def failed(name: str, breaker: Breaker, worker: UUID) -> None:
@@ -44,7 +38,7 @@ def failed(name: str, breaker: Breaker, worker: UUID) -> None:
     succeeded_elsewhere = Q(succeeded_at__gt=_later(-RECENT)) & ~Q(succeeded_by=worker)
     enough = row_of(name).filter(failures__gte=breaker.failures, open_until=None)
     enough.filter(Q(succeeded_at=None) | ~succeeded_elsewhere).update(
-        opened_at=DatabaseNow(), open_until=_later(breaker.seconds), probe=None, probe_until=None
+        open_until=_later(breaker.seconds), probe=None, probe_until=None
     )
 
 

@@ -38,10 +38,6 @@ PRUNE_EVERY = 600.0
 #: Seconds for which a run tries to write the end of its record, and seconds between two tries.
 AT_ONCE_FOR, AGAIN_AFTER = 5.0, 0.1
 
-#: Then, seconds for which the thread of the ledger tries, if the process lives, and the most
-#: records that it remembers.
-TRIED_FOR, MOST_UNWRITTEN = 600.0, 100
-
 
 class Record:
     """The record of one start: a work for each of its processors."""
@@ -100,8 +96,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._records: list[Record] = []
         self._overseers: list[RunOverseer] = []
-        #: Records that have ended, and whose end is still to be written.
-        self._unwritten: list[Work] = []
+        #: Whether the end of a record could not be written, and none has been since.
+        self._has_missed = False
         self._shares: dict[str, Share] = {}
         self._looked: dict[str, float] = {}
         self._pruned = 0.0
@@ -202,44 +198,29 @@ class Ledger:
             self._write_ends(works)
 
     def _write_ends(self, works: list[Work]) -> None:
+        """Write the ends of records; one that cannot be written is shown as lost."""
+        until = time.monotonic() + AT_ONCE_FOR
         for work in works:
             work.finished = time.monotonic()
-        with self._lock:
-            is_alone = not self._unwritten
-            self._unwritten = [*self._unwritten, *works][-MOST_UNWRITTEN:]
-        until = time.monotonic() + AT_ONCE_FOR
-        # If earlier ends are unwritten, a run has waited for them, and the thread still tries.
-        within = AT_ONCE_FOR if is_alone else None
-        while True:
+        # Another run waits already, or has waited in vain.
+        within = None if self._has_missed else AT_ONCE_FOR
+        while within is None or within > 0:
             try:
-                self.desk.call(self._write_what_has_ended, within=within)
+                self.desk.call(lambda: self._flush(works), within=within)
             except UnreachableError as error:
+                self._has_missed = True
                 if within is None or is_inline() or not may_pass(error.__cause__):
                     return
             else:
+                self._has_missed = False
                 return
             # The connection may have been cut, or the server restart.
             time.sleep(AGAIN_AFTER)
             within = until - time.monotonic()
-            if within <= 0:
-                return
 
-    def _write_what_has_ended(self) -> None:
-        """Write the ends of records; the thread of the ledger tries again what was not written."""
-        with self._lock:
-            unwritten = [*self._unwritten]
-        now, errors = time.monotonic(), list[Exception]()
-        for work in unwritten:
-            if work.finished is None or now - work.finished < TRIED_FOR:
-                try:
-                    work.flush(is_last=True)
-                except Exception as error:  # noqa: BLE001  # raised below: the others come first
-                    errors.append(error)
-                    continue
-            with self._lock, suppress(ValueError):
-                self._unwritten.remove(work)
-        if errors:
-            raise errors[0]
+    def _flush(self, works: list[Work]) -> None:
+        for work in works:
+            work.flush(is_last=True)
         self._prune_now_and_then()
 
     def is_stopped(self, work: Work) -> bool:
@@ -305,9 +286,9 @@ class Ledger:
                     work.note_seen(orders.seen)
                 self.is_stopped(work)  # so that workers which start later are given a valid number
                 work.flush()
-        if names or self._unwritten:
-            self._write_what_has_ended()
-        return bool(names or self._unwritten)
+        if names:
+            self._prune_now_and_then()
+        return bool(names)
 
     def _note_look(self, name: str) -> None:
         now = time.monotonic()

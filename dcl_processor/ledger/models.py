@@ -37,7 +37,6 @@ class Control(models.Model):
     failures = models.BigIntegerField(default=0)
     succeeded_at = models.DateTimeField(null=True)
     succeeded_by = models.UUIDField(null=True)
-    opened_at = models.DateTimeField(null=True)
     open_until = models.DateTimeField(null=True)
     #: The worker that tries one row, and until when it is trusted to be alive.
     probe = models.UUIDField(null=True)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from dcl_processor import steady as time
 from dcl_processor.clock import DatabaseNow
@@ -30,7 +29,6 @@ class Orders:
     failures: int = 0
     #: Seconds until a row may be tried, counted from ``read_at``; ``None``: the breaker is closed.
     opens_in: float | None = None
-    probe: UUID | None = None
 
     @property
     def age(self) -> float:
@@ -67,7 +65,6 @@ def _orders(
         run_nows=sum(row.run_nows for row in both),
         failures=0 if own is None else own.failures,
         opens_in=None if own is None else _opens_in(own),
-        probe=None if own is None else own.probe,
     )
 
 

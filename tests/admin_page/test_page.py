@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from dcl_processor import backlog, registry
-from dcl_processor.admin_page import audit, choosing, handing_over, mixin, panels, permissions, plan
+from dcl_processor.admin_page import audit, changelist, choosing, mixin, panels, permissions, plan
 from dcl_processor.admin_page.mixin import ProcessorAdminMixin
 from sample_app.shop.models import Cart, Order, Payment
 from sample_app.shop.processors import expire_carts, send_shipped_emails
@@ -228,7 +228,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         choosing.BUDGET,
         plan.LONGEST,
         plan.MAX_AGE,
-        handing_over.MOST_NOW,
+        changelist.MOST_NOW,
         mixin.LONGEST,
         audit.MOST_ENTRIES,
     ]

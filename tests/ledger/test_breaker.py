@@ -294,7 +294,7 @@ if SENDS_SEVERAL:  # elsewhere each COMMIT is sent at once
         monkeypatch.setattr(scan, "WINDOW", 2)
         the.errands(3)
         processor(fail)()
-        opened = Control.objects.values("failures", "open_until", "opened_at").get(processor=NAME)
+        opened = Control.objects.values("failures", "open_until").get(processor=NAME)
         api.resume(NAME)
         Errand.objects.all().delete()
         the.errands(6)

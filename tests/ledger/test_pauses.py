@@ -216,13 +216,6 @@ def test_a_pause_until_a_time_that_is_over_is_refused(use_tz: bool, zone: Any) -
         assert orders._end(now + timedelta(hours=26)) is not None
 
 
-def test_a_pause_for_no_time_is_refused_and_changes_nothing() -> None:
-    for until in (timedelta(seconds=-5), datetime(2020, 1, 1, tzinfo=UTC)):
-        with pytest.raises(InvalidOption, match="expected until to be a "):
-            ledger.pause(NAME, until=until)
-    assert ledger.state(NAME).phase == "running"
-
-
 # --- ``rate`` over all machines, and ``throttle()``: two reasons for "not now"
 
 
@@ -500,17 +493,6 @@ def test_a_throttle_is_asked_outside_any_transaction(monkeypatch: pytest.MonkeyP
     the.transactional(lambda row: handled.append(row.pk), throttle=throttle)()
     assert len(open_) > 10
     assert not any(open_)
-
-
-def test_a_throttle_that_raises_ends_the_run() -> None:
-    the.errands(1)
-
-    def throttle() -> None:
-        raise LookupError("no quota")
-
-    with pytest.raises(LookupError, match="no quota"):
-        the.transactional(the.ignore, throttle=throttle)()
-    assert Errand.objects.filter(done=True).count() == 0
 
 
 def test_what_a_throttle_returns_is_a_time() -> None:

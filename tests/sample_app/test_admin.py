@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import smtplib
 from io import StringIO
 from pathlib import Path
 
 import django
 import pytest
 from django.core import mail
-from django.core.mail import EmailMessage
 from django.core.mail.backends.smtp import EmailBackend
 from django.core.management import call_command
 from django.test import Client, override_settings
-from django.utils import timezone
 from environ import Env
 from pytest_django import DjangoAssertNumQueries
 
-from sample_app.database_settings import database_settings
 from sample_app.mail_settings import mail_settings
-from sample_app.shop.demo.mailbox import HOST, DeliveredMail, Mailbox
-from sample_app.shop.demo.workers import Share, run_workers
-from sample_app.shop.models import Customer, Order, OrderLine, Payment
+from sample_app.shop.demo.workers import run_workers
+from sample_app.shop.models import Customer, Order, OrderLine
 from tests.sample_app.conftest import (
     ORDERS,
     SHIPPED,
@@ -53,18 +48,6 @@ def test_pages_show_the_orders(admin_client: Client, order_file: Path) -> None:
     assert "1 result" in found
     assert order.customer.company in found
     assert all(line.product in page for line in order.lines.all())
-
-
-def test_payments_in_doubt_can_be_listed(admin_client: Client, order_file: Path) -> None:
-    call_command("load_orders", str(order_file))
-    Payment.objects.filter(order__number=10250).update(
-        state=Payment.State.CAPTURING, capturing_since=timezone.now()
-    )
-
-    page = admin_client.get("/admin/shop/payment/?state__exact=capturing").content.decode()
-
-    assert "1 payment" in page
-    assert "Order 10250" in page
 
 
 def test_the_order_list_costs_the_same_however_many_orders(
@@ -211,24 +194,6 @@ def test_what_a_user_can_mend_is_one_sentence(
     assert complaint in line
 
 
-# --- the mail server of the demo takes in real mail and remembers it
-
-
-def test_remembers_what_a_mail_says_of_itself(mailbox: Mailbox) -> None:
-    headers = {"X-Order": "10248", "Message-ID": "<one@example.com>"}
-    EmailMessage("Hello", "there", "a@example.com", ["b@example.com"], headers=headers).send()
-
-    assert mailbox.mails == [DeliveredMail("<one@example.com>", "b@example.com", 10248)]
-
-
-@pytest.mark.parametrize("header", ["", "X-Order: many\r\n", "X-Order: -1\r\n"])
-def test_takes_a_mail_that_names_no_order(mailbox: Mailbox, header: str) -> None:
-    with smtplib.SMTP(HOST, mailbox.port, local_hostname="localhost") as client:
-        client.sendmail("a@example.com", ["b@example.com"], f"{header}\r\nhello\r\n")
-
-    assert mailbox.mails == [DeliveredMail("", "b@example.com", None)]
-
-
 # --- copies that go wrong differ from workers that had nothing to do
 
 
@@ -250,26 +215,7 @@ def test_a_copy_that_cannot_start_says_why(
     assert len(set(watched)) == 2
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "failed", "came_to_the_end", "killed"),
-    [
-        (0, 0, True, False),
-        (1, 3, True, False),
-        (1, 0, False, False),
-        (0, 3, True, False),
-        (2, 0, False, False),
-        (-9, 0, False, True),
-        (-15, 0, False, False),
-    ],
-)
-def test_rows_that_failed_are_no_trouble_of_the_copys(
-    exit_code: int, failed: int, came_to_the_end: bool, killed: bool
-) -> None:
-    share = Share(1, 5, failed, 0, 0.1, exit_code, "")
-    assert (share.came_to_the_end, share.killed) == (came_to_the_end, killed)
-
-
-# --- what the environment says about the database and the mail, as Django's settings
+# --- what the environment says about the mail, as Django's settings
 
 
 def given(**variables: str) -> Env:
@@ -277,35 +223,6 @@ def given(**variables: str) -> Env:
     env = Env()
     env.ENVIRON = variables
     return env
-
-
-def settings_of(**variables: str) -> dict[str, object]:
-    """Return the settings in the words of before Django 6.1."""
-    settings = mail_settings(given(**variables))
-    if django.VERSION < (6, 1):
-        return settings
-    mailer = settings["MAILERS"]["default"]
-    return {"EMAIL_BACKEND": mailer["BACKEND"]} | {
-        f"EMAIL_{name.upper()}": value for name, value in mailer["OPTIONS"].items()
-    }
-
-
-def test_mail_goes_to_the_console_unless_the_environment_says_where() -> None:
-    assert settings_of() == {"EMAIL_BACKEND": "django.core.mail.backends.console.EmailBackend"}
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"EMAIL_HOST": "mail.example.com", "EMAIL_PORT": "2525"},
-        {"EMAIL_URL": "smtp://mail.example.com:2525", "EMAIL_HOST": "not.this.one"},
-    ],
-)
-def test_mail_goes_to_the_host_that_the_environment_names(variables: dict[str, str]) -> None:
-    settings = settings_of(**variables)
-
-    assert settings["EMAIL_BACKEND"] == "django.core.mail.backends.smtp.EmailBackend"
-    assert (settings["EMAIL_HOST"], settings["EMAIL_PORT"]) == ("mail.example.com", 2525)
 
 
 def test_the_settings_make_the_mail_backend_that_they_mean() -> None:
@@ -317,15 +234,3 @@ def test_the_settings_make_the_mail_backend_that_they_mean() -> None:
     assert (backend.host, backend.port) == ("mail.example.com", 587)
     assert (backend.username, backend.password) == ("shop", "secret")
     assert backend.use_tls
-
-
-@pytest.mark.parametrize(
-    ("url", "engine"),
-    [
-        ("postgres://me:secret@db.example.com:5432/shop", "django.db.backends.postgresql"),
-        ("mysql://me:secret@db.example.com/shop", "django.db.backends.mysql"),
-        ("sqlite:////tmp/shop", "django.db.backends.sqlite3"),
-    ],
-)
-def test_the_database_is_the_one_that_the_environment_names(url: str, engine: str) -> None:
-    assert database_settings(given(DATABASE_URL=url))["ENGINE"] == engine

@@ -27,7 +27,6 @@ class Migration(migrations.Migration):
                 ("failures", models.BigIntegerField(default=0)),
                 ("succeeded_at", models.DateTimeField(null=True)),
                 ("succeeded_by", models.UUIDField(null=True)),
-                ("opened_at", models.DateTimeField(null=True)),
                 ("open_until", models.DateTimeField(null=True)),
                 ("probe", models.UUIDField(null=True)),
                 ("probe_until", models.DateTimeField(null=True)),
