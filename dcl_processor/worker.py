@@ -12,6 +12,9 @@ HOST = 64
 #: The number of the worker that this process is, once its task is read; 0: it is none.
 number = 0
 
+#: When the run began that this process does a share of, in seconds since 1970.
+began: float | None = None
+
 
 def worker_name() -> str:
     """Return ``host:pid:worker``, such as ``"web1:4711:2"``, of at most 80 characters.

@@ -194,17 +194,6 @@ def test_keys_that_are_not_the_first_column_are_locked() -> None:
     assert claimed(asked, seat.pk) == seat
 
 
-def test_what_the_queryset_prefetches_is_there_for_each_row() -> None:
-    rows = [Parcel.objects.create() for _ in range(3)]
-    scans = [Scan.objects.create(parcel=row) for row in rows]
-    asked = Parcel.objects.filter(sent=False).prefetch_related("scans")
-    for row, scan in zip(rows, scans, strict=True):
-        got = claimed(asked, row.pk)
-        with CaptureQueriesContext(connection) as queries:
-            assert list(got.scans.all()) == [scan]
-        assert not queries
-
-
 def test_a_question_with_several_answers_for_one_row_is_refused() -> None:
     row = Parcel.objects.create()
     asked = Parcel.objects.annotate(scan=F("scans__ok")).filter(sent=False)

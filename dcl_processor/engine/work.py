@@ -36,7 +36,6 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
         _handle_together(lane, batch)
         return
     shared = several or lane.run.notes_failures
-    lane.in_flight.note([held.pk for held in rows])
     try:
         for place, held in enumerate(rows):
             if not lane.run.may_start(batch.ended, lane.resource):
@@ -45,8 +44,7 @@ def handle_locked(lane: Lane, batch: Batch) -> None:
             if held.refused is not None:
                 batch.ended.append((held, held.refused))
                 continue
-            if several:
-                lane.in_flight.narrow(place)
+            lane.in_flight.note([held.pk])
             _handle(lane, batch, held, shared=shared)
     finally:
         if shared:

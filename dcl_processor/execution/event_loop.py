@@ -46,7 +46,7 @@ from dcl_processor.signals import row_started
 
 from . import calls
 from .calls import Call, entered_now
-from .shared_sessions import SharedSessions, without_work
+from .leftover import SharedSessions, without_work
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition

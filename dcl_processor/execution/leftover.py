@@ -7,16 +7,23 @@ is asked, but only when a statement was sent that can begin a transaction withou
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
+from collections.abc import Collection
+from contextvars import ContextVar
 from typing import Any, Self
 
+from asgiref.sync import sync_to_async
 from django.db import connections
+from django.db.backends.signals import connection_created
 
 from dcl_processor.database.driver import asked_in_transaction, in_transaction, roll_back
+from dcl_processor.database.sight import Shared
 from dcl_processor.exceptions import TransactionLeftOpen
 from dcl_processor.locking.isolation import from_test_case
 
-from .handler import Failed, Handled, Outcome
+from .handler import Failed, Handled, Outcome, Prepared, Together, not_prepared
 
 # Looked for at the beginning of a statement, because large values come later.
 _BEGINS = re.compile(
@@ -47,16 +54,13 @@ class Leftover:
 
     def judge(self, outcome: Outcome) -> Outcome:
         """End the transaction that was left open; return the row's outcome."""
-        if not self.end() or not isinstance(outcome, Handled):
-            return outcome
-        return Failed(TransactionLeftOpen(), handled=True, duration=outcome.duration)
+        return _without_work(outcome) if self.end() else outcome
 
     def judge_all(self, outcomes: dict[Any, Outcome]) -> dict[Any, Outcome]:
         """Do the same for the rows of one call, whose outcomes are given by key."""
         if not self.end():
             return outcomes
-        left = Failed(TransactionLeftOpen(), handled=True)
-        return {pk: left if isinstance(each, Handled) else each for pk, each in outcomes.items()}
+        return {pk: _without_work(each) for pk, each in outcomes.items()}
 
     def end(self) -> bool:
         """Roll back the open transaction, if there is one; return whether there was."""
@@ -98,3 +102,137 @@ class Leftover:
         if _BEGINS.search(start if isinstance(start, bytes) else start.encode()):
             self._may_have_begun = True
         return type(self._driver).query(self._driver, query, *args, **kwargs)
+
+
+# --- the connections that the handlers of one event loop share
+#
+# Asynchronous handlers use the database in one thread, which has a connection for each alias. A
+# transaction that one of them begins there and does not end contains the work of the others, too,
+# and all of it is rolled back when the run ends.
+
+
+#: Seconds between two looks at a transaction which another handler may still end.
+PAUSE = 0.01
+
+#: Seconds that the handlers' thread has to become free in. A handler that hangs there has it.
+WITHIN = 10.0
+
+#: The sessions of the event loop that the code belongs to, also in the thread for the database.
+_now: ContextVar[SharedSessions | None] = ContextVar("_now", default=None)
+
+
+class SharedSessions:
+    """Watches the connections that handlers open, and ends the transactions left open on them.
+
+    Without a connection it costs nothing, and with one a look at what the driver knows.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, Leftover]] = []
+        #: Calls that have ended while a transaction is open, and those that lose their work by it.
+        self._waiting: set[Any] = set()
+        self._lost: set[Any] = set()
+        self._is_ending = False
+        self.shared: Shared | None = None
+
+    def watch(self) -> None:
+        """Begin to notice new connections, in the context of the caller."""
+        _now.set(self)
+        connection_created.connect(_note)
+
+    def note(self, connection: Any) -> None:
+        """Watch a new connection, in whose thread this is called."""
+        if self.shared is not None:
+            self.shared.share(connection)
+        leftover = Leftover(connection.alias)
+        leftover.__enter__()
+        others = [(thread, each) for thread, each in self._found if each.connection != connection]
+        self._found = [*others, (threading.get_ident(), leftover)]
+
+    async def renew(self) -> None:
+        """Close sessions that were lost, or each later handler would fail on them."""
+        if any(leftover.connection.errors_occurred for _, leftover in self._found):
+            await sync_to_async(close_lost)()
+
+    async def were_left_open(self, pk: Any, under_way: Collection[Any]) -> bool:
+        """Return whether the work of a call that has ended is lost in an open transaction.
+
+        ``pk``: names the call, which is one of those that are ``under_way``. While another of them
+        may still end the transaction, this waits.
+        """
+        self._waiting.add(pk)
+        try:
+            while pk not in self._lost and (self._is_ending or self._may_be_left()):
+                if self._is_ending or len(under_way) > len(self._waiting):
+                    await asyncio.sleep(PAUSE)
+                elif not await self._end_for(under_way):
+                    break
+            return pk in self._lost
+        finally:
+            self._waiting.discard(pk)
+            self._lost.discard(pk)
+
+    def _may_be_left(self) -> bool:
+        return any(leftover.may_be_left() for _, leftover in self._found)
+
+    async def _end_for(self, under_way: Collection[Any]) -> bool:
+        """End what is open, and note the calls that lose their work by it."""
+        self._is_ending = True
+        try:
+            if not await self._end():
+                return False
+            # Race: flip without work. It is not known which of these calls has begun the
+            # transaction, nor which of them worked in it. Until they are noted, the others wait:
+            # they would find no transaction any more.
+            self._lost.update(under_way)
+            return True
+        finally:
+            self._is_ending = False
+
+    async def _end(self) -> bool:
+        """End what is open, in the handlers' thread, between what it does for others."""
+        try:
+            async with asyncio.timeout(WITHIN):
+                return await sync_to_async(self._end_here)()
+        except TimeoutError:
+            return False
+
+    def _end_here(self) -> bool:
+        # A connection of another thread is used by a handler that has asked for such a thread.
+        here = threading.get_ident()
+        self._found = [(thread, leftover) for thread, leftover in self._found if thread == here]
+        ended = [leftover.end() for _, leftover in self._found]  # each of them
+        return any(ended)
+
+
+def close_lost(but: str | None = None) -> None:
+    """Close this thread's sessions that were lost, except that of one alias."""
+    for each in connections.all(initialized_only=True):
+        if each.alias == but or not each.errors_occurred or each.in_atomic_block:
+            continue
+        # Not close_if_unusable_or_obsolete(): the caller may have a transaction open there.
+        is_closed = getattr(each.connection, "closed", each.connection is None)
+        if is_closed or not (in_transaction(each) or each.is_usable()):
+            each.close()
+
+
+def without_work(outcome: Together | Prepared) -> Together | Prepared:
+    """Return the outcome of a call whose work was rolled back in a transaction of all handlers."""
+    if isinstance(outcome, dict):
+        return {pk: _without_work(each, shared=True) for pk, each in outcome.items()}
+    if isinstance(outcome, Prepared):
+        return not_prepared(TransactionLeftOpen(shared=True))
+    return _without_work(outcome, shared=True)
+
+
+def _without_work(outcome: Outcome, *, shared: bool = False) -> Outcome:
+    if not isinstance(outcome, Handled):
+        return outcome
+    error = TransactionLeftOpen(shared=shared)
+    return Failed(error, handled=True, duration=outcome.duration)
+
+
+def _note(connection: Any, **_: Any) -> None:
+    sessions = _now.get()
+    if sessions is not None:
+        sessions.note(connection)

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q
 
-from dcl_processor import backlog, observers, oversight, registry
+from dcl_processor import backlog, observers, oversight, registry, worker
 from dcl_processor import steady as time
 from dcl_processor.diagnosis import Trouble
 from dcl_processor.exceptions import InvalidOption, Unsupported
-from dcl_processor.execution.in_flight import worker_of
 from dcl_processor.processor import BatchProcessor
 from dcl_processor.report import COUNTS, Report, Stopped
 from dcl_processor.runner.counters import MOST_FAILURES
@@ -216,11 +215,11 @@ def _run(
     (processor,) = registry.get([name])
     if deadline is not None:
         options["timeout"] = max(0.0, deadline - time.monotonic())
+    worker.began = began
     outcome: Report | Trouble
     try:
         with (
             as_worker(shown),
-            worker_of(began),
             oversight.worker([name], send, stops),
             row_callback(processor, partial(send, name) if sends_rows else None),
             counts_sent(send, is_share=True) if sends_counts else nullcontext(),

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dcl_processor import log_fields
+from dcl_processor import log_fields, worker
 from dcl_processor import steady as time
-from dcl_processor.execution import in_flight
 from dcl_processor.execution.in_flight import Death, Notes
 
 #: Logs what no report contains. The command shows it, however logging is configured.
@@ -27,7 +26,7 @@ class Suspects:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        self._since = in_flight.command_began or time.time()
+        self._since = worker.began or time.time()
         #: When the notes are to be read again, by the monotonic clock.
         self.look_at = 0.0
         self._aside: dict[str, Any] = {}
@@ -81,7 +80,10 @@ class Suspects:
         return [pk for key, pk in self._aside.items() if self._is_left(key)]
 
     def _is_left(self, key: str) -> bool:
-        return self._notes.killed_for.get(key, 0.0) >= self._since
+        return any(
+            death.is_for_rows and death.since >= self._since and key in death.keys
+            for death in self._notes.deaths.values()
+        )
 
     def deaths_with(self, pks: Collection[Any]) -> int:
         """Return the highest number of processes that have died with one of these suspects."""
@@ -89,4 +91,4 @@ class Suspects:
 
     def settle(self, locked: Collection[Any]) -> None:
         """Forget finished rows; keep locked ones, which may kill the workers that hold them."""
-        self._notes.settle({str(pk) for pk in locked})
+        self._notes.drop({str(pk) for pk in locked}.isdisjoint)

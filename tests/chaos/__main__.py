@@ -43,11 +43,7 @@ def main() -> int:
     # In the cut all processors undergo the same chaos; else each one has the workers for itself.
     rounds = [names] if options.cut else [[name] for name in names]
     plans = [
-        replace(
-            CUT if options.cut else PLANS.get(table.model_of(name), FULL),
-            broken=options.broken,
-            **given,
-        )
+        replace(CUT if options.cut else PLANS.get(table.model_of(name), FULL), **given)
         for name, *_ in rounds
     ]
     print(f"Chaos with seed {seed}", flush=True)
@@ -107,7 +103,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="Rows of each delivery.")
     parser.add_argument("--chaos", type=float, help="Seconds of chaos, for each round.")
     parser.add_argument("--calm", type=float, help="Seconds for the rest, for each round.")
-    parser.add_argument("--broken", action="store_true", help="Wrong workers, on purpose.")
     kinds = [strike.__name__ for strike in DECK]
     parser.add_argument("--blows", nargs="+", choices=kinds, help="These kinds of blows alone.")
     parser.add_argument("--json", type=Path, help="Write the result to this file, too.")

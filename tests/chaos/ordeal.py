@@ -39,8 +39,6 @@ class Plan:
     pause: float
     #: The most that the rest may take.
     calm: float
-    #: Whether the workers are to be wrong on purpose.
-    broken: bool = False
     #: The kinds of blows; none: all.
     blows: Sequence[str] = ()
 
@@ -71,11 +69,7 @@ def undergo(stage: Stage, names: Sequence[str], plan: Plan, dice: random.Random)
     for name in names:
         table.fill(stage.server, name, plan.rows)
     lines = stage.folder / f"{names[0]}.audit"
-    variables = {
-        "CHAOS_AUDIT": str(lines),
-        "CHAOS_WORK": str(plan.work),
-        "CHAOS_BROKEN": "yes" if plan.broken else "no",
-    }
+    variables = {"CHAOS_AUDIT": str(lines), "CHAOS_WORK": str(plan.work)}
     processors = [f"chaos.{name}" for name in names]
     with at_work(stage.routes, processors, plan.copies, stage.folder, **variables) as watchers:
         with person.at_hand(stage.server, names, stage.folder, lines):

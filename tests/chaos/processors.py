@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connection
 
 from dcl_processor import Delivery, Lease, Retry, batch_processor
-from tests.chaos import audit, broken
+from tests.chaos import audit
 from tests.chaos.table import MODELS, PLACES
 from tests.models import Errand, Express
 
@@ -149,7 +149,3 @@ def work(place: int, pk: int) -> int:
         )
         backend: int = cursor.fetchone()[0]
     return backend
-
-
-if os.environ.get("CHAOS_BROKEN") == "yes":
-    broken.install()

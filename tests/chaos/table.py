@@ -191,7 +191,6 @@ def environment(server: Server, **variables: str) -> dict[str, str]:
         "PYTHONPATH": str(CHECKOUT),
         "CHAOS_DATABASE": json.dumps({**server.database, "OPTIONS": options}),
         "CHAOS_ROUTE": DIRECT,
-        "CHAOS_BROKEN": "no",
         **variables,
     }
 

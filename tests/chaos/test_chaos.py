@@ -1,4 +1,4 @@
-"""The cut of the ordeal, and the same with workers that are wrong."""
+"""The cut of the ordeal, and what its judgement finds in records that are wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 from tests.servers import pgbouncer
 
+from .audit import Call
 from .crew import CHECKOUT
+from .judgement import Records, Row, Terms, judge
 from .table import CUT
 
 pytestmark = [
@@ -21,10 +23,10 @@ pytestmark = [
 ]
 
 
-def chaos(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
+def chaos(tmp_path: Path) -> tuple[int, str, dict[str, Any]]:
     path = tmp_path / "result.json"
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", "--cut", "--json", str(path), *options],
+        [sys.executable, "-m", "tests.chaos", "--cut", "--json", str(path)],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
@@ -48,26 +50,14 @@ def test_every_delivery_keeps_its_promise_through_every_kind_of_blow(tmp_path: P
         assert counts["rows"] + counts["withdrawn"] >= 250, said
 
 
-@pytest.mark.timeout(1_800)
-def test_workers_that_are_wrong_are_found(tmp_path: Path) -> None:
-    deliveries = ("transactional", "at_most_once")
-    # Kills are enough to find what is wrong, and soon over.
-    kills = ("--blows", "kill_worker", "--calm", "5")
-    found: set[str] = set()
-    # On a busy machine all kills of one delivery may come while its workers start.
-    for seed in range(10):
-        again = ("--only", *deliveries, "--broken", "--seed", str(seed), *kills)
-        code, said, result = chaos(tmp_path, *again)
-        counts = result["deliveries"]
-        assert code == any(counts[name]["faults"] for name in deliveries), said
-        # Killed between the flip and the work: the row is done, and the work is not.
-        if counts["transactional"]["faults"]:
-            assert "was worked on 0 times in the database" in said
-            found.add("transactional")
-        # Killed between the work and its commit.
-        if counts["at_most_once"]["faults"]:
-            assert counts["at_most_once"]["called_2+"] > 0, said
-            found.add("at_most_once")
-        if found == {*deliveries}:
-            break
-    assert found == {*deliveries}, said
+def test_records_that_are_wrong_are_found() -> None:
+    calls = [Call(0, 1, pid, "direct", began, began + 1) for pid, began in ((11, 1.0), (12, 3.0))]
+    rows = [Row(1, done=True), Row(2, done=True)]
+    records = Records(rows, calls, worked={1: 2}, settled={1: 1}, in_doubt=(), blows=())
+    for delivery, faults in {
+        "transactional": ("worked on 2 times", "for no reason", "is lost", "settled 0 times"),
+        "at_most_once": ("was handled 2 times", "is lost", "settled 0 times"),
+        "at_least_once": ("is lost", "settled 0 times"),
+    }.items():
+        found = "\n".join(judge(Terms(delivery), records).faults)
+        assert all(fault in found for fault in faults), found

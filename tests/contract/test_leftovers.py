@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from dcl_processor.exceptions import TransactionLeftOpen
-from dcl_processor.execution.shared_sessions import PAUSE, SharedSessions
+from dcl_processor.execution.leftover import PAUSE, SharedSessions
 from tests.contract.support import errands as the
 from tests.contract.support.reports import assert_run
 from tests.models import Errand, Parcel

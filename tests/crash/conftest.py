@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from tests.crash import tally, victims
+from tests.crash import victims
 from tests.notes import notes_apart
 
 # There is no server whose sessions could end; and the statements that are counted are PostgreSQL's.
@@ -38,10 +38,3 @@ def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path.touch()
     monkeypatch.setenv("AUDIT", str(path))
     return str(path)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how much was tried."""
-    killed, ended = tally.processes_killed, tally.sessions_ended
-    if killed or ended:
-        terminalreporter.write_line(f"{killed} processes were killed, {ended} sessions were ended")

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 
 from tests.contract.support.gate import INSTALL_GATE, KEY
-from tests.crash import processors, tally, victims
+from tests.crash import processors, victims
 from tests.crash.audit import effects
 from tests.crash.rows import FIRST, SECOND, fresh, those, time_passes
 from tests.waiting import join, until
@@ -64,7 +64,6 @@ def test_i9_killed_between_snapshot_and_lock(
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         join(process)
-        tally.processes_killed += 1
         cursor.execute("SELECT pg_advisory_unlock(%s)", [KEY])
         until(gone, "its session to end")
 

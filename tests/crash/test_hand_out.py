@@ -6,7 +6,6 @@ boundaries that it passes undisturbed, as in ``test_statements.py``.
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,11 @@ import pytest
 
 from dcl_processor import BatchProcessor
 from dcl_processor.contrib.reservations import Reservation
-from tests.crash import processors, tally, victims
+from tests.crash import left as behind
+from tests.crash import processors, victims
 from tests.crash.audit import effects
-from tests.crash.left import KEPT, Left
+from tests.crash.left import Left
 from tests.crash.rows import FIRST, ROWS, SECOND, fresh, rows, state, those, time_passes
-from tests.shares import has_point
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,25 +49,14 @@ def kill_at_each(name: str, audit: str, check: Check) -> None:
     assert effects() == Counter(handed)
     assert those(lambda row: row.done) == set(handed)
     assert any(each.commits for each in boundaries)
-    for number, boundary in enumerate(boundaries):
-        if number and boundary.name.startswith("before") and boundary.name not in KEPT:
-            continue
-        if not has_point(number, f"killed in a hand-out, {name}", of=3):
-            continue
-        fresh(*ROWS, of=processor)
-        Path(audit).write_text("")
-        at = number, boundary.name
-        code, *_ = victims.run(name, audit, all_rows, at, act=reserve_and_settle)
-        tally.processes_killed += 1
-        try:
-            assert code == -signal.SIGKILL
-            left = Left.behind(all_rows, boundaries[: number + 1])
-            assert effects() == left.effects
-            assert those(lambda row: row.done) == left.settled
-            check(processor, left)
-        except AssertionError as error:
-            error.add_note(f"killed at {number} of {len(boundaries)}: {boundary.name}")
-            raise
+
+    def check_done(processor: BatchProcessor[Any], left: Left) -> None:
+        assert those(lambda row: row.done) == left.settled
+        check(processor, left)
+
+    behind.kill_at_each(
+        name, audit, boundaries, check_done, all_rows=all_rows, act=reserve_and_settle
+    )
 
 
 def reserve_the_rest(processor: BatchProcessor[Any], left: Left) -> None:

@@ -146,7 +146,7 @@ def test_at_least_once_without_retry_it_kills_every_run_after_the_others_are_don
     assert effects() == Counter({FIRST: 3, SECOND: 1, THIRD: 1, FOURTH: 1})
 
     [note] = Path(tempfile.gettempdir()).glob("dcl_processor-*/*")
-    death = in_flight._died(note)
+    death = in_flight.read_note(note)
     assert death is not None
     assert (death.keys, death.number) == ((str(FIRST),), 3)
 

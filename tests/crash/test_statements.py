@@ -7,7 +7,6 @@ on three facts: was the row's claim committed, had its effect happened, was its 
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +17,12 @@ from django.db import connection
 
 from dcl_processor import BatchProcessor, Delivery
 from tests.contract.support.reports import assert_run
-from tests.crash import processors, tally, victims
+from tests.crash import left as behind
+from tests.crash import processors, victims
 from tests.crash.audit import effects, effects_in_order
-from tests.crash.left import KEPT, Left, rows_of
+from tests.crash.left import Left, rows_of
 from tests.crash.rows import FIRST, fresh, rows, state, those, time_passes, work
 from tests.crash.trace import Boundary
-from tests.shares import has_point
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,25 +60,13 @@ def kill_at_each(
     fails: int | None = None,
 ) -> None:
     """Kill the named processor at each of its boundaries, and check what is left."""
+
+    def check_states(processor: BatchProcessor[Any], left: Left) -> None:
+        assert states() <= ALLOWED[processor.delivery]
+        check(processor, left)
+
     boundaries = boundaries_of(name, audit, fails)
-    for number, boundary in enumerate(boundaries):
-        if number and boundary.name.startswith("before") and boundary.name not in KEPT:
-            continue
-        if not has_point(number, f"killed at a statement, {name}", of=3):
-            continue
-        fresh(*rows_of(name), fails=fails, of=getattr(processors, name))
-        Path(audit).write_text("")
-        code, *_ = victims.run(name, audit, rows_of(name), (number, boundary.name))
-        tally.processes_killed += 1
-        try:
-            assert code == -signal.SIGKILL
-            left = Left.behind(rows_of(name), boundaries[: number + 1])
-            assert effects() == left.effects
-            assert states() <= ALLOWED[getattr(processors, name).delivery]
-            check(getattr(processors, name), left)
-        except AssertionError as error:
-            error.add_note(f"killed at {number} of {len(boundaries)}: {boundary.name}")
-            raise
+    behind.kill_at_each(name, audit, boundaries, check_states, all_rows=rows_of(name), fails=fails)
 
 
 # --- which boundaries there are

@@ -8,7 +8,7 @@ what it has left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,11 @@ from django.db import connections
 
 from dcl_processor import Report
 from tests.contract.support.sessions import end_session
-from tests.crash import processors, tally, trace
+from tests.crash import processors, trace
 from tests.crash.audit import effects
-from tests.crash.left import KEPT, Left, rows_of
+from tests.crash.left import Left, rows_of, tried
 from tests.crash.rows import fresh, those, work
 from tests.crash.trace import Boundary, Trace
-from tests.shares import has_point
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -69,20 +68,18 @@ class Ended:
         return cls(Left.behind(rows_of(name), boundaries[: number + 1]), at_hand)
 
 
-def endings(name: str, audit: str) -> Iterator[Ended]:
-    """End the session at each boundary, and yield what had happened until then."""
+def end_at_each(name: str, audit: str, check: Callable[[Ended], None]) -> None:
+    """End the session at each boundary, and check what had happened until then."""
     boundaries = run(name, audit)[0].boundaries
-    for number, boundary in enumerate(boundaries):
-        if number == 0 or (boundary.name.startswith("before") and boundary.name not in KEPT):
-            continue
-        if not has_point(number, f"session ended, {name}", of=3):
-            continue
-        _, report = run(name, audit, (number, boundary.name))
-        tally.sessions_ended += 1
+    for at in tried(boundaries, f"session ended, {name}"):
+        number = at[0]
+        if number == 0:
+            continue  # no session is there yet
+        _, report = run(name, audit, at)
         try:
-            yield Ended.at(name, boundaries, number)
+            check(Ended.at(name, boundaries, number))
         except AssertionError as error:
-            error.add_note(f"ended at {number} of {len(boundaries)}: {boundary.name}; {report}")
+            error.add_note(f"ended at {number} of {len(boundaries)}: {at[1]}; {report}")
             raise
 
 
@@ -101,7 +98,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("name", TRANSACTIONAL)
 def test_i9_transactional_only_what_was_not_committed_is_done_again(audit: str, name: str) -> None:
-    for ended in endings(name, audit):
+    def check(ended: Ended) -> None:
         left = ended.left
         assert work() == Counter(those(lambda row: row.done))
         getattr(processors, name)()
@@ -110,12 +107,17 @@ def test_i9_transactional_only_what_was_not_committed_is_done_again(audit: str, 
         lost = left.effects - Counter(left.settled) + ended.at_hand
         assert effects() == Counter(left.rows) + lost
 
+    end_at_each(name, audit, check)
+
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_i9_outside_a_transaction_nothing_is_lost_with_the_session(audit: str, name: str) -> None:
     """A claim that was not committed is made again; one that was is settled by a new session."""
-    for ended in endings(name, audit):
+
+    def check(ended: Ended) -> None:
         getattr(processors, name)()
         assert effects() == Counter(ended.left.rows)
         assert those(lambda row: row.done) == ended.left.rows
         assert those(lambda row: row.claimed or row.claimed_at or row.leased_until) == set()
+
+    end_at_each(name, audit, check)

@@ -129,14 +129,11 @@ def deliver(handle: Any = lambda row: None, **options: Any) -> BatchProcessor[Pa
     return batch_processor(**options)(handle)
 
 
-ALL = f"{-2:8}"
-
-
 def left_by_the_dead(*keys: object, number: int = 1, processor: BatchProcessor[Parcel]) -> Path:
     place = in_flight.Notes(processor.name, connection.alias).place()
     assert place is not None
     path = place.with_name(f"{place.name}-{4711 + number}-{number}")
-    path.write_text(f"{ALL} {json.dumps([1_700_000_000.0, number, [*map(str, keys)]])}\n")
+    path.write_text(f"{json.dumps([1_700_000_000.0, number, [*map(str, keys)]])}\n")
     return path
 
 
@@ -422,7 +419,7 @@ def copied(path: Path) -> list[in_flight.Death]:
     """Read a note as if its process had died: a worker is locked by none."""
     worker = path.parent.parent / path.name
     worker.write_bytes(path.read_bytes())
-    death = in_flight._died(worker)
+    death = in_flight.read_note(worker)
     return [] if death is None else [death]
 
 
@@ -476,18 +473,7 @@ def test_where_a_note_cannot_be_made_a_run_does_without(
     assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
-NOTE = ' [1, 2, ["1"]]\n'
-UNREADABLE = [
-    "",
-    "short",
-    ALL,
-    f"{ALL}\u20ac",
-    f"{ALL} [1, 2, [[\n",
-    f"{ALL} [1, 2, 5]\n",
-    f'{ALL} ["x", "y", ["1"]]\n',
-    f"{9:8}{NOTE}",
-    f"{-1:8}{NOTE}",
-]
+UNREADABLE = ["", "\n", "short", "[1, 2, [[\n", "[1, 2, 5]\n", '["x", "y", ["1"]]\n', "\u20ac"]
 
 
 def test_what_is_no_note_is_passed(folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ DELIVERIES = ("transactional", "at_most_once", "at_least_once")
 
 def main() -> int:
     options = _options()
-    os.environ["KEYS_BROKEN"] = "yes" if options.broken else "no"
     rounds = [
         Round(delivery, skew, mode)
         for delivery in options.only
@@ -83,7 +81,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=DELIVERIES, default=list(DELIVERIES))
     parser.add_argument("--skews", nargs="+", choices=SKEWS, default=list(SKEWS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--broken", action="store_true", help="Workers that lock no key.")
     parser.add_argument("--json", type=Path, help="Write the result to this file, too.")
     return parser.parse_args()
 

@@ -76,7 +76,7 @@ def _work(pipe: Connection, number: int) -> None:
 
     from . import processors
 
-    processors.install(broken=processors.is_broken())
+    processors.install()
     connection.ensure_connection()
     pipe.send("ready")
     while True:

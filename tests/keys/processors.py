@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from django.db.models import Q
 
 from dcl_processor import BatchProcessor, Delivery, Lease, batch_processor
 from dcl_processor.engine import key_claim
-from dcl_processor.engine.settlement import Statement
 from tests import seams
 from tests.models import Errand
 
@@ -70,18 +68,12 @@ def filtered(number: int) -> Q | None:
     return Q(pk__gte=Errand.objects.count() * 5) if number == 0 else None
 
 
-def install(*, broken: bool) -> None:
-    """Note when a key is locked; a ``broken`` worker locks none."""
+def install() -> None:
+    """Note when a key is locked."""
     real = key_claim._locking
 
     def locking(numbers: list[int], *, one: bool) -> Any:
         Turn.asked = time.time()
-        if broken:
-            return Statement("SELECT unnest(%s::bigint[])", [numbers])
         return real(numbers, one=one)
 
     seams.replace(pytest.MonkeyPatch(), seams.KEY_LOCK, locking)
-
-
-def is_broken() -> bool:
-    return os.environ.get("KEYS_BROKEN") == "yes"

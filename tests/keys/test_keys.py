@@ -53,18 +53,6 @@ def test_every_delivery_and_mode_keeps_to_the_keys_in_spite_of_trouble(tmp_path:
     assert set(+troubles) == {"commit_late", "put_back", "lock_head", "move", "renew_late"}, said
 
 
-@pytest.mark.parametrize("delivery", ["transactional", "at_least_once"])
-def test_workers_that_lock_no_key_are_found(tmp_path: Path, delivery: str) -> None:
-    # Whether two workers meet is chance.
-    for _ in range(5):
-        options = ("--rows", "40", "--work", "0.01", "--only", delivery, "--modes", "by_key")
-        code, said, [result] = run(tmp_path, "--broken", *options)
-        assert code == bool(result["faults"]), said
-        if code:
-            break
-    assert "rows of key 0 were in flight, of 1" in said
-
-
 WAITS = [Wait(1, 0), Wait(2, 0), Wait(3, 1)]
 RIGHT = [
     Line(1, 0, "begin", at=1, turn=0.5),

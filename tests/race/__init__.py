@@ -1,1 +1,1 @@
-"""Real processes that race over real rows."""
+"""What a held row holds up, and the memory of long runs."""

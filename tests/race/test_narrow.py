@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import connection, connections, transaction
 
 from dcl_processor import BatchProcessor, batch_processor
 from tests.contract.support.reports import assert_run
@@ -65,37 +65,13 @@ def test_i4_others_go_through_while_a_row_is_handled(
     assert Parcel.objects.filter(sent=True).count() == 2
 
 
-def test_i4_with_plain_for_update_a_childs_commit_would_wait(
-    parcel: Parcel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broken variant: the test above can fail."""
-    monkeypatch.setattr(connection.features, "has_select_for_no_key_update", False)
-    report = processor(insert_a_child_and_commit)()
-    [failure] = report.failures
-    assert isinstance(failure.error, OperationalError)
-    assert "lock timeout" in str(failure.error)
-
-
-def run_beside_an_uncommitted_child(parcel: Parcel) -> tuple[int, int]:
+def test_i4_an_uncommitted_child_does_not_hide_its_parent(parcel: Parcel) -> None:
     with transaction.atomic(using="other"):
         with connections["other"].cursor() as cursor:
             # Checked at once, the foreign key locks its parent until the child is committed.
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         Scan.objects.using("other").create(parcel_id=parcel.pk)
-        report = processor(lambda row: None)(wait_for_locked=0)
-    return report.processed, report.skipped
-
-
-def test_i4_an_uncommitted_child_does_not_hide_its_parent(parcel: Parcel) -> None:
-    assert run_beside_an_uncommitted_child(parcel) == (1, 0)
-
-
-def test_i4_with_plain_for_update_an_uncommitted_child_would_hide_its_parent(
-    parcel: Parcel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broken variant: the test above can fail."""
-    monkeypatch.setattr(connection.features, "has_select_for_no_key_update", False)
-    assert run_beside_an_uncommitted_child(parcel) == (0, 1)
+        assert_run(processor(lambda row: None)(wait_for_locked=0), processed=1)
 
 
 def test_i1_empty_takes_no_lock_and_opens_no_transaction() -> None:
