@@ -11,7 +11,7 @@ condition reads either such columns, or columns that the mark does not write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from django.db.models import QuerySet, Transform, Value, lookups
@@ -19,9 +19,11 @@ from django.db.models.expressions import Col
 from django.db.models.fields import json, related_lookups
 from django.db.models.functions import Now
 from django.db.models.sql.datastructures import Join
-from django.db.models.sql.where import AND, WhereNode
+from django.db.models.sql.where import WhereNode
 
 from dcl_processor.clock import DatabaseNow
+
+from .question import demanded
 
 #: The modules of Django's own lookups, which read only their operands.
 _LOOKUPS = frozenset({lookups.__name__, related_lookups.__name__, json.__name__})
@@ -35,7 +37,7 @@ def decided(queryset: QuerySet[Any, Any], columns: Collection[str]) -> QuerySet[
     """
     query = queryset.query.chain()
     own = {alias for alias in query.alias_map if _is_own(query, alias)}
-    some = [node for node in _demands(query.where) if _reads_only(node, own, columns)]
+    some = [node for node in demanded(query.where) if _reads_only(node, own, columns)]
     if not some:
         return None
     rows: QuerySet[Any, Any] = QuerySet(queryset.model, using=queryset.db)
@@ -64,17 +66,8 @@ def keeps_all(
     others = {field.attname for field in fields}.difference(written)
     return all(
         _reads_only(node, own, constants) or _reads_only(node, own, others)
-        for node in _demands(query.where)
+        for node in demanded(query.where)
     )
-
-
-def _demands(node: WhereNode) -> Iterator[Any]:
-    """Yield the conditions that every pending row must meet."""
-    for child in node.children if node.connector == AND and not node.negated else [node]:
-        if isinstance(child, WhereNode) and child is not node:
-            yield from _demands(child)
-        else:
-            yield child
 
 
 def _is_own(query: Any, alias: str) -> bool:

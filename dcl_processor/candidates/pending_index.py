@@ -32,7 +32,7 @@ from django.db.models.sql.where import AND, OR, WhereNode
 from dcl_processor.clock import DatabaseNow
 from dcl_processor.definition.groups import Groups, groups_of
 
-from .question import Question, order_of
+from .question import Question, demanded, order_of
 
 if TYPE_CHECKING:
     from dcl_processor.definition.definition import Definition
@@ -141,18 +141,6 @@ def imports(index: Index) -> list[str]:
         else:
             needed |= _serialized(value)[1]
     return sorted(needed)
-
-
-def demanded(where: WhereNode) -> Iterator[Any]:
-    """Yield the conditions that hold for every row."""
-    if where.negated or where.connector != AND:
-        yield where
-        return
-    for child in where.children:
-        if isinstance(child, WhereNode):
-            yield from demanded(child)
-        else:
-            yield child
 
 
 @dataclass(slots=True)

@@ -130,6 +130,18 @@ def order_of(queryset: QuerySet[Any, Any]) -> Sequence[Any]:
     return query.order_by or default or ()
 
 
+def demanded(where: WhereNode) -> Iterator[Any]:
+    """Yield the conditions that hold for every row."""
+    if where.negated or where.connector != AND:
+        yield where
+        return
+    for child in where.children:
+        if isinstance(child, WhereNode):
+            yield from demanded(child)
+        else:
+            yield child
+
+
 def these(pks: Collection[Any], column: str = "pk") -> Q:
     """Name rows by their primary keys; a single key is compared, not looked up in a list."""
     [*some] = pks

@@ -70,8 +70,8 @@ class KeyScan(Generic[M]):
             return
         # Race: endless run. Rows that arrive during the run get higher keys; without an upper end
         # a table that fills as fast as it is drained would keep one run going forever.
-        highest = _highest(question) if full else None
-        self._last = pks[-1] if highest is None else highest
+        end = highest(question) if full else None
+        self._last = pks[-1] if end is None else end
         start = Q(pk__gte=pks[0])
         while pks:
             yield from self._window(question, _in_order(question, pks))
@@ -112,7 +112,7 @@ class KeyScan(Generic[M]):
         # end. Counting is slow, but a short run never comes here.
         needs_number = self.among_others or not _counts_up(question.model)
         if needs_number and self._left is None and self._visited >= WIDE_WINDOW:
-            self._left = _retrying(keys.count, keys.db)
+            self._left = retrying(keys.count, keys.db)
         return ([], False) if self._left == 0 else _read(keys, size or WINDOW)
 
     def _window(self, question: Question[M], pks: list[Any]) -> Iterator[Window[M]]:
@@ -155,7 +155,7 @@ def ordered_scan(ask: Callable[[], Question[M]], tried: set[Any]) -> Iterator[Wi
         if not full:
             return
         visited = shown - len(waiting)
-        left = _retrying(keys.count, keys.db) if left is None else left - visited
+        left = retrying(keys.count, keys.db) if left is None else left - visited
 
 
 def first_window(question: Question[M], *, strict_order: bool) -> QuerySet[M, Any]:
@@ -171,7 +171,7 @@ def place_among(rows: Sequence[Any]) -> int:
 def count(question: Question[Any], most: int) -> int:
     """Return the number of the question's rows, without a lock; ``most`` + 1: there are more."""
     some = every(question)[: most + 1]
-    return _retrying(some.count, some.db)
+    return retrying(some.count, some.db)
 
 
 def every(question: Question[M]) -> QuerySet[M, Any]:
@@ -186,14 +186,14 @@ def forget_settled(question: Question[Any], tried: set[Any]) -> None:
     keys = list(tried)
     for at in range(0, len(keys), WINDOW):
         some = keys[at : at + WINDOW]
-        tried.difference_update(set(some).difference(_look(_keys(question).filter(pk__in=some))))
+        tried.difference_update(set(some).difference(look(_keys(question).filter(pk__in=some))))
 
 
 def still_pending(question: Question[M], pks: Collection[Any]) -> list[Any]:
     """Return those of the keys that are pending now, in the order given; without a lock."""
     if not pks:
         return []
-    found = set(_look(question.among(pks).values_list("pk", flat=True)))
+    found = set(look(question.among(pks).values_list("pk", flat=True)))
     return [pk for pk in pks if pk in found]
 
 
@@ -201,21 +201,21 @@ def _keys(question: Question[M]) -> QuerySet[M, Any]:
     keys = question.queryset.order_by("pk")
     # order_by() does not undo a reverse(), which would reverse the scan.
     keys.query.standard_ordering = True
-    return _keys_of(keys)
+    return keys_of(keys)
 
 
 def _keys_in_order(question: Question[M]) -> QuerySet[M, Any]:
-    return _keys_of(_down_to_the_key(question.queryset))
+    return keys_of(down_to_the_key(question.queryset))
 
 
-def _down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
+def down_to_the_key(queryset: QuerySet[M, Any]) -> QuerySet[M, Any]:
     """Order the rows completely, so that the order is the same in every statement."""
     if queryset.query.extra_order_by:
         return queryset
     return queryset.order_by(*order_of(queryset), "pk")
 
 
-def _keys_of(queryset: QuerySet[M, Any], *more: str) -> QuerySet[M, Any]:
+def keys_of(queryset: QuerySet[M, Any], *more: str) -> QuerySet[M, Any]:
     """Return the keys of the rows, which may repeat, or tuples of a key and more."""
     keys = queryset.values_list("pk", *more, flat=not more)
     if len(keys.model._meta.pk_fields) > 1:
@@ -227,7 +227,7 @@ def _keys_of(queryset: QuerySet[M, Any], *more: str) -> QuerySet[M, Any]:
 
 def _read(keys: QuerySet[M, Any], size: int) -> tuple[list[Any], bool]:
     """Read one window; the second value is whether there may be more keys behind it."""
-    rows = _look(keys[:size])
+    rows = look(keys[:size])
     for pk in rows:
         if not _is_known_again(pk):
             raise InvalidPending(
@@ -252,11 +252,11 @@ def _is_known_again(pk: Any) -> bool:
     return kind.__eq__ is not object.__eq__ and bool(pk == pk)  # noqa: PLR0124  # for NaN
 
 
-def _look(keys: QuerySet[M, Any]) -> list[Any]:
-    return _retrying(lambda: list(keys.all()), keys.db)
+def look(keys: QuerySet[M, Any]) -> list[Any]:
+    return retrying(lambda: list(keys.all()), keys.db)
 
 
-def _retrying(read: Callable[[], T], using: str) -> T:
+def retrying(read: Callable[[], T], using: str) -> T:
     """Read; wait for a lock on the whole table, and reconnect if the session was ended.
 
     The read is a hint and holds no lock, so a lost session loses only the answer.
@@ -275,9 +275,9 @@ def _retrying(read: Callable[[], T], using: str) -> T:
         return read()
 
 
-def _highest(question: Question[M]) -> Any:
+def highest(question: Question[M]) -> Any:
     table: QuerySet[M] = QuerySet(question.model, using=question.using)
-    return next(iter(_look(table.order_by("-pk").values_list("pk", flat=True)[:1])), None)
+    return next(iter(look(table.order_by("-pk").values_list("pk", flat=True)[:1])), None)
 
 
 def _counts_up(model: type[Model]) -> bool:
@@ -291,11 +291,6 @@ def _in_order(question: Question[M], pks: list[Any]) -> list[Any]:
     """Sort a window in the user's own order, which the scan by key does not follow."""
     if len(pks) < 2 or not question.queryset.ordered:
         return pks
-    wanted = _down_to_the_key(question.queryset.filter(pk__in=pks))
+    wanted = down_to_the_key(question.queryset.filter(pk__in=pks))
     # Rows that are no longer pending go to the end, where their claim finds that out.
-    return list(dict.fromkeys([*_look(_keys_of(wanted)), *pks]))
-
-
-#: For the walk over the keys of groups, which reads in the same way.
-look, retrying, highest = _look, _retrying, _highest
-down_to_the_key, keys_of = _down_to_the_key, _keys_of
+    return list(dict.fromkeys([*look(keys_of(wanted)), *pks]))

@@ -63,31 +63,20 @@ def watched(processor: P, around: Around) -> P:
 
 def wrapped(processor: BatchProcessor[Any], around: Around) -> dict[str, Callable[..., Any]]:
     """Return, by the name of its attribute, the handler with ``around(keys)`` around each call."""
-    if processor._handles_batches:
-        handle_batch = processor.process_batch
+    name = "process_batch" if processor._handles_batches else "process"
+    handle = getattr(processor, name)
 
-        @functools.wraps(handle_batch)
-        def process_batch(rows: Sequence[Any], /, *arguments: Any) -> Any:
-            with around([row.pk for row in rows]):
-                return handle_batch(rows, *arguments)
-
-        @functools.wraps(handle_batch)
-        async def batch_on_the_loop(rows: Sequence[Any], /, *arguments: Any) -> Any:
-            with around([row.pk for row in rows]):
-                results: Any = handle_batch(rows, *arguments)
-                return await results
-
-        return {"process_batch": batch_on_the_loop if processor._is_async else process_batch}
-    handle = processor.process
+    def keys(given: Any) -> list[Any]:
+        return [row.pk for row in given] if processor._handles_batches else [given.pk]
 
     @functools.wraps(handle)
-    def process(row: Any, /, *arguments: Any) -> Any:
-        with around([row.pk]):
-            return handle(row, *arguments)
+    def call(given: Any, /, *arguments: Any) -> Any:
+        with around(keys(given)):
+            return handle(given, *arguments)
 
     @functools.wraps(handle)
-    async def process_on_the_loop(row: Any, /, *arguments: Any) -> Any:
-        with around([row.pk]):
-            return await handle(row, *arguments)
+    async def call_on_the_loop(given: Any, /, *arguments: Any) -> Any:
+        with around(keys(given)):
+            return await handle(given, *arguments)
 
-    return {"process": process_on_the_loop if processor._is_async else process}
+    return {name: call_on_the_loop if processor._is_async else call}
