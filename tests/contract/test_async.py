@@ -250,10 +250,6 @@ def test_threads_and_tasks_that_a_handler_leaves_are_ended(make: Make) -> None:
     assert not thread.is_alive()
 
 
-async def do_nothing(row: Errand) -> None:
-    """Handle a row by doing nothing."""
-
-
 @each_delivery
 def test_inside_testcase_handlers_run_one_at_a_time(make: Make) -> None:
     the.errands(3)

@@ -105,7 +105,10 @@ def test_i7_a_callback_that_raises_drops_none_of_the_other_rows(
     assert sum("the callback's own" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_i7_a_deferred_foreign_key_that_row_2_of_3_broke_costs_rows_1_and_3_nothing() -> None:
+@pytest.mark.parametrize("batch_size", [1, 100])
+def test_i7_a_deferred_foreign_key_that_row_2_of_3_broke_costs_rows_1_and_3_nothing(
+    batch_size: int,
+) -> None:
     """Found out at COMMIT, or at the insert where constraints cannot be deferred."""
     parcels(3)
     ran: list[int] = []
@@ -116,7 +119,7 @@ def test_i7_a_deferred_foreign_key_that_row_2_of_3_broke_costs_rows_1_and_3_noth
         if row.priority == 1:
             Scan.objects.create(parcel_id=10**9)
 
-    report = in_batches(handle)()
+    report = in_batches(handle, batch_size=batch_size)()
     assert_run(report, processed=2, failed=1)
     assert isinstance(report.failures[0].error, IntegrityError)
     assert sent() == worked() == ran == [0, 2]

@@ -56,10 +56,6 @@ class Calls:
         return self.answer(rows)
 
 
-def places(**values: Any) -> list[int]:
-    return list(Errand.objects.filter(**values).order_by("place").values_list("place", flat=True))
-
-
 @the.all_deliveries
 def test_results_by_key_reach_the_flips(make: Make) -> None:
     the.errands(5)
@@ -78,7 +74,7 @@ def test_a_row_without_a_result_in_a_mapping_has_failed(make: Make) -> None:
     assert calls.places == [[0, 1, 2, 3]]
     words = f"expected a result for row {rows[2].pk} in the mapping"
     assert str(report.failures[0].error).startswith(words)
-    assert places(done=True) == [0, 1, 3]
+    assert the.places(done=True) == [0, 1, 3]
 
 
 def test_at_most_once_leaves_a_row_without_a_result_in_doubt() -> None:
@@ -100,7 +96,7 @@ def test_an_unknown_key_is_one_clear_error(make: Make) -> None:
     [error] = [each.error for each in report.failures]
     assert isinstance(error, Unsupported)
     assert "keys are primary keys of the rows" in str(error)
-    assert places(done=True) == []
+    assert the.places(done=True) == []
 
 
 @the.all_deliveries
@@ -110,7 +106,7 @@ def test_what_has_no_result_for_each_row_is_refused(make: Make, answer: Any) -> 
     report = bulk(make, Calls(lambda rows: answer), failed={"dead": True})()
     assert_run(report, failed=2)
     assert "to return None, a list with one result for each row" in str(report.failures[0].error)
-    assert places(done=True) == []
+    assert the.places(done=True) == []
 
 
 def test_at_most_once_leaves_rows_in_doubt_whose_results_cannot_be_told_apart() -> None:
@@ -141,7 +137,7 @@ def test_at_least_once_calls_each_row_again_alone_when_a_call_raises() -> None:
     report = run()
     assert_run(report, processed=3, failed=1, to_retry=1)
     assert calls.places == [[0, 1, 2, 3], [0], [1], [2], [3]]
-    assert places(done=True) == [0, 2, 3]
+    assert the.places(done=True) == [0, 2, 3]
     # One attempt, which the claim has counted.
     assert the.state(rows[1])["attempts"] == 1
     assert str(report.failures[0].error) == "place 1"
@@ -160,14 +156,14 @@ def test_at_most_once_calls_no_row_again_when_a_call_raises(error: Exception) ->
     match error:
         case Snooze():
             assert_run(report, snoozed=4)
-            assert places(claimed=False, dead=False) == [0, 1, 2, 3]
+            assert the.places(claimed=False, dead=False) == [0, 1, 2, 3]
         case Discard():
             assert_run(report, discarded=4)
-            assert places(dead=True) == [0, 1, 2, 3]
+            assert the.places(dead=True) == [0, 1, 2, 3]
         case _:
             assert_run(report, failed=4)
-            assert places(dead=True) == [0, 1, 2, 3]
-    assert places(done=True) == []
+            assert the.places(dead=True) == [0, 1, 2, 3]
+    assert the.places(done=True) == []
 
 
 def test_rows_whose_lease_is_lost_during_the_call_are_reported_and_the_others_settled(
@@ -273,7 +269,7 @@ def test_a_transaction_that_a_call_leaves_open_fails_all_its_rows(make: Make) ->
     report = bulk(make, handle)()
     assert_run(report, failed=3)
     assert {type(each.error) for each in report.failures} == {TransactionLeftOpen}
-    assert places(result="worked") == places(done=True) == []
+    assert the.places(result="worked") == the.places(done=True) == []
 
 
 @the.all_deliveries
@@ -290,7 +286,7 @@ def test_work_that_a_call_only_promised_is_not_done(make: Make, by_key: bool) ->
     report = bulk(make, handle)()
     assert_run(report, failed=3)
     assert "is never run" in str(report.failures[0].error)
-    assert places(done=True) == []
+    assert the.places(done=True) == []
 
 
 @each_delivery
@@ -330,19 +326,38 @@ def test_the_resource_is_opened_again_before_the_rows_are_called_alone() -> None
     assert len(Line.opened) == 2
 
 
-def test_a_resource_that_cannot_be_opened_again_costs_no_row_an_attempt() -> None:
-    rows = the.errands(3)
-    Line.opened = []
+class Once:
+    """A resource of either kind that can be opened once."""
 
-    def handle(given: Rows, line: Line) -> None:
+    def __init__(self) -> None:
+        self.opened = False
+
+    def __enter__(self) -> None:
+        if self.opened:
+            raise ConnectionRefusedError
+        self.opened = True
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_resource_that_cannot_be_opened_again_costs_no_row_an_attempt(is_async: bool) -> None:
+    rows = the.errands(4)
+    once = Once()
+
+    def handle(given: Rows, line: None) -> None:
         raise ValueError("a broken line")
 
-    def resource() -> AbstractContextManager[Line]:
-        if Line.opened:
-            raise ConnectionRefusedError
-        return closing(Line())
+    async def handle_async(given: Rows, line: None) -> None:
+        handle(given, line)
 
-    report = bulk(the.at_least_once, handle, resource=resource, retry=the.retry())()
+    options = {"resource": lambda: once, "retry": the.retry(), "concurrency": 1 + is_async}
+    report = bulk(the.at_least_once, handle_async if is_async else handle, **options)()
     assert_run(report, stopped="failures")
     assert isinstance(report.error, ConnectionRefusedError)
     assert all(the.untouched(row) for row in rows)
@@ -373,11 +388,6 @@ def in_fives(make: Make, handle: Callable[..., Any], **options: Any) -> BatchPro
     return make(the.ignore, **{"process_batch": handle, "batch_size": 5, **options})
 
 
-def done_places() -> list[int]:
-    done = Errand.objects.filter(done=True, leased_until=None, claimed_at=None)
-    return list(done.order_by("place").values_list("place", flat=True))
-
-
 @each_delivery
 def test_concurrency_counts_calls(make: Make) -> None:
     the.errands(23)
@@ -399,7 +409,7 @@ def test_concurrency_counts_calls(make: Make) -> None:
     assert_run(in_fives(make, handle)(concurrency=3), processed=23)
     assert max(most) == 3
     assert sorted(sizes) == [3, 5, 5, 5, 5]
-    assert done_places() == list(range(23))
+    assert the.places(done=True, leased_until=None, claimed_at=None) == list(range(23))
 
 
 def test_at_most_once_calls_no_row_again_when_an_asynchronous_call_raises() -> None:
@@ -414,7 +424,7 @@ def test_at_most_once_calls_no_row_again_when_an_asynchronous_call_raises() -> N
     report = in_fives(the.at_most_once, handle, failed={"dead": True})(concurrency=2)
     assert_run(report, processed=2, failed=5)
     assert sorted(calls) == [[0, 1, 2, 3, 4], [5, 6]]
-    assert done_places() == [5, 6]
+    assert the.places(done=True, leased_until=None, claimed_at=None) == [5, 6]
 
 
 def test_a_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
@@ -435,25 +445,6 @@ def test_a_resource_is_opened_again_before_the_rows_are_called_alone() -> None:
     run = in_fives(the.at_least_once, handle, resource=line, retry=the.retry())
     assert_run(run(concurrency=2), processed=4)
     assert sorted(events) == ["close 0", "close 1", "open 0", "open 1"]
-
-
-def test_an_asynchronous_resource_that_cannot_be_opened_again_costs_no_row_an_attempt() -> None:
-    rows = the.errands(4)
-    opened: list[bool] = []
-
-    @asynccontextmanager
-    async def line() -> AsyncIterator[None]:
-        if opened:
-            raise ConnectionRefusedError
-        opened.append(True)
-        yield
-
-    async def handle(given: Rows, line: None) -> None:
-        raise ValueError
-
-    report = bulk(the.at_least_once, handle, resource=line, retry=the.retry())(concurrency=2)
-    assert_run(report, stopped="failures")
-    assert all(the.untouched(row) for row in rows)
 
 
 @each_delivery

@@ -21,7 +21,7 @@ from dcl_processor import Lease, Snooze, clock
 from dcl_processor.candidates.question import ask
 from dcl_processor.checks import check_found
 from dcl_processor.clock import DatabaseNow
-from dcl_processor.exceptions import InvalidOption, ReservationLost, Unsupported
+from dcl_processor.exceptions import ReservationLost, Unsupported
 from dcl_processor.registry import Found
 from tests.contract.support import errands as the
 from tests.contract.support.heartbeat import until
@@ -223,17 +223,6 @@ def read() -> Any:
     return clock.read(question.table, [row.pk for row in the.errands(1)])
 
 
-def test_the_clock_gives_now(zone: None, use_tz: bool) -> None:
-    """As a DateTimeField would keep it: aware, or the time on the wall of ``TIME_ZONE``."""
-    before = timezone.now()
-    now = read()
-    # An instant where the column keeps one.
-    assert timezone.is_aware(now) is (use_tz or connection.features.supports_timezones)
-    if timezone.is_naive(before) and timezone.is_aware(now):
-        before = timezone.make_aware(before)
-    assert abs(now - before) < timedelta(seconds=60)
-
-
 def test_a_lease_lasts_for_its_duration(zone: None, use_tz: bool) -> None:
     """Not for the difference between two time zones more or less."""
     [row] = the.errands(1)
@@ -335,34 +324,6 @@ def test_the_clock_moves_within_a_transaction() -> None:
     with transaction.atomic():
         first = read()
         until(lambda: read() > first)
-
-
-def test_the_clock_says_nothing_of_rows_that_are_gone() -> None:
-    question = ask(the.PENDING, label="test")
-    assert clock.read(question.table, [0]) is None
-
-
-if connection.vendor == "mysql":
-
-    @pytest.fixture
-    def whole_seconds() -> Iterator[None]:
-        """Make the columns as Django made them before it knew fractions, and others still do."""
-        columns = ("leased_until", "claimed_at")
-        with connection.cursor() as cursor:
-            for name in columns:
-                cursor.execute(f"ALTER TABLE tests_errand MODIFY {name} DATETIME NULL")
-            yield
-            for name in columns:
-                cursor.execute(f"ALTER TABLE tests_errand MODIFY {name} DATETIME(6) NULL")
-
-    @the.each_delivery
-    def test_a_column_without_microseconds_is_refused(whole_seconds: None, make: Any) -> None:
-        [row] = the.errands(1)
-        handled: list[Any] = []
-        with pytest.raises(InvalidOption, match="microseconds"):
-            make(lambda row: handled.append(row.pk))()
-        assert handled == []
-        assert the.untouched(row)
 
 
 if connection.vendor == "sqlite":

@@ -10,15 +10,13 @@ import linecache
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from socketserver import StreamRequestHandler, ThreadingTCPServer
 from types import FrameType
 from typing import Any
 
@@ -480,57 +478,23 @@ def test_a_list_that_is_too_short_is_an_error_that_names_both_lengths(
 # --- ``resource()``: opened once, kept, opened anew after a failure, and no row charged for it
 
 
-class Service(ThreadingTCPServer):
-    """Answers each line with "ok", and counts who connects; a line "quit" ends a connection."""
-
-    daemon_threads = True
-    allow_reuse_address = True
+class Service:
+    """What a handler would send e-mails over; counts its connections, and "quit" ends one."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Talk)
         self.connections = 0
-        self.open = 0
 
-    def connect(self) -> Talker:
-        return Talker(self.server_address)
+    @contextmanager
+    def connect(self) -> Iterator[Callable[[str], None]]:
+        self.connections += 1
+        said: list[str] = []
 
+        def say(line: str) -> None:
+            said.append(line)
+            if "quit" in said:
+                raise ConnectionError("the server has hung up")
 
-class Talk(StreamRequestHandler):
-    def handle(self) -> None:
-        server: Any = self.server
-        server.connections += 1
-        for line in self.rfile:
-            if line == b"quit\n":
-                return
-            self.wfile.write(b"ok\n")
-
-
-class Talker:
-    """A connection to the server: what a handler would send e-mails over."""
-
-    def __init__(self, address: Any) -> None:
-        self._socket = socket.create_connection(address, timeout=10)
-        self._file = self._socket.makefile("rwb")
-
-    def say(self, line: str) -> None:
-        self._file.write(f"{line}\n".encode())
-        self._file.flush()
-        if self._file.readline() != b"ok\n":
-            raise ConnectionError("the server has hung up")
-
-    def close(self) -> None:
-        self._file.close()
-        self._socket.close()
-
-
-@pytest.fixture
-def server() -> Iterator[Service]:
-    with Service() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join(10)
+        yield say
 
 
 @pytest.fixture(params=[1, 5])
@@ -538,27 +502,27 @@ def batch_size(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def test_many_rows_are_handled_over_one_connection(server: Service, batch_size: int) -> None:
+def test_many_rows_are_handled_over_one_connection(batch_size: int) -> None:
     parcels(20)
+    server = Service()
 
-    def handle(row: Parcel, talker: Talker) -> None:
-        talker.say(f"row {row.priority}")
+    def handle(row: Parcel, say: Callable[[str], None]) -> None:
+        say(f"row {row.priority}")
 
-    run = in_batches(handle, resource=lambda: closing(server.connect()), batch_size=batch_size)
+    run = in_batches(handle, resource=server.connect, batch_size=batch_size)
     assert_run(run(), processed=20)
     assert server.connections == 1
 
 
-def test_a_connection_that_was_lost_costs_one_row_and_is_opened_anew(
-    server: Service, batch_size: int
-) -> None:
+def test_a_connection_that_was_lost_costs_one_row_and_is_opened_anew(batch_size: int) -> None:
     parcels(6)
+    server = Service()
 
-    def handle(row: Parcel, talker: Talker) -> None:
+    def handle(row: Parcel, say: Callable[[str], None]) -> None:
         note(row)
-        talker.say("quit" if row.priority == 2 else "hello")
+        say("quit" if row.priority == 2 else "hello")
 
-    run = in_batches(handle, resource=lambda: closing(server.connect()), batch_size=batch_size)
+    run = in_batches(handle, resource=server.connect, batch_size=batch_size)
     report = run()
     assert_run(report, processed=5, failed=1)
     assert isinstance(report.failures[0].error, ConnectionError)
@@ -567,16 +531,17 @@ def test_a_connection_that_was_lost_costs_one_row_and_is_opened_anew(
 
 
 def test_a_server_that_is_down_charges_no_row(caplog: pytest.LogCaptureFixture) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as closed:
-        address = closed.getsockname()
+    def refuse() -> Any:
+        raise ConnectionRefusedError("no server")
+
     Errand.objects.create()
     calls: list[Any] = []
     run = batch_processor(
         pending=Errand.objects.filter(done=False),
         done={"done": True},
-        resource=lambda: closing(Talker(address)),
+        resource=refuse,
         retry=Retry(max_attempts=1),
-    )(lambda row, talker: calls.append(row))
+    )(lambda row, resource: calls.append(row))
     report = run()
     assert_run(report, stopped="failures")
     assert not report.ok

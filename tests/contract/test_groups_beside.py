@@ -142,9 +142,6 @@ def test_a_filtered_run_does_not_pass_a_row_that_it_leaves_out(delivery: str) ->
 def test_as_many_rows_of_a_key_are_in_flight_as_may_be(delivery: str) -> None:
     rows = rows_of(1, 1, 1, 2)
 
-    def two_at_once(delivery: str, handler: Any) -> Any:
-        return grouped(delivery, handler, max_per_group=2)
-
     with (
         at_work(two_at_once, delivery, filter=only(rows[0])),
         at_work(two_at_once, delivery, filter=only(rows[1])),

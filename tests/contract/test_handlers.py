@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import IntegrityError
 
 from dcl_processor import BatchProcessor
 from dcl_processor.exceptions import InsideTransaction, StillPending, Unsupported
@@ -17,7 +16,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.batches import sent
 from tests.contract.support.parcels import in_batches, parcels, processor
 from tests.contract.support.reports import assert_run
-from tests.models import Errand, Parcel, Scan
+from tests.models import Errand, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -125,33 +124,6 @@ def test_i11_an_edit_that_came_between_read_and_lock_is_not_overwritten() -> Non
     assert_run(processor(handle)(), processed=2)
     assert seen == ["", "edited meanwhile"]
     assert Parcel.objects.get(priority=1).note == "edited meanwhile"
-
-
-def test_i7_a_deferred_foreign_key_that_breaks_at_commit_fails_its_row_alone() -> None:
-    """MariaDB has no deferred constraints: there the insert itself fails, to the same end."""
-    parcels(3)
-
-    def handle(row: Parcel) -> None:
-        Parcel.objects.filter(pk=row.pk).update(note="worked")
-        if row.priority == 1:
-            Scan.objects.create(parcel_id=10**9)
-
-    report = processor(handle)()
-    assert_run(report, processed=2, failed=1)
-    assert isinstance(report.failures[0].error, IntegrityError)
-    assert sent() == [0, 2]
-    assert Parcel.objects.get(priority=1).note == ""
-    assert not Scan.objects.exists()
-
-
-def test_a_handler_that_returns_a_coroutine_has_not_worked() -> None:
-    parcels(1)
-
-    async def later(row: Parcel) -> None: ...
-
-    report = processor(lambda row: later(row))()  # noqa: PLW0108  # a coroutine function would be refused
-    assert_run(report, failed=1)
-    assert "coroutine" in str(report.failures[0].error)
 
 
 # --- a handler that runs processors

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import F, Func, IntegerField, Q
+from django.db.models import F, Func, IntegerField
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -562,23 +562,3 @@ def test_discard_takes_values_where_failed_is_none() -> None:
         run.discard(Errand.objects.all(), values={})
     assert run.discard(Errand.objects.filter(pk=row.pk), values={"dead": True, "done": True}) == 1
     assert the.state(row)["dead"]
-
-
-def test_discard_asks_again_under_the_lock() -> None:
-    """A row that was handled between the choice and the lock stays as it is."""
-    from tests.contract.support.sessions import before_statement
-
-    run = the.transactional(the.ignore, failed={"dead": True})
-    row, other = the.errands(2)
-
-    def handle_it() -> None:
-        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(done=True))
-
-    locks = "UPDATE" if connection.vendor == "sqlite" else "FOR "
-
-    def is_lock(sql: str) -> bool:
-        return sql.startswith(locks) if connection.vendor == "sqlite" else locks in sql
-
-    with before_statement(is_lock, handle_it):
-        assert run.discard(Errand.objects.filter(Q(pk=row.pk) | Q(pk=other.pk))) == 1
-    assert (the.state(row)["dead"], the.state(other)["dead"]) == (False, True)

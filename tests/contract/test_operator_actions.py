@@ -165,25 +165,6 @@ def test_mark_done_takes_the_values_where_they_depend_on_a_result() -> None:
     assert the.untouched(pending)
 
 
-@pytest.mark.parametrize("act", ["requeue", "mark_done"])
-def test_a_copy_that_is_still_at_work_overwrites_nothing(act: str) -> None:
-    """In doubt, the process need not be dead. What a person has decided stays."""
-    [row] = the.errands(1)
-    said: list[Any] = []
-
-    def handle(row: Errand) -> str:
-        mine = Errand.objects.using("other").filter(pk=row.pk)
-        forced = {"force": True} if act == "requeue" else {}
-        assert getattr(run, act)(mine, **forced) == 1
-        said.append(Errand.objects.using("other").values().get())
-        return "late"
-
-    run = the.at_most_once(handle, done={"done": True}, reset={"claimed": False})
-    report = run()
-    assert_run(report, lease_lost=1)
-    assert said == [Errand.objects.values().get(pk=row.pk)]
-
-
 def leasing(handler: Any = the.ignore, **options: Any) -> BatchProcessor[Errand]:
     """Make a processor with a lease, which has all three actions."""
     given = {

@@ -342,15 +342,6 @@ def test_a_lease_that_was_taken_away_is_no_reservations(zone: tzinfo | None) -> 
     assert not held.is_held(hold, Found(gone, mine, None))
 
 
-@each_lease
-def test_a_row_whose_lease_was_taken_away_is_lost_because_that_had_lapsed(kind: Any) -> None:
-    the.errands(1)
-    run = make(kind)
-    [handed] = run.reserve()
-    Errand.objects.update(leased_until=Lease(60).taken_away)
-    assert lost(handed.settle) == "lapsed"
-
-
 @each_kind
 def test_what_was_put_back_or_deleted_is_lost_for_that_reason(kind: Any) -> None:
     rows = the.errands(2)
@@ -659,9 +650,6 @@ def test_inside_a_transaction_nothing_is_handed_out_or_settled() -> None:
     for act in (run.reserve, handed.settle, handed.renew, handed.release):
         with pytest.raises(InsideTransaction), transaction.atomic():
             act()
-
-
-# --- agents that die
 
 
 # --- the row of a reservation that was made from a token: that of ``reserve()``, as far as it can

@@ -97,22 +97,6 @@ def test_the_last_attempt_writes_the_dead_letter(batch_size: int) -> None:
     assert_run(run())
 
 
-def test_without_a_dead_letter_a_row_without_attempts_left_is_left_alone() -> None:
-    the.errands(1)
-    calls: list[int] = []
-
-    def handle(row: Errand) -> None:
-        calls.append(row.place)
-        raise ValueError
-
-    run = retrying(handle, retry=Retry(max_attempts=2, backoff=0))
-    for _ in range(4):
-        run()
-    assert calls == [0, 0]
-    row = Errand.objects.get()
-    assert (row.done, row.attempts, row.next_attempt_at) == (False, 2, None)
-
-
 def test_an_error_that_is_not_worth_another_attempt_is_given_up_on_at_once() -> None:
     """Also without a dead letter: the row would be due again in the next run."""
     errors = {0: TimeoutError(), 1: ConnectionRefusedError(), 2: ValueError()}

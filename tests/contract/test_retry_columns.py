@@ -448,7 +448,3 @@ def test_a_row_whose_last_attempt_lapsed_gets_them_and_the_dead_letter() -> None
     assert {type(failure.error) for failure in report.failures} == {AttemptsUsedUp}
     assert (the.column("priority"), the.column("status")) == ([10, 10], ["failed"] * 2)
     assert the.column("tries") == [2, 2]
-
-
-def together(rows: list[Dispatch]) -> list[Any]:
-    return [OSError("no answer") if row.place else None for row in rows]

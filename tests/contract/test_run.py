@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from threading import Event
 from typing import Any
@@ -13,7 +12,6 @@ from django.db.models import F
 from django.test import TestCase
 
 from dcl_processor import BatchProcessor, batch_processor
-from dcl_processor.engine.run import Run
 from dcl_processor.exceptions import InsideTransaction, InvalidDone, InvalidOption, InvalidPending
 from dcl_processor.signals import row_finished, run_finished
 from tests.contract.support.parcels import parcels
@@ -80,17 +78,6 @@ def test_the_other_alias_may_be_named_for_the_run() -> None:
 
     assert_run(send(using="other"), processed=1)
     assert aliases == ["other"]
-
-
-@database
-def test_inside_a_transaction_nothing_is_done() -> None:
-    parcels(1)
-    calls: list[int] = []
-    words = r"outside any transaction.* got one inside transaction.atomic\(\) on 'default'"
-    with transaction.atomic(), pytest.raises(InsideTransaction, match=words):
-        processor(calls)()
-    assert calls == []
-    assert Parcel.objects.filter(sent=True).count() == 0
 
 
 @database
@@ -233,11 +220,6 @@ def test_a_callable_that_gives_no_queryset_is_refused() -> None:
 
 @database
 def test_a_flip_over_an_unknown_column_of_an_expression_is_one_clear_sentence() -> None:
-
     parcels(1)
     with pytest.raises(InvalidDone, match=r"expected done to name columns, got: Cannot resolve"):
         processor(done={"sent": True, "note": F("no_such")})()
-
-
-def runs() -> list[Any]:
-    return [each for each in gc.get_objects() if type(each) is Run]

@@ -238,10 +238,6 @@ class Calls:
         return the.at_least_once(the.ignore, **{**hooks, "batch_size": 10, **options})
 
 
-def places(**values: Any) -> list[int]:
-    return list(Errand.objects.filter(**values).order_by("place").values_list("place", flat=True))
-
-
 @each_kind
 def test_it_is_called_with_each_lapsed_row_before_the_call(is_async: bool) -> None:
     rows = the.errands(5)
@@ -250,7 +246,7 @@ def test_it_is_called_with_each_lapsed_row_before_the_call(is_async: bool) -> No
     calls = Calls()
     assert_run(calls.processor(is_async=is_async)(), processed=5)
     assert calls.made == [("taken over", 1), ("taken over", 3), [0, 1, 2, 3, 4]]
-    assert places(done=True, leased_until=None) == [0, 1, 2, 3, 4]
+    assert the.places(done=True, leased_until=None) == [0, 1, 2, 3, 4]
 
 
 @each_kind
@@ -280,7 +276,7 @@ def test_what_it_raises_is_the_outcome_of_its_row_which_is_left_out_of_the_call(
     assert calls.made == [("taken over", 0), ("taken over", 1), [1, 2, 3]]
     said = the.state(rows[0])
     assert {**said, **left} == said
-    assert places(done=True, leased_until=None) == [1, 2, 3]
+    assert the.places(done=True, leased_until=None) == [1, 2, 3]
 
 
 @each_kind
@@ -360,7 +356,7 @@ def test_a_transaction_that_it_leaves_open_fails_its_row_alone() -> None:
     assert_run(report, processed=2, failed=1)
     assert calls.made == [("taken over", 1), [0, 2]]
     assert type(report.failures[0].error) is TransactionLeftOpen
-    assert places(result="worked") == []
+    assert the.places(result="worked") == []
     assert shows_the_death(rows[1])
 
 
@@ -446,4 +442,4 @@ def test_rows_without_attempts_left_are_given_up_on_without_it() -> None:
     report = calls.processor(retry=retry, failed={"dead": True})()
     assert_run(report, processed=2, failed=2)
     assert calls.made == [("taken over", 1), [1, 2]]
-    assert places(dead=True) == [0, 3]
+    assert the.places(dead=True) == [0, 3]

@@ -26,7 +26,6 @@ from tests.contract.support.errands import (
     errands,
     ignore,
     our_threads,
-    retry,
     sessions,
     transactional,
     wait,
@@ -90,20 +89,6 @@ def test_the_limit_is_kept_by_all_of_them_together(make: Any) -> None:
     report = make(lambda row: calls.append(row.pk)).run(concurrency=4, limit=5)
     assert_run(report, processed=5, stopped="limit")
     assert (len(calls), done()) == (5, 5)
-
-
-def test_each_row_is_tried_once_whatever_becomes_of_it() -> None:
-    """With no backoff a failed row is pending at once again."""
-    errands(30)
-    calls: list[Any] = []
-
-    def fail(row: Errand) -> None:
-        calls.append(row.pk)
-        raise ValueError("never")
-
-    report = at_least_once(fail, retry=retry(max_attempts=9)).run(concurrency=4)
-    assert_run(report, failed=30, to_retry=30)
-    assert (len(calls), len(set(calls))) == (30, 30)
 
 
 def test_what_is_under_way_ends_when_a_handler_ends_the_run() -> None:
@@ -187,16 +172,6 @@ class OptionInsideTestCase(TestCase):
         assert_run(run(limit=1), processed=1, stopped="limit")
         assert_run(run(concurrency=3), processed=2)
         assert threads == {threading.get_ident()}
-
-    def test_the_option_alone_starts_one_asynchronous_handler_at_a_time(self) -> None:
-        errands(3)
-        calls: list[int] = []
-
-        async def handle(row: Errand) -> None:
-            calls.append(row.place)
-
-        assert_run(at_least_once(handle, concurrency=3)(), processed=3)
-        assert calls == [0, 1, 2]
 
 
 # --- the watch is made of runs; ``wake()`` is a hint where the database can notify

@@ -18,6 +18,7 @@ from tests.contract.support import errands as the
 from tests.contract.support.batches import statements
 from tests.contract.support.gate import HAS_ROW_LOCKS
 from tests.contract.support.reports import assert_run
+from tests.contract.support.temporary import at_update, temporary
 from tests.models import Errand, Express
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -238,14 +239,9 @@ DROP = {
 def kept(request: pytest.FixtureRequest) -> Iterator[str]:
     """Keep the old value of a column in every third row."""
     column: str = request.param
-    with connection.cursor() as cursor:
-        for statement in CREATE[connection.vendor]:
-            cursor.execute(statement.format(column))
-        try:
-            yield column
-        finally:
-            for statement in DROP[connection.vendor]:
-                cursor.execute(statement)
+    create, drop = CREATE[connection.vendor], DROP[connection.vendor]
+    with temporary("; ".join(create).format(column), "; ".join(drop)):
+        yield column
 
 
 NO_CLAIM: dict[str, Any] = {"claim": None, "claimed_at": None}
@@ -369,20 +365,8 @@ if connection.vendor == "postgresql":
         for _ in range(3):
             Express.objects.create()
         third = Express.objects.order_by("pk")[2].pk
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "CREATE FUNCTION tests_keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-                f"IF OLD.id = {third} THEN NEW.done = OLD.done; END IF; RETURN NEW; END $$"
-            )
-            cursor.execute(
-                "CREATE TRIGGER tests_keep BEFORE UPDATE ON tests_freight FOR EACH ROW "
-                "EXECUTE FUNCTION tests_keep()"
-            )
-        try:
+        with at_update(f"OLD.id = {third}", "NEW.done = OLD.done", table="tests_freight"):
             pending = Express.objects.filter(done=False)
             report = batch_processor(pending=pending, done={"done": True})(the.ignore)()
-        finally:
-            with connection.cursor() as cursor:
-                cursor.execute("DROP FUNCTION tests_keep CASCADE")
         assert_run(report, processed=2, failed=1)
         assert [each.pk for each in report.failures] == [third]

@@ -138,6 +138,11 @@ def untouched(row: Errand) -> bool:
     }
 
 
+def places(**values: Any) -> list[int]:
+    """Return the places of the errands with these values."""
+    return list(Errand.objects.filter(**values).order_by("place").values_list("place", flat=True))
+
+
 def our_threads() -> list[str]:
     """Return the names of threads that a run left behind."""
     # One whose start was interrupted stays in the list, and never lived.
