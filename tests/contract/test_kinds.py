@@ -86,6 +86,7 @@ if HAS_ROW_LOCKS:
         like, choose, leave = TENANTS[connection.vendor]
         create = f"CREATE SCHEMA tests_tenant; CREATE TABLE tests_tenant.tests_errand {like}; "
         copy = "INSERT INTO tests_tenant.tests_errand SELECT * FROM tests_errand; "
+        copy += "UPDATE tests_errand SET result = 'of another'; "
         name = "public" if IS_POSTGRESQL else connection.settings_dict["NAME"]
         with temporary((create + copy + choose).format(name), leave.format(name)):
             yield f"{name}.tests_errand"
@@ -98,10 +99,12 @@ if HAS_ROW_LOCKS:
     ) -> None:
         """The other tenant's rows have the same keys."""
         calls: list[int] = []
+        seen: set[str] = set()
         claims = count()
 
         def handle(row: Errand) -> None:
             calls.append(row.place)
+            seen.add(row.result)
             if calls == [0, 1] and lost == "in a handler":
                 end_session()
 
@@ -112,7 +115,7 @@ if HAS_ROW_LOCKS:
 
         with connection.execute_wrapper(look) if lost != "in a handler" else nullcontext():
             make(handle, batch_size=batch_size)()
-        assert {*calls} == {*range(6)}
+        assert ({*calls}, seen) == ({*range(6)}, {""})
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT count(*) FROM {others} WHERE done")  # noqa: S608  # a constant
             assert cursor.fetchone() == (0,)
