@@ -99,13 +99,12 @@ def looks_at_loading(model: Any) -> bool:
 
 def column(question: Question[Any], rows: Sequence[Held], name: str) -> dict[Any, Any]:
     """Return a column's values by the rows' keys, as they were read under the lock."""
-    if not [
-        held for held in rows if name not in vars(held.row) or looks_at_loading(type(held.row))
-    ]:
-        return {held.pk: vars(held.row)[name] for held in rows}
-    # Deferred by the user's queryset, or an instance that may be an older one: one query for all.
-    pks = [held.pk for held in rows]
-    return dict(question.table.filter(these(pks)).values_list("pk", name))
+    known = {held.pk: vars(held.row) for held in rows}
+    is_deferred = any(name not in values for values in known.values())
+    # An instance that was not made by Django alone may be an older one.
+    if is_deferred or any(looks_at_loading(type(held.row)) for held in rows):
+        return dict(question.table.filter(these(known)).values_list("pk", name))
+    return {pk: values[name] for pk, values in known.items()}
 
 
 class Claiming(Protocol):
