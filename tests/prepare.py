@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tests.admin_page.chromium import is_installed as chromium_is_installed
 from tests.environments import CHECKOUT, ENVIRONMENTS
+from tests.servers import postgresql
 from tests.servers.mariadb import is_installed as mariadb_is_installed
 from tests.servers.pgbouncer import is_installed as pgbouncer_is_installed
-from tests.servers.postgresql import is_installed as postgresql_is_installed
 from tests.servers.redis import is_installed as redis_is_installed
 
 TRIES, PAUSE = 3, 5.0  # seconds between two
@@ -57,7 +57,7 @@ def prepare(log: Path, djangos: Iterable[str], databases: Collection[str]) -> Ma
     }
     if needs_mariadb and not (mariadb_is_installed() and _has_driver()):
         missing["mariadb"] = f"MariaDB is not installed (packages: {', '.join(MARIADB)})"
-    if "debian" in databases and not postgresql_is_installed():
+    if "debian" in databases and not postgresql.is_installed():
         missing["debian"] = "PostgreSQL is not installed (package: postgresql)"
     return missing
 
@@ -66,7 +66,8 @@ def _servers(log: Path, databases: Collection[str]) -> None:
     """Install servers with apt-get if this is Debian, and we are root; then MariaDB's driver."""
     needs_mariadb = "mariadb" in databases
     is_there = {
-        "postgresql": "debian" not in databases or postgresql_is_installed(),
+        "postgresql": "debian" not in databases or postgresql.is_installed(),
+        postgresql.EXTENSIONS: "debian" not in databases or postgresql.has_extensions(),
         "redis-server": redis_is_installed(),
         "pgbouncer": pgbouncer_is_installed(),
         "chromium": chromium_is_installed(),

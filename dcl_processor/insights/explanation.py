@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.models import Index, Model
 
 from dcl_processor.candidates import pending_index
 from dcl_processor.database.time_limit import reading
 from dcl_processor.processor import BatchProcessor
 
-from .statements import Asked, Plan, Statement, plan_of
+from .statements import Asked, Plan, Statement, plan_of, would_use
 from .status import TIMEOUT
 
 #: Rows: a database reads a smaller table as a whole, which is as fast as an index.
@@ -28,7 +29,8 @@ class Explanation:
     ``claim``: the statements that lock rows and check them again, in their order. ``plan``: of the
     read. ``verdict``: whether an index serves the read, in one sentence. ``index``: the one that
     would, ``None`` if an index serves it already, or none can; ``index_model``: the model whose
-    ``Meta`` is to have it; ``is_declared``: it has such an index. ``in_flight_index``: the one that
+    ``Meta`` is to have it; ``is_declared``: it has such an index; ``is_chosen``: whether PostgreSQL
+    would choose it now, ``None`` if that was not tried. ``in_flight_index``: the one that
     ``group_by`` needs besides, ``None`` if that ``Meta`` has it. ``age_index``: the one from which
     the age of the oldest pending row can be read, ``None`` if the ``Meta`` has it, or no age is
     asked for. ``remarks``: sentences.
@@ -45,6 +47,7 @@ class Explanation:
     index: Index | None
     index_model: type[Model]
     is_declared: bool
+    is_chosen: bool | None
     in_flight_index: Index | None
     age_index: Index | None
     remarks: tuple[str, ...]
@@ -64,6 +67,7 @@ class Explanation:
             "verdict": self.verdict,
             "suggested_index": _source(self.index),
             "suggested_index_is_declared": self.is_declared,
+            "suggested_index_is_chosen": self.is_chosen,
             "suggested_index_of_rows_in_flight": _source(self.in_flight_index),
             "suggested_index_of_ages": _source(self.age_index),
             "remarks": list(self.remarks),
@@ -97,6 +101,7 @@ def explanation(
         index=index,
         index_model=indexes.model,
         is_declared=index is not None and pending_index.is_declared(index, indexes.model),
+        is_chosen=_would_use(read, indexes.model, index, seconds),
         in_flight_index=_undeclared(in_flight, indexes.model),
         age_index=_undeclared(asked.age_index(), question.model) if read is not None else None,
         remarks=tuple(_remarks(asked, plan)) if read is not None else (),
@@ -106,6 +111,17 @@ def explanation(
 def _plan(read: Statement, model: type[Model], seconds: float) -> Plan | None:
     with reading(read.using, seconds):
         return plan_of(read, model)
+
+
+def _would_use(
+    read: Statement | None, model: type[Model], index: Index | None, seconds: float
+) -> bool | None:
+    if read is None or index is None:
+        return None
+    # An index that the extension cannot have leaves the explanation as it is.
+    with suppress(DatabaseError), reading(read.using, seconds):
+        return would_use(read, model, index)
+    return None
 
 
 def _claim(asked: Asked, seconds: float) -> tuple[str, ...]:

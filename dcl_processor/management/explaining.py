@@ -20,6 +20,13 @@ from .output import Output
 if TYPE_CHECKING:
     from dcl_processor.insights.explanation import Explanation
 
+#: Whether PostgreSQL would choose the suggested index, as the extension hypopg shows.
+TRIED = {
+    None: "not tried",
+    True: "hypopg: PostgreSQL would use it",
+    False: "hypopg: PostgreSQL would not use it with today's rows",
+}
+
 HELP = "Show the SQL of a processor, the plan of its read, and the index that serves it."
 
 
@@ -86,7 +93,8 @@ def _suggestion(found: Explanation) -> Iterator[str]:
             "table is too small for it, or the statistics are old (ANALYZE)."
         )
         return
-    yield f"\nThis index would serve it (not tried). Add it to the Meta.indexes of {label}:"
+    tried = TRIED[found.is_chosen]
+    yield f"\nThis index would serve it ({tried}). Add it to the Meta.indexes of {label}:"
     yield "\n" + indent("\n".join(pending_index.imports(index)), "    ")
     yield "\n" + indent(f"{pending_index.source(index)},", "    ")
     if not connection.features.supports_partial_indexes:

@@ -183,9 +183,30 @@ if connection.vendor == "postgresql":
         assert after.index is None
 
 
+@pytest.fixture
+def has_hypopg() -> bool:
+    """Have PostgreSQL's extension hypopg in the database, if the server has it."""
+    if connection.vendor != "postgresql":
+        return False
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT FROM pg_available_extensions WHERE name = 'hypopg'")
+        is_there = bool(cursor.rowcount)
+        if is_there:
+            cursor.execute("CREATE EXTENSION IF NOT EXISTS hypopg")
+    return is_there
+
+
+def test_an_index_is_not_chosen_for_a_table_of_one_page(has_hypopg: bool) -> None:
+    Parcel.objects.bulk_create(Parcel() for _ in range(5))
+    analyze(Parcel)
+    found = explanation(processor(lambda: Parcel.objects.filter(sent=False)))
+    assert found.index is not None
+    assert found.is_chosen is (False if has_hypopg else None)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_suggested_index_serves_the_read(shape: str) -> None:
-    """The plan of the same read uses it; before, none did."""
+def test_the_suggested_index_serves_the_read(shape: str, has_hypopg: bool) -> None:
+    """The plan of the same read uses it; before, none did. hypopg says so, where it is there."""
     make, model, done = SHAPES[shape]
     fill(model, done)
     analyze(model)
@@ -194,6 +215,7 @@ def test_the_suggested_index_serves_the_read(shape: str) -> None:
     assert before.plan is not None
     assert before.plan.index is None
     assert "No index serves this read" in before.verdict
+    assert before.is_chosen is (True if has_hypopg else None)
     name = before.index.name
     with created(before.index, model):
         after = explanation(make())
