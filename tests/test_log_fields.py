@@ -115,17 +115,6 @@ def test_text_has_a_masked_and_capped_traceback_and_sentry_the_error_itself(
 def test_rows_of_one_call_have_the_duration_of_the_call() -> None:
     rows = the.errands(2)
 
-    def fail_both(given: list[Errand]) -> list[Exception]:
-        return [OSError("one"), OSError("two")]
-
-    with json_log() as records:
-        _batch(fail_both)
-    failed = [each for each in records if each.get("outcome") == "failed"]
-    assert [each["pk"] for each in failed] == [str(row.pk) for row in rows]
-    assert len({each["duration"] for each in failed}) == 1
-
-
-def _batch(handle: Any) -> None:
     class Both(BatchProcessor[Errand]):
         done = {"done": True}
         batch_size = 2
@@ -134,9 +123,13 @@ def _batch(handle: Any) -> None:
             return the.PENDING
 
         def process_batch(self, rows: Any, /, *args: Any) -> Any:
-            return handle(rows)
+            return [OSError("one"), OSError("two")]
 
-    Both().run()
+    with json_log() as records:
+        Both().run()
+    failed = [each for each in records if each.get("outcome") == "failed"]
+    assert [each["pk"] for each in failed] == [str(row.pk) for row in rows]
+    assert len({each["duration"] for each in failed}) == 1
 
 
 def test_a_run_inside_a_handler_has_an_id_of_its_own() -> None:

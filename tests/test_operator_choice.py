@@ -227,7 +227,6 @@ def test_a_row_that_has_come_to_be_pending_is_as_it_was_seen_and_not_the_reverse
     assert ([*taken], changed) == ([], [pk])
 
 
-NOW = datetime(2026, 11, 23, tzinfo=UTC)
 FIELD = Errand._meta.get_field("result")
 
 

@@ -79,18 +79,28 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "django", "processors", *arguments]
 
 
-def processors(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``manage.py processors`` to its end, without a terminal."""
+def python(
+    *arguments: str, stdout: Any = subprocess.PIPE, cwd: Any = CHECKOUT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end, without a terminal."""
     return subprocess.run(
-        command(*arguments),
+        [sys.executable, *arguments],
         env=environment(**variables),
-        cwd=CHECKOUT,
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         check=False,
         timeout=PATIENCE,
     )
+
+
+def processors(
+    *arguments: str, stdout: Any = subprocess.PIPE, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``manage.py processors`` to its end, without a terminal."""
+    return python("-m", "django", "processors", *arguments, stdout=stdout, **variables)
 
 
 def shown_on_a_terminal(argv: Sequence[str], **variables: str) -> tuple[int, str]:
@@ -153,3 +163,22 @@ def alias(name: str, **changes: Any) -> Iterator[str]:
     finally:
         connections[name].close()
         del connections[name], connections.databases[name]
+
+
+@contextmanager
+def other(**changes: Any) -> Iterator[None]:
+    """Have the alias ``other`` connect with other settings."""
+    wrapper = connections["other"]
+    before = wrapper.settings_dict
+    wrapper.close()
+    wrapper.settings_dict = {**before, **changes}
+    try:
+        yield
+    finally:
+        wrapper.close()
+        wrapper.settings_dict = before
+
+
+def execute(sql: str, using: str = "default") -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)

@@ -15,6 +15,22 @@ from django.utils import timezone
 from tests.edge.manage import CHECKOUT, command, environment
 from tests.models import Errand
 
+#: Apps whose processor gives rows up: without a column for the error, and with one.
+DEAD = """
+from tests.models import Errand
+
+@batch_processor(
+    pending=lambda: Errand.objects.filter(done=False, dead=False),
+    done={"done": True},
+    failed={"dead": True},
+    reset={"dead": False, "done": False},
+)
+def run(errand): ...
+"""
+OF_ERRORS = DEAD.replace("reset=", "retry=Retry(), reset=").replace(
+    "from tests", "from dcl_processor import Retry\nfrom tests", 1
+)
+
 
 def claimed(minutes: float = 10) -> Errand:
     """Make an errand that was claimed so long ago, and never settled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from django.db.models import QuerySet
 
 from dcl_processor import BatchProcessor
+from dcl_processor.candidates import scan
 from dcl_processor.execution import calls
 from dcl_processor.execution.calls import Call
 from dcl_processor.processes.beats import NOTICED_AFTER, AtWork, Beat, most_urgent
@@ -75,16 +76,20 @@ def nosy() -> Iterator[Nosy]:
     row_finished.disconnect(finished)
 
 
-def watched(run: Callable[[], Any]) -> None:
-    with Monitor(lambda _: None, Stop()):
-        run()
-
-
-def test_each_hook_is_known_while_it_is_called(nosy: Nosy) -> None:
+def test_each_hook_is_known_while_it_is_called(nosy: Nosy, monkeypatch: pytest.MonkeyPatch) -> None:
     done, failed = the.errands(2)
-    watched(nosy)
+    read = scan._read
+
+    def look(*arguments: Any) -> Any:
+        nosy.look("read")
+        return read(*arguments)
+
+    monkeypatch.setattr(scan, "_read", look)
+    with Monitor(lambda _: None, Stop()):
+        nosy()
     assert nosy.seen.pop("pending")[-1:] == ["pending()"]
     assert nosy.seen == {
+        "read": ["the read of pending"],
         "throttle": ["throttle()"],
         "resource": ["resource()"],
         "process": [f"row {done.pk}"],
@@ -94,22 +99,6 @@ def test_each_hook_is_known_while_it_is_called(nosy: Nosy) -> None:
         "end of resource": ["the end of resource()"],
     }
     assert calls.under_way() == []
-
-
-def test_the_read_of_the_pending_rows_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dcl_processor.candidates import scan
-
-    the.errands(1)
-    seen: list[list[str]] = []
-    read = scan._read
-
-    def look(*arguments: Any) -> Any:
-        seen.append([AtWork.of(call).named for call in calls.under_way()])
-        return read(*arguments)
-
-    monkeypatch.setattr(scan, "_read", look)
-    watched(the.transactional(the.ignore, name="shop.read"))
-    assert seen[0] == ["the read of pending"]
 
 
 @pytest.fixture

@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.apps import apps
-from django.conf import settings
 from django.core.checks import CheckMessage, run_checks
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, models
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from dcl_processor import BatchProcessor, Delivery, backlog, batch_processor, registry
+from dcl_processor import BatchProcessor, Delivery, backlog, batch_processor
 from dcl_processor.checks import check_found
 from dcl_processor.contrib.celery import run as task
 from dcl_processor.exceptions import InvalidDone, InvalidOption, TooManyPending
@@ -38,9 +34,11 @@ from tests.edge.manage import (
     shown_on_a_terminal,
     started,
 )
+from tests.edge.stuck import claimed
 from tests.edge.watchers import parcels, unsent
 from tests.models import Depot, Errand, Parcel
 from tests.waiting import PATIENCE, join
+from tests.warehouse.processors import fetch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -48,8 +46,6 @@ FAULTY = {"DJANGO_SETTINGS_MODULE": "tests.faulty.settings"}
 
 
 # --- silence, reports, failures
-
-EXITED = "expected the handler to return or to raise an Exception, got SystemExit(0)"
 
 
 def test_without_a_terminal_and_with_nothing_to_do_it_is_silent() -> None:
@@ -82,15 +78,6 @@ def test_without_a_terminal_an_empty_run_costs_one_select_per_copy_that_could_st
     assert (out.getvalue(), err.getvalue()) == ("", "")
 
 
-def test_a_run_is_reported_in_one_line(manage: Manage) -> None:
-    parcels("", "")
-    done = manage("run", "warehouse.deliver")
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("warehouse.deliver: 2 processed in ")
-    assert done.out.count("\n") == 1
-    assert len(unsent()) == 0
-
-
 def test_rows_that_fail_go_to_stderr_in_one_line_each() -> None:
     """No traceback, neither from the command nor from a log that is not configured."""
     _, broken, _ = parcels("", "broken", "")
@@ -102,27 +89,6 @@ def test_rows_that_fail_go_to_stderr_in_one_line_each() -> None:
         "CommandError: 1 row failed.",
     ]
     assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [broken]
-
-
-@pytest.mark.parametrize("more", [[], ["--concurrency", "2"]], ids=" ".join)
-def test_a_handler_that_exits_is_a_row_that_failed_in_every_run(
-    tmp_path: Path, more: list[str]
-) -> None:
-    """``sys.exit(0)`` is no success of the command, and nothing waits behind the row."""
-    rows = parcels(*["", "", "exit", "", ""])
-    audit = tmp_path / "audit"
-    for run in range(3):
-        done = processors("run", "warehouse.deliver", *more, AUDIT=str(audit))
-        assert done.returncode == 1
-        processed = "4 processed, " if run == 0 else ""
-        assert done.stdout.startswith(f"warehouse.deliver: {processed}1 failed in ")
-        assert done.stderr.splitlines() == [
-            f"warehouse.deliver: row {rows[2]} failed: HandlerExited: {EXITED}",
-            "CommandError: 1 row failed.",
-        ]
-    handled = [int(line.split()[0]) for line in audit.read_text().splitlines()]
-    assert sorted(handled) == sorted([*rows, rows[2], rows[2]])
-    assert len(unsent()) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,16 +161,6 @@ def test_one_that_cannot_run_does_not_stop_the_others() -> None:
     )
 
 
-def test_a_database_that_is_down_is_one_sentence() -> None:
-    nowhere = "postgres://nobody@127.0.0.1:1/nowhere"
-    done = processors("run", "warehouse.deliver", DATABASE_URL=nowhere)
-    assert (done.returncode, done.stdout) == (1, "")
-    sentence, summary = done.stderr.splitlines()
-    assert sentence.startswith("warehouse.deliver: expected the database 'default' to answer, got:")
-    assert "127.0.0.1" in sentence
-    assert summary == "CommandError: warehouse.deliver did not run to the end."
-
-
 # --- options
 
 
@@ -220,6 +176,19 @@ def test_a_database_that_is_down_is_one_sentence() -> None:
         (["run", "--all", "--workers", "0"], "a number of processes from 1 to 256, got '0'"),
         (["run", "--all", "--concurrency", "0"], "expected a number of handlers from 1, got '0'"),
         (["run", "--all", "--using", "nowhere"], "nowhere"),
+        (["run", "--all", "--pk", "1"], "expected --pk with one processor and a single run"),
+        (["run", "warehouse.deliver", "warehouse.weigh", "--pk", "1"], "expected --pk with one"),
+        (["run", "warehouse.deliver", "--watch", "--pk", "1"], "expected --pk with one"),
+        (["run", "warehouse.deliver", "--dry-run", "--watch"], "expected --dry-run for a single"),
+        (["run", "--all", "--metrics-port", "65536"], "expected a port from 1 to 65535"),
+        (["run", "--all", "--metrics-port", "127.0.0.1:"], "expected a port from 1 to 65535"),
+        (["run", "--all", "--max-rows", "3"], "expected --watch with --max-rows, got --max-rows"),
+        (["run", "--all", "--max-runtime", "3"], "expected --watch with --max-runtime, got"),
+        (["run", "--all", "--listen"], "expected --watch with --listen, got --listen alone"),
+        (["run", "--all", "--watch", "0"], "expected a number of seconds from 0.1, got '0'"),
+        (["run", "--watch", "shop.a"], "got 'shop.a'; write the names of processors before"),
+        (["run", "--all", "--watch", "--max-rows", "0"], "a number of rows from 1, got '0'"),
+        (["run", "--all", "--watch", "--max-runtime", "nan"], "seconds above 0, got 'nan'"),
     ],
 )
 def test_a_usage_error_ends_with_exit_code_2(
@@ -313,12 +282,11 @@ def test_list_shows_every_processor_with_its_pending_rows(manage: Manage) -> Non
     assert any(line.startswith("      0       -  idle     warehouse.fetch") for line in lines)
 
 
-def test_list_as_json(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_counts_up_to_a_limit(manage: Manage, monkeypatch: pytest.MonkeyPatch) -> None:
     parcels("", "", "")
     monkeypatch.setattr(backlog, "MOST", 2)
-    out = StringIO()
-    call_command("processors", "list", "--json", stdout=out)
-    found = {each["name"]: each for each in json.loads(out.getvalue())}
+    assert "     2+       -  waiting  warehouse.deliver " in manage("list").out
+    found = {each["name"]: each for each in json.loads(manage("list", "--json").out)}
     assert found["warehouse.deliver"] == {
         "name": "warehouse.deliver",
         "pending": 2,
@@ -347,23 +315,6 @@ def test_list_says_what_cannot_be_counted_and_counts_the_rest() -> None:
     assert done.stderr.endswith(
         "CommandError: the pending rows of 2 of 16 processors could not be counted.\n"
     )
-
-
-# --- the backlog
-
-
-def test_a_backlog_is_counted_up_to_a_limit(
-    installed: None, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
-    from tests.warehouse.processors import deliver
-
-    Parcel.objects.bulk_create(Parcel() for _ in range(12))
-    with django_assert_num_queries(1) as queries:
-        assert backlog.count(deliver, most=10) == 11
-    assert "LIMIT 11" in queries.captured_queries[0]["sql"]
-    assert "ORDER BY" not in queries.captured_queries[0]["sql"]
-    assert backlog.count(deliver) == 12
-    assert (backlog.words(10_000), backlog.words(10_001)) == ("10000", "10000+")
 
 
 # --- on a terminal
@@ -550,16 +501,6 @@ def never(row: object) -> None:
     raise AssertionError("no handler is to be called")
 
 
-def run(*arguments: str) -> tuple[str, str, str]:
-    """Return what ``processors run`` wrote to stdout and stderr, and its error."""
-    out, err, error = StringIO(), StringIO(), ""
-    try:
-        call_command("processors", "run", *arguments, stdout=out, stderr=err)
-    except CommandError as raised:
-        error = str(raised)
-    return out.getvalue(), err.getvalue(), error
-
-
 TWO = """
     @batch_processor(pending=lambda: Parcel.objects.filter(sent=False), done={"id": 3})
     def twice(parcel):
@@ -572,14 +513,14 @@ TWO = """
 
 @pytest.mark.parametrize("arguments", [(), ("--dry-run",), ("--watch", "--max-rows", "1")])
 def test_a_processor_that_its_checks_refuse_is_not_run_and_the_others_are(
-    install: Install, arguments: tuple[str, ...]
+    install: Install, manage: Manage, arguments: tuple[str, ...]
 ) -> None:
     Parcel.objects.create()
     install("post", TWO)
-    out, err, error = run("post.twice", "post.send", *arguments)
+    _, out, err = manage("run", "post.twice", "post.send", *arguments)
     assert err.startswith("post.twice: expected done to name columns that a flip may write, got")
     assert "which is the primary key. (dcl_processor.E002)\n" in err
-    assert "post.twice did not run to the end" in error
+    assert "post.twice did not run to the end" in err
     assert ("post.send: dry run: would try 1" if "--dry-run" in arguments else "1 processed") in out
 
 
@@ -607,10 +548,10 @@ def test_a_class_whose_init_forgets_super_costs_the_other_processors_nothing(
     )
     words = "post.processors.weigh: expected Weigh.__init__() to call super().__init__()"
     assert words in manage("list").err
-    out, err, error = run("--all")
+    _, out, err = manage("run", "--all")
     assert words in err
     assert "1 processed" in out
-    assert error == "post.processors.weigh did not run to the end."
+    assert err.endswith("CommandError: post.processors.weigh did not run to the end.\n")
     assert [each.id for each in checks_of("post")] == ["dcl_processor.E020"]
 
     class Bare(BatchProcessor[Parcel]):
@@ -722,45 +663,25 @@ def test_without_max_pending_no_more_than_ten_thousand_rows_may_wait() -> None:
     assert close().processed == 10_000
 
 
-#: An app with a processor of the same rows.
-WAREHOUSE = "tests.warehouse"
-
-CHARGE = """
-    from dcl_processor import Delivery
-    from tests.models import Errand
-
-    @batch_processor(
-        pending=lambda: Errand.objects.filter(done=False, claimed=False),
-        delivery=Delivery.AT_MOST_ONCE,
-        claim={"claimed": True},
-        claimed_at="claimed_at",
-        done={"done": True},
-    )
-    def charge(errand): ...
-"""
-
-
-@override_settings(INSTALLED_APPS=[each for each in settings.INSTALLED_APPS if each != WAREHOUSE])
 def test_a_run_says_how_many_rows_are_in_doubt(
-    install: Install, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    manage: Manage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker was killed in mid-charge: no run would mention the row any more."""
-    install("bank", CHARGE)
-    assert run("bank.charge", "--fail-in-doubt") == ("", "", "")
-    since = timezone.now() - timedelta(minutes=5)
-    Errand.objects.create(claimed=True, claimed_at=since)
-    Errand.objects.create(claimed=True, claimed_at=timezone.now())  # its worker is at work
-    out, err, error = run("bank.charge")
-    assert (out, error) == ("", "")
-    assert err.startswith("bank.charge: 1 row is in doubt: claimed over 60 s ago and never settled")
-    assert run("bank.charge", "--fail-in-doubt")[2] == "1 row is in doubt."
-    assert run("bank.charge", "--watch", "--max-runtime", "0.1")[1].count("1 row is in doubt") == 1
-    charge = registry.processors()["bank.charge"]
+    """Its worker was killed while it charged: no run would mention the row any more."""
+    ran = ("run", fetch.name)
+    assert manage(*ran, "--fail-in-doubt") == (0, "", "")
+    claimed(minutes=5)
+    claimed(minutes=0)  # its worker is at work
+    code, out, err = manage(*ran)
+    assert (code, out) == (0, "")
+    assert err.startswith(f"{fetch.name}: 1 row is in doubt: claimed over 60 s ago and never")
+    assert manage(*ran, "--fail-in-doubt").err.endswith("CommandError: 1 row is in doubt.\n")
+    watched = manage(*ran, "--watch", "--max-runtime", "0.1")
+    assert watched.err.count("1 row is in doubt") == 1
     with monkeypatch.context() as broken:
-        broken.setattr(charge, "pending", lambda: 1 / 0)
-        assert doubts(charge) == (0, "")  # a run reports what it raises
+        broken.setattr(fetch, "pending", lambda: 1 / 0)
+        assert doubts(fetch) == (0, "")  # a run reports what it raises
     caplog.clear()
-    task("bank.charge")
+    task(fetch.name)
     assert ["1 row is in doubt" in line for line in caplog.messages] == [True]
 
 

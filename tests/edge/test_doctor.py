@@ -26,7 +26,8 @@ from dcl_processor.insights import catalog, session_findings, table_findings
 from dcl_processor.insights.findings import Finding, Level, ok
 from dcl_processor.ledger.models import RecordedRun
 from sample_app import embedded, supervisor
-from tests.edge.manage import Install, Manage
+from tests.edge.manage import Install, Manage, execute, other
+from tests.edge.stuck import another_session
 from tests.models import Parcel
 from tests.waiting import PATIENCE, until
 
@@ -57,11 +58,6 @@ def doctor(manage: Manage, *arguments: str) -> Examined:
     return Examined(done.code, found)
 
 
-def execute(sql: str, using: str = "default") -> None:
-    with connections[using].cursor() as cursor:
-        cursor.execute(sql)
-
-
 def counted() -> None:
     """Have what this session has done in the statistics."""
     execute("SELECT pg_stat_force_next_flush()")
@@ -78,20 +74,6 @@ def vacuum() -> None:
 def parcels(number: int, **values: Any) -> None:
     Parcel.objects.bulk_create(Parcel(**values) for _ in range(number))
     vacuum()
-
-
-@contextmanager
-def other(**changes: Any) -> Iterator[None]:
-    """Have the alias ``other`` connect with other settings."""
-    wrapper = connections["other"]
-    before = wrapper.settings_dict
-    wrapper.close()
-    wrapper.settings_dict = {**before, **changes}
-    try:
-        yield
-    finally:
-        wrapper.close()
-        wrapper.settings_dict = before
 
 
 @pytest.fixture
@@ -219,8 +201,8 @@ def test_a_table_that_the_role_may_not_read_could_not_be_found_out(
     found = doctor(manage, DELIVER, "--using", "other")
     assert (found.code, found.level("pending"), found.level("autovacuum")) == (3, "unknown", "ok")
     assert "permission denied for table tests_parcel" in found.what("pending")
-    done = manage("explain", DELIVER, "--using", "other")
-    assert done.code == 3
+    done = manage("explain", DELIVER, "--using", "other", "--json")
+    assert (done.code, json.loads(done.out)["ok"]) == (3, False)
     assert "permission denied for table tests_parcel" in done.err
 
 
@@ -338,16 +320,14 @@ TWO = """
     from dcl_processor import Retry
     from tests.models import Errand
 
-    @batch_processor(
-        pending=lambda: Errand.objects.filter(dead=True), done={"dead": False},
-        retry=Retry(),
+    revive = batch_processor(
+        pending=lambda: Errand.objects.filter(dead=True), done={"dead": False}, retry=Retry()
     )
+
+    @revive
     def first(errand): ...
 
-    @batch_processor(
-        pending=lambda: Errand.objects.filter(dead=True), done={"dead": False},
-        retry=Retry(),
-    )
+    @revive
     def second(errand): ...
 """
 
@@ -361,12 +341,6 @@ def test_processors_that_share_the_columns_of_a_retry_are_found(
     (finding,) = found.found["shared-columns"]
     assert finding["about"] == "rivals.first and rivals.second"
     assert "attempts and next_attempt_at" in finding["what"]
-
-
-def test_sharing_that_the_project_has_silenced_is_no_problem(
-    manage: Manage, install: Install
-) -> None:
-    install("rivals", TWO)
     with override_settings(SILENCED_SYSTEM_CHECKS=["dcl_processor.E010"]):
         assert doctor(manage, "rivals.first").level("shared-columns") == "ok"
 
@@ -471,20 +445,14 @@ def test_a_name_in_the_database_forges_no_line(
     assert "the prepared transaction a\\x1b[2K ok: all is 1000000 transactions old" in done.out
 
 
-@contextmanager
-def locked_table() -> Iterator[None]:
-    """Have a migration at work on the table, for which every question would wait."""
-    with session() as opened:
-        opened.execute("LOCK TABLE tests_parcel IN ACCESS EXCLUSIVE MODE")
-        yield
-
-
 def test_a_question_that_has_to_wait_could_not_be_found_out(manage: Manage) -> None:
     parcels(3)
-    with locked_table():
+    # As while a migration is at work on the table.
+    with another_session("LOCK TABLE tests_parcel IN ACCESS EXCLUSIVE MODE"):
         done = manage("explain", DELIVER, "--timeout", "0.2")
         assert (done.code, done.out) == (3, "")
         assert "statement timeout" in done.err
+        assert done.err.endswith(f"CommandError: {DELIVER} could not be explained.\n")
         found = doctor(manage, DELIVER, "--timeout", "0.2", "--fail-level", "problem")
     assert found.code == 3
     assert found.level("pending") == "unknown"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,9 +25,8 @@ from dcl_processor.processes.results import Outcomes
 from dcl_processor.processes.supervisor import Supervisor
 from dcl_processor.report import Report
 from dcl_processor.watch.polling import BACKOFF, POLL_IDLE, Backoff
-from tests.environments import CHECKOUT
+from tests.edge.manage import python
 from tests.hanging import works
-from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("installed")]
 
@@ -273,13 +270,5 @@ print("sent")
 def test_a_signal_behind_the_end_of_the_work_does_not_keep_it_from_being_sent() -> None:
     """Forced: the order to stop at once comes between the end of the work and the last message."""
     variables = {"DJANGO_SETTINGS_MODULE": "tests.settings", "DATABASE_URL": "sqlite://:memory:"}
-    ended = subprocess.run(
-        [sys.executable, "-c", LATE],
-        cwd=CHECKOUT,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    ended = python("-c", LATE, **variables)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "sent\n", "")

@@ -10,7 +10,7 @@ from django.db import connection, connections
 from django.db.models import Index, Q
 from django.test.utils import CaptureQueriesContext
 
-from tests.edge.manage import Install, Manage
+from tests.edge.manage import Install, Manage, execute, other
 from tests.edge.watchers import parcels as made
 from tests.edge.watchers import unsent
 from tests.models import Depot, Parcel
@@ -26,8 +26,7 @@ def parcels(number: int, **values: Any) -> None:
 
 
 def analyze() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("VACUUM ANALYZE tests_parcel")
+    execute("VACUUM ANALYZE tests_parcel")
 
 
 def explained(manage: Manage, *arguments: str) -> dict[str, Any]:
@@ -139,35 +138,12 @@ def test_a_question_that_no_row_can_meet_is_not_sent(manage: Manage, install: In
     assert found["verdict"] == "No row can be pending, so nothing is sent."
 
 
-def test_what_cannot_be_explained_is_neither_success_nor_failure(manage: Manage) -> None:
-    wrapper = connections["other"]
-    before = wrapper.settings_dict
-    wrapper.close()
-    wrapper.settings_dict = {**before, "NAME": "there_is_no_such_database"}
-    try:
-        done = manage("explain", DELIVER, "--using", "other", "--json")
-    finally:
-        wrapper.close()
-        wrapper.settings_dict = before
-    assert done.code == 3
-    assert json.loads(done.out)["ok"] is False
-    assert "expected the database 'other' to answer" in done.err
-    assert done.err.endswith("CommandError: warehouse.deliver could not be explained.\n")
-
-
 def test_with_server_side_binding_the_plan_is_that_of_such_a_statement(manage: Manage) -> None:
     """The server gets the values apart, and a generic plan would use no partial index."""
     parcels(2_000, sent=True)
-    wrapper = connections["other"]
-    before = wrapper.settings_dict
-    options = {**before["OPTIONS"], "server_side_binding": True}
-    wrapper.close()
-    wrapper.settings_dict = {**before, "OPTIONS": options}
-    try:
+    options = connections["other"].settings_dict["OPTIONS"]
+    with other(OPTIONS={**options, "server_side_binding": True}):
         found = explained(manage, "warehouse.weigh", "--using", "other")
-    finally:
-        wrapper.close()
-        wrapper.settings_dict = before
     assert any("server_side_binding" in each for each in found["remarks"])
 
 
@@ -175,24 +151,15 @@ def test_with_server_side_binding_the_plan_is_that_of_such_a_statement(manage: M
 
 
 CAREFUL = """
-import os
-
-def pending():
-    with open(os.environ.get("LOOKS", os.devnull), "a") as looks:
-        looks.write(".")
-    return Parcel.objects.filter(sent=False)
-
-@batch_processor(pending=pending, done={"sent": True}, max_pending=2)
-def send(parcel):
-    pass
+@batch_processor(
+    pending=lambda: Parcel.objects.filter(sent=False), done={"sent": True}, max_pending=2
+)
+def send(parcel): ...
 """
 REFUSED = (
-    "careful.send: expected at most max_pending=2 pending rows in a run without limit, got 3; pass "
-    "limit=… (--limit) to handle some of them first, or raise max_pending."
-).removeprefix("careful.send: ")
-
-
-# --- the dry run
+    "expected at most max_pending=2 pending rows in a run without limit, got 3; pass limit=… "
+    "(--limit) to handle some of them first, or raise max_pending."
+)
 
 
 def test_it_says_in_one_line_what_a_run_would_do_and_does_nothing(manage: Manage) -> None:
@@ -225,15 +192,6 @@ def test_json_is_one_document_for_each(manage: Manage) -> None:
         "rehearsed": row,
     }
     assert (fetch["name"], fetch["pending"], fetch["first"]) == ("warehouse.fetch", 0, [])
-
-
-def test_it_is_for_a_single_run(manage: Manage) -> None:
-    done = manage("run", "warehouse.deliver", "--dry-run", "--watch")
-    assert (done.code, done.out) == (2, "")
-    assert "expected --dry-run for a single run, got --watch as well" in done.err
-
-
-# --- a backlog that is larger than expected
 
 
 def test_a_run_that_refuses_says_how_many_wait_and_how_to_go_on(

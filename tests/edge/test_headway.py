@@ -31,7 +31,7 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health
 from dcl_processor.processes.news import Died
 from dcl_processor.values import about
-from tests.edge.manage import output, shown_on_a_terminal
+from tests.edge.manage import execute, output, shown_on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Depot
 from tests.waiting import wait
@@ -69,33 +69,6 @@ def opener(**options: Any) -> BatchProcessor[Depot]:
     def close(depot: Depot) -> None: ...
 
     return close
-
-
-def execute(sql: str, *values: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql, values or None)
-
-
-@contextmanager
-def never_analyzed_by_itself() -> Iterator[None]:
-    """Leave the statistics of the depots to the test."""
-    execute("ALTER TABLE tests_depot SET (autovacuum_enabled = false)")
-    try:
-        yield
-    finally:
-        # Its rows are many, and four tables refer to them: a DELETE would take half a minute.
-        execute("TRUNCATE tests_depot CASCADE")
-        execute("ALTER TABLE tests_depot RESET (autovacuum_enabled)")
-
-
-def make_depots(rows: int, one_open_in: int) -> None:
-    """Make rows of which one in so many is pending, and have their statistics up to date."""
-    execute(
-        "INSERT INTO tests_depot (name, open) SELECT '', n %% %s = 0 FROM generate_series(1, %s) n",
-        one_open_in,
-        rows,
-    )
-    execute("ANALYZE tests_depot")
 
 
 # --- the figures
@@ -285,23 +258,6 @@ def test_a_counted_backlog_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatc
 
 
 # --- the planner's estimate
-
-
-def test_a_large_backlog_is_estimated_within_a_tenth() -> None:
-    with never_analyzed_by_itself():
-        make_depots(60_000, one_open_in=2)
-        with CaptureQueriesContext(connection) as queries:
-            found = size(opener())
-    assert found.counted == MANY
-    assert found.estimate is not None
-    assert 0.9 < found.estimate / 30_000 < 1.1
-    sent = [query["sql"] for query in queries]
-    assert [sql for sql in sent if "statement_timeout" in sql] == 2 * [
-        "SET LOCAL statement_timeout = 1000"
-    ]
-    # Of the whole table only so much is read as the limit of the count needs.
-    assert sum("tests_depot" in sql and "EXPLAIN" not in sql for sql in sent) == 2
-    assert "LIMIT 10001" in next(sql for sql in sent if "COUNT" in sql)
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])

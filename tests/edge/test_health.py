@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from dcl_processor.processes.graceful_stop import Stop
 from dcl_processor.processes.health import Health, HealthFile
 from dcl_processor.processes.news import Worker
 from dcl_processor.processes.visible import Notifier
-from tests.edge.manage import CHECKOUT, Manage, at_gate
+from tests.edge.manage import Manage, at_gate, python
 from tests.edge.watchers import parcels, wait_until_sent, watching
 from tests.waiting import PATIENCE, until
 
@@ -128,14 +127,7 @@ def test_a_link_in_a_folder_that_all_may_write_to_is_not_followed(tmp_path: Path
 
 
 def probe(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dcl_processor.alive", *arguments],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    return python("-m", "dcl_processor.alive", *arguments)
 
 
 def test_the_probe_is_quick_because_it_imports_no_django(file: Path) -> None:
@@ -147,8 +139,7 @@ def test_the_probe_is_quick_because_it_imports_no_django(file: Path) -> None:
         "except SystemExit as ended:\n    assert ended.code == 0, ended.code\n"
         "assert 'django' not in sys.modules\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=False, timeout=PATIENCE)
-    assert ran.returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_the_probe_says_in_a_line_what_the_workers_are_at(

@@ -250,31 +250,6 @@ class Leased(BatchProcessor[Parcel]):
         self.calls.append([row.pk for row in rows])
 
 
-def test_all_rows_of_the_calls_on_an_event_loop_are_noted(folder: Path) -> None:
-    """Also those of the calls that remain when one has ended."""
-    rows = parcels(*[""] * 4)
-    keys = [str(pk) for pk in rows]
-    at_work: list[int] = []
-
-    async def note_has(*expected: str) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while [each.keys for path in folder.iterdir() for each in copied(path)] != [expected]:
-                await asyncio.sleep(0.01)
-
-    class OnTheLoop(Leased):
-        async def process_batch(self, rows: Sequence[Parcel], /) -> None:
-            at_work.append(rows[0].pk)
-            while len(at_work) < 2:
-                await asyncio.sleep(0.01)
-            if rows[0].pk == int(keys[0]):
-                await note_has(*keys)
-            else:
-                await note_has(*keys[2:])
-
-    assert_run(OnTheLoop()(concurrency=2), processed=4)
-    assert list(folder.iterdir()) == []
-
-
 def test_rows_of_a_call_that_killed_its_process_come_last_and_alone(folder: Path) -> None:
     """When their leases have lapsed; until then the note stays."""
     rows = parcels(*[""] * 5)

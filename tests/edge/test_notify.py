@@ -69,11 +69,6 @@ def heard() -> Iterator[Heard]:
     listener.close()
 
 
-def test_outside_a_transaction_it_notifies_at_once(heard: Heard) -> None:
-    send.wake()
-    assert heard() == ["dcl_processor.depot.send"]
-
-
 def test_inside_a_transaction_it_notifies_once_after_the_commit(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

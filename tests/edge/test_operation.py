@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tests.edge.manage import (
     at_gate,
     besides_lifecycle,
     command,
-    environment,
     processors,
     shown_on_a_terminal,
     started,
@@ -69,24 +67,16 @@ def test_in_json_it_is_one_object_with_both(workers: list[str]) -> None:
 
 
 def test_the_error_has_the_report_in_the_code_as_well() -> None:
-    parcels("", "", "")
-    calls: list[int] = []
-
-    def pending() -> Any:
-        if calls:
-            raise LookupError("the question went wrong")
-        return Parcel.objects.filter(sent=False)
+    parcels("", "interrupt")
 
     def handle(row: Parcel) -> None:
-        calls.append(row.pk)
-        if len(calls) == 2:
+        if row.note:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as raised:
         batch_processor(pending=Parcel.objects.filter(sent=False), done={"sent": True})(handle)()
     report = raised.value.report  # type: ignore[attr-defined]
     assert_run(report, processed=1, stopped="signal")
-    assert report.ok
     assert raised.value.__notes__ == [f"Until then: {report}"]
 
 
@@ -111,25 +101,11 @@ def test_what_is_in_doubt_is_named_when_a_run_is_stopped_at_once(gate: Path) -> 
 LOST = "stdout cannot be written to, but the run continues: "
 
 
-def run_with(stdout: Any, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("run", *arguments),
-        env=environment(**variables),
-        cwd=CHECKOUT,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-
-
 @pytest.mark.parametrize("way", [[], ["--json"], ["--workers", "2"]], ids=" ".join)
 def test_a_full_disk_ends_no_run(way: list[str]) -> None:
     parcels("", "", "")
     with Path("/dev/full").open("w") as full:
-        done = run_with(full, DELIVER, "warehouse.weigh", *way)
+        done = processors("run", DELIVER, "warehouse.weigh", *way, stdout=full)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"{LOST}OSError: [Errno 28] No space left on device",
@@ -177,10 +153,10 @@ def test_one_broken_module_takes_out_its_own_app_alone(manage: Manage, install: 
 # --- signals
 
 
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGQUIT], ids=lambda each: each.name)
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_closed_terminal_ends_a_run_as_sigterm_does(
-    gate: Path, signum: signal.Signals, workers: str
+def test_a_closed_terminal_or_ctrl_c_ends_a_run_as_sigterm_does(
+    gate: Path, interrupts: None, signum: signal.Signals, workers: str
 ) -> None:
     """The whole process group gets it."""
     parcels("gate", "gate", "")

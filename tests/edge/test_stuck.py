@@ -16,10 +16,8 @@ from dcl_processor.insights.locks import Locked
 from dcl_processor.insights.status import Status
 from dcl_processor.management import conditions, liveness
 from dcl_processor.management import status as status_action
-from tests.contract.support import errands as the
-from tests.contract.support.sessions import before_statement
 from tests.edge.manage import Install, Manage, processors
-from tests.edge.stuck import another_session, claimed, on_a_terminal
+from tests.edge.stuck import OF_ERRORS, another_session, claimed, on_a_terminal
 from tests.edge.watchers import parcels
 from tests.models import Errand, Parcel
 from tests.waiting import PATIENCE
@@ -288,9 +286,6 @@ def test_show_of_a_row_that_is_not_there(
     assert words in done.err
 
 
-# --- the story
-
-
 # --- requeue, mark-done, discard
 
 
@@ -356,22 +351,7 @@ def test_what_cannot_be_done_is_a_wrong_command_line(
 def test_what_was_given_up_is_discarded_put_back_or_marked_as_done(
     manage: Manage, install: Install
 ) -> None:
-    install(
-        "errands",
-        """
-        from dcl_processor import Retry
-        from tests.models import Errand
-
-        @batch_processor(
-            pending=lambda: Errand.objects.filter(done=False, dead=False),
-            done={"done": True},
-            failed={"dead": True},
-            reset={"dead": False},
-            retry=Retry(),
-        )
-        def run(errand): ...
-        """,
-    )
+    install("errands", OF_ERRORS)
     by_hand = given_up()
     done = manage("mark-done", "errands.run", "--given-up", "--yes")
     assert done.out == f"errands.run: 1 row ({by_hand.pk}) marked as done\n"
@@ -418,35 +398,6 @@ def test_a_leased_row_is_left_to_its_worker(manage: Manage, install: Install) ->
     assert (row.done, row.leased_until) == (True, until)
 
 
-def test_a_row_that_is_leased_after_it_was_shown_is_left_to_its_worker_too(
-    manage: Manage, install: Install
-) -> None:
-    install("leases", LEASES)
-    row, other = Errand.objects.create(done=True), Errand.objects.create(done=True)
-    until = timezone.now() + timedelta(minutes=1)
-
-    def lease() -> None:
-        the.elsewhere(lambda: Errand.objects.filter(pk=row.pk).update(leased_until=until))
-
-    with before_statement(is_lock, lease):
-        keys = str(row.pk), str(other.pk)
-        done = manage("requeue", "leases.run", "--pk", *keys, "--force", "--yes")
-    assert (done.code, done.out) == (
-        0,
-        (
-            f"leases.run: 1 row ({other.pk}) put back into pending\n"
-            f"leases.run: 1 row ({row.pk}) left: changed since the choice\n"
-        ),
-    )
-    row.refresh_from_db()
-    other.refresh_from_db()
-    assert (row.done, row.leased_until, other.done) == (True, until, False)
-
-
-def is_lock(sql: str) -> bool:
-    return "FOR NO KEY UPDATE" in sql
-
-
 # --- run --pk
 
 
@@ -459,20 +410,6 @@ def test_a_run_for_some_rows(manage: Manage) -> None:
     again = manage("run", "warehouse.deliver", "--pk", str(one))
     assert again.out.startswith("warehouse.deliver: nothing pending")
     assert list(Parcel.objects.filter(sent=False).values_list("pk", flat=True)) == [two]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--all", "--pk", "1"],
-        ["warehouse.deliver", "warehouse.weigh", "--pk", "1"],
-        ["warehouse.deliver", "--watch", "--pk", "1"],
-    ],
-)
-def test_keys_are_those_of_one_processor(manage: Manage, arguments: list[str]) -> None:
-    done = manage("run", *arguments)
-    assert done.code == 2
-    assert "expected --pk with one processor and a single run" in done.err
 
 
 # --- nothing for nothing

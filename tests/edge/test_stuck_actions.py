@@ -17,8 +17,8 @@ from django.utils import timezone
 
 from dcl_processor import operator_writes
 from dcl_processor.worker import this_user
-from tests.edge.manage import CHECKOUT, Install, Manage, command, environment
-from tests.edge.stuck import another_session, claimed, on_a_terminal
+from tests.edge.manage import Install, Manage, execute, processors
+from tests.edge.stuck import DEAD, OF_ERRORS, another_session, claimed, on_a_terminal
 from tests.models import Errand, Message, Sample, Seat
 from tests.waiting import PATIENCE
 
@@ -115,25 +115,6 @@ def test_a_row_that_is_done_is_put_back_by_force_alone(manage: Manage) -> None:
     assert not row.claimed
 
 
-def test_a_row_that_was_handled_after_it_was_given_up_is_put_back_by_force_alone(
-    manage: Manage, install: Install
-) -> None:
-    """Its dead letter is from before."""
-    install("dead", DEAD)
-    row = Errand.objects.create(done=True, dead=True)
-    given_up = Errand.objects.create(dead=True)
-    done = manage("requeue", "dead.run", "--given-up", "--yes")
-    assert done.out == f"dead.run: 1 row ({given_up.pk}) put back into pending\n"
-    done = manage("requeue", "dead.run", "--pk", str(row.pk), "--yes")
-    assert done.code == 1
-    assert "left: done" in done.out
-    row.refresh_from_db()
-    assert row.done
-    assert manage("requeue", "dead.run", "--pk", str(row.pk), "--force", "--yes").code == 0
-    row.refresh_from_db()
-    assert not row.done
-
-
 def test_the_last_row_of_a_claim_has_the_time_of_those_before_it(
     manage: Manage, install: Install
 ) -> None:
@@ -156,21 +137,6 @@ def test_the_last_row_of_a_claim_has_the_time_of_those_before_it(
     assert manage("status", "several.run", "--fail-if", "in_doubt=1").code == 1
 
 
-def test_a_row_that_stays_locked_is_named_and_the_others_are_written(manage: Manage) -> None:
-    rows = [claimed() for _ in range(3)]
-    lock = "SELECT 1 FROM tests_errand WHERE id = %s FOR UPDATE"
-    with another_session(lock, rows[1].pk):
-        done = manage("mark-done", FETCH, "--in-doubt", "5m", "--timeout", "3", "--yes")
-    assert (done.code, done.out.splitlines()) == (
-        1,
-        [
-            f"{FETCH}: 2 rows ({rows[0].pk}, {rows[2].pk}) marked as done",
-            f"{FETCH}: 1 row ({rows[1].pk}) left: locked by other sessions",
-        ],
-    )
-    assert list(Errand.objects.order_by("pk").values_list("done", flat=True)) == [True, False, True]
-
-
 def test_a_table_in_which_no_row_can_be_locked_ends_the_wait(manage: Manage) -> None:
     row = claimed()
     with another_session("LOCK TABLE tests_errand IN EXCLUSIVE MODE"):
@@ -189,9 +155,6 @@ def test_a_choice_that_takes_too_long_is_ended(manage: Manage) -> None:
     assert "expected the rows within 3 s, got no answer; raise --timeout, or name" in done.err
     row.refresh_from_db()
     assert not row.done
-
-
-# --- what a dry run promises
 
 
 # --- JSON
@@ -218,16 +181,13 @@ def test_with_json_stdout_has_json_alone() -> None:
 
 def test_a_row_that_the_database_refuses_is_named_with_the_error(manage: Manage) -> None:
     """It does not keep the others of its chunk from being written to."""
-    rows = [claimed() for _ in range(3)]
-    arguments = ("mark-done", FETCH, "--in-doubt", "5m", "--set", "code=x", "--set", "done=True")
-    done = manage(*arguments, "--yes", "--json")
-    assert (done.code, done.err) == (1, "CommandError: 2 rows were left as they are.\n")
+    rows = [claimed() for _ in range(2)]
+    values = ("--set", "code=x", "--set", "done=True")
+    done = manage("mark-done", FETCH, "--in-doubt", "5m", *values, "--yes", "--json")
+    assert (done.code, done.err) == (1, "CommandError: 1 row was left as it is.\n")
     document = json.loads(done.out)
-    assert (document["changed"], document["rows"]) == (1, 3)
-    assert [each["pk"] for each in document["left"]] == [str(row.pk) for row in rows[1:]]
-    for each in document["left"]:
-        assert each["why"].startswith("the database reported: duplicate key")
-    assert Errand.objects.filter(code="x", claimed_at=None).count() == 1
+    assert (document["changed"], document["left"][0]["pk"]) == (1, str(rows[1].pk))
+    assert document["left"][0]["why"].startswith("the database reported: duplicate key")
 
 
 def test_an_error_tells_how_many_rows_had_been_written(
@@ -345,26 +305,13 @@ from tests.models import Errand
 def run(errand): ...
 """
 
-DEAD = """
-from tests.models import Errand
-
-@batch_processor(
-    pending=lambda: Errand.objects.filter(done=False, dead=False),
-    done={"done": True},
-    failed={"dead": True},
-    reset={"dead": False, "done": False},
-)
-def run(errand): ...
-"""
-
 
 def test_one_row_is_chosen_without_a_read_of_the_table(manage: Manage, install: Install) -> None:
     """Which of 50 million rows are pending, or were given up, is a question of minutes."""
     install("dead", DEAD)
     Errand.objects.bulk_create([Errand(place=number, done=True) for number in range(20_000)])
     row = Errand.objects.create(dead=True)
-    with connection.cursor() as cursor:
-        cursor.execute("VACUUM ANALYZE tests_errand")
+    execute("VACUUM ANALYZE tests_errand")
     with CaptureQueriesContext(connection) as sent:
         done = manage("requeue", "dead.run", "--pk", str(row.pk), "--dry-run")
         shown = manage("show", "dead.run", str(row.pk))
@@ -444,17 +391,7 @@ def test_an_answer_that_could_not_be_written_is_no_success(
 ) -> None:
     row = claimed()
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command(*arguments),
-            env=environment(),
-            cwd=CHECKOUT,
-            stdin=subprocess.DEVNULL,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+        done = processors(*arguments, stdout=full)
     assert done.returncode == code, done.stderr
     assert done.stderr.endswith("CommandError: output could not be written.\n")
     row.refresh_from_db()
@@ -601,10 +538,6 @@ def test_an_action_that_an_error_ends_is_in_the_log_too(
 
 
 # --- rows of one error
-
-OF_ERRORS = DEAD.replace("reset=", "retry=Retry(), reset=").replace(
-    "from tests", "from dcl_processor import Retry\nfrom tests", 1
-)
 
 
 def refused(error: str) -> Errand:

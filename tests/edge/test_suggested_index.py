@@ -17,6 +17,7 @@ from dcl_processor.candidates.pending_index import source
 from dcl_processor.checks import check_found
 from dcl_processor.insights.explanation import Explanation, explanation
 from dcl_processor.registry import Found
+from tests.edge.manage import execute
 from tests.models import Errand, Trailer
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -82,17 +83,12 @@ def created(indexes: list[Index], model: type[Model]) -> Iterator[None]:
         for index in indexes:
             editor.add_index(model, index)
     try:
-        analyze()
+        execute("VACUUM ANALYZE tests_errand")
         yield
     finally:
         with connection.schema_editor() as editor:
             for index in indexes:
                 editor.remove_index(model, index)
-
-
-def analyze() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("VACUUM ANALYZE tests_errand")
 
 
 def as_new() -> None:
@@ -126,7 +122,7 @@ def test_the_suggested_indexes_are_used(shape: str) -> None:
     Errand.objects.bulk_create(
         Errand(place=n % 3_000, done=n % 3_000 > 2, attempts=n % 7) for n in range(ROWS)
     )
-    analyze()
+    execute("VACUUM ANALYZE tests_errand")
     processor = grouped(*SHAPES[shape])
     before = explanation(processor)
     assert before.index is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge.manage import Manage, at_gate, besides_lifecycle, processors
+from tests.edge.manage import at_gate, besides_lifecycle, processors
 from tests.edge.watchers import SELDOM, parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
 from tests.waiting import until
@@ -102,21 +102,6 @@ def test_i10_the_row_at_hand_is_named_and_finished(gate: Path, workers: str) -> 
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_i10_a_second_signal_stops_at_once(gate: Path, workers: str) -> None:
-    parcels("gate", "gate")
-    with watching(DELIVER, "--watch", "--workers", workers, GATE=str(gate)) as watcher:
-        at_gate(gate, handlers=int(workers))
-        # To the one that counts: two that come before it looks are one to it.
-        os.kill(watcher.process.pid, signal.SIGTERM)
-        at_gate(gate, "stopping", handlers=int(workers))
-        os.killpg(watcher.process.pid, signal.SIGTERM)
-        code, out, err = watcher.end(None)
-    assert (code, out) == (128 + signal.SIGTERM, "")
-    assert err == ("CommandError: stopped at once by SIGTERM; uncommitted work is rolled back.")
-    assert len(unsent()) == 2
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
 def test_it_ends_after_so_many_rows_that_were_tried(workers: str) -> None:
     parcels(*["", "broken"] * 4)
     arguments = (DELIVER, "--watch", SELDOM, "--max-rows", "5", "--workers", workers)
@@ -137,25 +122,6 @@ def test_it_ends_after_its_time(workers: str) -> None:
 
 
 # --- what is refused
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--max-rows", "3"], "expected --watch with --max-rows, got --max-rows alone"),
-        (["--max-runtime", "3"], "expected --watch with --max-runtime, got --max-runtime alone"),
-        (["--listen"], "expected --watch with --listen, got --listen alone"),
-        (["--watch", "0"], "expected a number of seconds from 0.1, got '0'"),
-        (["--watch", DELIVER], f"got '{DELIVER}'; write the names of processors before --watch"),
-        (["--watch", "--max-rows", "0"], "expected a number of rows from 1, got '0'"),
-        (["--watch", "--max-runtime", "nan"], "expected a number of seconds above 0, got 'nan'"),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(manage: Manage, arguments: list[str], words: str) -> None:
-    ran = manage("run", DELIVER, *arguments)
-    assert (ran.code, ran.out) == (2, "")
-    assert words in ran.err
-    assert "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

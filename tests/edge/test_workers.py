@@ -9,17 +9,16 @@ import pickle
 import re
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from django.core.management import call_command
 from django.db import transaction
@@ -37,18 +36,11 @@ from dcl_processor.processes.results import Outcomes, portable
 from dcl_processor.processes.supervisor import LIVED_LONG, Supervisor
 from dcl_processor.report import Failure
 from dcl_processor.watch.polling import BACKOFF
-from tests.edge.manage import (
-    alias,
-    at_gate,
-    besides_lifecycle,
-    environment,
-    output,
-    processors,
-    started,
-)
+from tests.edge.manage import alias, at_gate, output, processors, python, started
 from tests.edge.watchers import parcels, unsent, wait_until_sent, watching
 from tests.models import Parcel
 from tests.waiting import PATIENCE, until
+from tests.warehouse.processors import deliver, deliver_alone
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -80,15 +72,7 @@ def test_a_worker_runs_all_of_the_program_that_runs_the_command(tmp_path: Path) 
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "program.py").write_text(PREPARING)
     run = "processors", "run", "warehouse.deliver", "--workers", "3"
-    ended = subprocess.run(
-        [sys.executable, "site/program.py", *run],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    ended = python("site/program.py", *run, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     calls = handled(tmp_path / "site" / "audit")
     assert sorted(pk for pk, _ in calls) == [row.pk for row in rows]
@@ -108,8 +92,6 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
 
     The row that fails is tried by each worker, and is one failed row; its error comes across.
     """
-    from tests.warehouse.processors import deliver
-
     rows = Parcel.objects.bulk_create(Parcel(note="broken" if n == 3 else "") for n in range(200))
     told: list[str] = []
     report, workers = pool.run(deliver, workers=2, stop=Stop(), on_row=told.append)
@@ -131,8 +113,6 @@ def test_copies_handle_each_row_once(installed: None, audit: Path) -> None:
 
 
 def test_no_more_copies_start_than_there_are_rows_of_the_filter(installed: None) -> None:
-    from tests.warehouse.processors import deliver
-
     rows = Parcel.objects.bulk_create(Parcel() for _ in range(5))
     report, workers = pool.run(deliver, workers=4, stop=Stop(), filter=Q(pk=rows[1].pk))
     assert (report.processed, len(workers)) == (1, 1)
@@ -140,16 +120,12 @@ def test_no_more_copies_start_than_there_are_rows_of_the_filter(installed: None)
 
 
 def test_a_run_whose_time_is_over_before_its_workers_start_has_ended_by_it(installed: None) -> None:
-    from tests.warehouse.processors import deliver
-
     Parcel.objects.bulk_create(Parcel() for _ in range(2))
     report, workers = pool.run(deliver, workers=2, stop=Stop(), timeout=0.0)
     assert (report.processed, report.stopped, workers) == (0, "timeout", [])
 
 
 def test_no_more_copies_start_than_max_workers(installed: None, audit: Path) -> None:
-    from tests.warehouse.processors import deliver_alone
-
     Parcel.objects.bulk_create(Parcel(note="alone") for _ in range(20))
     report, workers = pool.run(deliver_alone, workers=4, stop=Stop())
     assert (report.processed, report.stopped, len(workers)) == (20, "drained", 1)
@@ -252,8 +228,6 @@ def test_a_copy_that_cannot_be_started_costs_the_others_nothing(
     installed: None, audit: Path
 ) -> None:
     """Each that runs keeps three files of its parent's open, and starting one takes ten."""
-    from tests.warehouse.processors import deliver
-
     Parcel.objects.bulk_create(Parcel() for _ in range(20))
     with room_for_files(16):
         _, workers = pool.run(deliver, workers=8, stop=Stop())
@@ -274,24 +248,6 @@ def test_a_share_that_is_not_known_is_a_question_mark() -> None:
     assert out.getvalue() == "p: 5 processed in 0.00 s; stopped by failures (2 workers: 5, ?)\n"
 
 
-def test_one_signal_lets_every_copy_finish_its_row(
-    gate: Path, audit: Path, interrupts: None
-) -> None:
-    """It goes to the whole process group, as Ctrl-C does: the workers must not take it for two."""
-    Parcel.objects.bulk_create(Parcel(note="gate") for _ in range(4))
-    with started("run", "warehouse.deliver", "--workers", "2", "--json", GATE=str(gate)) as process:
-        at_gate(gate, handlers=2)
-        os.killpg(process.pid, signal.SIGINT)
-        at_gate(gate, "stopping", handlers=2)
-        (gate / "open").touch()
-        out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, besides_lifecycle(err)) == (0, "")
-    report = json.loads(out)
-    assert (report["processed"], report["stopped"]) == (2, "signal")
-    assert len(handled(audit)) == 2
-    assert len(unsent()) == 2
-
-
 def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
     gate: Path, audit: Path
 ) -> None:
@@ -310,21 +266,15 @@ def test_copies_finish_their_rows_and_end_when_the_parent_is_killed(
 
 def is_running(pid: int) -> bool:
     # One whose parent has not waited for it is a zombie, and has ended.
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)],  # noqa: S607  # wherever it is
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return state != "" and not state.startswith("Z")
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 # --- what is refused
 
 
 def refused(words: str, **options: Any) -> None:
-    from tests.warehouse.processors import deliver
-
     with pytest.raises(Unsupported, match=words):
         pool.run(deliver, workers=2, stop=Stop(), **options)
 

@@ -5,7 +5,6 @@ import ctypes
 import gc
 import os
 import signal
-import sys
 from pathlib import Path
 
 from django.db import connection
@@ -63,8 +62,6 @@ def end(how: str) -> None:
             ctypes.string_at(0)  # as an error in a C extension does
         case "exit at once":
             os._exit(9)
-        case "exit":
-            sys.exit(0)  # as argparse does, and click
         case "read only":
             # As after a failover: from the next transaction on, this session may write nothing.
             with connection.cursor() as cursor:
