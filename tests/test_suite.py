@@ -209,9 +209,9 @@ def imported() -> int:
 @pytest.mark.parametrize(
     ("what", "weigh", "most", "goal"),
     [
-        ("lines of the package", lambda: lines(PACKAGE), 38_400, 12_500),
+        ("lines of the package", lambda: lines(PACKAGE), 38_430, 12_500),
         ("modules of the package", lambda: modules(PACKAGE), 221, 85),
-        ("lines of the tests", lambda: lines(TESTS), 67_650, 26_000),
+        ("lines of the tests", lambda: lines(TESTS), 67_040, 26_000),
         ("modules that a first processor imports", imported, 101, 40),
     ],
 )

@@ -202,7 +202,7 @@ class Ledger:
         until = time.monotonic() + AT_ONCE_FOR
         for work in works:
             work.finished = time.monotonic()
-        # Another run waits already, or has waited in vain.
+        # Another run waits already, or has waited and failed.
         within = None if self._has_missed else AT_ONCE_FOR
         while within is None or within > 0:
             try:

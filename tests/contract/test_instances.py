@@ -124,8 +124,8 @@ def test_i15_attempts_are_not_read_from_an_instance_that_is_an_older_one(
     the.errands(1)
     load, made, calls = Errand.from_db.__func__, dict[Any, Errand](), list[int]()  # type: ignore[attr-defined]
 
-    def from_db(model: Any, *loaded: Any) -> Errand:
-        row = load(model, *loaded)
+    def from_db(model: Any, *loaded: Any, **options: Any) -> Errand:
+        row = load(model, *loaded, **options)
         return made.setdefault(row.pk, row)
 
     def fail(row: Errand) -> None:
@@ -157,8 +157,8 @@ def test_i13_a_row_that_cannot_be_loaded_fails_alone_and_is_counted(
     bad = the.errands(5)[1]
     load = Errand.from_db.__func__  # type: ignore[attr-defined]
 
-    def from_db(model: Any, *loaded: Any) -> Errand:
-        row: Errand = load(model, *loaded)
+    def from_db(model: Any, *loaded: Any, **options: Any) -> Errand:
+        row: Errand = load(model, *loaded, **options)
         if row.pk == bad.pk:
             fault()
         return row

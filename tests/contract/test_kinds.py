@@ -421,6 +421,16 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
     assert (row.attempts, row.dead) == (2, False)
 
 
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+def test_i16_a_dead_letter_that_is_refused_costs_no_other_row_anything(make: the.Make) -> None:
+    """Without a retry there is nothing else to write; the row stays pending."""
+    the.errands(3)
+    calls: list[int] = []
+    fail = failing(calls)
+    assert_run(make(fail, failed={"dead": None}, batch_size=3)(), processed=2, failed=1, redone=0)
+    assert sorted(calls) == [0, 1, 2]
+
+
 @the.all_deliveries
 def test_i14_a_dead_letter_that_cannot_be_written_costs_a_row_nothing_that_is_handled(
     make: the.Make,
@@ -677,6 +687,19 @@ if IS_POSTGRESQL:
 
         assert_run(the.at_least_once(fail)(), lease_lost=1)
         assert "was taken over while it failed: no such place" in caplog.text
+
+    @pytest.mark.parametrize("code", ["57014", "53100", "55P03"])
+    def test_i17_work_that_is_done_is_settled_when_the_database_can(code: str) -> None:
+        """It refuses the first two settlements: too slow, no room on the disk, locked."""
+        the.errands(1)
+        calls: list[int] = []
+        run = the.at_least_once(
+            lambda row: calls.append(row.place), retry=the.retry(), done=lambda _: FLIP
+        )
+        refuse = f"RAISE EXCEPTION USING ERRCODE = '{code}'"
+        with at_update("NEW.result <> ''", refuse, times=2):
+            assert_run(run(), processed=1)
+        assert calls == [0]
 
     @pytest.mark.parametrize("code", ["20000", "21000", "54000", "AB001"])
     def test_i17_a_row_that_is_refused_for_good_is_not_tried_until_its_lease_ends(

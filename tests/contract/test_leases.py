@@ -665,10 +665,10 @@ def test_what_is_not_handled_gets_reset_and_never_the_mark_that_was_there_before
     assert not said["done"]
 
 
-def assert_put_back_with_what_shows_the_death(row: Errand) -> None:
+def assert_put_back_with_what_shows_the_death(row: Errand, attempts: int = 0) -> None:
     """Check that the row has no mark, but a lease that shows the next worker the death."""
     said = the.state(row)
-    assert {**said, **UNMARKED, "leased_until": True, "attempts": 0, "done": False} == said
+    assert {**said, **UNMARKED, "leased_until": True, "attempts": attempts, "done": False} == said
     taken_over: list[int] = []
     run = marking(the.ignore, taken_over=lambda row: taken_over.append(row.pk))
     assert_run(run(filter=the.only(row)), processed=1)
@@ -816,6 +816,6 @@ if connection.features.has_select_for_no_key_update:
         with monkeypatch.context() as patch:
             patch.setattr(Errand, "__init__", make)
             report = marking(the.ignore)()
-        assert_run(report, processed=1, failed=1)
+        assert_run(report, processed=1, failed=1, to_retry=1)
         assert the.state(rows[0])["done"]
-        assert_put_back_with_what_shows_the_death(bad)
+        assert_put_back_with_what_shows_the_death(bad, attempts=1)

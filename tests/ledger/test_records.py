@@ -385,6 +385,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(module, "time", clock)
     for pace in ("POLL", "IDLE"):  # the thread of the ledger tries nothing on its own schedule
         monkeypatch.setattr(desk, pace, 3600.0)
+    monkeypatch.setattr(desk, "LATE", math.inf)  # a machine that stands still is no late answer
     return waits
 
 
