@@ -26,8 +26,8 @@ PARTS = {"query": "`Query`", "compiler": "`SQLCompiler`", "connection": "connect
 #: What Django documents of these parts, or what every backend outside Django has to have.
 DOCUMENTED = (
     "alias as_sql close compile connection cursor display_name ensure_connection features "
-    "get_autocommit in_atomic_block introspection is_usable ops query rollback set_autocommit "
-    "set_rollback settings_dict timezone vendor"
+    "get_autocommit in_atomic_block introspection is_usable ops query rollback schema_editor "
+    "set_autocommit set_rollback settings_dict timezone vendor"
 )
 
 
