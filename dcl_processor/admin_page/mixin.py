@@ -111,9 +111,8 @@ class ProcessorAdminMixin(Base):
 
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
         """Return the list's filters, and one by state for each processor."""
-        from .changelist import (
-            state_filter,  # Workers load the project's admin, and need no answers.
-        )
+        # Workers load the project's admin, and need no answers.
+        from .changelist import state_filter
 
         # A filter by an error would list the texts of all errors.
         given = [each for each in super().get_list_filter(request) if not self._is_error(each)]

@@ -10,7 +10,7 @@ from django.db.models.base import ModelState
 
 from dcl_processor import log_fields
 from dcl_processor import steady as time
-from dcl_processor.candidates.question import KeyList, Question
+from dcl_processor.candidates.question import Question
 from dcl_processor.database.connection import reconnected
 from dcl_processor.database.contention import (
     is_about_rows,
@@ -29,14 +29,14 @@ from dcl_processor.exceptions import (
 )
 from dcl_processor.execution.handler import Failed, Handled, Outcome, as_exception
 from dcl_processor.interrupts import ends_the_run
-from dcl_processor.locking.parts import lock_free
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.masking import described
 from dcl_processor.settlement import writing
 from dcl_processor.settlement.rehearsal import RowRefused
 
 from . import flips, settling, work
-from .claim import claim
+from .claim import claim, statements
+from .key_claim import take_turn
 from .settlement import COMMIT, Batch, Claimed, Held, NotSettled, Settlement
 
 if TYPE_CHECKING:
@@ -167,8 +167,12 @@ def _is_transient(lane: Lane, batch: Batch, error: Exception) -> bool:
 
 def _refuse_for_all(lane: Lane, batch: Batch, error: Exception) -> None:
     """Raise the error of a claim, unless one of its instances is what could not be made."""
+    question, wanted = batch.question, batch.wanted
     try:
-        _lock_bare(lane, batch.question, batch.wanted.pks[0])
+        if wanted.keys:
+            take_turn(lane.session, question, wanted, None)
+            lane.session.rollback()
+        _lock_bare(lane, question, wanted.pks[0])
     except Exception:  # noqa: BLE001  # the first is the one to be reported
         raise error from None
     finally:
@@ -176,13 +180,13 @@ def _refuse_for_all(lane: Lane, batch: Batch, error: Exception) -> None:
 
 
 def _lock_bare(lane: Lane, question: Question[Any], pk: Any) -> Claimed:
-    """Lock a row and check it again, without loading it."""
-    lane.session.begin([], None)
-    # Race: stale second check. Under the lock, by a statement with a snapshot of its own.
-    locked = lock_free(question, [pk], question.tables)
-    is_ours = question.narrowed(KeyList(locked)).exists()
+    """Lock a row and check it again, by the statements of a claim, and make no instance of it."""
+    connection = lane.session.connection
+    answers = lane.session.begin(statements(question, Wanted([pk])), None)
+    # The one lock of a database without row locks returns no row.
+    is_ours = all(answers if connection.features.has_select_for_update else answers[-1:])
     rows = [Held(pk, _bare(question, pk))] if is_ours else []
-    return Claimed(rows, driver=lane.session.connection.connection)
+    return Claimed(rows, driver=connection.connection)
 
 
 def _bare(question: Question[Any], pk: Any) -> Any:

@@ -97,7 +97,7 @@ def update_rows(
             return own_values.execute(*joined, using=rows.db)
     rows = rows.filter(these(pks))
     tables = _by_table(question, values)
-    if len(tables) == 1:
+    if len(tables) < 2:
         return rows.update(**values)
     # Race: work without flip. Django would write each table as well, and count the rows of one.
     keys = [*rows.values_list("pk", flat=True)]

@@ -190,8 +190,7 @@ def has_hypopg() -> bool:
         return False
     with connection.cursor() as cursor:
         cursor.execute("SELECT FROM pg_available_extensions WHERE name = 'hypopg'")
-        is_there = bool(cursor.rowcount)
-        if is_there:
+        if is_there := bool(cursor.rowcount):
             cursor.execute("CREATE EXTENSION IF NOT EXISTS hypopg")
     return is_there
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import django
 import pytest
-from django.db import connection, models
+from django.db import DatabaseError, connection, models
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, batch_processor
 from tests.contract.support import core
 from tests.contract.support import errands as the
 from tests.contract.support.marking import marking
 from tests.contract.support.reports import assert_run
+from tests.contract.support.wanted import corrupt, refuse_to_load
 from tests.instances.models import Job, MailJob, PrintJob, Secret
 from tests.kinds import models as kinds
 from tests.models import Errand
@@ -144,33 +145,32 @@ def broken() -> None:
         cursor.execute("SELECT no_such_column FROM tests_errand")
 
 
-def unreadable() -> None:
-    raise ValueError("corrupt")
-
-
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("fault", [broken, unreadable])
+@pytest.mark.parametrize("fault", [broken, corrupt])
 @pytest.mark.parametrize("make", [the.transactional, marking, the.at_least_once])
 def test_i13_a_row_that_cannot_be_loaded_fails_alone_and_is_counted(
     make: the.Make, fault: Any, batch_size: int, monkeypatch: Any
 ) -> None:
     bad = the.errands(5)[1]
-    load = Errand.from_db.__func__  # type: ignore[attr-defined]
-
-    def from_db(model: Any, *loaded: Any, **options: Any) -> Errand:
-        row: Errand = load(model, *loaded, **options)
-        if row.pk == bad.pk:
-            fault()
-        return row
-
     run = make(the.ignore, retry=the.retry(max_attempts=2), batch_size=batch_size)
-    with monkeypatch.context() as patch:
-        patch.setattr(Errand, "from_db", classmethod(from_db))
-        assert_run(run(), processed=4, failed=1, to_retry=1)
-        assert_run(run(), failed=1)
-        assert_run(run())
-    bad.refresh_from_db()
-    assert (bad.done, bad.attempts, bad.leased_until) == (False, 2, None)
+    refuse_to_load(bad, monkeypatch, fault)
+    assert_run(run(), processed=4, failed=1, to_retry=1)
+    assert_run(run(), failed=1)
+    assert_run(run())
+    left = Errand.objects.filter(done=False).values_list("pk", "attempts", "leased_until")
+    assert [*left] == [(bad.pk, 2, None)]
+
+
+@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
+def test_i13_a_claim_that_is_refused_for_all_rows_ends_the_run_and_costs_no_attempt(
+    make: the.Make,
+) -> None:
+    """The read of the keys leaves the function out."""
+    the.errands(3)
+    asked = the.PENDING.annotate(told=models.Func("place", function="tests_no_such_function"))
+    with pytest.raises(DatabaseError):
+        make(the.ignore, pending=asked, retry=the.retry())()
+    assert {*Errand.objects.values_list("attempts", "done")} == {(0, False)}
 
 
 @pytest.mark.parametrize("makes", ["fewer", "none"])

@@ -421,16 +421,6 @@ def test_i16_a_failure_is_recorded_although_its_values_are_refused(
     assert (row.attempts, row.dead) == (2, False)
 
 
-@pytest.mark.parametrize("make", [the.transactional, the.at_least_once])
-def test_i16_a_dead_letter_that_is_refused_costs_no_other_row_anything(make: the.Make) -> None:
-    """Without a retry there is nothing else to write; the row stays pending."""
-    the.errands(3)
-    calls: list[int] = []
-    fail = failing(calls)
-    assert_run(make(fail, failed={"dead": None}, batch_size=3)(), processed=2, failed=1, redone=0)
-    assert sorted(calls) == [0, 1, 2]
-
-
 @the.all_deliveries
 def test_i14_a_dead_letter_that_cannot_be_written_costs_a_row_nothing_that_is_handled(
     make: the.Make,

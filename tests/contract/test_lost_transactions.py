@@ -313,7 +313,7 @@ if HAS_SERVER:
 
     def test_any_other_error_in_a_claim_ends_the_run() -> None:
         with pytest.raises(DatabaseError):
-            run_while_the_server_says(REFUSED[connection.vendor], 1, rows=3)
+            run_while_the_server_says(REFUSED[connection.vendor], 1, rows=9)
         assert Parcel.objects.filter(sent=False).count() == 2
 
 

@@ -158,7 +158,7 @@ def test_suspects_of_several_keys_come_after_the_other_keys(folder: Path) -> Non
     left_by_the_dead(rows[0], processor=processor)
     left_by_the_dead(rows[2], number=3, processor=processor)
     left_by_the_dead(rows[4], number=2, processor=processor)
-    assert_run(processor(timeout=20), processed=8)
+    assert_run(processor(timeout=PATIENCE), processed=8)
     # A run begins with any of the keys, and goes round: no start gives this order.
     assert calls == [*rows[6:], *rows[:2], *rows[4:6], *rows[2:4]]
 

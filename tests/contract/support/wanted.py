@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import transaction
+from django.db.models import Model
 
 from tests.models import Parcel
 
@@ -21,14 +23,20 @@ def held(rows: list[Parcel]) -> Iterator[None]:
         yield
 
 
-def refuse_to_load(row: Parcel, patch: pytest.MonkeyPatch) -> None:
-    """Let no instance be made of this row, as where a column's value makes no sense."""
-    load = Parcel.from_db.__func__  # type: ignore[attr-defined]
+#: Raises a ValueError.
+corrupt = partial(int, "corrupt")
 
-    def from_db(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = load(cls, *args, **kwargs)
+
+def refuse_to_load(
+    row: Model, patch: pytest.MonkeyPatch, fault: Callable[[], Any] = corrupt
+) -> None:
+    """Let no instance be made of this row, as where a column's value makes no sense."""
+    load = type(row).from_db.__func__  # type: ignore[attr-defined]
+
+    def from_db(model: Any, *args: Any, **options: Any) -> Any:
+        loaded = load(model, *args, **options)
         if loaded.pk == row.pk:
-            raise ValueError("corrupt")
+            fault()
         return loaded
 
-    patch.setattr(Parcel, "from_db", classmethod(from_db))
+    patch.setattr(type(row), "from_db", classmethod(from_db))
