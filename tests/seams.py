@@ -11,19 +11,9 @@ from typing import Any
 
 import pytest
 
-from dcl_processor import BatchProcessor, Lease, Retry
 from dcl_processor.candidates import question
-from dcl_processor.engine import (
-    claim,
-    compare_and_set,
-    deliveries,
-    key_claim,
-    lane,
-    session,
-    settling,
-)
+from dcl_processor.engine import claim, compare_and_set, key_claim, lane, session, settling
 from dcl_processor.engine.heartbeat import Heartbeat
-from dcl_processor.execution.row_savepoint import RowSavepoint
 from dcl_processor.settlement import flip
 
 #: Objects, each with the name of an attribute that is replaced.
@@ -39,23 +29,14 @@ KEY_LOCK: Seam = ((key_claim, "_locking"),)
 REAP: Seam = ((key_claim, "_reap"),)
 IS_FIRST: Seam = ((key_claim, "_is_first"),)
 IS_WRITTEN: Seam = ((settling, "is_written"),)
-BEGIN: Seam = ((session, "BEGIN"),)
 SEND_TOGETHER: Seam = ((session, "send_together"),)
 IS_OBSERVED: Seam = ((session, "is_observed"),)
-LEASE_MARK: Seam = ((deliveries, "lease_mark"),)
-LEASE_FREE: Seam = ((Lease, "free"),)
 # The work
-UNDO: Seam = ((RowSavepoint, "_undo"),)
-CLEAR_UP: Seam = ((settling, "clear_up"),)
 LET_GO: Seam = ((Heartbeat, "let_go"),)
 # The flip, and what is written after a failure
 FLIP: Seam = ((flip, "flip"),)
-FLIPS: Seam = ((flip, "flips"),)
 FIXED_FLIP: Seam = ((lane, "fixed_flip"),)
 CLEARED_RETRY: Seam = ((flip, "with_cleared_retry"),)
-UNTRIED_VALUES: Seam = ((Retry, "untried_values"),)
-GET_FAILED: Seam = ((BatchProcessor, "get_failed"),)
-EXPECTED: Seam = ((settling, "expected_of"),)
 WRITE: Seam = ((compare_and_set, "write"),)
 STATEMENT: Seam = ((compare_and_set, "statement_if_free"),)
 # The order of them

@@ -13,9 +13,9 @@ from django.db.models import Value
 from django.db.models.functions import Now
 
 from dcl_processor import BatchProcessor, Delivery, Lease, Retry, Snooze, batch_processor
-from dcl_processor.definition.kinds import RULES, Rules
+from dcl_processor.definition.kinds import RULES
 from dcl_processor.engine.deliveries import DELIVERIES
-from dcl_processor.exceptions import InvalidDone, InvalidOption, Unsupported
+from dcl_processor.exceptions import InvalidDone, InvalidOption
 from tests.contract.support import archive
 from tests.models import Errand, Parcel
 
@@ -326,15 +326,6 @@ ARCHIVE: dict[str, Any] = {"done": {"sent": True}, "delivery": "archive"}
 def test_a_delivery_without_rules_is_refused_when_it_is_defined() -> None:
     with pytest.raises(InvalidOption, match=r"expected delivery to be one of .* got 'archive'"):
         batch_processor(pending=Parcel.objects.all(), **ARCHIVE)(print)
-
-
-def test_a_delivery_without_a_function_is_refused_before_the_first_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(RULES, "archive", Rules())
-    run = batch_processor(pending=Parcel.objects.all(), **ARCHIVE)(print)
-    with pytest.raises(Unsupported, match=r"expected a delivery with a function, .*'archive'"):
-        run()
 
 
 def test_a_fourth_delivery_takes_forty_lines_at_most() -> None:

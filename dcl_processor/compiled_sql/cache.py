@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist
@@ -14,6 +15,7 @@ from dcl_processor.database import likeness
 from dcl_processor.values import Values
 
 from .placeholders import CannotParametrize
+from .update import CompiledUpdate
 
 S = TypeVar("S")
 
@@ -35,19 +37,29 @@ class StatementCache(threading.local):
         self._kept: dict[Hashable, Any] = {}
         #: Of the values that were written last: their statements, by kind.
         self._values: Values | None = None
-        self._writing: dict[Hashable, Any] = {}
+        self._writing: dict[Hashable, CompiledUpdate | None] = {}
 
-    def to_write(self, values: Values, kind: Hashable, make: Callable[[], S]) -> S | None:
+    def to_write(
+        self,
+        model: type[Model],
+        using: str,
+        values: Values,
+        expected: Iterable[str] = (),
+        *,
+        many: bool = False,
+        fenced: bool = False,
+    ) -> CompiledUpdate | None:
         """Return the statement of this kind that writes such values, as ``get()`` does.
 
         The values are mostly the same object for all rows, and then nothing of them is examined.
         """
+        kind = many, fenced, *expected
         if values is not self._values:
             self._values, self._writing = values, {}
         if kind not in self._writing:
+            make = partial(CompiledUpdate, model, using, values, expected, many=many, fenced=fenced)
             self._writing[kind] = self.get((kind, signature(values)), make)
-        statement: S | None = self._writing[kind]
-        return statement
+        return self._writing[kind]
 
     def get(self, name: tuple[Hashable, ...], make: Callable[[], S]) -> S | None:
         """Return the statement of that name; ``None`` if no statement fits every row.

@@ -41,8 +41,8 @@ class CompiledUpdate:
         model: type[Model],
         using: str,
         values: Values,
-        *,
         expected: Iterable[str] = (),
+        *,
         many: bool = False,
         fenced: bool = False,
     ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -49,8 +48,7 @@ def _compiled(
     # NULL needs a comparison of its own.
     if len(only) != len(expected) or [1 for each in only.values() if each is None]:
         return None, only
-    make = partial(CompiledUpdate, question.model, question.using, values, expected=only)
-    return question.writes.to_write(values, ("settle", *only), make), only
+    return question.writes.to_write(question.model, question.using, values, only), only
 
 
 def write_all(

@@ -1,4 +1,4 @@
-"""The possible orders of lock, work, flip and commit: each function is one row of the crash table.
+"""The possible orders of lock, work, flip and commit, which are the rows of the crash table.
 
 The place where its transaction ends shows what a killed process leaves behind. What is left to send
 is the value that it returns; ``after`` is what the delivery before it has returned.
@@ -7,21 +7,17 @@ is the value that it returns; ``after`` is what the delivery before it has retur
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dcl_processor.definition.kinds import Delivery
-from dcl_processor.exceptions import Unsupported
 
 from .flips import flips
 from .marked import handle_marked
-from .marks import claim_mark, lease_mark
 from .settlement import Batch, Settlement
 from .settling import settle
 from .work import handle_locked
 
 if TYPE_CHECKING:
-    from dcl_processor.definition.definition import Definition
-
     from .lane import Lane
 
 
@@ -33,17 +29,13 @@ def transactional(lane: Lane, batch: Batch, after: Settlement | None) -> Settlem
     return flips(lane, batch)  # the flips; COMMIT
 
 
-def at_most_once(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
-    """Lock and check again → claim, or flip → commit → work → settle, if the claim still stands."""
-    lane.claim_and_mark(batch, claim_mark, after)  # [``after``;] committed: the row is hidden
+def marked_first(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
+    """Lock and check again → mark → commit → work → settle, if the mark is still there.
+
+    The mark is a claim, or the flip itself (AT_MOST_ONCE), or a lease (AT_LEAST_ONCE).
+    """
+    lane.claim_and_mark(batch, after)  # [``after``;] committed: the row is hidden
     handle_marked(lane, batch)  # no transaction is open
-    return settle(lane, batch)  # writes nothing to a row whose claim is gone
-
-
-def at_least_once(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
-    """Lock and check again → lease, attempt + 1 → commit → work → settle, if still leased."""
-    lane.claim_and_mark(batch, lease_mark, after)
-    handle_marked(lane, batch)
     # Race: lost lease that writes. A row that another worker has taken over has another lease.
     return settle(lane, batch)
 
@@ -53,16 +45,6 @@ Deliver = Callable[["Lane", Batch, Settlement | None], Settlement]
 #: The function of each delivery, which has its rules in ``definition/kinds.py``.
 DELIVERIES: dict[str, Deliver] = {
     Delivery.TRANSACTIONAL: transactional,
-    Delivery.AT_MOST_ONCE: at_most_once,
-    Delivery.AT_LEAST_ONCE: at_least_once,
+    Delivery.AT_MOST_ONCE: marked_first,
+    Delivery.AT_LEAST_ONCE: marked_first,
 }
-
-
-def refuse_unknown(processor: Definition[Any]) -> None:
-    """Raise ``Unsupported`` unless the processor's delivery has a function."""
-    if processor.delivery not in DELIVERIES:
-        raise Unsupported(
-            f"{processor.name}: expected a delivery with a function, one of "
-            f"{', '.join(map(str, DELIVERIES))}, got {processor.delivery!r}, which has only rules; "
-            "add its function to DELIVERIES in dcl_processor/engine/deliveries.py."
-        )

@@ -42,8 +42,7 @@ def flips(lane: Lane, batch: Batch, *, may_wait: bool = True) -> Settlement:
     ``may_wait``: otherwise the flips are written now. Raises if a row cannot be settled; nothing of
     the transaction may be kept then.
     """
-    if lane.run.choosy is not None:
-        lane.run.choosy.keep(lane.session.connection)
+    lane.run.keep_sight(lane.session.connection)
     # Race: flip without work. The work of a row whose handler raised was rolled back.
     claimed, connection = batch.claimed, lane.session.connection
     assert claimed is not None
@@ -98,14 +97,10 @@ def _flips_of(lane: Lane, batch: Batch, handled: Sequence[tuple[Held, Any]]) -> 
     moved = {held.pk: held.row for held, _ in handled if held.row.pk != held.pk}
     if moved:
         writing.refuse_moved(question, moved, processor)
-    if len(handled) == 1:
-        [(held, result)] = handled
-        return [(lane.fixed_flip or flip_of(lane, held, result), [held.pk])]
-    if lane.fixed_flip is not None and handled:
-        return [(lane.fixed_flip, [held.pk for held, _ in handled])]
-    rows = {held.pk: held.row for held, _ in handled}
-    values = flip.flips(processor, rows, {held.pk: result for held, result in handled})
-    groups = grouping.group(values)
+    if handled and (lane.fixed_flip is not None or len(handled) == 1):
+        values = lane.fixed_flip or flip_of(lane, *handled[0])
+        return [(values, [held.pk for held, _ in handled])]
+    groups = grouping.group({h.pk: flip.flip(processor, h.row, result) for h, result in handled})
     if lane.run.has_rules or lane.run.joins_rows is False:
         return groups
     merged = grouping.merge(groups, question)

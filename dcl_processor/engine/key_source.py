@@ -201,20 +201,15 @@ class KeySource(Source):
         if not batch.wanted.keys:
             super().note_claim(batch)
 
-    def missed(self, batch: Batch) -> None:
+    def give_back(self, batch: Batch, *, missed: bool = False) -> None:
         if not batch.wanted.keys:
-            super().missed(batch)
+            super().give_back(batch, missed=missed)
             return
-        known = batch.claimed or Claimed([])
-        absent = [*self._open_rows(batch), *known.absent]
-        batch.claimed = Claimed([], absent=absent, stale=known.stale, busy=known.busy)
-        self.end(batch)
-
-    def give_back(self, batch: Batch) -> None:
-        if not batch.wanted.keys:
-            super().give_back(batch)
-            return
+        open_rows, known = self._open_rows(batch), batch.claimed or Claimed([])
         batch.claimed = Claimed([])
+        if missed:
+            absent = [*open_rows, *known.absent]
+            batch.claimed = Claimed([], absent=absent, stale=known.stale, busy=known.busy)
         self.end(batch)
 
     def end(self, batch: Batch, redone: Sequence[Any] = ()) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from .deliveries import DELIVERIES, Deliver
 from .flips import fixed_flip
 from .key_claim import claim_in_turn
 from .marking import claim_and_mark
+from .marks import mark_of
 from .session import Session
 from .settlement import Batch, Held, NotSettled, Settlement
 from .source import LOOK
@@ -217,9 +218,7 @@ class Lane:
             ages = pending_ages(self._since, rows) if self._since else ()
             observers.tell("claimed", self._name, ages)
 
-    def claim_and_mark(
-        self, batch: Batch, make: Callable[[Lane], Mark], after: Settlement | None
-    ) -> None:
+    def claim_and_mark(self, batch: Batch, after: Settlement | None) -> None:
         """Lock the batch's rows, check them again, mark them, and commit; ``after`` goes first."""
         began = time.monotonic()
         # If a settlement waits, no code of the user has run since the last look.
@@ -227,7 +226,7 @@ class Lane:
             self._tell_of_leftover()
         if self.processor.lease or self.processor.claimed_at:
             self.session.keep_zone()
-        batch.mark = mark = self._mark or self._mark_of(make)
+        batch.mark = mark = self._mark or self._mark_of(batch)
         try:
             claim_and_mark(self, batch, mark, after)
         finally:
@@ -260,8 +259,8 @@ class Lane:
             claimed = {held.pk: held.marked.after for held in batch.claimed.rows}
             self.run.heartbeat.hold(batch.question, claimed, since)
 
-    def _mark_of(self, make: Callable[[Lane], Mark]) -> Mark:
-        mark = make(self)
+    def _mark_of(self, batch: Batch) -> Mark:
+        mark = mark_of(self.processor, batch.question.model)
         if self._has_fixed_mark:
             self._mark = mark
         if self.fixed_flip is not None:
@@ -284,11 +283,6 @@ class Lane:
         """Take note that the database refuses it for this table: a rule makes several of it."""
         marking.refused.add((batch.question.using, batch.question.model))
         self.simple_question = None
-
-    @property
-    def question(self) -> Question[Any]:
-        """The question of the window at hand."""
-        return self.source.question
 
     def is_ours(self, pk: Any) -> bool:
         """Return whether the lease of a claimed row is alive, as far as this process knows."""

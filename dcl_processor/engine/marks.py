@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Model, Value
 from django.db.models.functions import Coalesce, Least
@@ -107,52 +107,28 @@ def column(question: Question[Any], rows: Sequence[Held], name: str) -> dict[Any
     return {pk: values[name] for pk, values in known.items()}
 
 
-class Claiming(Protocol):
-    """What a mark depends on; a lane has it."""
+def mark_of(processor: Definition[Any], model: Any, *, is_held: bool = False) -> Mark:
+    """Return the mark of a processor's claims.
 
-    @property
-    def processor(self) -> Definition[Any]: ...
-
-    @property
-    def question(self) -> Question[Any]: ...
-
-
-def claim_mark(batch: Claiming, *, is_held: bool = False) -> Mark:
-    """AT_MOST_ONCE: the processor's ``claim``, or without one the flip itself.
-
-    ``is_held``: the row was claimed earlier, so that nothing is written again, and no callable of
-    ``claim`` is called.
+    AT_MOST_ONCE: the ``claim``, or without one the flip itself. AT_LEAST_ONCE: a lease, and the
+    attempt, counted before a crash can hide it; with a ``claim`` the lease and the claim are one
+    mark, which one statement writes and removes. ``is_held``: the row was claimed earlier, so that
+    nothing is written again, and no callable of ``claim`` is called.
     """
-    processor = batch.processor
-    at = processor.claimed_at
-    written: Values = {} if is_held else resolve(processor.claim or processor.done or {})
-    if at:
-        written = {**written, at: _NOW}
-    meta = batch.question.model._meta
-    values = {meta.get_field(name).attname: value for name, value in written.items()}
-    removed = {at: None} if at else {}
-    undone = None if processor.reset is None else {**removed, **processor.reset}
-    option = "claim" if processor.claim else "done"
-    return Mark(values, signature(values), at, removed, undone, option)
-
-
-def lease_mark(batch: Claiming, *, is_held: bool = False) -> Mark:
-    """AT_LEAST_ONCE: a lease, and the attempt, counted before a crash can hide it.
-
-    With a ``claim`` the lease and the claim are one mark, which one statement writes and removes.
-    ``is_held``: as for ``claim_mark()``.
-    """
-    processor = batch.processor
-    lease, retry = processor.lease, processor.retry
-    assert lease is not None
-    model: Any = batch.question.model
+    lease, retry, at = processor.lease, processor.retry, processor.claimed_at
+    time, none = ({at: _NOW}, {at: None}) if at else ({}, {})
+    if lease is None:
+        chosen: Values = {} if is_held else resolve(processor.claim or processor.done or {})
+        values = by_attname(model, {**chosen, **time})
+        undone = None if processor.reset is None else {**none, **processor.reset}
+        option = "claim" if processor.claim else "done"
+        return Mark(values, signature(values), at, none, undone, option)
     mark = _lease_mark(lease, retry.attempts if retry else None, model)
     if processor.claim is None:
         return mark
-    at = processor.claimed_at
-    written = {} if is_held else {**resolve(processor.claim), **({at: _NOW} if at else {})}
+    written = {} if is_held else {**resolve(processor.claim), **time}
     values = {**by_attname(model, written), **mark.values}
-    removed = {**({at: None} if at else {}), **mark.removed}
+    removed = {**none, **mark.removed}
     reset = by_attname(model, processor.reset or {})
     return replace(
         mark,

@@ -103,7 +103,7 @@ def recover(lane: Lane, batch: Batch, raised: BaseException, *, waited: bool = F
     has_row_locks = lane.session.connection.features.has_select_for_update
     is_of_all = len(ours) == 1 or (is_contention(error) and not has_row_locks)
     if _is_transient(lane, batch, error) and is_of_all:
-        lane.source.missed(batch)  # a later pass asks again
+        lane.source.give_back(batch, missed=True)  # a later pass asks again
         return
     failed = batch.to_blame
     if len(ours) == 1 and (batch.claimed is not None or len(batch.wanted.pks) == 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from contextvars import copy_context
 from datetime import timedelta, tzinfo
@@ -43,7 +43,6 @@ from dcl_processor.settlement.rehearsal import Rehearsal, rehearse
 from dcl_processor.signals import row_finished, run_finished, run_started
 from dcl_processor.values import Values
 
-from .deliveries import refuse_unknown
 from .heartbeat import Heartbeat
 from .key_source import KeySource
 from .lane import Lane
@@ -79,7 +78,6 @@ class Run:
         concurrency: int | None = None,
         stop: Event | None = None,
     ) -> None:
-        refuse_unknown(processor)
         limits.check_alias("using", using or processor.using)
         limits.check_filter(filter)
         self.concurrency = processor.concurrency if concurrency is None else concurrency
@@ -124,8 +122,8 @@ class Run:
         #: Whether the run's session was open before, and what it sees then.
         self.was_open = False
         self.shared: Shared | None = None
-        #: The same, where it decides on rows of the table.
-        self.choosy: Shared | None = None
+        #: Takes back what a handler has set that decides which rows its session sees.
+        self.keep_sight: Callable[[Any], object] = bool
         self._writes: dict[type[Model], StatementCache] = {}
 
     def make_limits(self) -> tuple[EventLoop | None, TimeLimit | None]:
@@ -397,7 +395,7 @@ class Run:
         if rehearsal.has_policies and self.shared is None:
             self.share()
         if self.shared is not None and (rehearsal.has_policies or self.shared.is_chosen):
-            self.choosy, self.shared.has_policies = self.shared, rehearsal.has_policies
+            self.keep_sight, self.shared.has_policies = self.shared.keep, rehearsal.has_policies
 
     def refuse_joins(self, error: Exception) -> None:
         """Write each row by a statement of its own from now on, because the database wants that."""

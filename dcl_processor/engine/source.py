@@ -203,22 +203,19 @@ class Source:
             self._among_others = self._since_miss < ALONE_AFTER
         self._got += got
 
-    def missed(self, batch: Batch) -> None:
-        """Take note that a claim failed because of other sessions: a later pass asks again."""
-        with self._lock:
-            pks = self._open_rows(batch)
-            batch.is_counted = True
-            self._absent += pks
-            self._in_flight.difference_update(pks)
-            self._give_tokens_back(batch, 0)
-            self._lock.notify_all()
+    def give_back(self, batch: Batch, *, missed: bool = False) -> None:
+        """Take rows back that were not claimed.
 
-    def give_back(self, batch: Batch) -> None:
-        """Take rows back that were not claimed."""
+        ``missed``: because of other sessions, so that a later pass asks again.
+        """
         with self._lock:
             pks = self._open_rows(batch)
             batch.is_counted = True
-            self._put_back(pks)
+            if missed:
+                self._absent += pks
+                self._in_flight.difference_update(pks)
+            else:
+                self._put_back(pks)
             self._give_tokens_back(batch, 0)
             self._lock.notify_all()
 
@@ -239,9 +236,8 @@ class Source:
             behind = batch.wanted.pks[batch.wanted.limit :] if claimed is None else []
             if again or behind:
                 self._put_back([*again, *behind])
-            if (holds := self._run.holds) is not None:
-                started = len(batch.ended) - len(again)
-                holds.give_back(batch.wanted.limit - started, batch.window)
+            if self._run.holds is not None:
+                self._give_tokens_back(batch, len(batch.ended) - len(again))
             self._lock.notify_all()
 
     def _count(self, batch: Batch) -> None:

@@ -19,7 +19,7 @@ from dcl_processor.definition import model_columns
 from dcl_processor.definition.groups import Groups, groups_of
 from dcl_processor.definition.kinds import rules_of
 from dcl_processor.engine import claim, marking
-from dcl_processor.engine.marks import claim_mark, lease_mark
+from dcl_processor.engine.marks import mark_of
 from dcl_processor.locking.wanted import Wanted
 from dcl_processor.processor import BatchProcessor
 
@@ -95,9 +95,10 @@ class Asked:
         Django compiles a locking statement only inside a transaction.
         """
         question, wanted = self.question, Wanted(pks)
-        mark = self._mark()
+        is_marked = not rules_of(self.processor).in_transaction
         try:
-            if mark is not None and marking.suits(question):
+            if is_marked and marking.suits(question):
+                mark = mark_of(self.processor, question.model)
                 update, params = marking.statement(question, mark, wanted)
                 found = [(update.sql, params)]
             else:
@@ -140,12 +141,6 @@ class Asked:
         if self.processor.group_by is None:
             return None
         return groups_of(self.processor, self.question.model)
-
-    def _mark(self) -> Any:
-        rules = rules_of(self.processor)
-        if rules.in_transaction:
-            return None
-        return claim_mark(self) if rules.marked_by else lease_mark(self)
 
 
 # --- how the database would execute a statement, which is not executed for that

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -23,22 +22,8 @@ if TYPE_CHECKING:
 
 def flip(processor: Definition[Any], row: Model, result: Any) -> Values:
     """Return the values that take a handled row out of pending, or raise ``InvalidDone``."""
-    if processor._has_fixed_flip and processor.retry is None:
-        return processor.done or {}
     values = given(processor, row, *([result] if processor._flip_needs_result else []))
     return with_cleared_retry(processor, values)
-
-
-def flips(
-    processor: Definition[Any], rows: Mapping[Any, Any], results: Mapping[Any, Any]
-) -> dict[Any, Values]:
-    """Return the flips of handled rows by key; a fixed flip is one object for all of them."""
-    if processor._has_fixed_flip:
-        values: Values = processor.done or {}
-        if processor.retry is not None:
-            values = with_cleared_retry(processor, values)
-        return dict.fromkeys(results, values)
-    return {pk: flip(processor, rows[pk], result) for pk, result in results.items()}
 
 
 def with_cleared_retry(processor: Definition[Any], values: Values) -> Values:
@@ -60,15 +45,6 @@ def invalid_done(processor: Definition[Any], error: Exception) -> InvalidDone:
         f"{processor.name}: expected done to give columns values that they can hold, got "
         f"{described(error)}"
     )
-
-
-@contextmanager
-def refusing_values(processor: Definition[Any]) -> Iterator[None]:
-    """Raise ``InvalidDone`` for a flip from which Django cannot build a statement."""
-    try:
-        yield
-    except UNWRITABLE as error:
-        raise invalid_done(processor, error) from error
 
 
 def given(processor: Definition[Any], row: Model, *arguments: Any) -> Values:

@@ -68,8 +68,7 @@ def rehearse(processor: Definition[Any], question: Question[Any], row: Model, pk
     if processor.claim and processor.lease and not _stays_pending(processor, question, pk):
         unproven.add("claim")
     unproven.update(_not_proven(processor, question, pk, has_triggers=has_triggers))
-    _check_reset(processor, question, pk)
-    _check_on_failure(processor, question, pk)
+    _check_put_back(processor, question, pk)
     try:
         kept = _check_kept(processor, question, pk)
     except (writing.NotWritten, InvalidOption) as error:
@@ -244,8 +243,10 @@ def _rehearse_function(
             return
         values = flip.given(processor, row)
         writes = _written(processor, question, "done", values)
-        with flip.refusing_values(processor):
+        try:
             effect = _rehearsed(processor, question, pk, writes, flip.UNWRITABLE)
+        except flip.UNWRITABLE as error:
+            raise flip.invalid_done(processor, error) from error
         if effect is FlipEffect.STILL_PENDING and not processor.repeats:
             raise StillPending(still_pending(processor, "done", pk, values))
     except ProcessorError as error:
@@ -271,33 +272,31 @@ def _written(
     return [{**claim, **values}]
 
 
-def _check_reset(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
-    if not processor.claim or not processor.reset:
-        return
-    back = _written(processor, question, "reset", processor.reset)
+def _check_put_back(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
+    """Raise ``InvalidDone`` if what is written to a row that is to be tried again takes it away."""
+    reset: Values = (processor.reset or {}) if processor.claim else {}
+    on_failure: Values = (processor.retry.on_failure or {}) if processor.retry else {}
+    # A claimed row that failed is put back by the same statement.
+    failed = {**reset, **on_failure} if on_failure and processor.lease is None else on_failure
     known = FlipEffect.STILL_PENDING, FlipEffect.UNKNOWN
-    if _rehearsed(processor, question, pk, back) not in known:
-        raise InvalidDone(
-            f"{processor.name}: expected reset={dict(processor.reset)!r} to put a claimed row "
-            f"back into pending, got row {pk} not pending after it; no handler was called."
-        )
-
-
-def _check_on_failure(processor: Definition[Any], question: Question[Any], pk: Any) -> None:
-    """Raise ``InvalidDone`` if a failure would take out of pending a row with attempts left."""
-    retry = processor.retry
-    if retry is None or not retry.on_failure:
-        return
-    # A claimed row is put back by the same statement.
-    back = processor.reset or {} if processor.claim and processor.lease is None else {}
-    writes = _written(processor, question, "on_failure", {**back, **retry.on_failure})
-    known = FlipEffect.STILL_PENDING, FlipEffect.UNKNOWN
-    if _rehearsed(processor, question, pk, writes) not in known:
-        raise InvalidDone(
-            f"{processor.name}: expected on_failure={dict(retry.on_failure)!r} to keep row {pk} in "
-            "pending while it has attempts left, got a row that left pending; no handler was "
-            "called; include these values in pending, or write them with failed."
-        )
+    for option, given, values, words, fix in (
+        ("reset", reset, reset, "to put a claimed row back into", ""),
+        (
+            "on_failure",
+            on_failure,
+            failed,
+            f"to keep row {pk} with attempts left in",
+            "; include these values in pending, or write them with failed",
+        ),
+    ):
+        if not values:
+            continue
+        writes = _written(processor, question, option, values)
+        if _rehearsed(processor, question, pk, writes) not in known:
+            raise InvalidDone(
+                f"{processor.name}: expected {option}={dict(given)!r} {words} pending, got row "
+                f"{pk} not pending after it; no handler was called{fix}."
+            )
 
 
 def _check_kept(processor: Definition[Any], question: Question[Any], pk: Any) -> Values:

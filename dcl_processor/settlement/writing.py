@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldError
@@ -12,7 +11,7 @@ from django.db.models import Model, QuerySet
 
 from dcl_processor.candidates.question import Question, these
 from dcl_processor.compiled_sql import own_values
-from dcl_processor.compiled_sql.update import FLIP, LOST, CompiledUpdate
+from dcl_processor.compiled_sql.update import FLIP, LOST
 from dcl_processor.database.connection import current_transaction_id, is_in_transaction
 from dcl_processor.exceptions import InvalidDone, ProcessorError, StillPending, TransactionLost
 from dcl_processor.locking.parts import parts_of
@@ -65,13 +64,8 @@ def write(
     """
     if not values:
         return
-    resolved = resolve(values)
     try:
-        written = _update(question, pks, resolved, transaction_id)
-        if written is None:
-            # Race: flip without work. Another transaction may have replaced the one with the locks.
-            fence = [] if transaction_id is None else [is_in_transaction(transaction_id)]
-            written = update_rows(question, pks, resolved, *fence)
+        written = _update(question, pks, resolve(values), transaction_id)
     except UNWRITABLE as error:
         if is_flip:
             raise invalid_done(processor, error) from error
@@ -80,7 +74,26 @@ def write(
             raise InvalidDone(words) from error
         raise
     if written < len(pks):
-        _look_up(question, pks, written, processor, transaction_id)
+        if transaction_id is not None:
+            refuse_another(question.using, transaction_id)
+        # A query is needed, because rows that the handler deleted have left pending, too.
+        if _rows(question, pks).count() > written:
+            raise not_written(processor.name, pks, written)
+
+
+def _update(
+    question: Question[Any], pks: Sequence[Any], values: Values, transaction_id: str | None
+) -> int:
+    # Race: flip without work. Another transaction may have replaced the one with the locks.
+    fenced, written = transaction_id is not None, None
+    model, using = question.model, question.using
+    update = question.writes.to_write(model, using, values, many=len(pks) > 1, fenced=fenced)
+    if update is not None:
+        written = update.execute(pks, values, transaction_id=transaction_id)
+    if written is None:
+        fence = [] if transaction_id is None else [is_in_transaction(transaction_id)]
+        written = update_rows(question, pks, values, *fence)
+    return written
 
 
 def update_rows(
@@ -127,10 +140,10 @@ def checked_flips(
     ``None``: one flip has no compiled statement and cannot use a list of values (``own_values``).
     """
     statements: list[tuple[str, Sequence[Any]]] = []
+    model, using = question.model, question.using
     for values, pks in writes:
-        kind = "update", len(pks) > 1, True
         try:
-            update = question.writes.to_write(values, kind, partial(_made, question, values, kind))
+            update = question.writes.to_write(model, using, values, many=len(pks) > 1, fenced=True)
             if update is not None:
                 statement = update.checked(pks, values, transaction_id)
             else:
@@ -181,21 +194,6 @@ def refuse_another(using: str, transaction_id: str) -> None:
         raise TransactionLost
 
 
-def _look_up(
-    question: Question[Any],
-    pks: Sequence[Any],
-    written: int,
-    processor: Definition[Any],
-    transaction_id: str | None,
-) -> None:
-    """Raise unless the rows that were not written are deleted."""
-    if transaction_id is not None:
-        refuse_another(question.using, transaction_id)
-    # A query is needed, because rows that the handler deleted have left pending, too.
-    if _rows(question, pks).count() > written:
-        raise not_written(processor.name, pks, written)
-
-
 def not_written(name: str, pks: Sequence[Any], written: int) -> ProcessorError:
     return NotWritten(
         f"{name}: expected the update to write {_named(pks)}, got {written} of "
@@ -205,31 +203,7 @@ def not_written(name: str, pks: Sequence[Any], written: int) -> ProcessorError:
 
 
 def _rows(question: Question[Any], pks: Sequence[Any]) -> QuerySet[Any]:
-    table = question.table
-    return table.filter(these(pks))
-
-
-def _update(
-    question: Question[Any], pks: Sequence[Any], values: Values, transaction_id: str | None
-) -> int | None:
-    """Write rows by a statement that is compiled once per window; ``None`` if there is none."""
-    update = _compiled(question, pks, values, is_fenced=transaction_id is not None)
-    # Race: flip without work. The statement writes nothing in another transaction.
-    return None if update is None else update.execute(pks, values, transaction_id=transaction_id)
-
-
-def _compiled(
-    question: Question[Any], pks: Sequence[Any], values: Values, *, is_fenced: bool
-) -> CompiledUpdate | None:
-    kind = "update", len(pks) > 1, is_fenced
-    make = partial(_made, question, values, kind)
-    update: CompiledUpdate | None = question.writes.to_write(values, kind, make)
-    return update
-
-
-def _made(question: Question[Any], values: Values, kind: tuple[str, bool, bool]) -> CompiledUpdate:
-    _, many, is_fenced = kind
-    return CompiledUpdate(question.model, question.using, values, many=many, fenced=is_fenced)
+    return question.table.filter(these(pks))
 
 
 def _named(pks: Sequence[Any]) -> str:

@@ -29,11 +29,7 @@ def flip_by_save(patch: pytest.MonkeyPatch) -> None:
         held = {f.attname: vars(row)[f.attname] for f in fields if f.attname in vars(row)}
         return {**held, **real(processor, row, result)}
 
-    def get_all_of(processor: Any, rows: Any, results: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {pk: get_all(processor, rows[pk], result) for pk, result in results.items()}
-
     seams.replace(patch, seams.FLIP, get_all)
-    seams.replace(patch, seams.FLIPS, get_all_of)
     seams.replace(patch, seams.FIXED_FLIP, lambda processor: None)
 
 

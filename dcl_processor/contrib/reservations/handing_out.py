@@ -22,7 +22,6 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.candidates.scan import WINDOW
 from dcl_processor.engine.lane import Lane
 from dcl_processor.engine.marked import put_back, startable
-from dcl_processor.engine.marks import claim_mark, lease_mark
 from dcl_processor.engine.run import Run
 from dcl_processor.engine.settlement import Batch, Claimed, Held, Settlement
 from dcl_processor.engine.settling import settle, settle_row
@@ -129,8 +128,7 @@ def _hand_out(lane: Lane, batch: Batch, after: Settlement | None) -> Settlement:
     """Lock and check again → mark → commit; the caller does the work, and settles the row."""
     run = lane.run
     assert isinstance(run, HandingOut)
-    make = claim_mark if lane.processor.lease is None else lease_mark
-    lane.claim_and_mark(batch, make, after)
+    lane.claim_and_mark(batch, after)
     for held in startable(lane, batch, batch.rows):
         run.handed.append((batch, held))
         # Recorded afterwards: a row without an outcome is put back after an interrupt.

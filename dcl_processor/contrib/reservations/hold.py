@@ -20,7 +20,7 @@ from dcl_processor.candidates.question import Question
 from dcl_processor.clock import DatabaseNow, recognisable
 from dcl_processor.definition.lease import was_taken_away
 from dcl_processor.engine import compare_and_set
-from dcl_processor.engine.marks import Mark, claim_mark, lease_mark
+from dcl_processor.engine.marks import mark_of
 from dcl_processor.engine.settlement import Batch, Claimed, Held, Marked
 from dcl_processor.engine.work import limit_of
 from dcl_processor.exceptions import LostBecause
@@ -117,18 +117,11 @@ def why_lost(processor: Definition[Any], question: Question[Any], hold: HandOut)
     return "gone"
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    processor: Definition[Any]
-    question: Question[Any]
-
-
 def batch_of(
     processor: Definition[Any], question: Question[Any], hold: HandOut, row: Any, found: Found
 ) -> Batch:
     """Return the batch of a row that is held, as after its claim."""
-    make = claim_mark if processor.lease is None else lease_mark
-    mark: Mark = make(_Asked(processor, question), is_held=True)
+    mark = mark_of(processor, question.model, is_held=True)
     assert mark.time is not None
     held = Held(hold.pk, row)
     # A claim that is no lease counts no attempt: its failure does.
